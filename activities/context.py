@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowkit.activities.resources import Resources, Subprocess
 from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.errors import StoreUnavailable
-from flowkit.validation.arguments import is_unicode, shown
+from flowkit.text import shown
+from flowkit.validation.values import is_unicode
 
 if TYPE_CHECKING:
     import os

@@ -17,6 +17,7 @@ from temporalio.exceptions import FailureError, is_cancelled_exception
 
 from flowkit import temporal_names
 from flowkit.models import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait_id
+from flowkit.validation.values import is_whole
 from flowkit.workflows.display.summaries import fit_summary
 from flowkit.workflows.document_activities import UNLIMITED_RETRIES, execute_locally
 
@@ -269,6 +270,6 @@ def role_limits_of(
 def priority_of(params: dict[str, Any]) -> int:
     """Return the priority of a task: `params.priority` if it is an integer of 32 bits, otherwise 0."""
     given = params.get("priority")
-    if isinstance(given, int) and not isinstance(given, bool) and abs(given) < 2**31:
+    if is_whole(given, 1 - 2**31, 2**31 - 1):
         return given
     return 0

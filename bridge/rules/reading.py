@@ -12,7 +12,7 @@ from flowkit.protocol.envelope import Envelope
 from flowkit.protocol.kinds import MsgType, Role
 from flowkit.protocol.payloads import Event, EvWorkerOffline, EvWorkerOnline, RTaskSnapshot, read_payload
 from flowkit.text import clean, shorten
-from flowkit.validation.arguments import is_node_id, is_task_id
+from flowkit.validation.values import is_node_id, is_task_id
 
 if TYPE_CHECKING:
     from flowkit.protocol.envelope import Message

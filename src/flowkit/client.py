@@ -35,13 +35,12 @@ from flowkit.graph.field_checks import json_bytes
 from flowkit.graph.submission import checked, jsonable
 from flowkit.graph.validation import raise_if, unknown_function
 from flowkit.models import TaskResult, TaskStatus
-from flowkit.text import clean, one_line, truncate
+from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
     check_wait,
     choice_problem,
     new_task_id_problem,
     require,
-    shown,
     task_id_problem,
     whole_problem,
 )

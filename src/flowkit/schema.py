@@ -14,7 +14,7 @@ from flowkit.graph import field_checks, input_adapters
 from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.graph.streams import EDGE_MODES
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, OnNodeFailure, StartWhen
-from flowkit.validation.arguments import ELEMENT_SUFFIX
+from flowkit.validation.values import ELEMENT_SUFFIX, SHORTEST_SEC, YEAR_SEC
 
 Schema = dict[str, Any]
 
@@ -26,7 +26,7 @@ _TEXT: Schema = {"type": "string"}
 _FULL_TEXT: Schema = {"type": "string", "minLength": 1}
 _ANY: Schema = {}
 _COUNT: Schema = {"type": "integer", "minimum": 1}
-_SECONDS: Schema = {"type": "number", "minimum": 0, "maximum": field_checks._YEAR_SEC}
+_SECONDS: Schema = {"type": "number", "minimum": 0, "maximum": YEAR_SEC}
 
 
 def graph_schema() -> Schema:
@@ -73,13 +73,13 @@ def _extended_edge() -> Schema:
 
 
 def _node() -> Schema:
-    own = _keyed(field_checks._NODE_KEYS, _node_keys())
+    own = _keyed(field_checks.NODE_KEYS, _node_keys())
     written = {key: {"description": "Written by an engine; ignored."} for key in sorted(RUNTIME_KEYS)}
     return _object({**own, **written}, required=["node_id", "type"])
 
 
 def _node_keys() -> dict[str, Schema]:
-    fan_in = f"^(?:{_any_case(field_checks._FAN_IN.pattern)}){_END}"
+    fan_in = f"^(?:{_any_case(field_checks.FAN_IN.pattern)}){_END}"
     return {
         "node_id": _node_id(),
         "type": {
@@ -89,7 +89,7 @@ def _node_keys() -> dict[str, Schema]:
         },
         "depends_on": _or_null({"type": "array", "items": _TEXT}, "ids of the parents"),
         "fan_in": _or_null({"type": "string", "pattern": fan_in}, "all, any or count:n"),
-        "io": _or_null(_object(_keyed(field_checks._IO_KEYS, _io_keys()))),
+        "io": _or_null(_object(_keyed(field_checks.IO_KEYS, _io_keys()))),
         "retry_policy": _or_null(_retry_policy()),
         "routing": _routing(),
         "allow_failure": _or_null({"type": "boolean"}),
@@ -107,7 +107,7 @@ def _when(part: str) -> Schema:
 
 
 def _time_limit(description: str) -> Schema:
-    shortest, longest = field_checks._SHORTEST_SEC, field_checks._YEAR_SEC
+    shortest, longest = SHORTEST_SEC, YEAR_SEC
     return _or_null({"type": "number", "minimum": shortest, "maximum": longest}, description)
 
 
@@ -192,8 +192,8 @@ _ARGS: dict[str, Schema] = {
 
 
 def _retry_policy() -> Schema:
-    assert field_checks._RETRY_KEYS == field_checks._RETRY_CHECKS.keys()
-    descriptions = {key: allowed for key, (allowed, _) in field_checks._RETRY_CHECKS.items()}
+    assert field_checks.RETRY_KEYS == field_checks.RETRY_CHECKS.keys()
+    descriptions = {key: allowed for key, (allowed, _) in field_checks.RETRY_CHECKS.items()}
     return _object({key: _or_null(_RETRY[key], descriptions[key]) for key in sorted(descriptions)})
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowkit.limits import DOCUMENT_BYTES, DOCUMENT_LEVELS
-from flowkit.text import kind_of
-from flowkit.validation.arguments import shown_path
+from flowkit.text import kind_of, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

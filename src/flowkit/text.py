@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _ELLIPSIS = "…"
 _NAMES = 3
 _NAME_CHARS = 40
+_VALUE_CHARS = 80
 _HOST = r"(?:[A-Za-z0-9._%-]+|\[[0-9A-Fa-f:.%]+\])(?::\d{1,5})?"
 _ADDRESS = re.compile(
     rf"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+]*)://)?(?:[^/?#@]*@)?(?P<hosts>{_HOST}(?:, ?{_HOST})*)(?:[/?][^@]*)?"
@@ -131,3 +132,29 @@ def one_line(value: object) -> str:
 def shorten(text: str, chars: int = _NAME_CHARS) -> str:
     """Return a text on one line, of at most `chars` characters."""
     return truncate(one_line(text), chars)
+
+
+def shown(value: object) -> str:
+    """Return `value` as an error shows it, with its type unless the type is obvious."""
+    text = printed(value)
+    return text if value is None or isinstance(value, str) else f"{text} ({type(value).__name__})"
+
+
+def printed(value: object) -> str:
+    """Return the `repr` of a value on one line, cut to 80 characters."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # ValueError: the integer has more digits than Python prints
+        return f"{kind_of(value)} too large or nested too deeply to show"
+    return printable(truncate(text, _VALUE_CHARS))
+
+
+def shown_path(path: str, chars: int = _VALUE_CHARS) -> str:
+    """Return a path as an error shows it: on one line, with the middle cut out if it is long."""
+    half = chars // 2 - 1
+    return printable(path if len(path) <= chars else f"{path[:half]}…{path[-half:]}")
+
+
+def printable(text: str) -> str:
+    """Return `text` with line breaks, control characters and lone surrogates escaped."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

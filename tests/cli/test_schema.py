@@ -80,9 +80,9 @@ def test_schema_rejects_an_invalid_role(role: object) -> None:
 GOOD: dict[str, dict[str, Any]] = {
     "full": FULL,
     "runtime keys": one(**dict.fromkeys(RUNTIME_KEYS, 7)),
-    "nulls": one(**dict.fromkeys(field_checks._NODE_KEYS - {"node_id", "type"})),
-    "nulls in io": one(io=dict.fromkeys(field_checks._IO_KEYS)),
-    "nulls in retry_policy": one(retry_policy=dict.fromkeys(field_checks._RETRY_KEYS)),
+    "nulls": one(**dict.fromkeys(field_checks.NODE_KEYS - {"node_id", "type"})),
+    "nulls in io": one(io=dict.fromkeys(field_checks.IO_KEYS)),
+    "nulls in retry_policy": one(retry_policy=dict.fromkeys(field_checks.RETRY_KEYS)),
     "own keys": one(**{"x-own": 1, "io": {"x-own": 1}, "retry_policy": {"x-own": 1}}),
     "own keys of the graph": {**one(), "nodess": 1, "edges": None, "edges_ex": None},
     "fan_in in capitals": two(fan_in="COUNT:1"),
@@ -117,7 +117,7 @@ def test_schema_accepts_every_field_value_that_validation_accepts(path: Path, va
 
 def test_schema_contains_every_key_that_validation_knows() -> None:
     own = SCHEMA["properties"]["nodes"]["items"]["properties"]
-    assert own.keys() == field_checks._NODE_KEYS | RUNTIME_KEYS
-    assert own["io"]["properties"].keys() == field_checks._IO_KEYS
-    assert own["retry_policy"]["properties"].keys() == field_checks._RETRY_KEYS
+    assert own.keys() == field_checks.NODE_KEYS | RUNTIME_KEYS
+    assert own["io"]["properties"].keys() == field_checks.IO_KEYS
+    assert own["retry_policy"]["properties"].keys() == field_checks.RETRY_KEYS
     assert own["routing"]["anyOf"][0]["properties"].keys() == ROUTING_KEYS

@@ -175,7 +175,7 @@ def test_permanent_codes_are_reason_codes_of_nodes() -> None:
 
 def test_every_field_of_a_node_is_described_and_nothing_else() -> None:
     described = set(rows(section(page("graphs"), "Node fields")))
-    assert described == field_checks._NODE_KEYS | field_checks._IO_KEYS | {"x-…"}
+    assert described == field_checks.NODE_KEYS | field_checks.IO_KEYS | {"x-…"}
 
 
 def test_every_field_that_an_engine_writes_is_named() -> None:
@@ -185,8 +185,8 @@ def test_every_field_that_an_engine_writes_is_named() -> None:
 
 def test_every_field_of_a_retry_policy_is_described_with_its_default() -> None:
     described, policy = rows(section(page("graphs"), "Retries")), RetryPolicy()
-    assert set(described) == field_checks._RETRY_KEYS
-    for name in field_checks._RETRY_KEYS - {"permanent_on"}:
+    assert set(described) == field_checks.RETRY_KEYS
+    for name in field_checks.RETRY_KEYS - {"permanent_on"}:
         value = getattr(policy, name)
         assert described[name][1] == ("none" if value is None else f"{value:g}"), name
     assert described["permanent_on"][1] == ", ".join(f"`{code}`" for code in policy.permanent_on)

@@ -20,6 +20,7 @@ from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import AdapterError, ConfigError, FlowKitError, GraphError, Removed
 from flowkit.models import AttemptInput
 from flowkit.plugin import FlowKitPlugin
+from flowkit.text import printed
 from flowkit.validation import arguments
 from flowkit.worker import EchoHandler, Worker
 from flowkit.worker.artifacts import ArtifactsWriter
@@ -112,7 +113,7 @@ def a_client() -> TaskClient:
 
 
 @pytest.mark.parametrize("call", ADAPTERS.values(), ids=ADAPTERS)
-@pytest.mark.parametrize("value", NO_TASK_IDS, ids=arguments.printed)
+@pytest.mark.parametrize("value", NO_TASK_IDS, ids=printed)
 async def test_functions_reject_an_invalid_task_id(call: Call, value: object) -> None:
     with pytest.raises(AdapterError) as caught:
         await call(value)
@@ -120,16 +121,14 @@ async def test_functions_reject_an_invalid_task_id(call: Call, value: object) ->
 
 
 @pytest.mark.parametrize("call", CLIENTS.values(), ids=CLIENTS)
-@pytest.mark.parametrize("value", NO_TASK_IDS, ids=arguments.printed)
+@pytest.mark.parametrize("value", NO_TASK_IDS, ids=printed)
 async def test_clients_reject_an_invalid_task_id(call: Call, value: object) -> None:
     with pytest.raises(ConfigError) as caught:
         await call(value)
     refusal_of(caught.value, "task_id is ")
 
 
-@pytest.mark.parametrize(
-    "value", [*NO_TASK_IDS[1:], "a\0b", "a\nb", "\x1b[2J", "\x7f"], ids=arguments.printed
-)
+@pytest.mark.parametrize("value", [*NO_TASK_IDS[1:], "a\0b", "a\nb", "\x1b[2J", "\x7f"], ids=printed)
 async def test_new_task_requires_a_printable_id(value: Any) -> None:
     with pytest.raises(GraphError) as caught:
         await a_client().create_task(
@@ -173,7 +172,7 @@ NODES: dict[str, tuple[str, Call]] = {
 
 
 @pytest.mark.parametrize(("argument", "call"), NODES.values(), ids=NODES)
-@pytest.mark.parametrize("value", NO_NODE_IDS, ids=arguments.printed)
+@pytest.mark.parametrize("value", NO_NODE_IDS, ids=printed)
 async def test_functions_reject_an_invalid_node_id(argument: str, call: Call, value: object) -> None:
     with pytest.raises(AdapterError) as caught:
         await call(value)

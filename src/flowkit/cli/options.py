@@ -7,6 +7,7 @@ import typer
 
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.errors import ConfigError
+from flowkit.text import shown
 from flowkit.validation import arguments, settings
 
 DEFAULT_MONGO_URL = "mongodb://localhost:27017"
@@ -18,7 +19,7 @@ DEFAULT_HEALTH_HOST = "127.0.0.1"
 
 def _checked_queue(given: str | None) -> str | None:
     for _, found, wanted in settings.optional(settings.text())(given):
-        raise ConfigError(f"--queue (FLOWKIT_QUEUE) is {arguments.shown(found)}; it must be {wanted}")
+        raise ConfigError(f"--queue (FLOWKIT_QUEUE) is {shown(found)}; it must be {wanted}")
     return given
 
 

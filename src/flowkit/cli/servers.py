@@ -20,8 +20,7 @@ from flowkit.cli.loading import look_in_current_folder
 from flowkit.client import TaskCatalog, TaskClient
 from flowkit.connection import TemporalUnavailable, connect
 from flowkit.errors import ConfigError, StoreDenied, StoreUnavailable
-from flowkit.text import one_line, shown_address
-from flowkit.validation.arguments import printed
+from flowkit.text import one_line, printed, shown_address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,8 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from flowkit.graph.cel import VARS
-from flowkit.text import truncate
-from flowkit.validation.arguments import printable
+from flowkit.text import printable, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

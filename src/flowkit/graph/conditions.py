@@ -14,8 +14,7 @@ from flowkit.errors import BadCondition, ConditionsTooLarge
 from flowkit.graph import cel
 from flowkit.graph.field_checks import when_problem
 from flowkit.limits import CONDITIONS_BYTES
-from flowkit.text import suggestion
-from flowkit.validation.arguments import printed
+from flowkit.text import printed, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from flowkit import limits
 from flowkit.errors import GraphError
@@ -14,14 +13,22 @@ from flowkit.graph import input_adapters
 from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.graph.streams import edge_mode_problems, max_ahead_problems, start_when_problems
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure
-from flowkit.text import did_you_mean
-from flowkit.validation.arguments import NODE_ID_RULE, is_node_id, named_character, shown_path
-from flowkit.validation.arguments import printed as _show
+from flowkit.text import did_you_mean, printed, shown_path
+from flowkit.validation.values import (
+    NODE_ID_RULE,
+    SHORTEST_SEC,
+    YEAR_SEC,
+    is_node_id,
+    is_number,
+    is_role,
+    is_seconds,
+    name_bad_character,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_NODE_KEYS = frozenset(
+NODE_KEYS = frozenset(
     [
         "node_id",
         "type",
@@ -38,31 +45,29 @@ _NODE_KEYS = frozenset(
         "meta",
     ]
 )
-_IO_KEYS = frozenset(["input_ref", "input_inline", "batching", "start_when", "max_ahead", "fn", "fn_args"])
-_RETRY_KEYS = frozenset(
+IO_KEYS = frozenset(["input_ref", "input_inline", "batching", "start_when", "max_ahead", "fn", "fn_args"])
+RETRY_KEYS = frozenset(
     ["max", "backoff_sec", "backoff_coefficient", "max_backoff_sec", "jitter", "permanent_on"]
 )
 
 _PATH_STEPS = 20
 _PATH_CHARS = 300
-_YEAR_SEC = 365 * 24 * 3600
-_SHORTEST_SEC = 0.001
 
-_FAN_IN = re.compile(r"(all|any)|count:(\d{1,9})", re.IGNORECASE)
+FAN_IN = re.compile(r"(all|any)|count:(\d{1,9})", re.IGNORECASE)
 
 
 def graph_problems(graph: object) -> Iterator[str]:
     """Yield every problem with the keys and values of `graph`. Relations between nodes are not checked here."""
     if not isinstance(graph, dict):
-        yield f"graph must be an object with 'nodes', not {_show(graph)}"
+        yield f"graph must be an object with 'nodes', not {printed(graph)}"
         return
     nodes = graph.get("nodes")
     if not isinstance(nodes, list) or not nodes:
-        yield f"graph.nodes must be a list of at least one node, not {_show(nodes)}"
+        yield f"graph.nodes must be a list of at least one node, not {printed(nodes)}"
         return
     modes = [mode.value for mode in OnNodeFailure]
     if graph.get("on_node_failure", "fail") not in modes:
-        yield f"graph.on_node_failure is {_show(graph['on_node_failure'])}; allowed: {', '.join(modes)}"
+        yield f"graph.on_node_failure is {printed(graph['on_node_failure'])}; allowed: {', '.join(modes)}"
     if graph.get("deadline_sec") is not None:
         yield from (f"graph.{problem}" for problem in _time_limit("deadline_sec", graph["deadline_sec"]))
     yield from _edge_problems(graph)
@@ -95,7 +100,7 @@ def _place(value: Any, path: str, depth: int) -> str:
                 step = f".{key}" if isinstance(value, dict) else f"[{key}]"
                 owner = f" (node {part['node_id']!r})" if isinstance(part, dict) and "node_id" in part else ""
                 return _place(part, f"{path}{step}{owner}", depth + 1)
-    return f"{shown_path(path, _PATH_CHARS)} = {_show(value)}"
+    return f"{shown_path(path, _PATH_CHARS)} = {printed(value)}"
 
 
 def _is_json(value: object) -> bool:
@@ -131,7 +136,7 @@ def parse_fan_in(value: object) -> FanIn | None:
 @lru_cache(maxsize=100)
 def _fan_in_of(text: str) -> FanIn | None:
     """Return the fan-in, parsed once for all nodes: a workflow task has two seconds for a graph of 20,000."""
-    match = _FAN_IN.fullmatch(text)
+    match = FAN_IN.fullmatch(text)
     if match is None:
         return None
     return FanIn(mode="count", count=int(match[2])) if match[2] else FanIn(mode=match[1].lower())
@@ -159,11 +164,11 @@ def _edge_problems(graph: dict[str, Any]) -> Iterator[str]:
     if edges is None:
         return
     if not isinstance(edges, list):
-        yield f"graph.edges must be a list of [parent, child] pairs of node ids, not {_show(edges)}"
+        yield f"graph.edges must be a list of [parent, child] pairs of node ids, not {printed(edges)}"
         return
     for index, edge in enumerate(edges):
         if not _is_pair(edge):
-            yield f"graph.edges[{index}] is {_show(edge)}; edges are [parent, child] pairs of node ids"
+            yield f"graph.edges[{index}] is {printed(edge)}; edges are [parent, child] pairs of node ids"
 
 
 def _extended_edge_problems(graph: dict[str, Any]) -> Iterator[str]:
@@ -171,11 +176,11 @@ def _extended_edge_problems(graph: dict[str, Any]) -> Iterator[str]:
     if edges is None:
         return
     if not isinstance(edges, list):
-        yield f"graph.edges_ex must be a list of objects with 'from' and 'to', not {_show(edges)}"
+        yield f"graph.edges_ex must be a list of objects with 'from' and 'to', not {printed(edges)}"
         return
     for index, edge in enumerate(edges):
         if not _is_extended_edge(edge):
-            yield f"graph.edges_ex[{index}] must be an object with 'from' and 'to', not {_show(edge)}"
+            yield f"graph.edges_ex[{index}] must be an object with 'from' and 'to', not {printed(edge)}"
         else:
             yield from edge_mode_problems(edge)
 
@@ -190,54 +195,50 @@ def _is_extended_edge(edge: object) -> bool:
 
 def _node_problems(index: int, node: object) -> Iterator[str]:
     if not isinstance(node, dict):
-        yield f"graph.nodes[{index}] must be an object, not {_show(node)}"
+        yield f"graph.nodes[{index}] must be an object, not {printed(node)}"
         return
     node_id = node.get("node_id")
-    where = f"node {_show(node_id)}" if isinstance(node_id, str) else f"graph.nodes[{index}]"
+    where = f"node {printed(node_id)}" if isinstance(node_id, str) else f"graph.nodes[{index}]"
     if not is_node_id(node_id):
-        yield f"{where}: node_id {_show(node_id)} must be {NODE_ID_RULE}{named_character(node_id)}"
-    if not _is_role(node.get("type")):
+        yield f"{where}: node_id {printed(node_id)} must be {NODE_ID_RULE}{name_bad_character(node_id)}"
+    if node.get("type") != COORDINATOR_FN and not is_role(node.get("type")):
         yield (
-            f"{where}: type {_show(node.get('type'))} must be {COORDINATOR_FN!r} or a role: 1 to 100 of "
+            f"{where}: type {printed(node.get('type'))} must be {COORDINATOR_FN!r} or a role: 1 to 100 of "
             "letters, digits, '.', '_', '-', beginning with a letter or digit"
         )
-    yield from _unknown_keys(where, node, _NODE_KEYS | RUNTIME_KEYS)
+    yield from _unknown_keys(where, node, NODE_KEYS | RUNTIME_KEYS)
     for key, check in _NODE_CHECKS.items():
         if node.get(key) is not None:
             yield from (f"{where}: {problem}" for problem in check(node[key]))
-
-
-def _is_role(value: object) -> bool:
-    return isinstance(value, str) and limits.ROLE.fullmatch(value) is not None
 
 
 def _unknown_keys(where: str, given: dict[str, Any], known: frozenset[str]) -> Iterator[str]:
     for key in given:
         if key not in known and not str(key).startswith("x-"):
             hint = did_you_mean(key, known, otherwise="start your own keys with 'x-'")
-            yield f"{where}: unknown key {_show(key)}; {hint}"
+            yield f"{where}: unknown key {printed(key)}; {hint}"
 
 
 def _depends_on(value: object) -> Iterator[str]:
     if not isinstance(value, list) or not all(isinstance(parent, str) for parent in value):
-        yield f"depends_on {_show(value)} must be a list of node ids"
+        yield f"depends_on {printed(value)} must be a list of node ids"
 
 
 def _fan_in(value: object) -> Iterator[str]:
     if parse_fan_in(value) is None:
-        yield f"fan_in {_show(value)} must be 'all', 'any' or 'count:n'"
+        yield f"fan_in {printed(value)} must be 'all', 'any' or 'count:n'"
 
 
 def _allow_failure(value: object) -> Iterator[str]:
     if not isinstance(value, bool):
-        yield f"allow_failure {_show(value)} must be true or false"
+        yield f"allow_failure {printed(value)} must be true or false"
 
 
 def _time_limit(key: str, value: object) -> Iterator[str]:
-    if not _is_time_limit(value):
+    if not is_seconds(value):
         yield (
-            f"{key} {_show(value)} must be a number of seconds above 0 "
-            f"({_SHORTEST_SEC} at least, {_YEAR_SEC:,} at most)"
+            f"{key} {printed(value)} must be a number of seconds above 0 "
+            f"({SHORTEST_SEC} at least, {YEAR_SEC:,} at most)"
         )
 
 
@@ -245,17 +246,13 @@ def when_problem(value: object) -> str | None:
     """Return why `value` cannot be a condition, or None. The expression is not parsed."""
     if isinstance(value, str) and 1 <= len(value) <= limits.CONDITION_CHARS:
         return None
-    shown = f"has {len(value):,} characters; it" if isinstance(value, str) and value else f"{_show(value)}"
+    shown = f"has {len(value):,} characters; it" if isinstance(value, str) and value else f"{printed(value)}"
     return f"when {shown} must be a CEL expression of 1 to {limits.CONDITION_CHARS:,} characters"
 
 
 def _when(value: object) -> Iterator[str]:
     if problem := when_problem(value):
         yield problem
-
-
-def _is_time_limit(value: object) -> TypeGuard[float]:
-    return _is_number(value) and _SHORTEST_SEC <= value <= _YEAR_SEC
 
 
 def graph_deadline(graph: dict[str, Any]) -> float | None:
@@ -265,26 +262,26 @@ def graph_deadline(graph: dict[str, Any]) -> float | None:
 
 def _routing(value: object) -> Iterator[str]:
     if not isinstance(value, dict):
-        yield f"routing {_show(value)} must be an object with 'on_success' and 'on_failure'"
+        yield f"routing {printed(value)} must be an object with 'on_success' and 'on_failure'"
     elif any(value.values()):
         yield from _unknown_keys("routing", value, ROUTING_KEYS)
         for key in sorted(ROUTING_KEYS):
             if value.get(key) is not None and not _is_text_list(value[key]):
-                yield f"routing.{key} {_show(value[key])} must be a list of node ids"
+                yield f"routing.{key} {printed(value[key])} must be a list of node ids"
 
 
 def _io(value: object) -> Iterator[str]:
     if not isinstance(value, dict):
-        yield f"io {_show(value)} must be an object"
+        yield f"io {printed(value)} must be an object"
         return
-    yield from _unknown_keys("io", value, _IO_KEYS)
+    yield from _unknown_keys("io", value, IO_KEYS)
     for key in ("input_ref", "input_inline", "batching", "fn_args"):
         if not isinstance(value.get(key), (dict, type(None))):
-            yield f"io.{key} {_show(value[key])} must be an object"
+            yield f"io.{key} {printed(value[key])} must be an object"
     yield from start_when_problems(value.get("start_when"))
     yield from max_ahead_problems(value.get("max_ahead"))
     if not isinstance(value.get("fn"), (str, type(None))):
-        yield f"io.fn {_show(value['fn'])} must be the name of a coordinator function"
+        yield f"io.fn {printed(value['fn'])} must be the name of a coordinator function"
     if isinstance(value.get("input_inline"), dict):
         yield from input_adapters.inline_problems(value["input_inline"])
     if (size := json_bytes(value)) > limits.NODE_IO_BYTES:
@@ -293,18 +290,12 @@ def _io(value: object) -> Iterator[str]:
 
 def _retry_policy(value: object) -> Iterator[str]:
     if not isinstance(value, dict):
-        yield f"retry_policy {_show(value)} must be an object"
+        yield f"retry_policy {printed(value)} must be an object"
         return
-    yield from _unknown_keys("retry_policy", value, _RETRY_KEYS)
-    for key, (allowed, fits) in _RETRY_CHECKS.items():
+    yield from _unknown_keys("retry_policy", value, RETRY_KEYS)
+    for key, (allowed, fits) in RETRY_CHECKS.items():
         if value.get(key) is not None and not fits(value[key]):
-            yield f"retry_policy.{key} {_show(value[key])} must be {allowed}"
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    )
+            yield f"retry_policy.{key} {printed(value[key])} must be {allowed}"
 
 
 def _is_text_list(value: object) -> bool:
@@ -312,18 +303,18 @@ def _is_text_list(value: object) -> bool:
 
 
 _SECONDS: tuple[str, Callable[[Any], bool]] = (
-    f"a number of seconds, 0 or more, {_YEAR_SEC:,} at most",
-    lambda v: _is_number(v) and 0 <= v <= _YEAR_SEC,
+    f"a number of seconds, 0 or more, {YEAR_SEC:,} at most",
+    lambda v: is_seconds(v, 0),
 )
-_RETRY_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+RETRY_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "max": (
         f"a whole number of retries, 0 or more, {limits.MAX_RETRIES:,} at most",
-        lambda v: _is_number(v) and v == int(v) and 0 <= v <= limits.MAX_RETRIES,
+        lambda v: is_number(v) and v == int(v) and 0 <= v <= limits.MAX_RETRIES,
     ),
     "backoff_sec": _SECONDS,
-    "backoff_coefficient": ("a number, 1 or more", lambda v: _is_number(v) and v >= 1),
+    "backoff_coefficient": ("a number, 1 or more", lambda v: is_number(v) and v >= 1),
     "max_backoff_sec": _SECONDS,
-    "jitter": ("a number between 0 and 1", lambda v: _is_number(v) and 0 <= v <= 1),
+    "jitter": ("a number between 0 and 1", lambda v: is_number(v) and 0 <= v <= 1),
     "permanent_on": ("a list of reason codes", _is_text_list),
 }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit import reason_codes
 from flowkit.errors import BadInput
 from flowkit.text import did_you_mean
+from flowkit.validation.values import is_text, is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,20 +40,16 @@ class PullArgs:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
+    return is_whole(value, 1)
 
 
 def _are_texts(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and all(map(_is_text, value))
+    return isinstance(value, (list, tuple)) and all(map(is_text, value))
 
 
 _PULL_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "from_nodes": ("a list of node ids", _are_texts),
-    "from_node": ("one node id", _is_text),
+    "from_node": ("one node id", is_text),
     "poll_ms": ("a whole number of milliseconds above 0", _is_count),
     "eof_on_task_done": ("true or false", lambda value: isinstance(value, bool)),
     "backoff_max_ms": ("a whole number of milliseconds above 0", _is_count),
@@ -60,7 +57,7 @@ _PULL_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 _RECHUNK_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **_PULL_CHECKS,
     "size": ("a whole number above 0", _is_count),
-    "meta_list_key": ("the name of a list in the upstream meta", _is_text),
+    "meta_list_key": ("the name of a list in the upstream meta", is_text),
 }
 
 

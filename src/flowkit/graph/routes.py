@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowkit.text import suggestion
-from flowkit.validation.arguments import printed
+from flowkit.text import printed, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

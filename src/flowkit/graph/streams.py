@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flowkit.models import COORDINATOR_FN, StartWhen
-from flowkit.text import did_you_mean
-from flowkit.validation.arguments import printed
+from flowkit.text import did_you_mean, printed
+from flowkit.validation.values import is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,8 +48,7 @@ def start_when_problems(value: object) -> Iterator[str]:
 
 def max_ahead_problems(value: object) -> Iterator[str]:
     """Yield the problem of `io.max_ahead`, if it has one."""
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if value is not None and not whole:
+    if value is not None and not is_whole(value, 1):
         yield f"io.max_ahead {printed(value)} must be a whole number of batches, 1 or more"
 
 

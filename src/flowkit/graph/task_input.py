@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import GraphError
 from flowkit.limits import ID_CHARS
-from flowkit.text import did_you_mean, truncate
-from flowkit.validation.arguments import is_task_id, printed
+from flowkit.text import did_you_mean, printed, truncate
+from flowkit.validation.values import is_task_id
 
 if TYPE_CHECKING:
     from flowkit.models import StoredGraph

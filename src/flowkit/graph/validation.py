@@ -28,8 +28,7 @@ from flowkit.models import (
     OnNodeFailure,
     RetryPolicy,
 )
-from flowkit.text import did_you_mean, suggestion
-from flowkit.validation.arguments import printed
+from flowkit.text import did_you_mean, printed, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -8,24 +8,25 @@ the allowed values. `require` raises that sentence as an error.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
 from flowkit.limits import ID_CHARS
-from flowkit.text import kind_of, truncate, visible
+from flowkit.text import shown, visible
+from flowkit.validation.values import (
+    NODE_ID_RULE,
+    is_node_id,
+    is_task_id,
+    is_unicode,
+    is_whole,
+    name_bad_character,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from flowkit.errors import FlowKitError
-
-_SHOWN_CHARS = 80
-ELEMENT_SUFFIX = re.compile(r"\[\d+\]$")
-"""The suffix `[number]`, with which a node id must not end."""
-
-NODE_ID_RULE = f"1 to {ID_CHARS} printable characters, not '*', not ending in '[number]'"
 
 
 def require(*problems: str | None, error: Callable[[str], FlowKitError] = ConfigError) -> None:
@@ -45,7 +46,7 @@ def task_id_problem(value: object, name: str = "task_id") -> str | None:
 
 def new_task_id_problem(value: object, name: str = "task_id") -> str | None:
     """Return why `value` cannot be the id of a new task, or None. Terminals, logs and URLs show the id."""
-    bad = named_character(value, _is_deceptive)
+    bad = name_bad_character(value, _is_deceptive)
     good = is_task_id(value) and not bad
     wanted = (
         f"{_CHARS}, not '*', without control and bidirectional characters; omit it to get a new UUID{bad}"
@@ -55,7 +56,7 @@ def new_task_id_problem(value: object, name: str = "task_id") -> str | None:
 
 def node_id_problem(value: object, name: str = "node_id") -> str | None:
     """Return why `value` cannot be the id of a node, or None."""
-    bad = named_character(value)
+    bad = name_bad_character(value)
     return _problem(name, value, is_node_id(value), f"the id of a node: {NODE_ID_RULE}{bad}")
 
 
@@ -67,7 +68,7 @@ def text_problem(value: object, name: str, chars: int = ID_CHARS) -> str | None:
 
 def whole_problem(value: object, name: str, least: int, most: int) -> str | None:
     """Return why `value` is not an integer from `least` to `most`, or None."""
-    good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    good = is_whole(value, least, most)
     return _problem(name, value, good, f"a whole number between {least:,} and {most:,}")
 
 
@@ -141,68 +142,11 @@ def functions_problem(value: object, name: str) -> str | None:
     return None
 
 
-def is_task_id(value: object) -> bool:
-    """Return whether `value` can be a task id."""
-    return isinstance(value, str) and 1 <= len(value) <= ID_CHARS and value != "*" and is_unicode(value)
-
-
-def is_node_id(value: object) -> bool:
-    """Return whether `value` can be a node id."""
-    return (
-        isinstance(value, str)
-        and 1 <= len(value) <= ID_CHARS
-        and value.isprintable()
-        and value != "*"
-        and not ELEMENT_SUFFIX.search(value)
-    )
-
-
-def is_unicode(text: str) -> bool:
-    """Return whether UTF-8 can encode `text`. It cannot encode lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def shown(value: object) -> str:
-    """Return `value` as an error shows it, with its type unless the type is obvious."""
-    text = printed(value)
-    return text if value is None or isinstance(value, str) else f"{text} ({type(value).__name__})"
-
-
-def printed(value: object) -> str:
-    """Return the `repr` of a value on one line, cut to 80 characters."""
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # ValueError: the integer has more digits than Python prints
-        return f"{kind_of(value)} too large or nested too deeply to show"
-    return printable(truncate(text, _SHOWN_CHARS))
-
-
-def shown_path(path: str, chars: int = _SHOWN_CHARS) -> str:
-    """Return a path as an error shows it: on one line, with the middle cut out if it is long."""
-    half = chars // 2 - 1
-    return printable(path if len(path) <= chars else f"{path[:half]}…{path[-half:]}")
-
-
-def printable(text: str) -> str:
-    """Return `text` with line breaks, control characters and lone surrogates escaped."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 _CHARS = f"a string of 1 to {ID_CHARS} characters"
 
 
 def _problem(name: str, value: object, good: bool, wanted: str) -> str | None:
     return None if good else f"{name} is {shown(value)}; it must be {wanted}"
-
-
-def named_character(value: object, bad: Callable[[str], bool] = lambda char: not char.isprintable()) -> str:
-    """Return the code of the first bad character of an id, for the end of an error, or an empty string."""
-    found = next(filter(bad, value), None) if isinstance(value, str) else None
-    return f"; it contains U+{ord(found):04X}" if found else ""
 
 
 def _is_deceptive(char: str) -> bool:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
-from flowkit.limits import ID_CHARS, ROLE
-from flowkit.models import COORDINATOR_FN
+from flowkit.limits import ID_CHARS
 from flowkit.text import suggestion, truncate
+from flowkit.validation.values import SHORTEST_SEC, YEAR_SEC, is_number, is_role, is_seconds, is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     Problem = tuple[str, object, str]
     Rule = Callable[[Any], Iterator[Problem]]
-
-YEAR_SEC = 365 * 24 * 3600
-SHORTEST_SEC = 0.001
-"""One millisecond, the resolution of waiting times."""
 
 MOST_SLOTS = 10_000
 
@@ -40,7 +35,7 @@ def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule], plac
 def seconds(least: float = SHORTEST_SEC) -> Rule:
     """Return a rule for a time in seconds, possibly a fraction, of at most one year."""
     return _one(
-        lambda value: _is_number(value) and least <= value <= YEAR_SEC,
+        lambda value: is_seconds(value, least),
         f"a number of seconds between {least:g} and {YEAR_SEC}",
     )
 
@@ -48,7 +43,7 @@ def seconds(least: float = SHORTEST_SEC) -> Rule:
 def whole(least: int, most: int | None = None) -> Rule:
     """Return a rule for an integer within the bounds; None means no upper bound."""
     bound = f"of at least {least}" if most is None else f"between {least} and {most}"
-    return _one(lambda value: _is_whole(value, least, most), f"a whole number {bound}")
+    return _one(lambda value: is_whole(value, least, most), f"a whole number {bound}")
 
 
 def milliseconds(least: int) -> Rule:
@@ -58,7 +53,7 @@ def milliseconds(least: int) -> Rule:
 
 def above_zero(unit: str) -> Rule:
     """Return a rule for a number above 0, possibly a fraction."""
-    return _one(lambda value: _is_number(value) and value > 0, f"a number of {unit} above 0")
+    return _one(lambda value: is_number(value) and value > 0, f"a number of {unit} above 0")
 
 
 def switch() -> Rule:
@@ -104,7 +99,7 @@ def file() -> Rule:
 def replication() -> Rule:
     """Return a rule for a number of replicas, or -1 for the default of the broker."""
     return _one(
-        lambda value: _is_whole(value, 1, 32_767) or (_is_whole(value, -1, -1)),
+        lambda value: is_whole(value, 1, 32_767) or (is_whole(value, -1, -1)),
         "a whole number between 1 and 32767, or -1 for the default of the broker",
     )
 
@@ -132,7 +127,7 @@ def roles(least: int = 0) -> Rule:
             )
             return
         for index, role in enumerate(value):
-            if not _is_role(role):
+            if not is_role(role):
                 yield f"[{index}]", role, _A_ROLE
             elif role in value[:index]:
                 yield f"[{index}]", role, "a role that is not in the list yet"
@@ -146,7 +141,7 @@ def per_role() -> Rule:
 
     def rule(value: Any) -> Iterator[Problem]:
         if not isinstance(value, dict):
-            if not _is_whole(value, 1, MOST_SLOTS):
+            if not is_whole(value, 1, MOST_SLOTS):
                 yield "", value, f"{number}, or a mapping of role to such a number"
             return
         yield from _bad_counts(value, number)
@@ -169,9 +164,9 @@ def by_role() -> Rule:
 
 def _bad_counts(counts: dict[Any, Any], number: str) -> Iterator[Problem]:
     for role, count in counts.items():
-        if not _is_role(role):
+        if not is_role(role):
             yield "'s key", role, _A_ROLE
-        elif not _is_whole(count, 1, MOST_SLOTS):
+        elif not is_whole(count, 1, MOST_SLOTS):
             yield f"[{role!r}]", count, number
 
 
@@ -213,18 +208,6 @@ def _one(good: Callable[[Any], object], wanted: str) -> Rule:
     return rule
 
 
-def _is_number(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_whole(value: Any, least: int, most: int | None) -> bool:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return False
-    return least <= value and (most is None or value <= most)
-
-
 def _is_name(value: Any) -> bool:
     return (
         isinstance(value, str)
@@ -233,10 +216,6 @@ def _is_name(value: Any) -> bool:
         and value == value.strip()
         and not value.startswith("/_sys/")
     )
-
-
-def _is_role(value: Any) -> bool:
-    return isinstance(value, str) and ROLE.fullmatch(value) is not None and value != COORDINATOR_FN
 
 
 def _is_topic(value: Any) -> bool:
