@@ -10,16 +10,16 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from flowkit import reason_codes, temporal_names
-from flowkit.activities.attempts import Attempt, AttemptFailed
 from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.adapters.tasks.epochs import Epochs
 from flowkit.attempt.cancelling import pending, request_cancel
+from flowkit.attempt.supervision import Attempt, AttemptFailed
 from flowkit.errors import EpochTaken, Fenced
 from flowkit.models import AttemptInput, AttemptResult
 
 if TYPE_CHECKING:
-    from flowkit.activities.attempts import AttemptExecutor, WorkerContext
     from flowkit.adapters.tasks.cancel_flags import CancelFlag
+    from flowkit.attempt.supervision import AttemptExecutor, WorkerContext
 
 
 _logger = logging.getLogger("flowkit.worker")

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flowkit.activities.attempt_log import AttemptLog
-from flowkit.activities.attempts import AttemptFailed
 from flowkit.adapters.worker_events import WorkerEvents, cancelled, done, failed
 from flowkit.adapters.worker_registry import WorkerRegistry
 from flowkit.attempt.background import BackgroundLoop
 from flowkit.attempt.failures import from_error, handed_over
 from flowkit.attempt.outages import OutageLogger
+from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:

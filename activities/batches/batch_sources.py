@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import reason_codes
-from flowkit.activities.attempts import AttemptFailed
 from flowkit.activities.batches.puller import Puller, SourcesIdle
 from flowkit.activities.handlers import Batch
 from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.attempt.failures import cut
+from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import BadInput
 from flowkit.graph.input_adapters import ADAPTERS, NOOP, PullArgs, parse_pull, with_alias
 from flowkit.graph.validation import dependency_path, parents_of

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from temporalio import worker as temporal
 
-    from flowkit.activities.functions import Function
+    from flowkit.activities.function_attempt import Function
     from flowkit.activities.handlers import RoleHandler
 
 __all__ = ["FlowKitPlugin"]

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from tests.contract.builders import RUN, WORKER
 
-from flowkit.activities.attempts import AttemptFailed, WorkerContext
-from flowkit.activities.functions import BuiltInFunctionExecutor, FunctionExecutor
+from flowkit.activities.function_attempt import BuiltInFunctionExecutor, FunctionExecutor
 from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
-from flowkit.activities.roles import RoleContext, RoleExecutor
+from flowkit.activities.role_attempt import RoleContext, RoleExecutor
 from flowkit.activities.threads import Threads
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.failures import from_error
+from flowkit.attempt.supervision import AttemptFailed, WorkerContext
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import FlowKitError

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of
 
 from flowkit.activities import attempt_log, worker_registration
-from flowkit.activities.attempts import AttemptFailed
 from flowkit.activities.worker_registration import EventLog
 from flowkit.adapters.worker_events import WorkerEvents, batch_failed, batch_ok, heartbeat
+from flowkit.attempt.supervision import AttemptFailed
 from flowkit.models import AttemptFailure, FailureKind
 
 if TYPE_CHECKING:

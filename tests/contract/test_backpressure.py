@@ -31,7 +31,7 @@ from flowkit.models import NodeIO, NodeStatus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowkit.activities.roles import RoleExecutor
+    from flowkit.activities.role_attempt import RoleExecutor
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.models import AttemptInput
 

@@ -19,7 +19,7 @@ from flowkit.models import NodeIO
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from flowkit.activities.roles import RoleExecutor
+    from flowkit.activities.role_attempt import RoleExecutor
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
 

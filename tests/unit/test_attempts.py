@@ -15,11 +15,11 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 from tests.contract.builders import RUN, TASK, attempt, begun, opened
 
-from flowkit.activities import attempts
-from flowkit.activities.attempts import Attempt, WorkerContext
 from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.attempt import supervision
 from flowkit.attempt.liveness import HeartbeatThrottle
+from flowkit.attempt.supervision import Attempt, WorkerContext
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import StoreUnavailable
 from flowkit.models import AttemptResult, FailureKind
@@ -150,7 +150,7 @@ def another_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 async def test_handler_that_blocks_its_loop_times_out(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "_ABORT_TIMEOUT_SEC", 0.1)
+    monkeypatch.setattr(supervision, "_ABORT_TIMEOUT_SEC", 0.1)
     released = threading.Event()
 
     async def block() -> None:
@@ -226,8 +226,8 @@ async def test_error_in_one_background_task_does_not_stop_the_heartbeats(
     def broken(*_: Any) -> Any:
         raise RuntimeError("an odd document")
 
-    monkeypatch.setattr(attempts, "_UNSUPERVISED_SEC", 0.0)
-    monkeypatch.setattr(attempts, "HeartbeatThrottle", Counting)
+    monkeypatch.setattr(supervision, "_UNSUPERVISED_SEC", 0.0)
+    monkeypatch.setattr(supervision, "HeartbeatThrottle", Counting)
     monkeypatch.setattr(TaskStore, "flagged", broken)
     assert (await asyncio.wait_for(run(db, FunctionRunner(beats.wait), attempt()), FOREVER)).worker_id == "w"
 
@@ -243,7 +243,7 @@ async def test_heartbeats_show_what_the_attempt_waits_for(db: Any, monkeypatch: 
             enough.set()
         return wait
 
-    monkeypatch.setattr(attempts, "_UNSUPERVISED_SEC", 0.0)
+    monkeypatch.setattr(supervision, "_UNSUPERVISED_SEC", 0.0)
     monkeypatch.setattr(HeartbeatThrottle, "pause_sec", lambda *_: 0.01)
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, workflow_id=TASK, workflow_run_id=RUN)
@@ -265,8 +265,8 @@ async def test_heartbeats_show_what_the_attempt_waits_for(db: Any, monkeypatch: 
 @pytest.fixture
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the waits."""
-    monkeypatch.setattr(attempts, "_UNSUPERVISED_SEC", 0.0)
-    monkeypatch.setattr(attempts, "_DELIVERY_SEC", 0.05)
+    monkeypatch.setattr(supervision, "_UNSUPERVISED_SEC", 0.0)
+    monkeypatch.setattr(supervision, "_DELIVERY_SEC", 0.05)
 
 
 async def flag(db: Any, **fields: Any) -> None:

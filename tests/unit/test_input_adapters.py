@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowkit.activities.attempts import AttemptFailed
 from flowkit.activities.batches.batch_sources import Input, InputSettings
 from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handlers import RoleHandler
 from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import BadInput, GraphError
 from flowkit.graph.input_adapters import (
     NOOP,

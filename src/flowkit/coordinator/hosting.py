@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client
 
     from flowkit.activities.handlers import RoleHandler
-    from flowkit.activities.roles import RoleActivities
+    from flowkit.activities.role_attempt import RoleActivities
     from flowkit.attempt.background import LoopHealth
     from flowkit.config import CoordinatorConfig
 

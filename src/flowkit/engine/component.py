@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from temporalio.worker import Worker, WorkerConfig
 
-    from flowkit.activities.functions import Function
+    from flowkit.activities.function_attempt import Function
     from flowkit.adapters.mongo import Database
     from flowkit.config import CoordinatorConfig
 

@@ -12,16 +12,16 @@ from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSe
 from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from flowkit.activities.attempts import WorkerContext
 from flowkit.activities.builtin_functions import detector_of
 from flowkit.activities.conditions import ConditionActivities
-from flowkit.activities.functions import FunctionActivities, built_in
+from flowkit.activities.function_attempt import FunctionActivities, built_in
 from flowkit.activities.local_attempts import refuse_inline
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.activities.threads import Threads
 from flowkit.adapters.limits.rules import Limits
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.liveness import HEARTBEAT_THROTTLE
+from flowkit.attempt.supervision import WorkerContext
 from flowkit.engine.limits.activities import SlotActivities
 from flowkit.errors import ConfigError
 from flowkit.graph.validation import RESERVED_FUNCTIONS
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client
     from temporalio.worker import WorkerConfig
 
-    from flowkit.activities.functions import Function
+    from flowkit.activities.function_attempt import Function
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.config import CoordinatorConfig

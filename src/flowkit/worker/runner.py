@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import worker as temporal
 
-from flowkit.activities.attempts import WorkerContext
 from flowkit.activities.batches.batch_sources import InputSettings
 from flowkit.activities.echo import EchoHandler
 from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handler_versions import hosted_handlers
 from flowkit.activities.handlers import RoleHandler
 from flowkit.activities.processes import ProcessPool
-from flowkit.activities.roles import RoleActivities, RoleContext
+from flowkit.activities.role_attempt import RoleActivities, RoleContext
 from flowkit.activities.threads import Threads
 from flowkit.activities.worker_registration import WorkerRegistration
 from flowkit.adapters.artifacts import ArtifactStore
@@ -28,6 +27,7 @@ from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.background import Health, error_summary
 from flowkit.attempt.liveness import HEARTBEAT_THROTTLE
+from flowkit.attempt.supervision import WorkerContext
 from flowkit.config import WorkerConfig
 from flowkit.connection import WorkerThread, connect
 from flowkit.core.loop_portal import LoopPortal

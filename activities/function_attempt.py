@@ -14,7 +14,6 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from flowkit import reason_codes
-from flowkit.activities.attempts import Attempt, AttemptFailed, WorkerContext, run_checked
 from flowkit.activities.builtin_functions import IN_ONE_UPDATE, CoordinatorAdapters
 from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.retry import retry_while_unavailable
@@ -23,6 +22,7 @@ from flowkit.adapters.tasks.node_writes import NodeWrite
 from flowkit.attempt.cancelling import pending, request_cancel
 from flowkit.attempt.failures import failed_attempt, failure, lost, unexpected
 from flowkit.attempt.steps import begin, mark, new_lease
+from flowkit.attempt.supervision import Attempt, AttemptFailed, WorkerContext, run_checked
 from flowkit.errors import AdapterError, FlowKitError
 from flowkit.graph.input_adapters import FAILED_NODES
 from flowkit.models import AttemptInput, AttemptResult

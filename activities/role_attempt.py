@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from temporalio import activity
 
 from flowkit import reason_codes, temporal_names
-from flowkit.activities.attempts import Attempt, AttemptFailed, WorkerContext
 from flowkit.activities.batches.backpressure import backpressure
 from flowkit.activities.batches.batch_sources import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
@@ -26,6 +25,7 @@ from flowkit.attempt.attempt_storage import AttemptStorage
 from flowkit.attempt.failures import failure, from_error, lost, unexpected
 from flowkit.attempt.first_batch import FirstBatchSignal
 from flowkit.attempt.steps import complete_end
+from flowkit.attempt.supervision import Attempt, AttemptFailed, WorkerContext
 from flowkit.errors import EpochTaken, FlowKitError
 from flowkit.graph.input_adapters import inline_of
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
