@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
 from temporalio.common import RawValue
-from temporalio.exceptions import ApplicationError
 
 from flowkit import reason_codes
 from flowkit.activities.builtin_functions import IN_ONE_UPDATE, CoordinatorAdapters
 from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.retry import retry_while_unavailable
-from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.adapters.tasks.node_writes import NodeWrite
-from flowkit.attempt.cancelling import pending, request_cancel
 from flowkit.attempt.failures import failed_attempt, failure, lost, unexpected
 from flowkit.attempt.steps import begin, mark, new_lease
-from flowkit.attempt.supervision import Attempt, AttemptFailed, WorkerContext, run_checked
+from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
 from flowkit.errors import AdapterError, FlowKitError
 from flowkit.graph.input_adapters import FAILED_NODES
 from flowkit.models import AttemptInput, AttemptResult
@@ -66,7 +63,7 @@ class FunctionActivities:
         self._artifacts = artifacts
         self._threads = threads
 
-    def of(self, name: str) -> Callable[..., Awaitable[AttemptResult]]:
+    def activity_for(self, name: str) -> Callable[..., Awaitable[AttemptResult]]:
         """Return the activity that runs nodes whose `io.fn` is `name`."""
 
         @activity.defn(name=name)
@@ -75,7 +72,7 @@ class FunctionActivities:
 
         return run_function
 
-    def any(self) -> Callable[..., Awaitable[AttemptResult]]:
+    def dynamic_activity(self) -> Callable[..., Awaitable[AttemptResult]]:
         """Return a dynamic activity that runs any name, including functions that are added later."""
 
         @activity.defn(dynamic=True)
@@ -90,29 +87,12 @@ class FunctionActivities:
         function = self.functions.get(name)
         if function is None:
             raise failed_attempt(lost(reason_codes.DISPATCH_LOST, self._unknown_text(name)))
-        run_id = activity.info().workflow_run_id or ""
-        executor = self._executor(attempt, run_id, function)
-        if not activity.info().is_local:
-            return await Attempt(self._worker, attempt, executor).run()
-        if not isinstance(executor, BuiltInFunctionExecutor):
-            raise ApplicationError(
-                "this engine has no such built-in function", type=reason_codes.NOT_LOCAL, non_retryable=True
-            )
-        return await self._run_locally(attempt, executor)
-
-    def _executor(self, attempt: AttemptInput, run_id: str, function: Function) -> FunctionExecutor:
+        if activity.info().is_local and not is_built_in(function):
+            raise refuse_local(f"this engine has another function {name!r} than the built-in one")
         kind = BuiltInFunctionExecutor if is_built_in(function) else FunctionExecutor
-        return kind(self._worker, self._artifacts, attempt, run_id, function, self._threads)
-
-    async def _run_locally(self, attempt: AttemptInput, executor: BuiltInFunctionExecutor) -> AttemptResult:
-        """Run the executor in a local activity. It sends no heartbeats, so Temporal cannot cancel it."""
-        try:
-            return await self._worker.portal.run(run_checked(self._worker, attempt, executor))
-        except AttemptFailed as error:
-            raise failed_attempt(error.failure) from None
-        except Flagged as error:
-            refused = await request_cancel(attempt, error.flag)
-            raise failed_attempt(refused or pending(error.flag)) from None
+        run_id = activity.info().workflow_run_id or ""
+        executor = kind(self._worker, self._artifacts, attempt, run_id, function, self._threads)
+        return await run_attempt(self._worker, attempt, executor)
 
     def _unknown_text(self, name: str) -> str:
         return (

@@ -15,7 +15,6 @@ from flowkit import reason_codes, temporal_names
 from flowkit.activities.batches.backpressure import backpressure
 from flowkit.activities.batches.batch_sources import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
-from flowkit.activities.local_attempts import InlineExecutor, LocalAttempt, check_age, not_hosted
 from flowkit.activities.processes import ProcessDied
 from flowkit.activities.results import as_final, as_result, payload_uid, unsuccessful
 from flowkit.adapters.metrics import UNSTORABLE
@@ -25,7 +24,7 @@ from flowkit.attempt.attempt_storage import AttemptStorage
 from flowkit.attempt.failures import failure, from_error, lost, unexpected
 from flowkit.attempt.first_batch import FirstBatchSignal
 from flowkit.attempt.steps import complete_end
-from flowkit.attempt.supervision import Attempt, AttemptFailed, WorkerContext
+from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
 from flowkit.errors import EpochTaken, FlowKitError
 from flowkit.graph.input_adapters import inline_of
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
@@ -34,6 +33,8 @@ from flowkit.text import error_text
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
     from contextlib import AbstractContextManager
+
+    from temporalio.exceptions import ApplicationError
 
     from flowkit.activities.attempt_log import AttemptLog
     from flowkit.activities.batches.backpressure import Backpressure
@@ -66,43 +67,41 @@ class RoleActivities:
         self._worker = worker
         self._roles = roles
 
-    def of(self, role: str) -> Callable[..., Awaitable[AttemptResult]]:
+    def activity_for(self, role: str) -> Callable[..., Awaitable[AttemptResult]]:
         """Return the activity that runs attempts of `role`."""
 
         @activity.defn(name=role)
         async def run_role(attempt: AttemptInput) -> AttemptResult:
-            run_id = activity.info().workflow_run_id or ""
             async with FirstBatchSignal(attempt) as signal:
-                executor = RoleExecutor(
-                    attempt=attempt,
-                    run_id=run_id,
-                    worker=self._worker,
-                    roles=self._roles,
-                    on_batch=signal.batch_stored,
-                )
-                return await Attempt(self._worker, attempt, executor, executor.waits_for).run()
+                executor = self._executor(attempt, on_batch=signal.batch_stored)
+                return await run_attempt(self._worker, attempt, executor, executor.waits_for)
 
         return run_role
 
-    def inline(self, roles: Collection[str]) -> Callable[..., Awaitable[AttemptResult]]:
+    def inline_activity(self, roles: Collection[str]) -> Callable[..., Awaitable[AttemptResult]]:
         """Return the local activity that runs attempts of `roles` inside an engine."""
 
         @activity.defn(name=temporal_names.INLINE_ATTEMPT)
         async def run_inline(attempt: AttemptInput) -> AttemptResult:
             if attempt.role not in roles:
-                raise not_hosted(attempt.role)
-            check_age(attempt)
-            executor = RoleExecutor(
-                attempt=attempt,
-                run_id=activity.info().workflow_run_id or "",
-                worker=self._worker,
-                roles=self._roles,
-                may_repeat=True,
-            )
-            guarded = InlineExecutor(self._worker, attempt, executor)
-            return await LocalAttempt(self._worker, attempt, guarded).run()
+                raise _not_hosted(attempt.role)
+            return await run_attempt(self._worker, attempt, self._executor(attempt, may_repeat=True))
 
         return run_inline
+
+    def _executor(self, attempt: AttemptInput, **options: Any) -> RoleExecutor:
+        run_id = activity.info().workflow_run_id or ""
+        return RoleExecutor(attempt=attempt, run_id=run_id, worker=self._worker, roles=self._roles, **options)
+
+
+@activity.defn(name=temporal_names.INLINE_ATTEMPT)
+async def refuse_inline(attempt: AttemptInput) -> AttemptResult:
+    """Refuse an inline attempt, in an engine that hosts no roles."""
+    raise _not_hosted(attempt.role)
+
+
+def _not_hosted(role: str) -> ApplicationError:
+    return refuse_local(f"this engine does not host role {role!r}")
 
 
 class RoleExecutor:

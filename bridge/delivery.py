@@ -16,9 +16,9 @@ from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
 
 from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.dispatches.record import DispatchState, OutcomeKind
-from flowkit.attempt.cancelling import pending
 from flowkit.attempt.failures import failed_attempt
 from flowkit.attempt.steps import mark
+from flowkit.attempt.supervision import pending
 from flowkit.bridge.context import activity_id
 from flowkit.bridge.rules.outcomes import not_requested, refused, withdrawn
 from flowkit.errors import FlowKitError

@@ -20,10 +20,9 @@ from flowkit import reason_codes
 from flowkit.adapters.dispatches.record import Dispatch, key_of
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
-from flowkit.attempt.cancelling import pending, request_cancel
 from flowkit.attempt.failures import failed_attempt, from_error, lost, unexpected
-from flowkit.attempt.liveness import HeartbeatThrottle
 from flowkit.attempt.steps import begin, check_database
+from flowkit.attempt.supervision import HeartbeatThrottle, report_flag
 from flowkit.bridge.rules.commands import task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, refused
 from flowkit.bridge.rules.worker_input import pull_of
@@ -93,8 +92,7 @@ class Dispatcher:
             self._end_if_cancelled(attempt)
             raise
         except Flagged as error:
-            refusal = await request_cancel(attempt, error.flag)
-            raise failed_attempt(refusal or pending(error.flag)) from None
+            raise failed_attempt(await report_flag(attempt, error.flag)) from None
         except FlowKitError as error:
             raise failed_attempt(from_error(error)) from None
         except ApplicationError:

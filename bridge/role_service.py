@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from flowkit.attempt.liveness import HEARTBEAT_THROTTLE
 from flowkit.attempt.pollers import native_pollers
+from flowkit.attempt.supervision import HEARTBEAT_THROTTLE
 from flowkit.errors import FlowKitError, KafkaUnavailable
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit import reason_codes
 from flowkit.adapters.dispatches.record import DispatchState
 from flowkit.attempt.background import error_summary
-from flowkit.attempt.liveness import heartbeat_pause_sec
+from flowkit.attempt.supervision import heartbeat_pause_sec
 from flowkit.bridge.attempt_checks import Answer, AttemptChecks, Supervised, update
 from flowkit.bridge.rules.outcomes import cancelled, refused
 from flowkit.bridge.shown_waits import ShownWaits

@@ -12,7 +12,6 @@ The module follows the order of an attempt:
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,7 @@ from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.temporal_names import role_queue
 from flowkit.workflows.budget import json_size
 from flowkit.workflows.display.summaries import attempt_summary, timer_summary
-from flowkit.workflows.local_attempts import FALLBACK, cause_of, falls_back, run_inline, try_function
+from flowkit.workflows.local_attempts import cause_of, fall_back
 from flowkit.workflows.payloads import without_defaults
 from flowkit.workflows.retry import (
     NOT_REGISTERED,
@@ -64,9 +63,6 @@ other errors are non-retryable for Temporal, so that this module decides about r
 _NO_TIMEOUT = timedelta(days=365)
 """Temporal requires a timeout. Workers, engines and bridges enforce `timeout_sec`, so that outages do not count."""
 
-_MAX_CONSECUTIVE_LOCAL = 50
-"""After this many consecutive local activities, a regular one runs, so that the workflow receives cancel requests."""
-
 _YIELD_RESET_SEC = 60.0
 """An attempt that ran this long resets the backoff after yields to its first value."""
 
@@ -85,13 +81,13 @@ async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> Nod
     while not context.is_draining():
         await _wait_for_retry(context, node, state)
         async with context.slot_of(node, state):
-            inline = await context.choose_inline(node, state)
-            if not inline:
+            local = await context.local.choose(node, state)
+            if not local:
                 await context.reserve_input_bytes(_input_bytes(context, node))
             if context.is_draining():
                 return None
             with context.count_in_flight():
-                failure = await _run_attempt(context, node, state, inline=inline)
+                failure = await _run_attempt(context, node, state, local=local)
         if context.is_stopping():
             return None
         failure = context.stop_failure(node.index) or failure
@@ -117,7 +113,7 @@ def _input_bytes(context: NodeRunContext, node: Node) -> int:
 
 
 async def _run_attempt(
-    context: NodeRunContext, node: Node, state: NodeState, *, inline: bool
+    context: NodeRunContext, node: Node, state: NodeState, *, local: bool
 ) -> AttemptFailure | None:
     """Run the node's next attempt. Return why it failed, or None if it succeeded."""
     follows_wait, started_at = state.status is NodeStatus.DEFERRED, workflow.now()
@@ -126,47 +122,28 @@ async def _run_attempt(
     if follows_wait:
         context.on_retry_state_change(node.index)
     try:
-        await _execute(context, node, state, inline=inline)
+        await _execute(context, node, state, local=local)
     except FailureError as error:
         failure = read_failure(error) or UNREQUESTED_CANCEL
         ran_sec = (workflow.now() - started_at).total_seconds()
         if ran_sec >= _YIELD_RESET_SEC and failure.code not in WORKER_YIELDS:
             state.yields = 0
-        return _after_inline(state, error, failure) if inline else failure
+        return fall_back(state, error, failure) if local else failure
     return None
 
 
-def _after_inline(state: NodeState, error: FailureError, failure: AttemptFailure) -> AttemptFailure:
-    """Return the failure of an inline attempt.
-
-    The node stays ordinary if the engine could not run it to its end, or if another attempt has the epoch: only the
-    server's acceptance of an ordinary attempt shows which of two engines still runs the workflow.
-    """
-    fallback = falls_back(error)
-    state.ordinary = fallback or failure.kind in {FailureKind.LOSS, FailureKind.EPOCH_TAKEN}
-    return FALLBACK if fallback else failure
-
-
-async def _execute(context: NodeRunContext, node: Node, state: NodeState, *, inline: bool) -> None:
+async def _execute(context: NodeRunContext, node: Node, state: NodeState, *, local: bool) -> None:
     """Run the activity of the current attempt.
 
     The result is not decoded because the workflow does not use it, and a newer worker may return a different type.
     """
     attempt, settings = attempt_input(context, node, state), context.settings
-    if inline:
-        payload = without_defaults(replace(attempt, begin_by=context.begin_by()))
-        with context.running_inline(node.index):
-            return await run_inline(node, state, payload, timeout_sec=context.start_local())
-    payload = without_defaults(attempt)
-    if _choose_local(context, node) and await try_function(
-        node, state, payload, timeout_sec=context.start_local()
-    ):
-        return
-    context.consecutive_local_activities = 0
-    context.hold_local()
+    if local:
+        return await context.local.run(node, state, attempt)
+    context.local.hold_for_ordinary()
     await workflow.execute_activity(
         node.io.fn if node.is_function else node.type,
-        payload,
+        without_defaults(attempt),
         result_type=RawValue,
         task_queue=queue_of(node, settings),
         activity_id=f"{node.node_id}.{state.epoch}",
@@ -208,15 +185,6 @@ def queue_of(node: Node, settings: Settings) -> str:
         return role_queue(settings.queue, node.type)
     built_in = node.io.fn in settings.local_functions
     return settings.queue if built_in else settings.function_queue or settings.queue
-
-
-def _choose_local(context: NodeRunContext, node: Node) -> bool:
-    """Decide whether to run the attempt as a local activity, and count it if so."""
-    built_in = node.is_function and node.io.fn in context.settings.local_functions
-    few = context.consecutive_local_activities < _MAX_CONSECUTIVE_LOCAL
-    may = built_in and context.is_only_running_node() and few and context.may_start_local()
-    context.consecutive_local_activities += may
-    return may
 
 
 def read_failure(error: FailureError) -> AttemptFailure | None:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from temporalio import workflow
 
 from flowkit.limits import ACTIVATION_INPUT_BYTES
-from flowkit.workflows.scheduling.local_activities import MAX_END_SEC, LocalActivities, is_inline
+from flowkit.workflows.local_attempts import LocalAttempts
 from flowkit.workflows.scheduling.slots import Slots
 from flowkit.workflows.scheduling.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import AttemptFailure, Node, NodeState, Settings
@@ -90,8 +90,6 @@ class NodeRunContext:
     """The streaming edges of the graph."""
     source_progress: Callable[[Node], int] = lambda node: 0
     """Return a number that changes when a node from which this one pulls artifacts starts an attempt or ends."""
-    is_only_running_node: Callable[[], bool] = lambda: False
-    """Return whether only one node runs, so that a local activity delays no other node."""
     before_immediate_retry: Callable[[], Awaitable[None]] = _no_wait
     """Awaited before a node runs again without backoff. It may wait until the task continues in a new run."""
     stop_failure: Callable[[int], AttemptFailure | None] = lambda index: None
@@ -100,13 +98,8 @@ class NodeRunContext:
     """The limits across tasks; None if there were none when the task was opened."""
     in_flight: int = 0
     """Number of attempts that are scheduled or running."""
-    consecutive_local_activities: int = 0
-    """Number of local activities since the last regular activity."""
-    local: LocalActivities = field(default_factory=LocalActivities)
-    """The local activities of the current workflow task."""
-    inline_nodes: set[int] = field(default_factory=set)
-    """Indexes of the nodes whose attempts run inside the engine at present."""
-    _ending_streak: asyncio.Lock = field(default_factory=asyncio.Lock)
+    local: LocalAttempts = field(default_factory=LocalAttempts)
+    """The attempts that run inside the engine."""
     _reserved: int = 0
     """Bytes of input that nodes have reserved in the present workflow task."""
     _reserved_at: int = -1
@@ -143,65 +136,6 @@ class NodeRunContext:
         finally:
             self.in_flight -= 1
 
-    @contextmanager
-    def running_inline(self, index: int) -> Iterator[None]:
-        """Include a node in `inline_nodes` during the block."""
-        self.inline_nodes.add(index)
-        try:
-            yield
-        finally:
-            self.inline_nodes.discard(index)
-
-    def note_starts(self, nodes: Iterable[tuple[Node, NodeState]], *, with_conditions: bool) -> None:
-        """Note the nodes that start now, and whether conditions are due.
-
-        If some of the nodes are ordinary, inline ones among them would delay these, as they would delay the evaluation of
-        the conditions.
-        """
-        if not self.settings.inline_roles:
-            return
-        if with_conditions or len({self._is_inline(*each) for each in nodes}) > 1:
-            self.hold_local()
-
-    def hold_local(self) -> None:
-        """Start no local activity in this workflow task, because the command of an ordinary one would wait for it."""
-        self._enter_workflow_task().hold_for_ordinary()
-
-    async def choose_inline(self, node: Node, state: NodeState) -> bool:
-        """Return whether the next attempt of `node` runs inside the engine.
-
-        After a second of consecutive local activities, wait for the next workflow task by means of a very short timer:
-        the workflow receives cancel requests then.
-        """
-        if not self._is_inline(node, state):
-            return False
-        async with self._ending_streak:
-            while self._enter_workflow_task().is_over(_now()):
-                await workflow.sleep(0.001, summary="receive cancel requests")
-        return not self.local.delays_ordinary
-
-    def may_start_local(self) -> bool:
-        """Return whether a built-in function may run as a local activity now."""
-        if not self.settings.inline_roles:
-            return True
-        local = self._enter_workflow_task()
-        return not (local.delays_ordinary or local.is_over(_now()))
-
-    def start_local(self) -> float:
-        """Count a local activity that starts now. Return the seconds after which it times out."""
-        return self._enter_workflow_task().start(_now()) if self.settings.inline_roles else MAX_END_SEC
-
-    def _is_inline(self, node: Node, state: NodeState) -> bool:
-        return is_inline(node, state, roles=self.settings.inline_roles, streams=self.streams)
-
-    def begin_by(self) -> float:
-        """Return the time after which an inline attempt of this workflow task must not begin."""
-        timeout = workflow.info().task_timeout.total_seconds()
-        return self._enter_workflow_task().begin_by(timeout)
-
-    def _enter_workflow_task(self) -> LocalActivities:
-        return entered(self.local)
-
     async def reserve_input_bytes(self, size: int) -> None:
         """Reserve `size` bytes for the input of an activity.
 
@@ -218,13 +152,3 @@ class NodeRunContext:
         if length != self._reserved_at:
             self._reserved, self._reserved_at = 0, length
         return self._reserved == 0 or self._reserved + size <= ACTIVATION_INPUT_BYTES
-
-
-def entered(local: LocalActivities) -> LocalActivities:
-    """Return `local` for the current workflow task."""
-    local.enter(workflow.info().get_current_history_length(), _now())
-    return local
-
-
-def _now() -> float:
-    return workflow.now().timestamp()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from temporalio import workflow
 
 from flowkit.models import NodeStatus
+from flowkit.workflows.local_attempts import LocalAttempts
 from flowkit.workflows.node import run_node
 from flowkit.workflows.node_context import NodeRunContext
 from flowkit.workflows.retry import note_failure
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from flowkit.models import AttemptFailure, FirstBatch, Node, NodeState, Settings
     from flowkit.workflows.role_limits import RoleLimits
-    from flowkit.workflows.scheduling.local_activities import LocalActivities
+    from flowkit.workflows.scheduling.local_activities import Streak
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 
@@ -34,7 +35,7 @@ class RunningNodes:
         is_stopping: Callable[[], bool],
         on_retry_state_change: Callable[[int], None],
         before_immediate_retry: Callable[[], Awaitable[None]],
-        local: LocalActivities,
+        streak: Streak,
         role_limits: RoleLimits | None = None,
     ) -> None:
         """Run the nodes of `scheduler`. The callbacks are those of `NodeRunContext`."""
@@ -46,6 +47,12 @@ class RunningNodes:
         """The failures of the nodes that `stop` ends."""
         self._error: Exception | None = None
         """An unexpected error of a node. It fails the workflow task, so that Temporal shows it."""
+        self._local = LocalAttempts(
+            settings,
+            streams=scheduler.streams,
+            streak=streak,
+            is_only_running_node=lambda: len(self._running) == 1,
+        )
         self._context = NodeRunContext(
             task_id=workflow.info().workflow_id,
             settings=settings,
@@ -56,10 +63,9 @@ class RunningNodes:
             failed_nodes=scheduler.failed_nodes,
             streams=scheduler.streams,
             source_progress=self._source_progress,
-            is_only_running_node=lambda: len(self._running) == 1,
             before_immediate_retry=before_immediate_retry,
             stop_failure=self._stops.get,
-            local=local,
+            local=self._local,
             role_limits=role_limits,
         )
 
@@ -76,7 +82,7 @@ class RunningNodes:
     def start(self, indexes: Iterable[int]) -> None:
         """Start these nodes."""
         starting = [(self._scheduler.nodes[index], self._scheduler.states[index]) for index in indexes]
-        self._context.note_starts(starting, with_conditions=self._scheduler.any_due)
+        self._local.note_starts(starting, with_conditions=self._scheduler.any_due)
         for node, state in starting:
             self._running[node.index] = asyncio.create_task(self._run(node, state))
 
@@ -138,12 +144,12 @@ class RunningNodes:
         state.next_retry_at = None
         self._ended.append((index, NodeStatus.FAILED))
 
-    def cancel_inline(self) -> None:
+    def cancel_local(self) -> None:
         """Cancel the attempts that run inside the engine.
 
         Commands, such as the one that writes the cancel flags, wait for the end of these attempts.
         """
-        for index in sorted(self._context.inline_nodes):
+        for index in sorted(self._local.nodes):
             self._cancel(index)
 
     async def cancel(self, grace_sec: float) -> None:

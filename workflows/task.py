@@ -23,12 +23,12 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.display.current_details import StatusPublisher
     from flowkit.workflows.display.reports import status_view, task_result
     from flowkit.workflows.display.views import failure_text, open_status, stop_reason
+    from flowkit.workflows.local_attempts import refresh_for_workflow_task
     from flowkit.workflows.main_loop import MainLoop, cancel_requested
-    from flowkit.workflows.node_context import entered
     from flowkit.workflows.opening import open_or_restore
     from flowkit.workflows.role_limits import RoleLimits, role_limits_of
     from flowkit.workflows.running_nodes import RunningNodes
-    from flowkit.workflows.scheduling.local_activities import LocalActivities
+    from flowkit.workflows.scheduling.local_activities import Streak
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.silence import Silence
     from flowkit.workflows.state_codec import TaskState, encode_state
@@ -104,7 +104,7 @@ class Task:
 
     async def _open(self, task: RawValue) -> None:
         """Parse the input, and open the task or restore the state of the previous run."""
-        local = entered(LocalActivities())
+        streak = refresh_for_workflow_task(Streak())
         self._state, graph = await open_or_restore(None if task is _NO_INPUT else task)
         self._scheduler = Scheduler(graph, self._state.nodes)
         self._publisher = StatusPublisher(self._state, graph, self._scheduler)
@@ -119,7 +119,7 @@ class Task:
             is_stopping=self._loop.is_stopping,
             on_retry_state_change=self._on_retry_state_change,
             before_immediate_retry=self._loop.before_immediate_retry,
-            local=local,
+            streak=streak,
             role_limits=self._limits,
         )
         self._conditions = ConditionEvaluations(self._scheduler, self._state.opened.settings.deployment)
@@ -191,7 +191,7 @@ class Task:
         if fails:
             self._publisher.set_status(TaskStatus.FAILED)
         self._document.write_task(cancel_reason=reason)
-        self._nodes.cancel_inline()
+        self._nodes.cancel_local()
         with suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: self._document.is_idle,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
 from tests.contract.attempt_executors import Returning, failure_of, role_executor, worker_context
 from tests.contract.builders import (
     AT,
@@ -24,13 +25,17 @@ from tests.contract.freezing_database import FreezingDatabase
 
 from flowkit import reason_codes
 from flowkit.activities.handlers import BatchResult, FinalizeResult
-from flowkit.activities.local_attempts import InlineExecutor, check_age
 from flowkit.adapters.tasks.attempt_writes import TriedBefore
+from flowkit.attempt.supervision import run_attempt
 from flowkit.errors import EpochTaken, Fenced
 from flowkit.models import FailureKind
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from flowkit.activities.role_attempt import RoleExecutor
     from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.models import AttemptInput, AttemptResult
 
 pytestmark = pytest.mark.usefixtures("open_task")
 
@@ -43,6 +48,20 @@ def counting(*uids: str) -> Returning:
     return Returning(
         BatchResult(success=True, metrics={"n": 1}), *uids, final=FinalizeResult(metrics={"n": 1})
     )
+
+
+async def run_locally(db: Any, given: AttemptInput, executor: RoleExecutor) -> AttemptResult:
+    """Run an attempt within a local activity."""
+    environment = ActivityEnvironment()
+    environment.info = replace(
+        environment.info, workflow_id=given.task_id, workflow_run_id=RUN, is_local=True
+    )
+
+    async def run() -> AttemptResult:
+        return await run_attempt(worker_context(db), given, executor)
+
+    running: Awaitable[AttemptResult] = environment.run(run)
+    return await running
 
 
 async def documents(db: Any) -> list[dict[str, Any]]:
@@ -180,14 +199,20 @@ async def test_inline_attempt_that_a_later_one_replaces_ends_at_no_charge(db: An
             return await super().process_batch(batch, ctx)
 
     executor = role_executor(db, attempt(), Replaced(BatchResult(success=True), "u"), may_repeat=True)
-    guarded: Any = InlineExecutor(worker_context(db), attempt(), executor)
-    failure = await failure_of(guarded)
-    assert (failure.kind, failure.current_epoch) == (FailureKind.EPOCH_TAKEN, 3)
+    with pytest.raises(ApplicationError) as caught:
+        await run_locally(db, attempt(), executor)
+    report = caught.value.details[0]
+    assert (report["kind"], report["current_epoch"]) == (FailureKind.EPOCH_TAKEN, 3)
 
 
-def test_inline_attempt_does_not_begin_late() -> None:
-    check_age(attempt())
-    check_age(replace(attempt(), begin_by=time.time() + 5))
+@pytest.mark.parametrize("begin_by", [0.0, time.time() + 600])
+async def test_local_attempt_begins_in_time(db: Any, begin_by: float) -> None:
+    given = replace(attempt(), begin_by=begin_by)
+    assert (await run_locally(db, given, role_executor(db, given, counting("u")))).batches == 1
+
+
+async def test_local_attempt_does_not_begin_late(db: Any) -> None:
+    given = replace(attempt(), begin_by=time.time() - 5)
     with pytest.raises(ApplicationError, match="begins .* s too late") as caught:
-        check_age(replace(attempt(), begin_by=time.time() - 5))
+        await run_locally(db, given, role_executor(db, given, counting("u")))
     assert caught.value.type == reason_codes.NOT_LOCAL

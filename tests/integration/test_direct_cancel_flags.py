@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit.attempt import cancelling
+from flowkit.attempt import supervision
 from flowkit.models import TaskStatus
 from tests.integration.harness import eventually, node, wait_seconds
 from tests.integration.test_cancel_terminate_reset import LONG, cancelled, reset
@@ -105,7 +105,7 @@ async def test_node_backs_off_and_shows_the_reason_if_temporal_rejects_the_cance
         tries.append(reason)
         raise RPCError("not allowed here", RPCStatusCode.PERMISSION_DENIED, b"")
 
-    monkeypatch.setattr(cancelling, "_cancel_own_run", refuse)
+    monkeypatch.setattr(supervision, "_cancel_own_run", refuse)
     await harness.engine()
     await harness.worker()
     task_id = await harness.create(node("a", "paced", inline={"batches": 3, "pause": 1}, **ONCE))
@@ -129,7 +129,7 @@ async def test_flags_of_a_failed_task_are_not_a_cancel(
     async def note(task_id: str, reason: str) -> None:
         asked.append(reason)
 
-    monkeypatch.setattr(cancelling, "_cancel_own_run", note)
+    monkeypatch.setattr(supervision, "_cancel_own_run", note)
     await harness.engine()
     await harness.worker()
     task_id = await harness.create(

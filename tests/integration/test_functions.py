@@ -15,14 +15,13 @@ from flowkit import Coordinator
 from flowkit.client import TaskFailed
 from flowkit.coordinator.adapters import AdapterError, default_adapters
 from flowkit.models import TaskStatus
-from flowkit.workflows import node_context
 from tests.integration.handlers import Gated
 from tests.integration.harness import node, wait_seconds
 
 if TYPE_CHECKING:
     from tests.integration.harness import Harness
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.usefixtures("patient")]
 
 ONCE = {"retry_policy": {"max": 0}}
 SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
@@ -53,12 +52,6 @@ async def markers(harness: Harness, task_id: str) -> int:
     history = await (await harness.handle(task_id)).fetch_history()
     found = [e for e in history.events if e.event_type == EventType.EVENT_TYPE_MARKER_RECORDED]
     return len(found) - 1
-
-
-@pytest.fixture(autouse=True)
-def patient_local_activities(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no local activity time out on a busy machine, since a regular one would follow it."""
-    monkeypatch.setattr(node_context, "MAX_END_SEC", 60.0)
 
 
 async def failure(harness: Harness, task_id: str) -> str:
@@ -94,13 +87,13 @@ async def test_set_merge_incr_and_unset_run_in_sequence(harness: Harness) -> Non
     assert await harness.db.artifacts.count_documents(complete) == len(nodes)
 
 
-async def test_long_sequence_of_functions_runs_as_local_activities_with_one_server_round_trip(
+async def test_long_sequence_of_functions_runs_as_local_activities(
     harness: Harness,
 ) -> None:
     await harness.engine()
     task_id = await harness.create(*(call(f"n{i}", "noop", *([f"n{i - 1}"] if i else [])) for i in range(60)))
     await harness.result(task_id)
-    assert (await activities(harness, task_id), await markers(harness, task_id)) == (["noop"], 59)
+    assert (await activities(harness, task_id), await markers(harness, task_id)) == ([], 60)
 
 
 async def test_parallel_functions_run_as_regular_activities(harness: Harness) -> None:

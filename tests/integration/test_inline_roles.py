@@ -229,7 +229,9 @@ async def test_attempt_that_takes_too_long_continues_as_an_ordinary_one_at_no_ch
     assert await attempts(harness, task_id) == {"n0": ("finished", 2)}
     assert await counts(harness, task_id) == (1, 1)
     await assert_every_batch_counts_once(harness, task_id, "n0", 1)
-    assert "the inline attempt of node n0 took too long; an ordinary attempt follows" in caplog.text
+    assert (
+        "the attempt of node n0 inside the engine took too long; an ordinary attempt follows" in caplog.text
+    )
     assert "Traceback" not in caplog.text
 
 

@@ -81,7 +81,7 @@ class StoppableDatabase:
             else default_adapters(db=self.db),
             identity="engine",
         )
-        return calls.of(name)
+        return calls.activity_for(name)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ async def test_role_attempt_can_wait_for_mongodb_longer_than_its_time_limit(
             return await super().process_batch(batch, ctx)
 
     worker = Worker(db=database.db, handlers={"crawler": Working()})
-    activity = (await worker.open()).of("crawler")
+    activity = (await worker.open()).activity_for("crawler")
     running = asyncio.create_task(database.run(activity, given(input_inline={"batches": 3})))
     await working.wait()
     await database.stop()

@@ -18,8 +18,7 @@ from tests.contract.builders import RUN, TASK, attempt, begun, opened
 from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt import supervision
-from flowkit.attempt.liveness import HeartbeatThrottle
-from flowkit.attempt.supervision import Attempt, WorkerContext
+from flowkit.attempt.supervision import Attempt, HeartbeatThrottle, WorkerContext
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import StoreUnavailable
 from flowkit.models import AttemptResult, FailureKind

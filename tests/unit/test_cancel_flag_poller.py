@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.event_loop import let_other_tasks_run
 
-from flowkit.attempt.liveness import CancelFlagPoller
+from flowkit.attempt.supervision import CancelFlagPoller
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import StoreUnavailable
 

@@ -10,11 +10,14 @@ from temporalio.exceptions import TimeoutError as AttemptTimeout
 from tests.unit.graphs import node, pulling
 
 from flowkit import reason_codes
-from flowkit.attempt.failures import failed_attempt, failure, lost
+from flowkit.attempt.failures import failed_attempt, failure, from_error, lost
+from flowkit.errors import EpochTaken
 from flowkit.graph.validation import parse_graph
-from flowkit.models import NodeState
-from flowkit.workflows.local_attempts import falls_back
-from flowkit.workflows.scheduling.local_activities import LocalActivities, is_inline
+from flowkit.models import FailureKind, NodeState
+from flowkit.workflows.local_attempts import fall_back
+from flowkit.workflows.node import read_failure
+from flowkit.workflows.retry import UNREQUESTED_CANCEL
+from flowkit.workflows.scheduling.local_activities import Streak, is_inline, is_local_function
 from flowkit.workflows.scheduling.streams import Streams
 
 STREAMS = {"start_when": "first_batch", **pulling()}
@@ -56,30 +59,38 @@ def test_function_is_not_inline() -> None:
     assert not inline("f", {"node_id": "f", "type": "coordinator_fn"}, roles=("coordinator_fn",))
 
 
+@pytest.mark.parametrize(
+    ("fn", "ordinary", "local"), [("noop", False, True), ("noop", True, False), ("own", False, False)]
+)
+def test_built_in_function_is_local_unless_it_fell_back(fn: str, ordinary: bool, local: bool) -> None:
+    graph = parse_graph({"nodes": [{"node_id": "f", "type": "coordinator_fn", "io": {"fn": fn}}]})
+    assert is_local_function(graph.nodes[0], NodeState(ordinary=ordinary), functions=("noop",)) is local
+
+
 # --- consecutive local activities -------------------------------------------------------------------------------
 
 
 def test_local_activities_start_in_the_first_second_of_a_streak_and_end_within_two() -> None:
-    local = LocalActivities()
-    local.enter(3, 100.0)
-    assert local.start(100.0) == 2.0
-    assert not local.is_over(100.9)
-    assert local.start(100.9) == pytest.approx(1.1)
-    assert local.is_over(101.0)
+    streak = Streak()
+    streak.enter(3, 100.0)
+    assert streak.start(100.0) == 2.0
+    assert not streak.is_over(100.9)
+    assert streak.start(100.9) == pytest.approx(1.1)
+    assert streak.is_over(101.0)
 
 
 def test_next_workflow_task_begins_without_a_streak() -> None:
-    local = LocalActivities()
-    local.enter(3, 100.0)
-    local.start(100.0)
-    local.hold_for_ordinary()
-    local.enter(3, 100.0)
-    assert local.is_over(102.0)
-    assert local.delays_ordinary
-    local.enter(9, 102.0)
-    assert not local.is_over(102.0)
-    assert not local.delays_ordinary
-    assert local.start(102.0) == 2.0
+    streak = Streak()
+    streak.enter(3, 100.0)
+    streak.start(100.0)
+    streak.hold_for_ordinary()
+    streak.enter(3, 100.0)
+    assert streak.is_over(102.0)
+    assert streak.delays_ordinary
+    streak.enter(9, 102.0)
+    assert not streak.is_over(102.0)
+    assert not streak.delays_ordinary
+    assert streak.start(102.0) == 2.0
 
 
 # --- what follows -----------------------------------------------------------------------------------------------
@@ -94,26 +105,32 @@ def test_next_workflow_task_begins_without_a_streak() -> None:
     ids=["timeout", "not registered"],
 )
 def test_attempt_that_the_engine_cannot_run_falls_back(error: Any) -> None:
-    assert falls_back(error)
+    state = NodeState()
+    failure = fall_back(state, error, read_failure(error) or UNREQUESTED_CANCEL)
+    assert (failure.kind, failure.code) == (FailureKind.HANDOVER, reason_codes.NOT_LOCAL)
+    assert state.ordinary
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "ordinary"),
     [
-        failed_attempt(failure("flaky", "no", permanent=False)),
-        failed_attempt(lost(reason_codes.LEASE_LOST, "the engine stopped")),
-        CancelledError("stop"),
+        (failed_attempt(failure("flaky", "no", permanent=False)), False),
+        (failed_attempt(lost(reason_codes.LEASE_LOST, "the engine stopped")), True),
+        (failed_attempt(from_error(EpochTaken(3))), True),
+        (CancelledError("stop"), False),
     ],
-    ids=["failure", "loss", "cancel"],
+    ids=["failure", "loss", "epoch taken", "cancel"],
 )
-def test_attempt_that_ended_does_not_fall_back(error: Any) -> None:
-    assert not falls_back(error)
+def test_attempt_that_ended_keeps_its_failure(error: Any, ordinary: bool) -> None:
+    state, failed = NodeState(), read_failure(error) or UNREQUESTED_CANCEL
+    assert fall_back(state, error, failed) is failed
+    assert state.ordinary is ordinary
 
 
 def test_no_attempt_begins_late_in_a_workflow_task() -> None:
-    local = LocalActivities()
-    local.enter(3, 100.0)
-    local.start(101.0)
-    local.enter(3, 101.5)
-    assert local.begin_by(10.0) == 105.0
-    assert local.begin_by(2.0) == 101.0
+    streak = Streak()
+    streak.enter(3, 100.0)
+    streak.start(101.0)
+    streak.enter(3, 101.5)
+    assert streak.begin_by(10.0) == 105.0
+    assert streak.begin_by(2.0) == 101.0

@@ -30,6 +30,11 @@ engine that was frozen meanwhile would run local activities of a state that is o
 """
 
 
+def is_local_function(node: Node, state: NodeState, *, functions: Collection[str]) -> bool:
+    """Return whether a node calls one of the built-in `functions`, which may run inside the engine."""
+    return node.is_function and node.io.fn in functions and not state.ordinary
+
+
 def is_inline(node: Node, state: NodeState, *, roles: Collection[str], streams: Streams) -> bool:
     """Return whether attempts of a node may run inside the engine, which hosts `roles`.
 
@@ -46,8 +51,8 @@ def is_inline(node: Node, state: NodeState, *, roles: Collection[str], streams: 
     )
 
 
-class LocalActivities:
-    """The streak of local activities of a task, and what must wait for its end."""
+class Streak:
+    """The local activities that follow each other in a workflow task, and what must wait for their end."""
 
     def __init__(self) -> None:
         self._workflow_task = -1

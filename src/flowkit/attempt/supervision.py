@@ -1,5 +1,8 @@
 """Runs an attempt as a Temporal activity: heartbeats, cancellation, time limit, hand-over. An executor does the work.
 
+`run_attempt` is the way of every attempt of a role or function, ordinary or local. A local one runs as a local activity
+of an engine. It ends soon, so it sends no heartbeats and reads no cancel flags.
+
 This code runs on the event loop of Temporal's worker. An executor that blocks its own loop therefore keeps its lease
 and still times out.
 """
@@ -9,24 +12,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+from temporalio.service import RPCError
 
 from flowkit import reason_codes
 from flowkit.adapters.retry import AttemptClock, measured_by, retry_while_unavailable
 from flowkit.adapters.tasks.cancel_flags import Flagged
-from flowkit.attempt.cancelling import pending, request_cancel
-from flowkit.attempt.failures import failed_attempt, from_error, handed_over, lost, timed_out, unexpected
-from flowkit.attempt.liveness import CancelFlagPoller, HeartbeatThrottle, restart_on_error
+from flowkit.adapters.tasks.epochs import Epochs
+from flowkit.attempt.failures import (
+    failed_attempt,
+    from_error,
+    handed_over,
+    lost,
+    not_now,
+    timed_out,
+    unexpected,
+)
 from flowkit.attempt.steps import check_database
-from flowkit.errors import FlowKitError
+from flowkit.errors import EpochTaken, Fenced, FlowKitError
+from flowkit.models import COORDINATOR_FN
+from flowkit.text import clean, error_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from flowkit.adapters.tasks.cancel_flags import CancelFlag
     from flowkit.adapters.tasks.task_store import TaskStore
@@ -46,6 +62,21 @@ _ABORT_TIMEOUT_SEC = 5.0
 
 _DELIVERY_SEC = 30.0
 """How long an attempt that a cancel flag stopped waits for Temporal to cancel it."""
+
+
+_RPC_TIMEOUT = timedelta(seconds=10)
+
+HEARTBEAT_THROTTLE = timedelta(seconds=1)
+"""Maximum time until an attempt sees a cancel or Terminate. Temporal's default is most of the lease."""
+
+_HEARTBEAT_SEC = 1.0
+_MAX_HEARTBEATS_PER_SEC = 20
+"""Limit for all attempts of a process together. With more attempts, each sends fewer heartbeats.
+
+Cancels are not delayed, because the cancel flags also report them.
+"""
+
+_AFTER_ERROR_SEC = 1.0
 
 
 class AttemptFailed(Exception):
@@ -87,6 +118,23 @@ class WorkerContext:
         return HeartbeatThrottle()
 
 
+async def run_attempt(
+    worker: WorkerContext,
+    attempt: AttemptInput,
+    executor: AttemptExecutor,
+    waits_for: Callable[[], str | None] = lambda: None,
+) -> AttemptResult:
+    """Run the executor within the current activity, local or not, and return its result.
+
+    `waits_for` returns what the attempt waits for at the moment; the heartbeats show it. Raise ApplicationError or
+    CancelledError, as the workflow expects.
+    """
+    if not activity.info().is_local:
+        return await Attempt(worker, attempt, executor, waits_for).run()
+    _check_age(attempt)
+    return await LocalAttempt(worker, attempt, executor).run()
+
+
 class Attempt:
     """Runs one executor within one Temporal activity."""
 
@@ -117,8 +165,7 @@ class Attempt:
                 lost(reason_codes.LEASE_LOST, "the worker that ran this attempt stopped sending heartbeats")
             )
         with measured_by(self._clock):
-            guard = run_checked(self._worker, self._attempt, self._executor)
-            work = asyncio.create_task(self._worker.portal.run_to_end(guard))
+            work = asyncio.create_task(self._worker.portal.run_to_end(self._run_checked()))
         supervision = self._start_supervision()
         try:
             with self._worker.heartbeats.attempt():
@@ -130,6 +177,23 @@ class Attempt:
             for task in (work, self._supervision, self._flag_failure):
                 if task is not None:
                     task.cancel()
+
+    async def _run_checked(self) -> AttemptResult:
+        """Check that engine and worker share a database, then run the executor. Raise AttemptFailed, or Flagged as is."""
+        try:
+            ours = await retry_while_unavailable(self._worker.tasks.deployment)
+            check_database(self._attempt, ours, "worker")
+            return await self._run_executor()
+        except (AttemptFailed, Flagged):
+            raise
+        except FlowKitError as error:
+            raise AttemptFailed(from_error(error)) from None
+        except Exception as error:
+            _logger.exception("the attempt of node %s failed unexpectedly", self._attempt.node_id)
+            raise AttemptFailed(unexpected(error)) from None
+
+    async def _run_executor(self) -> AttemptResult:
+        return await self._executor.run()
 
     def _start_supervision(self) -> asyncio.TimerHandle:
         """Return the timer that starts the supervision. A very short attempt ends before it, and costs no task."""
@@ -172,7 +236,9 @@ class Attempt:
         raise AttemptFailed(handed_over("the process that runs the attempt is shutting down"))
 
     async def _stopped_for(self, flag: CancelFlag) -> AttemptResult:
-        self._flag_failure = self._flag_failure or asyncio.create_task(self._report_flag(flag))
+        self._flag_failure = self._flag_failure or asyncio.create_task(
+            report_flag(self._attempt, flag, delivery_sec=_DELIVERY_SEC)
+        )
         return await self._await_cancel(self._flag_failure)
 
     async def _await_cancel(self, flag_failure: asyncio.Task[AttemptFailure]) -> AttemptResult:
@@ -182,14 +248,6 @@ class Attempt:
         except asyncio.CancelledError:
             raise self._interruption_error() from None
         raise AttemptFailed(failure)
-
-    async def _report_flag(self, flag: CancelFlag) -> AttemptFailure:
-        """Report the flag to Temporal. Return the failure to use if Temporal does not cancel the attempt."""
-        refused = await request_cancel(self._attempt, flag)
-        if refused is not None:
-            return refused
-        await asyncio.sleep(_DELIVERY_SEC)
-        return pending(flag)
 
     async def _interrupted(self, work: asyncio.Task[AttemptResult]) -> None:
         """Stop the executor after Temporal cancelled the activity, and raise the error that fits the reason."""
@@ -275,7 +333,9 @@ class Attempt:
                 await asyncio.sleep(self._worker.cancel_poll_sec)
                 flag = await self._flag()
         self._request_stop(flag.reason)
-        self._flag_failure = self._flag_failure or asyncio.create_task(self._report_flag(flag))
+        self._flag_failure = self._flag_failure or asyncio.create_task(
+            report_flag(self._attempt, flag, delivery_sec=_DELIVERY_SEC)
+        )
         failure = await asyncio.shield(self._flag_failure)
         await asyncio.sleep(self._attempt.cancel_grace_sec)
         if not self._forced_end.done():
@@ -293,21 +353,189 @@ class Attempt:
         return flag if flag is not None and flag.concerns(self._info.workflow_run_id) else None
 
 
-async def run_checked(
-    worker: WorkerContext, attempt: AttemptInput, executor: AttemptExecutor
-) -> AttemptResult:
-    """Check that engine and worker share a database, then run the executor. Raise AttemptFailed, or Flagged as is."""
+class LocalAttempt(Attempt):
+    """Runs one executor within one local activity.
+
+    Temporal's time limit of the local activity cancels the executor, as a shutdown of the engine does. The engine may
+    also be frozen so long that another engine continues the workflow.
+    """
+
+    async def _run_executor(self) -> AttemptResult:
+        """Run the executor. An attempt that another one has replaced uses no retry, because both may be current."""
+        try:
+            return await super()._run_executor()
+        except Fenced as error:
+            epochs, attempt = Epochs(self._worker.tasks.database), self._attempt
+            current = await retry_while_unavailable(lambda: epochs.current(attempt))
+            raise (EpochTaken(current) if current > attempt.epoch else error) from None
+
+    async def _supervise(self) -> None:
+        """Do nothing: a local activity cannot send heartbeats, and it ends before its lease would be renewed."""
+
+    async def _stopped_for(self, flag: CancelFlag) -> AttemptResult:
+        """Report the flag, and yield: Temporal cannot cancel a local activity, but it cancels the next attempt."""
+        raise AttemptFailed(await report_flag(self._attempt, flag))
+
+    def _interruption_error(self) -> BaseException:
+        """Return the error that ends the attempt. After the time limit, Temporal no longer waits for it."""
+        details = activity.cancellation_details()
+        if details is not None and (details.cancel_requested or details.worker_shutdown):
+            return super()._interruption_error()
+        attempt, advice = self._attempt, ""
+        if attempt.role != COORDINATOR_FN:
+            advice = f". If most attempts of role {attempt.role} take a second or more, its handler should not be inline"
+        text = f"the attempt of node {attempt.node_id} inside the engine took too long"
+        _logger.warning("%s; an ordinary attempt follows%s", text, advice)
+        return refuse_local(text)
+
+
+def _check_age(attempt: AttemptInput) -> None:
+    """Raise ApplicationError if a local attempt must not begin any more. An ordinary attempt follows."""
+    late = time.time() - attempt.begin_by
+    if attempt.begin_by and late > 0:
+        raise refuse_local(
+            f"the attempt of node {attempt.node_id} inside the engine begins {late:.1f} s too late: the engine is "
+            "overloaded, was suspended, or its clock differs from that of the Temporal server"
+        )
+
+
+def refuse_local(message: str) -> ApplicationError:
+    """Return the error with which an engine refuses a local attempt. An ordinary attempt follows.
+
+    It is expected, so Temporal's log shows no traceback for it.
+    """
+    return ApplicationError(
+        message, type=reason_codes.NOT_LOCAL, non_retryable=True, category=ApplicationErrorCategory.BENIGN
+    )
+
+
+async def report_flag(
+    attempt: AttemptInput, flag: CancelFlag, *, delivery_sec: float = 0.0
+) -> AttemptFailure:
+    """Report a cancel flag to Temporal. Return the failure of the attempt, which must stop because of it.
+
+    If the workflow set the flag, Temporal is about to deliver the cancel. If another client wrote the flag into the
+    document, request that Temporal cancel the run. Temporal has `delivery_sec` seconds to cancel the attempt itself.
+    Otherwise the attempt yields: the workflow retries it later and shows the reason in the task document.
+    """
+    refused = await _request_cancel(attempt, flag)
+    if refused is None:
+        await asyncio.sleep(delivery_sec)
+    return refused or pending(flag)
+
+
+async def _request_cancel(attempt: AttemptInput, flag: CancelFlag) -> AttemptFailure | None:
+    """Request that Temporal cancel the attempt's own run, unless the workflow itself set the flag.
+
+    Return the failure of the attempt if Temporal rejects the request, otherwise None.
+    """
+    if flag.run_id is not None:
+        return None
     try:
-        await _check_deployment(worker, attempt)
-        return await executor.run()
-    except (AttemptFailed, Flagged):
-        raise
-    except FlowKitError as error:
-        raise AttemptFailed(from_error(error)) from None
-    except Exception as error:
-        _logger.exception("the attempt of node %s failed unexpectedly", attempt.node_id)
-        raise AttemptFailed(unexpected(error)) from None
+        await _cancel_own_run(attempt.task_id, flag.reason)
+    except (RPCError, RuntimeError) as error:
+        why = error_text(error)
+        _logger.warning(
+            "task %s has a cancel flag, but Temporal rejects the cancel request: %s", attempt.task_id, why
+        )
+        text = (
+            f"coordinator.cancelled is set in the task document, but Temporal rejected the cancel of the "
+            f"workflow ({why}): allow this worker to cancel workflows, or unset the flag"
+        )
+        return not_now(reason_codes.CANCEL_REFUSED, text)
+    return None
 
 
-async def _check_deployment(worker: WorkerContext, attempt: AttemptInput) -> None:
-    check_database(attempt, await retry_while_unavailable(worker.tasks.deployment), "worker")
+async def _cancel_own_run(task_id: str, reason: str) -> None:
+    run = activity.client().get_workflow_handle(task_id, run_id=activity.info().workflow_run_id)
+    await run.cancel(reason=clean(reason), rpc_timeout=_RPC_TIMEOUT)
+
+
+def pending(flag: CancelFlag) -> AttemptFailure:
+    """Return the failure of an attempt that stopped because of a cancel flag before Temporal cancelled it."""
+    raised_by = "the task document" if flag.run_id is None else f"run {flag.run_id} of the workflow"
+    return not_now(
+        reason_codes.CANCEL_PENDING,
+        f"cancel requested by {raised_by} ({flag.reason}); Temporal has not cancelled the attempt yet",
+    )
+
+
+async def restart_on_error(loop: Callable[[], Awaitable[None]], node_id: str) -> None:
+    """Run one of the background loops of an attempt. Log an unexpected error and run the loop again.
+
+    An error in one loop must not end the attempt or its other loops, such as its heartbeats.
+    """
+    while True:
+        try:
+            await loop()
+        except Exception:
+            _logger.exception("background work for node %s failed; retrying", node_id)
+            await asyncio.sleep(_AFTER_ERROR_SEC)
+        else:
+            return
+
+
+class HeartbeatThrottle:
+    """Limits the rate of the heartbeats of a process, however many attempts it runs."""
+
+    def __init__(self) -> None:
+        self._attempts = 0
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Count an attempt while it runs."""
+        self._attempts += 1
+        try:
+            yield
+        finally:
+            self._attempts -= 1
+
+    def pause_sec(self, lease_ttl_sec: float) -> float:
+        """Return the seconds between two heartbeats of an attempt, at most a quarter of its lease."""
+        return heartbeat_pause_sec(self._attempts, lease_ttl_sec)
+
+
+def heartbeat_pause_sec(attempts: int, lease_ttl_sec: float) -> float:
+    """Return the seconds between two heartbeats of each of `attempts` attempts, at most a quarter of the lease."""
+    return min(max(_HEARTBEAT_SEC, attempts / _MAX_HEARTBEATS_PER_SEC), lease_ttl_sec / 4)
+
+
+class CancelFlagPoller:
+    """Reads the cancel flags of all tasks that have attempts in this process with a single query."""
+
+    def __init__(self, tasks: TaskStore, portal: LoopPortal, every_sec: float) -> None:
+        self._tasks = tasks
+        self._portal = portal
+        self._every_sec = every_sec
+        self._watched: Counter[str] = Counter()
+        self._read: asyncio.Task[set[str]] | None = None
+        self._read_at = 0.0
+
+    @contextmanager
+    def watching(self, task_id: str) -> Iterator[None]:
+        """Include the flags of this task in the reads while the block runs."""
+        self._watched[task_id] += 1
+        try:
+            yield
+        finally:
+            self._watched[task_id] -= 1
+            if not self._watched[task_id]:
+                del self._watched[task_id]
+
+    async def any_set(self, task_id: str) -> bool:
+        """Return whether the task had a cancel flag at the latest read, which ended at most `every_sec` seconds ago.
+
+        Only one read is in progress at a time: those of a large document may take longer than `every_sec`, and would
+        pile up in MongoDB.
+        """
+        due = time.monotonic() - self._read_at >= self._every_sec
+        if self._read is None or (self._read.done() and due):
+            self._read = asyncio.create_task(self._portal.run(self._tasks.flagged([*self._watched])))
+            self._read.add_done_callback(self._ended)
+        return task_id in await asyncio.shield(self._read)
+
+    def _ended(self, read: asyncio.Task[set[str]]) -> None:
+        """Note when a read ended. A caller that waits for it receives its error."""
+        self._read_at = time.monotonic()
+        if not read.cancelled():
+            read.exception()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flowkit.activities.local_attempts import refuse_inline
+from flowkit.activities.role_attempt import refuse_inline
 from flowkit.adapters.remote_database import RemoteDatabase
 from flowkit.config import WorkerConfig
 from flowkit.coordinator.handler_thread import HandlerThread
@@ -78,7 +78,9 @@ class HostedRoles:
     @property
     def local_activity(self) -> Callable[..., Any]:
         """The local activity that runs the attempts of inline roles, or refuses all if there are none."""
-        return refuse_inline if self._activities is None else self._activities.inline(self.inline_roles)
+        return (
+            refuse_inline if self._activities is None else self._activities.inline_activity(self.inline_roles)
+        )
 
     def pollers(self, client: Client) -> list[temporal.Worker]:
         """Return the Temporal workers of the roles' task queues, for the loop that runs the engine's workers."""

@@ -15,13 +15,12 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from flowkit.activities.builtin_functions import detector_of
 from flowkit.activities.conditions import ConditionActivities
 from flowkit.activities.function_attempt import FunctionActivities, built_in
-from flowkit.activities.local_attempts import refuse_inline
+from flowkit.activities.role_attempt import refuse_inline
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.activities.threads import Threads
 from flowkit.adapters.limits.rules import Limits
 from flowkit.adapters.worker_events import WorkerEvents
-from flowkit.attempt.liveness import HEARTBEAT_THROTTLE
-from flowkit.attempt.supervision import WorkerContext
+from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
 from flowkit.engine.limits.activities import SlotActivities
 from flowkit.errors import ConfigError
 from flowkit.graph.validation import RESERVED_FUNCTIONS
@@ -180,7 +179,7 @@ def engine_activities(
         *own.all,
         *conditions.all,
         *(SlotActivities(grants, portal).all if grants else []),
-        *([calls.of(name) for name in calls.functions] if by_name else [calls.any()]),
+        *([calls.activity_for(name) for name in calls.functions] if by_name else [calls.dynamic_activity()]),
     ]
 
 
@@ -240,7 +239,7 @@ def function_worker(
     return Worker(
         client,
         task_queue=function_queue(config.queue),
-        activities=[calls.any()],
+        activities=[calls.dynamic_activity()],
         identity=identity,
         max_concurrent_activities=config.function_slots,
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,

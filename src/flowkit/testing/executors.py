@@ -95,7 +95,9 @@ async def executors(
     engine = engine_activities(**stores, settings=settings, calls=calls, by_name=True)
     by_name = {activity_name(each): each for each in engine}
     try:
-        yield Executors(settings=settings, signals=Signals(), _engine=by_name, _role=(await worker.open()).of)
+        yield Executors(
+            settings=settings, signals=Signals(), _engine=by_name, _role=(await worker.open()).activity_for
+        )
     finally:
         await worker.stop()
 

@@ -26,8 +26,7 @@ from flowkit.adapters.dispatches.store import DispatchStore
 from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.background import Health, error_summary
-from flowkit.attempt.liveness import HEARTBEAT_THROTTLE
-from flowkit.attempt.supervision import WorkerContext
+from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
 from flowkit.config import WorkerConfig
 from flowkit.connection import WorkerThread, connect
 from flowkit.core.loop_portal import LoopPortal
@@ -223,7 +222,7 @@ class Worker:
         return temporal.Worker(
             client,
             task_queue=role_queue(self.cfg.queue, role),
-            activities=[activities.of(role)],
+            activities=[activities.activity_for(role)],
             identity=self.worker_id,
             max_concurrent_activities=self.cfg.slots(role),
             max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
