@@ -27,7 +27,7 @@ from flowkit.models import AttemptInput, AttemptResult
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from flowkit.activities.threads import Threads
+    from flowkit.activities.calls import Threads
     from flowkit.adapters.artifacts import ArtifactStore
 
 Function = Any

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
 
-    from flowkit.activities.threads import Threads
+    from flowkit.activities.calls import Threads
 
 _END = object()
 

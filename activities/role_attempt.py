@@ -13,7 +13,7 @@ from temporalio import activity
 
 from flowkit import reason_codes, temporal_names
 from flowkit.activities.batches.backpressure import backpressure
-from flowkit.activities.batches.batch_sources import Input, InputSettings, Wait
+from flowkit.activities.batches.inputs import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
 from flowkit.activities.processes import ProcessDied
 from flowkit.activities.results import as_final, as_result, payload_uid, unsuccessful
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from flowkit.activities.handler_calls import HandlerInvoker
     from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
     from flowkit.activities.processes import ProcessPool
-    from flowkit.activities.worker_registration import EventLog
     from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.worker.registration import EventLog
 
 _logger = logging.getLogger("flowkit.worker")
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from tests.contract.builders import RUN, WORKER
 
+from flowkit.activities.calls import Threads
 from flowkit.activities.function_attempt import BuiltInFunctionExecutor, FunctionExecutor
 from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
 from flowkit.activities.role_attempt import RoleContext, RoleExecutor
-from flowkit.activities.threads import Threads
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.failures import from_error
@@ -23,9 +23,9 @@ from flowkit.errors import FlowKitError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from flowkit.activities.batches.batch_sources import InputSettings
-    from flowkit.activities.worker_registration import EventLog
+    from flowkit.activities.batches.inputs import InputSettings
     from flowkit.models import AttemptFailure, AttemptInput
+    from flowkit.worker.registration import EventLog
 
 
 class Returning(RoleHandler):

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of
 
-from flowkit.activities import attempt_log, worker_registration
-from flowkit.activities.worker_registration import EventLog
+from flowkit.activities import attempt_log
 from flowkit.adapters.worker_events import WorkerEvents, batch_failed, batch_ok, heartbeat
 from flowkit.attempt.supervision import AttemptFailed
 from flowkit.models import AttemptFailure, FailureKind
+from flowkit.worker import registration as worker_registration
+from flowkit.worker.registration import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from tests.unit.bridge_records import lease
 from tests.unit.bridge_records import record as dispatch_record
 
 from flowkit.activities.batches import backpressure
-from flowkit.activities.batches.batch_sources import InputSettings
+from flowkit.activities.batches.inputs import InputSettings
 from flowkit.activities.batches.puller import Puller
 from flowkit.activities.handlers import BatchResult
 from flowkit.adapters.claims import Claims

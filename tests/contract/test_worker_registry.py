@@ -13,13 +13,13 @@ from tests.contract.drivers import DRIVERS, connected
 from tests.contract.recording_database import RecordingDatabase, conflicts
 from tests.integration.harness import eventually
 
-from flowkit.activities.worker_registration import WorkerRegistration
 from flowkit.adapters.mongo import moment
 from flowkit.adapters.worker_events import WorkerEvents, done
 from flowkit.adapters.worker_registry import HostedHandler, WorkerRegistry
 from flowkit.errors import StoreRefused, StoreUnavailable
 from flowkit.local.ports import HOST, free_port
 from flowkit.testing import memory_database
+from flowkit.worker.registration import WorkerRegistration
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

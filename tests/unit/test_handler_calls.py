@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.unit.event_loop import let_other_tasks_run
 
-from flowkit.activities.batches.batch_sources import as_batch
+from flowkit.activities.batches.inputs import as_batch
+from flowkit.activities.calls import Threads
 from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handlers import Batch, BatchResult
 from flowkit.activities.results import as_result
-from flowkit.activities.threads import Threads
 from flowkit.adapters.retry import AttemptClock, measured_by
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowkit.activities.batches.batch_sources import Input, InputSettings
+from flowkit.activities.batches.inputs import Input, InputSettings
 from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handlers import RoleHandler
 from flowkit.adapters.tasks.task_store import TaskStore

@@ -13,11 +13,11 @@ from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from flowkit.activities.builtin_functions import detector_of
+from flowkit.activities.calls import Threads
 from flowkit.activities.conditions import ConditionActivities
 from flowkit.activities.function_attempt import FunctionActivities, built_in
 from flowkit.activities.role_attempt import refuse_inline
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
-from flowkit.activities.threads import Threads
 from flowkit.adapters.limits.rules import Limits
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import worker as temporal
 
-from flowkit.activities.batches.batch_sources import InputSettings
+from flowkit.activities.batches.inputs import InputSettings
+from flowkit.activities.calls import Threads
 from flowkit.activities.echo import EchoHandler
 from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handler_versions import hosted_handlers
 from flowkit.activities.handlers import RoleHandler
 from flowkit.activities.processes import ProcessPool
 from flowkit.activities.role_attempt import RoleActivities, RoleContext
-from flowkit.activities.threads import Threads
-from flowkit.activities.worker_registration import WorkerRegistration
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches.store import DispatchStore
 from flowkit.adapters.notifications import ByteBudget
@@ -42,15 +41,16 @@ from flowkit.validation.arguments import (
     roles_problem,
     settings_problem,
 )
+from flowkit.worker.registration import WorkerRegistration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from temporalio.client import Client
 
-    from flowkit.activities.worker_registration import EventLog
     from flowkit.adapters.worker_registry import HostedHandler
     from flowkit.core.time import Clock
+    from flowkit.worker.registration import EventLog
 
 __all__ = ["Worker", "WorkerConfig"]
 
