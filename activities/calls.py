@@ -1,17 +1,22 @@
-"""Threads for plain functions, which must not block an event loop."""
+"""Calls the functions of users: plain ones run on threads, so that they do not block an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
+import inspect
 import logging
+from collections.abc import AsyncIterable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.adapters.retry import clock_stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
 
 T = TypeVar("T")
 
@@ -20,9 +25,11 @@ _logger = logging.getLogger("flowkit.worker")
 _MAX_THREADS = 10_000
 """Thread limit of one executor; high enough that only `slots` limits the calls."""
 
+_END = object()
+
 
 class Threads:
-    """Runs up to `slots` calls at once.
+    """Calls functions, up to `slots` plain ones at once.
 
     Python cannot stop a thread. A call whose caller was cancelled keeps its thread until it returns, and `leaked`
     counts that thread until then. The call's slot becomes free at once, so another thread can take its place.
@@ -38,19 +45,57 @@ class Threads:
         """Return the number of threads that still run a call whose caller was cancelled."""
         return len(self._leaked)
 
-    async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Run `function` on a thread and return its result.
+    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `function` and return its result. A coroutine function runs on the current loop, a plain one on a thread.
 
         The time spent waiting for a free slot does not count toward the attempt's time limit.
         """
+        if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
+            return await function(*args, **kwargs)
+        result = await self._run(functools.partial(function, *args, **kwargs))
+        return await result if inspect.isawaitable(result) else result
+
+    async def iterate(self, function: Callable[..., Any], *args: Any) -> AsyncGenerator[Any, None]:
+        """Yield the items of `function`, a generator function or one that returns an iterable, asynchronous or plain.
+
+        Raise TypeError if it returns anything else.
+        """
+        if inspect.isasyncgenfunction(function):
+            produced: Any = function(*args)
+        else:
+            produced = await self.call(function, *args)
+        if isinstance(produced, AsyncIterable):
+            async with _closing(produced):
+                async for item in produced:
+                    yield item
+            return
+        if not isinstance(produced, Iterable):
+            raise TypeError(
+                f"{function.__qualname__} must yield batches, not return {type(produced).__name__}"
+            )
+        async with aclosing(self._iterate_on_thread(iter(produced))) as items:
+            async for item in items:
+                yield item
+
+    async def _iterate_on_thread(self, items: Iterator[Any]) -> AsyncGenerator[Any, None]:
+        """Yield the items. A plain generator runs, and is closed, on a thread, because it may block."""
+        while (item := await self._run(next, items, _END)) is not _END:
+            try:
+                yield item
+            except GeneratorExit:
+                if (close := getattr(items, "close", None)) is not None:
+                    await self._run(close)
+                raise
+
+    async def _run(self, function: Callable[..., T], *args: Any) -> T:
         with clock_stopped():
             await self._free.acquire()
         try:
-            return await self._call(function, *args)
+            return await self._run_on_thread(function, *args)
         finally:
             self._free.release()
 
-    async def _call(self, function: Callable[..., T], *args: Any) -> T:
+    async def _run_on_thread(self, function: Callable[..., T], *args: Any) -> T:
         context = contextvars.copy_context()
         running = self._executor.submit(context.run, _without_stop_iteration, function, *args)
         try:
@@ -72,6 +117,11 @@ class Threads:
     def close(self) -> None:
         """Shut down without waiting; each thread exits when its current call returns."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _closing(items: AsyncIterable[Any]) -> AbstractAsyncContextManager[Any]:
+    """Return a context manager that closes `items` at its end, if `items` is a generator."""
+    return aclosing(items) if inspect.isasyncgen(items) else nullcontext()
 
 
 def _without_stop_iteration(function: Callable[..., T], *args: Any) -> T:

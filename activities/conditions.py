@@ -13,8 +13,7 @@ from temporalio import activity
 
 from flowkit import temporal_names
 from flowkit.activities.condition_process import ConditionProcess
-from flowkit.activities.stored_tasks import check_database
-from flowkit.activities.tasks import heartbeats
+from flowkit.activities.tasks import check_database, heartbeats
 from flowkit.adapters.tasks.condition_reads import ConditionReads
 from flowkit.attempt.failures import cut, refusal
 from flowkit.errors import AdapterError, BadCondition, FlowKitError, StoreRefused

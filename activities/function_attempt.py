@@ -156,7 +156,7 @@ class FunctionExecutor:
     async def _invoke(self) -> Any:
         arguments = self._arguments()
         check_arguments(self._attempt.io.fn, self._function, self._attempt.task_id, arguments)
-        return await called(self._threads, self._function, self._attempt.task_id, arguments)
+        return await self._threads.call(self._function, self._attempt.task_id, **arguments)
 
     def _arguments(self) -> dict[str, Any]:
         """Return `fn_args`. A `target` without a `node_id` gets the id of this node.
@@ -251,11 +251,3 @@ def _signature(function: Function) -> inspect.Signature | None:
 def _built_in_signature(method: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a built-in function. Cached because it takes as long as the rest of the call."""
     return inspect.signature(method.__get__(object()))
-
-
-async def called(threads: Threads, function: Function, task_id: str, arguments: Mapping[str, Any]) -> Any:
-    """Call `function` and return its result. A plain function runs on a thread, so that it does not block the loop."""
-    if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
-        return await function(task_id, **arguments)
-    result = await threads.run(functools.partial(function, task_id, **arguments))
-    return await result if inspect.isawaitable(result) else result

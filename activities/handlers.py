@@ -1,7 +1,11 @@
-"""The handler interface: RoleHandler, Batch and the results (spec: RoleHandler). Public modules re-export them."""
+"""The handler interface: RoleHandler, Batch, the results, and the built-in EchoHandler (spec: RoleHandler, EchoHandler).
+
+Public modules re-export them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
@@ -87,3 +91,20 @@ class RoleHandler:
         if isinstance(exc, (TypeError, ValueError, KeyError)):
             return reason_codes.BAD_INPUT, True
         return reason_codes.UNEXPECTED_ERROR, False
+
+
+_STEPS = 5
+_STEP_SEC = 0.05
+
+
+class EchoHandler(RoleHandler):
+    """Processes a batch in about a quarter of a second and returns the number of steps as a metric."""
+
+    role = "echo"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Run five short steps and check for a cancel before each one."""
+        for _ in range(_STEPS):
+            await ctx.raise_if_cancelled()
+            await ctx.cancellable(asyncio.sleep(_STEP_SEC))
+        return BatchResult(success=True, metrics={"echoed": _STEPS})

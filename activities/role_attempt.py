@@ -15,8 +15,8 @@ from flowkit import reason_codes, temporal_names
 from flowkit.activities.batches.backpressure import backpressure
 from flowkit.activities.batches.inputs import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
+from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.activities.processes import ProcessDied
-from flowkit.activities.results import as_final, as_result, payload_uid, unsuccessful
 from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.adapters.tasks.attempt_writes import TriedBefore
@@ -27,6 +27,7 @@ from flowkit.attempt.steps import complete_end
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
 from flowkit.errors import EpochTaken, FlowKitError
 from flowkit.graph.input_adapters import inline_of
+from flowkit.hashing import stable_hash
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 from flowkit.text import error_text
 
@@ -36,13 +37,12 @@ if TYPE_CHECKING:
 
     from temporalio.exceptions import ApplicationError
 
-    from flowkit.activities.attempt_log import AttemptLog
+    from flowkit.activities.attempt_log import AttemptLog, EventLog
     from flowkit.activities.batches.backpressure import Backpressure
-    from flowkit.activities.handler_calls import HandlerInvoker
-    from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
+    from flowkit.activities.calls import Threads
+    from flowkit.activities.handlers import Batch, RoleHandler
     from flowkit.activities.processes import ProcessPool
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.worker.registration import EventLog
 
 _logger = logging.getLogger("flowkit.worker")
 
@@ -53,7 +53,7 @@ class RoleContext:
 
     artifacts: ArtifactStore
     handlers: Mapping[str, RoleHandler]
-    invoker: HandlerInvoker
+    threads: Threads
     inputs: InputSettings = field(default_factory=InputSettings)
     processes: ProcessPool | None = None
     clock: Any = None
@@ -124,7 +124,7 @@ class RoleExecutor:
         self._attempt = attempt
         self._roles = roles
         self._handler = roles.handlers[attempt.role]
-        self._invoker = roles.invoker
+        self._threads = roles.threads
         self._tasks = worker.tasks
         self._artifacts = roles.artifacts
         self._worker_id = worker.worker_id
@@ -225,14 +225,14 @@ class RoleExecutor:
             raise AttemptFailed(failure(reason_codes.CANCELLED_BY_WORKER, text, permanent=False)) from None
 
     async def _handle(self) -> FinalizeResult:
-        attempt, handler, invoker = self._attempt, self._handler, self._invoker
-        await invoker.call(handler.init, self._info())
-        loaded = await invoker.call(handler.load_input, attempt.io.input_ref, inline_of(attempt))
+        attempt, handler, threads = self._attempt, self._handler, self._threads
+        await threads.call(handler.init, self._info())
+        loaded = await threads.call(handler.load_input, attempt.io.input_ref, inline_of(attempt))
         with backpressure(attempt, self._artifacts, self._tasks) as self._ahead:
             source = Input(
                 attempt=attempt,
                 handler=handler,
-                invoker=invoker,
+                threads=threads,
                 artifacts=self._artifacts,
                 tasks=self._tasks,
                 settings=self._roles.inputs,
@@ -242,7 +242,7 @@ class RoleExecutor:
             async with aclosing(source.batches(loaded)) as batches:
                 while await self._process_next(batches):
                     pass
-        return as_final(await invoker.call(handler.finalize, self._ctx))
+        return _as_final(await threads.call(handler.finalize, self._ctx))
 
     async def _process_next(self, batches: AsyncGenerator[Batch, None]) -> bool:
         """Process the next batch. Return False if there is none.
@@ -267,7 +267,7 @@ class RoleExecutor:
         }
 
     async def _process(self, batch: Batch) -> None:
-        uid = batch.batch_uid or payload_uid(batch)
+        uid = batch.batch_uid or _payload_uid(batch)
         try:
             result = as_result(await self._call_handler(batch))
         except UNSTORABLE as error:
@@ -277,7 +277,7 @@ class RoleExecutor:
         except Exception as error:
             raise await self._failed_batch(uid, self._classified(error)) from error
         if not result.success:
-            raise await self._failed_batch(uid, unsuccessful(result))
+            raise await self._failed_batch(uid, _unsuccessful(result))
         await self._store(uid, result)
         self._batches += 1
         self._batch_stored(uid)
@@ -287,7 +287,7 @@ class RoleExecutor:
     async def _call_handler(self, batch: Batch) -> Any:
         hook, processes = self._handler.process_batch, self._roles.processes
         if processes is None or inspect.iscoroutinefunction(hook):
-            return await self._invoker.call(hook, batch, self._ctx)
+            return await self._threads.call(hook, batch, self._ctx)
         return await processes.process(self._attempt.role, batch, self._ctx)
 
     async def _store(self, uid: str, result: BatchResult) -> None:
@@ -314,3 +314,37 @@ class RoleExecutor:
         except Exception:
             _logger.exception("classify_error of role %s raised an exception", self._attempt.role)
             return unexpected(error)
+
+
+def _payload_uid(batch: Batch) -> str:
+    """Return the uid for a batch that has none: a hash of its payload. Raise TypeError if JSON cannot hold it."""
+    try:
+        return stable_hash({"payload": batch.payload})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"a batch without batch_uid needs a payload that is valid JSON: {error}") from None
+
+
+def as_result(given: Any) -> BatchResult:
+    """Return `given`, the result of `process_batch`. Raise TypeError if it is not a BatchResult."""
+    if isinstance(given, BatchResult):
+        return given
+    raise TypeError(
+        f"process_batch must return BatchResult(success=..., metrics={{...}}), not {type(given).__name__}"
+    )
+
+
+def _as_final(given: Any) -> FinalizeResult:
+    """Return `given`, the result of `finalize`, or an empty result for None. Raise TypeError for anything else."""
+    if given is None:
+        return FinalizeResult()
+    if isinstance(given, FinalizeResult):
+        return given
+    raise TypeError(
+        f"finalize must return FinalizeResult(metrics={{...}}) or None, not {type(given).__name__}"
+    )
+
+
+def _unsuccessful(result: BatchResult) -> AttemptFailure:
+    """Return the failure that a result with `success=False` reports."""
+    code = result.reason_code or reason_codes.ERROR
+    return failure(code, result.error or "", permanent=result.permanent)

@@ -10,7 +10,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowkit.attempt.outages import OutageLogger
+from flowkit.attempt.background import OutageLogger
 from flowkit.bridge.kafka.topics import worker_group
 from flowkit.bridge.rules.dispatch_check import CommandState, command_state, queue_position
 from flowkit.errors import KafkaUnavailable

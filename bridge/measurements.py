@@ -6,8 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowkit.attempt.background import BackgroundLoop
-from flowkit.attempt.bridge_health import RoleHealth
+from flowkit.attempt.background import BackgroundLoop, RoleHealth
 from flowkit.bridge.kafka.topics import worker_group
 from flowkit.errors import FlowKitError, KafkaUnavailable
 

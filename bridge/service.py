@@ -11,9 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
-from flowkit.attempt.background import BackgroundLoop, LoopHealth
-from flowkit.attempt.bridge_health import BridgeHealth
-from flowkit.attempt.outages import OutageLogger
+from flowkit.attempt.background import BackgroundLoop, BridgeHealth, LoopHealth, OutageLogger
 from flowkit.bridge.announcements import Announcements
 from flowkit.bridge.command_sender import CommandSender
 from flowkit.bridge.command_watch import CommandWatch

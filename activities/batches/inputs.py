@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
     from flowkit.activities.batches.backpressure import Backpressure
-    from flowkit.activities.handler_calls import HandlerInvoker
+    from flowkit.activities.calls import Threads
     from flowkit.activities.handlers import RoleHandler
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.notifications import ByteBudget
@@ -88,7 +88,7 @@ class Input:
 
     attempt: AttemptInput
     handler: RoleHandler
-    invoker: HandlerInvoker
+    threads: Threads
     artifacts: ArtifactStore
     tasks: TaskStore
     settings: InputSettings
@@ -116,7 +116,7 @@ class Input:
             await self.ahead.wait()
 
     async def _own(self, loaded: Any) -> AsyncGenerator[Batch, None]:
-        async with aclosing(self.invoker.iterate(self.handler.iter_batches, loaded)) as given:
+        async with aclosing(self.threads.iterate(self.handler.iter_batches, loaded)) as given:
             async for batch in given:
                 await self._until_allowed()
                 yield as_batch(batch)

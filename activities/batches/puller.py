@@ -11,17 +11,18 @@ import logging
 import time
 from collections import deque
 from contextlib import nullcontext
+from datetime import timedelta
+from heapq import nlargest
 from typing import TYPE_CHECKING, Any
 
 import bson
 
 from flowkit.activities.batches.pull_sources import Sources, SourcesIdle
-from flowkit.activities.batches.scan_schedule import ScanSchedule
-from flowkit.activities.batches.scanner import Scanner
 from flowkit.adapters.batch_uids import qualified, uid_text
 from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, fitting
 from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.retry import retry_while_unavailable
+from flowkit.adapters.scans import Mark
 from flowkit.errors import StoreUnavailable
 from flowkit.hashing import stable_hash
 
@@ -234,3 +235,105 @@ def _size(partial: _Partial, known: int | None) -> int:
 def slices(items: list[Any], size: int) -> Iterator[list[Any]]:
     """Split `items` into consecutive lists of at most `size` items."""
     return (items[start : start + size] for start in range(0, len(items), size))
+
+
+MANY = 1_000
+"""Sources that have fewer batches together are always read completely, which takes a few milliseconds."""
+MOST_MARKS = 10
+"""The largest number of sources of which a scan reads the new batches only; each one makes the scan's filter slower."""
+OVERLAP = timedelta(seconds=5)
+"""How much of the time before the newest batch each scan reads again.
+
+The time of a batch is taken before the batch is written, so batches can appear in another order than that of their times.
+"""
+_FULL_SEC = 10.0
+"""The shortest time between two complete scans."""
+_FULL_SHARE = 20.0
+"""The time between two complete scans is at least this many times as long as a complete scan."""
+
+
+class Scanner:
+    """Scans the sources of one attempt, completely or for new batches.
+
+    A scan for new batches can miss some: those that a process wrote very late, for example after an outage, or after its
+    clock was set back, and those of an outdated attempt. A complete scan finds them. It runs about every ten seconds, and
+    always to decide that there are no more batches.
+    """
+
+    def __init__(self, artifacts: ArtifactStore, task_id: str, sources: Sequence[str]) -> None:
+        self._artifacts = artifacts
+        self._task_id = task_id
+        self._sources = sources
+        self._marks: dict[str, Mark] = {}
+        """The marks of the sources with the most batches."""
+        self._full_due = 0.0
+
+    async def scan(self, *, complete: bool) -> Scan:
+        """Return all batches of the sources if `complete` is set or a complete scan is due, otherwise at least the new ones."""
+        began = time.monotonic()
+        if complete or began >= self._full_due:
+            self.restart()
+        marks = {source: Mark(epoch, at - OVERLAP) for source, (epoch, at) in self._marks.items()}
+        found = await retry_while_unavailable(
+            lambda: self._artifacts.scan(self._task_id, self._sources, marks)
+        )
+        if not marks:
+            ended = time.monotonic()
+            self._full_due = ended + max(_FULL_SEC, (ended - began) * _FULL_SHARE)
+        self._advance(found)
+        return found
+
+    def restart(self) -> None:
+        """Make the next scan complete, because batches of an earlier scan have not been delivered."""
+        self._marks = {}
+
+    def _advance(self, found: Scan) -> None:
+        """Move the marks to the newest batches, and add marks if the sources without one have many batches."""
+        self._marks = {
+            source: max(mark, found.newest.get(source, mark)) for source, mark in self._marks.items()
+        }
+        read = {source: len(found.batches[source]) for source in found.newest if source not in self._marks}
+        if sum(read.values()) >= MANY:
+            largest = nlargest(MOST_MARKS - len(self._marks), read, key=lambda source: read[source])
+            self._marks |= {source: found.newest[source] for source in largest}
+
+
+_BUSY_SEC = 0.05
+"""The shortest time between two scans."""
+_IDLE_SEC = 0.5
+"""The shortest time between two scans that find nothing. Together with its reads of source states and cancel flags, a
+waiting attempt reads MongoDB less than 5 times a second, whatever `poll_ms` and `backoff_max_ms` say."""
+_SHARE = 4.0
+"""The pause after a scan is at least this many times as long as the scan, which limits the load of long scans."""
+_MOST_DOUBLINGS = 30
+
+
+class ScanSchedule:
+    """The time of the next scan, in seconds of a monotonic clock that the caller reads.
+
+    `poll_sec` is the time from one scan to the next while scans find batches, and also after the first one that finds
+    none. Each further scan without a batch doubles it, up to `most_sec`.
+    """
+
+    def __init__(self, poll_sec: float, most_sec: float) -> None:
+        self._poll_sec = poll_sec
+        self._most_sec = max(poll_sec, most_sec)
+        self._empty = 0
+        self._earliest = self._due = 0.0
+
+    def scanned(self, began: float, took: float, *, found: bool) -> None:
+        """Note a scan, the seconds that it took, and whether it found batches to deliver."""
+        self._empty = 0 if found else self._empty + 1
+        doublings = min(max(0, self._empty - 1), _MOST_DOUBLINGS)
+        pause = self._poll_sec if not doublings else min(self._poll_sec * 2**doublings, self._most_sec)
+        least = _IDLE_SEC if doublings else _BUSY_SEC
+        self._earliest = began + took + max(_BUSY_SEC, took * _SHARE)
+        self._due = max(began + max(pause, least), self._earliest)
+
+    def hasten(self) -> None:
+        """Make the next scan due as early as its load on the database allows."""
+        self._due = min(self._due, self._earliest)
+
+    def left(self, now: float) -> float:
+        """Return the seconds until the next scan is due; 0 or less if it is."""
+        return self._due - now

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flowkit.attempt.outages import OutageLogger
+from flowkit.attempt.background import OutageLogger
 from flowkit.bridge.kafka import clients
 from flowkit.bridge.kafka.commits import Commits
 

@@ -9,7 +9,6 @@ from tests.contract.builders import RUN, WORKER
 
 from flowkit.activities.calls import Threads
 from flowkit.activities.function_attempt import BuiltInFunctionExecutor, FunctionExecutor
-from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
 from flowkit.activities.role_attempt import RoleContext, RoleExecutor
 from flowkit.adapters.artifacts import ArtifactStore
@@ -23,9 +22,9 @@ from flowkit.errors import FlowKitError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from flowkit.activities.attempt_log import EventLog
     from flowkit.activities.batches.inputs import InputSettings
     from flowkit.models import AttemptFailure, AttemptInput
-    from flowkit.worker.registration import EventLog
 
 
 class Returning(RoleHandler):
@@ -79,7 +78,7 @@ def role_executor(
     roles = RoleContext(
         artifacts=ArtifactStore(db),
         handlers={attempt.role: handler},
-        invoker=HandlerInvoker(Threads(1, "test-hook")),
+        threads=Threads(1, "test-hook"),
         events=events,
         **shared,
     )

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of
 
 from flowkit.activities import attempt_log
+from flowkit.activities.attempt_log import EventLog
 from flowkit.adapters.worker_events import WorkerEvents, batch_failed, batch_ok, heartbeat
 from flowkit.attempt.supervision import AttemptFailed
 from flowkit.models import AttemptFailure, FailureKind
-from flowkit.worker import registration as worker_registration
-from flowkit.worker.registration import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +77,6 @@ class Attempt:
         self.now = AT
         clock = SimpleNamespace(time=lambda: self.now)
         monkeypatch.setattr(attempt_log, "time", clock)
-        monkeypatch.setattr(worker_registration, "time", clock)
         events: Any = WorkerEvents(db) if db is not None else SimpleNamespace()
         self.log = EventLog(events)
         self._added: list[dict[str, Any]] = []

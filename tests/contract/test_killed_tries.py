@@ -16,12 +16,12 @@ from tests.contract.builders import (
 from tests.contract.freezing_database import FreezingDatabase
 from tests.unit.event_loop import let_other_tasks_run
 
+from flowkit.activities.attempt_log import EventLog
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import EpochTaken, Fenced
 from flowkit.models import FailureKind
-from flowkit.worker.registration import EventLog
 
 if TYPE_CHECKING:
     from flowkit.adapters.tasks.task_store import TaskStore

@@ -14,7 +14,7 @@ from tests.contract.pulling_node import TIMEOUT_SEC, Pull, WatchedArtifacts, end
 from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.activities.batches import scanner
-from flowkit.activities.batches.scanner import Scanner
+from flowkit.activities.batches.puller import Scanner
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.batch_uids import qualified
 from flowkit.adapters.mongo import moment

@@ -14,11 +14,11 @@ import pytest
 from pymongo.errors import BulkWriteError
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of, seconds
 
+from flowkit.activities.attempt_log import EventLog
 from flowkit.adapters.worker_events import WorkerEvents, accepted, cancelled, done, failed
 from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import Fenced, FlowKitError, StoreRefused, StoreTooLarge, StoreUnavailable
 from flowkit.models import AttemptFailure, FailureKind
-from flowkit.worker.registration import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,9 +13,8 @@ from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.activities.batches.inputs import as_batch
 from flowkit.activities.calls import Threads
-from flowkit.activities.handler_calls import HandlerInvoker
 from flowkit.activities.handlers import Batch, BatchResult
-from flowkit.activities.results import as_result
+from flowkit.activities.role_attempt import as_result
 from flowkit.adapters.retry import AttemptClock, measured_by
 
 if TYPE_CHECKING:
@@ -31,21 +30,16 @@ def threads() -> Iterator[Threads]:
     made.close()
 
 
-@pytest.fixture
-def invoker(threads: Threads) -> HandlerInvoker:
-    return HandlerInvoker(threads)
-
-
-async def call(invoker: HandlerInvoker, hook: Callable[..., Any], *args: Any) -> Any:
+async def call(threads: Threads, hook: Callable[..., Any], *args: Any) -> Any:
     """Return the hook's result, or raise TimeoutError."""
-    return await asyncio.wait_for(invoker.call(hook, *args), TIMEOUT_SEC)
+    return await asyncio.wait_for(threads.call(hook, *args), TIMEOUT_SEC)
 
 
-async def all_of(invoker: HandlerInvoker, hook: Callable[..., Any], *args: Any) -> list[Any]:
+async def all_of(threads: Threads, hook: Callable[..., Any], *args: Any) -> list[Any]:
     """Return everything that a hook yields."""
 
     async def collect() -> list[Any]:
-        return [item async for item in invoker.iterate(hook, *args)]
+        return [item async for item in threads.iterate(hook, *args)]
 
     return await asyncio.wait_for(collect(), TIMEOUT_SEC)
 
@@ -70,34 +64,34 @@ class Wrapped:
 # --- calls ------------------------------------------------------------------------------------------------------
 
 
-async def test_coroutine_runs_on_the_loop(invoker: HandlerInvoker) -> None:
-    assert await call(invoker, here_async) == here()
+async def test_coroutine_runs_on_the_loop(threads: Threads) -> None:
+    assert await call(threads, here_async) == here()
 
 
 @pytest.mark.parametrize("hook", [here, partial(here), lambda: here()])
-async def test_plain_function_runs_on_a_thread(invoker: HandlerInvoker, hook: Callable[[], str]) -> None:
-    assert (await call(invoker, hook)).startswith("hook")
+async def test_plain_function_runs_on_a_thread(threads: Threads, hook: Callable[[], str]) -> None:
+    assert (await call(threads, hook)).startswith("hook")
 
 
-async def test_hook_receives_its_arguments(invoker: HandlerInvoker) -> None:
-    assert (await call(invoker, Wrapped(), "ran on")).startswith("ran on hook")
+async def test_hook_receives_its_arguments(threads: Threads) -> None:
+    assert (await call(threads, Wrapped(), "ran on")).startswith("ran on hook")
 
 
-async def test_awaitable_returned_by_a_plain_function_is_awaited_on_the_loop(invoker: HandlerInvoker) -> None:
-    assert await call(invoker, lambda: here_async()) == here()
+async def test_awaitable_returned_by_a_plain_function_is_awaited_on_the_loop(threads: Threads) -> None:
+    assert await call(threads, lambda: here_async()) == here()
 
 
-async def test_blocked_plain_function_does_not_block_the_loop(invoker: HandlerInvoker) -> None:
+async def test_blocked_plain_function_does_not_block_the_loop(threads: Threads) -> None:
     released = threading.Event()
-    blocked = asyncio.create_task(call(invoker, partial(released.wait, TIMEOUT_SEC)))
-    assert await call(invoker, here_async) == here()
+    blocked = asyncio.create_task(call(threads, partial(released.wait, TIMEOUT_SEC)))
+    assert await call(threads, here_async) == here()
     assert not blocked.done()
     released.set()
     assert await blocked is True
 
 
 async def test_context_variables_are_visible_on_the_thread_and_do_not_leak_back(
-    invoker: HandlerInvoker,
+    threads: Threads,
 ) -> None:
     trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace", default="nothing")
     trace.set("a request")
@@ -107,36 +101,34 @@ async def test_context_variables_are_visible_on_the_thread_and_do_not_leak_back(
         trace.set("changed")
         return seen
 
-    assert await call(invoker, look) == "a request"
+    assert await call(threads, look) == "a request"
     assert trace.get() == "a request"
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyError("no"), asyncio.CancelledError("no")])
-async def test_exception_of_a_plain_function_propagates(
-    invoker: HandlerInvoker, error: BaseException
-) -> None:
+async def test_exception_of_a_plain_function_propagates(threads: Threads, error: BaseException) -> None:
     def fail() -> None:
         raise error
 
     with pytest.raises(type(error)):
-        await call(invoker, fail)
+        await call(threads, fail)
 
 
-async def test_stop_iteration_of_a_plain_hook_is_an_error_and_does_not_hang(invoker: HandlerInvoker) -> None:
+async def test_stop_iteration_of_a_plain_hook_is_an_error_and_does_not_hang(threads: Threads) -> None:
     nothing: Iterator[int] = iter(())
     with pytest.raises(RuntimeError):
-        await asyncio.wait_for(invoker.call(lambda: next(nothing)), 3)
+        await asyncio.wait_for(threads.call(lambda: next(nothing)), 3)
 
 
 # --- calls whose caller no longer waits -------------------------------------------------------------------------
 
 
 async def test_abandoned_call_keeps_its_thread_but_frees_its_slot(
-    invoker: HandlerInvoker, threads: Threads, caplog: pytest.LogCaptureFixture
+    threads: Threads, caplog: pytest.LogCaptureFixture
 ) -> None:
     released = threading.Event()
-    stuck = [asyncio.create_task(call(invoker, partial(released.wait, TIMEOUT_SEC))) for _ in range(2)]
-    waiting = asyncio.create_task(call(invoker, here))
+    stuck = [asyncio.create_task(call(threads, partial(released.wait, TIMEOUT_SEC))) for _ in range(2)]
+    waiting = asyncio.create_task(call(threads, here))
     await let_other_tasks_run()
     for each in stuck:
         each.cancel()
@@ -148,18 +140,16 @@ async def test_abandoned_call_keeps_its_thread_but_frees_its_slot(
         await let_other_tasks_run()
 
 
-async def test_call_that_ends_on_cancel_leaves_no_thread_behind(
-    invoker: HandlerInvoker, threads: Threads
-) -> None:
+async def test_call_that_ends_on_cancel_leaves_no_thread_behind(threads: Threads) -> None:
     def stop() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        await call(invoker, stop)
+        await call(threads, stop)
     assert threads.leaked == 0
 
 
-async def test_concurrent_calls_do_not_exceed_the_slots(invoker: HandlerInvoker) -> None:
+async def test_concurrent_calls_do_not_exceed_the_slots(threads: Threads) -> None:
     now, most, lock = 0, 0, threading.Lock()
 
     def count() -> None:
@@ -171,16 +161,16 @@ async def test_concurrent_calls_do_not_exceed_the_slots(invoker: HandlerInvoker)
         with lock:
             now -= 1
 
-    await asyncio.gather(*(call(invoker, count) for _ in range(20)))
+    await asyncio.gather(*(call(threads, count) for _ in range(20)))
     assert most == 2
 
 
-async def test_waiting_for_a_slot_does_not_count_as_attempt_time(invoker: HandlerInvoker) -> None:
+async def test_waiting_for_a_slot_does_not_count_as_attempt_time(threads: Threads) -> None:
     clock, released = AttemptClock(), threading.Event()
-    stuck = [asyncio.create_task(call(invoker, partial(released.wait, TIMEOUT_SEC))) for _ in range(2)]
+    stuck = [asyncio.create_task(call(threads, partial(released.wait, TIMEOUT_SEC))) for _ in range(2)]
     await let_other_tasks_run()
     with measured_by(clock):
-        waiting = asyncio.create_task(call(invoker, here))
+        waiting = asyncio.create_task(call(threads, here))
     await asyncio.wait([waiting], timeout=0.5)
     released.set()
     await asyncio.gather(waiting, *stuck)
@@ -220,21 +210,19 @@ FORMS: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.parametrize("upto", [0, 1, 5])
 @pytest.mark.parametrize("form", FORMS)
-async def test_every_form_of_iter_batches_yields_the_same(
-    invoker: HandlerInvoker, form: str, upto: int
-) -> None:
-    assert await all_of(invoker, FORMS[form], upto) == list(range(upto))
+async def test_every_form_of_iter_batches_yields_the_same(threads: Threads, form: str, upto: int) -> None:
+    assert await all_of(threads, FORMS[form], upto) == list(range(upto))
 
 
-async def test_every_step_of_a_plain_generator_runs_on_a_thread(invoker: HandlerInvoker) -> None:
-    def threads() -> Iterator[str]:
+async def test_every_step_of_a_plain_generator_runs_on_a_thread(threads: Threads) -> None:
+    def steps() -> Iterator[str]:
         yield here()
         yield here()
 
-    assert all(name.startswith("hook") for name in await all_of(invoker, threads))
+    assert all(name.startswith("hook") for name in await all_of(threads, steps))
 
 
-async def test_plain_generator_is_advanced_only_on_demand(invoker: HandlerInvoker) -> None:
+async def test_plain_generator_is_advanced_only_on_demand(threads: Threads) -> None:
     made: list[int] = []
 
     def eager() -> Iterator[int]:
@@ -242,15 +230,13 @@ async def test_plain_generator_is_advanced_only_on_demand(invoker: HandlerInvoke
             made.append(number)
             yield number
 
-    stream = invoker.iterate(eager)
+    stream = threads.iterate(eager)
     assert [await anext(stream), await anext(stream)] == [0, 1]
     assert made == [0, 1]
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-async def test_exception_of_a_generator_propagates_after_its_items(
-    invoker: HandlerInvoker, kind: str
-) -> None:
+async def test_exception_of_a_generator_propagates_after_its_items(threads: Threads, kind: str) -> None:
     def plain() -> Iterator[int]:
         yield 1
         raise ConnectionError("the source broke")
@@ -259,7 +245,7 @@ async def test_exception_of_a_generator_propagates_after_its_items(
         yield 1
         raise ConnectionError("the source broke")
 
-    stream = invoker.iterate(plain if kind == "plain" else coroutine)
+    stream = threads.iterate(plain if kind == "plain" else coroutine)
     assert await anext(stream) == 1
     with pytest.raises(ConnectionError, match="the source broke"):
         await anext(stream)
@@ -267,13 +253,13 @@ async def test_exception_of_a_generator_propagates_after_its_items(
 
 @pytest.mark.parametrize("nothing", [None, 7])
 async def test_iter_batches_that_yields_nothing_is_named_in_the_error(
-    invoker: HandlerInvoker, nothing: object
+    threads: Threads, nothing: object
 ) -> None:
     def iter_batches() -> Any:
         return nothing
 
     with pytest.raises(TypeError, match=r"iter_batches must yield batches, not return (NoneType|int)"):
-        await all_of(invoker, iter_batches)
+        await all_of(threads, iter_batches)
 
 
 # --- what hooks return --------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ import socket
 
 import pytest
 
-from flowkit.attempt.background import Health, LoopHealth
-from flowkit.attempt.bridge_health import BridgeHealth, RoleHealth
+from flowkit.attempt.background import BridgeHealth, Health, LoopHealth, RoleHealth
 from flowkit.cli.health_endpoint import health_endpoint
 from flowkit.cli.options import DEFAULT_HEALTH_HOST
 from flowkit.errors import ConfigError

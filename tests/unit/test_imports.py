@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import flowkit
-from flowkit.activities.echo import EchoHandler
+from flowkit.activities.handlers import EchoHandler
 from flowkit.errors import FlowKitError
 from flowkit.worker.handlers.base import RoleHandler
 from flowkit.worker.state import ActiveRun

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowkit.activities.batches.inputs import Input, InputSettings
-from flowkit.activities.handler_calls import HandlerInvoker
+from flowkit.activities.calls import Threads
 from flowkit.activities.handlers import RoleHandler
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.supervision import AttemptFailed
@@ -278,7 +278,7 @@ async def refused(
     source = Input(
         attempt=attempt,
         handler=RoleHandler(),
-        invoker=HandlerInvoker(anything),
+        threads=Threads(1, "unused"),
         artifacts=anything,
         tasks=TaskWithoutParents(),
         settings=InputSettings(strict=strict),

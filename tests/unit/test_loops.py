@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from flowkit import loops
-from flowkit.activities.resources import Subprocess
+from flowkit.activities.context import Subprocess
 from flowkit.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.integration.harness import eventually, wait_seconds
 
-from flowkit.activities.resources import Resources, Subprocess
+from flowkit.activities.context import Resources, Subprocess
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowkit.activities.batches.scan_schedule import ScanSchedule
+from flowkit.activities.batches.puller import ScanSchedule
 
 
 def pauses(schedule: ScanSchedule, *found: bool, took: float = 0.0) -> list[float]:

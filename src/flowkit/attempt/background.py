@@ -1,4 +1,4 @@
-"""Background loops, which survive every error of their steps and report their health."""
+"""Background loops, which survive every error of their steps, and the health that processes report."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from flowkit.attempt.bridge_health import BridgeHealth
-
 _logger = logging.getLogger("flowkit.loops")
+_outages = logging.getLogger("flowkit.worker")
 
 _AFTER_ERROR_SEC = 1.0
 """The pause after an unexpected error, so that a step that always fails does not run in a tight loop."""
@@ -44,6 +43,47 @@ class LoopHealth:
     last_error_at: float | None = None
     last_error: str | None = None
     """The text of the last error; it stays after later steps succeed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoleHealth:
+    """One external role of a bridge. Counts are None while Kafka or MongoDB does not return them."""
+
+    role: str
+    waits_for: str | None = None
+    """Why the bridge does not serve the role yet; None while it serves the role."""
+    workers: int | None = None
+    """Number of external workers of the role that are connected to Kafka."""
+    attempts: int | None = None
+    """Number of the role's attempts without an outcome, of all bridges on the database."""
+    queued: int | None = None
+    """Number of commands that no worker has read yet, by the offsets of the workers' group."""
+    status_lag: int | None = None
+    """Number of status events that no bridge has processed yet."""
+
+    @property
+    def served(self) -> bool:
+        """Return whether the bridge serves the role."""
+        return self.waits_for is None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BridgeHealth:
+    """The state of one bridge."""
+
+    bridge_id: str
+    roles: tuple[RoleHealth, ...] = ()
+    attempts: int = 0
+    """Number of attempts that this bridge supervises."""
+    malformed: dict[str, int] = field(default_factory=dict)
+    """Number of Kafka records by topic that this bridge skipped, because they are not messages of the protocol."""
+    measured_at: float | None = None
+    """When the counts of the roles were last read, in seconds since the Unix epoch."""
+
+    @property
+    def served(self) -> bool:
+        """Return whether the bridge serves all of its roles."""
+        return all(role.served for role in self.roles)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,3 +169,23 @@ class BackgroundLoop:
     def worked(self) -> None:
         """Record that a step succeeded."""
         self.health.last_ok_at = time.time()
+
+
+class OutageLogger:
+    """Logs an outage once when it begins and once when it ends."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._is_down = False
+
+    def failed(self, error: Exception) -> None:
+        """Log the first failure of an outage."""
+        if not self._is_down:
+            _outages.warning("cannot %s: %s; retrying", self._what, str(error) or "no response in time")
+        self._is_down = True
+
+    def recovered(self) -> None:
+        """Log the end of an outage, if one was in progress."""
+        if self._is_down:
+            _outages.info("can %s again", self._what)
+        self._is_down = False

@@ -1,7 +1,6 @@
 """Public import path of Worker and of the classes for writing handlers."""
 
-from flowkit.activities.echo import EchoHandler
-from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
+from flowkit.activities.handlers import Batch, BatchResult, EchoHandler, FinalizeResult, RoleHandler
 from flowkit.config import WorkerConfig
 from flowkit.worker.runner import Worker
 

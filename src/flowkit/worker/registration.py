@@ -7,189 +7,31 @@ background. If MongoDB is unavailable, the worker logs the outage once and retri
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import secrets
 import time
-from collections import deque
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flowkit.activities.attempt_log import AttemptLog
-from flowkit.adapters.worker_events import WorkerEvents, cancelled, done, failed
-from flowkit.adapters.worker_registry import WorkerRegistry
-from flowkit.attempt.background import BackgroundLoop
-from flowkit.attempt.failures import from_error, handed_over
-from flowkit.attempt.outages import OutageLogger
-from flowkit.attempt.supervision import AttemptFailed
-from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreUnavailable
+from flowkit.activities.attempt_log import EventLog
+from flowkit.activities.handlers import RoleHandler
+from flowkit.adapters.worker_events import WorkerEvents
+from flowkit.adapters.worker_registry import HostedHandler, WorkerRegistry
+from flowkit.attempt.background import BackgroundLoop, OutageLogger
+from flowkit.errors import FlowKitError, StoreDenied, StoreUnavailable
+from flowkit.hashing import stable_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from flowkit.adapters.mongo import Database
-    from flowkit.adapters.worker_events import WorkerEvent
-    from flowkit.adapters.worker_registry import HostedHandler
-    from flowkit.models import AttemptInput
 
 _logger = logging.getLogger("flowkit.worker")
 
-_WAITING = 10_000
-"""The largest number of queued events: a few megabytes, or one minute of a very busy worker."""
-
-_PAUSE_SEC = 1.0
-"""The time between two writes of events."""
-
 _HEARTBEAT_SEC = 20.0
 
-_CHUNK = 500
 _MONGO_TIMEOUT_SEC = 5.0
 """How long a start or stop waits for MongoDB. After a start, a failed write is retried; after a stop, it is lost."""
-
-
-class EventLog:
-    """Queues the events of attempts and writes them to `worker_events`.
-
-    An attempt that succeeds within five seconds writes one event, its end. A longer attempt also writes its start, its
-    heartbeats, and a row for its batches: about once a second at first, then less and less often. `artifacts` and
-    `metrics_raw` have a row for every batch, so `worker_events` never becomes the largest collection.
-
-    The log writes its queued events together, about once a second. The events are only a log: if MongoDB is unavailable
-    for a long time, the oldest ones are dropped.
-    """
-
-    def __init__(
-        self,
-        events: WorkerEvents,
-        *,
-        waiting: int = _WAITING,
-        pause_sec: float = _PAUSE_SEC,
-        heartbeat_sec: float = _HEARTBEAT_SEC,
-    ) -> None:
-        self._events = events
-        self._max_waiting = waiting
-        self._pause_sec = pause_sec
-        self._heartbeat_sec = heartbeat_sec
-        self._waiting: deque[WorkerEvent] = deque()
-        self._running: dict[str, AttemptLog] = {}
-        """Logs of the running attempts by lease id."""
-        self._wake = asyncio.Event()
-        self._prepared = False
-        self._outage = OutageLogger("write events of attempts")
-        self.loop = BackgroundLoop("events of attempts", self._write_queued)
-        self.lost = 0
-        """Number of events that were dropped."""
-
-    @contextmanager
-    def attempt(
-        self, attempt: AttemptInput, lease: dict[str, Any], was_cancelled: Callable[[], bool]
-    ) -> Iterator[AttemptLog]:
-        """Log the start of an attempt and, when the block exits, its end."""
-        worker_id, own = lease["worker_id"], lease["lease_id"]
-        log = AttemptLog(
-            attempt, lease, self.add, batch_gap_sec=self._pause_sec, heartbeat_sec=self._heartbeat_sec
-        )
-        self._running[own] = log
-        self._wake.set()
-        try:
-            yield log
-        except BaseException as error:
-            log.end(_ended(attempt, worker_id, error, was_cancelled=was_cancelled()), failed=True)
-            raise
-        else:
-            log.end(done(attempt, worker_id, time.time()), failed=False)
-        finally:
-            del self._running[own]
-
-    def add(self, event: WorkerEvent) -> None:
-        """Queue an event without waiting. Call this only on the loop that runs `run`."""
-        self._waiting.append(event)
-        self._keep_bounded()
-        self._wake.set()
-
-    def _keep_bounded(self) -> None:
-        while len(self._waiting) > self._max_waiting:
-            self._waiting.popleft()
-            if not self.lost:
-                _logger.warning(
-                    "more than %d events wait for MongoDB; FlowKit drops the oldest", self._max_waiting
-                )
-            self.lost += 1
-
-    async def prepare(self) -> None:
-        """Create the index. Raise StoreRefused if duplicates prevent it."""
-        if not self._prepared:
-            await self._events.prepare()
-            self._prepared = True
-
-    async def run(self) -> None:
-        """Write events until cancelled."""
-        await self.loop.run()
-
-    async def _write_queued(self) -> None:
-        await self._wake.wait()
-        await asyncio.sleep(self._pause_sec)
-        self._wake.clear()
-        for log in [*self._running.values()]:
-            log.tick(time.time())
-        written = False
-        try:
-            written = await self.flush()
-        finally:
-            if not written or self._running:
-                self._wake.set()
-
-    async def flush(self) -> bool:
-        """Write the queued events. Return False if MongoDB does not accept them; they stay in the queue."""
-        try:
-            await self.prepare()
-            while self._waiting:
-                await self._write([self._waiting.popleft() for _ in range(min(_CHUNK, len(self._waiting)))])
-        except FlowKitError as error:
-            self._outage.failed(error)
-            self.loop.failed(error)
-            return False
-        self._outage.recovered()
-        self.loop.worked()
-        return True
-
-    async def _write(self, events: Sequence[WorkerEvent]) -> None:
-        try:
-            await self._events.append(events, time.time())
-        except StoreRefused as error:
-            _logger.warning("MongoDB rejected some of %d events: %s", len(events), error)
-        except (FlowKitError, asyncio.CancelledError):
-            self._waiting.extendleft(reversed(events))
-            self._keep_bounded()
-            raise
-
-    async def close(self) -> None:
-        """Write the queued events, but wait for MongoDB at most five seconds."""
-        for log in self._running.values():
-            log.begin()
-        try:
-            async with asyncio.timeout(_MONGO_TIMEOUT_SEC):
-                await self.flush()
-        except TimeoutError as error:
-            self._outage.failed(error)
-        if lost := self.lost + len(self._waiting):
-            _logger.warning("%d events of attempts were not written", lost)
-
-
-def _ended(
-    attempt: AttemptInput, worker_id: str, error: BaseException, *, was_cancelled: bool
-) -> WorkerEvent:
-    match error:
-        case AttemptFailed():
-            return failed(attempt, worker_id, error.failure, time.time())
-        case FlowKitError():
-            return failed(attempt, worker_id, from_error(error), time.time())
-        case _ if was_cancelled:
-            return cancelled(attempt, worker_id, time.time())
-        case _:
-            return failed(attempt, worker_id, _HANDED_OVER, time.time())
-
-
-_HANDED_OVER = handed_over("the attempt was handed over before its end")
 
 
 class WorkerRegistration:
@@ -323,3 +165,31 @@ class WorkerRegistration:
     async def _go_offline(self) -> None:
         self._is_registered = False
         await self._registry.offline(self._worker_id, time.time(), session=self._session)
+
+
+_HASH_CHARS = 12
+
+
+def hosted_handlers(handlers: Mapping[str, RoleHandler], *, in_engine: bool) -> tuple[HostedHandler, ...]:
+    """Return the inline handlers of a process, which engines and workers can both run."""
+    return tuple(
+        HostedHandler(role=role, version=version_of(handler), engine=in_engine)
+        for role, handler in sorted(handlers.items())
+        if handler.inline
+    )
+
+
+def version_of(handler: RoleHandler) -> str:
+    """Return `handler_version`, or a hash of the source of the handler's class and of the classes that it inherits."""
+    if handler.handler_version:
+        return str(handler.handler_version)
+    classes = [each for each in type(handler).__mro__ if each not in RoleHandler.__mro__]
+    return stable_hash([_source(each) for each in classes])[:_HASH_CHARS]
+
+
+def _source(kind: type) -> str:
+    """Return the source of a class, or its name if there is none, as in an interactive session."""
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return f"{kind.__module__}.{kind.__qualname__}"

@@ -14,10 +14,7 @@ from temporalio import worker as temporal
 
 from flowkit.activities.batches.inputs import InputSettings
 from flowkit.activities.calls import Threads
-from flowkit.activities.echo import EchoHandler
-from flowkit.activities.handler_calls import HandlerInvoker
-from flowkit.activities.handler_versions import hosted_handlers
-from flowkit.activities.handlers import RoleHandler
+from flowkit.activities.handlers import EchoHandler, RoleHandler
 from flowkit.activities.processes import ProcessPool
 from flowkit.activities.role_attempt import RoleActivities, RoleContext
 from flowkit.adapters.artifacts import ArtifactStore
@@ -41,16 +38,16 @@ from flowkit.validation.arguments import (
     roles_problem,
     settings_problem,
 )
-from flowkit.worker.registration import WorkerRegistration
+from flowkit.worker.registration import WorkerRegistration, hosted_handlers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from temporalio.client import Client
 
+    from flowkit.activities.attempt_log import EventLog
     from flowkit.adapters.worker_registry import HostedHandler
     from flowkit.core.time import Clock
-    from flowkit.worker.registration import EventLog
 
 __all__ = ["Worker", "WorkerConfig"]
 
@@ -198,7 +195,7 @@ class Worker:
         roles = RoleContext(
             artifacts=self._artifacts,
             handlers=self.handlers,
-            invoker=HandlerInvoker(self._threads),
+            threads=self._threads,
             inputs=self._inputs(slots),
             processes=self._processes,
             clock=self.clock,

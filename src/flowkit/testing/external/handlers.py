@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from flowkit.testing.external.settings import Clock
     from flowkit.testing.external.store import Store
 
-
 Fields = dict[str, Any]
 
 
