@@ -13,7 +13,7 @@ from tests.contract.builders import AT, TASK, WORKER, attempt, batches, begun, d
 from tests.contract.pulling_node import TIMEOUT_SEC, Pull, WatchedArtifacts, end
 from tests.unit.event_loop import let_other_tasks_run
 
-from flowkit.activities.batches import scanner
+from flowkit.activities.batches import puller
 from flowkit.activities.batches.puller import Scanner
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.batch_uids import qualified
@@ -38,8 +38,8 @@ async def artifacts(db: Any) -> WatchedArtifacts:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let three batches be many, and never let a complete scan become due."""
-    monkeypatch.setattr(scanner, "MANY", 3)
-    monkeypatch.setattr(scanner, "_FULL_SEC", HOUR)
+    monkeypatch.setattr(puller, "MANY", 3)
+    monkeypatch.setattr(puller, "_FULL_SEC", HOUR)
 
 
 async def stored(store: ArtifactStore, uid: str, *, at: float = AT, node: str = "u", epoch: int = 1) -> None:
@@ -125,7 +125,7 @@ async def test_source_with_few_batches_is_always_scanned_completely(artifacts: W
 async def test_only_the_largest_of_several_sources_are_read_for_new_batches(
     artifacts: WatchedArtifacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scanner, "MOST_MARKS", 2)
+    monkeypatch.setattr(puller, "MOST_MARKS", 2)
     sizes = {"u": 2, "v": 4, "w": 3}
     for node, size in sizes.items():
         for number in range(size):
@@ -175,8 +175,8 @@ async def test_complete_scan_finds_a_batch_that_was_stored_late(
     assert "late" not in await uids(scans)
     scans.restart()
     assert "late" in await uids(scans)
-    monkeypatch.setattr(scanner, "_FULL_SEC", 0.0)
-    monkeypatch.setattr(scanner, "_FULL_SHARE", 0.0)
+    monkeypatch.setattr(puller, "_FULL_SEC", 0.0)
+    monkeypatch.setattr(puller, "_FULL_SHARE", 0.0)
     scans.restart()
     assert ["late" in await uids(scans) for _ in range(3)] == [True] * 3
 
@@ -268,9 +268,9 @@ async def test_concurrent_writers_with_wrong_clocks_lose_no_batch(
     seed: int,
 ) -> None:
     """Every batch is delivered once and claimed once, whichever attempt stored it, and at whatever time."""
-    monkeypatch.setattr(scanner, "MANY", 3)
-    monkeypatch.setattr(scanner, "OVERLAP", timedelta(seconds=seed))
-    monkeypatch.setattr(scanner, "_FULL_SEC", (0.01, 0.1, HOUR)[seed % 3])
+    monkeypatch.setattr(puller, "MANY", 3)
+    monkeypatch.setattr(puller, "OVERLAP", timedelta(seconds=seed))
+    monkeypatch.setattr(puller, "_FULL_SEC", (0.01, 0.1, HOUR)[seed % 3])
     sources = ("u", "v", "w")
     await opened(tasks, *sources, "sink")
     for index, source in enumerate(sources):
@@ -295,8 +295,8 @@ async def test_concurrent_writers_with_wrong_clocks_lose_no_batch(
 async def test_late_batch_is_delivered_while_the_source_runs(
     db: Any, artifacts: WatchedArtifacts, pull: Pull, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scanner, "_FULL_SEC", 0.05)
-    monkeypatch.setattr(scanner, "_FULL_SHARE", 0.0)
+    monkeypatch.setattr(puller, "_FULL_SEC", 0.05)
+    monkeypatch.setattr(puller, "_FULL_SHARE", 0.0)
     await batches(artifacts, "u", "b0", "b1", "b2")
     deliveries = pull.puller("u").batches()
     assert [(await anext(deliveries))[0] for _ in range(3)] == ["b0", "b1", "b2"]
