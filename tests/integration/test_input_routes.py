@@ -11,7 +11,7 @@ import pytest
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo.monitoring import CommandListener
 
-from flowkit.activities.batches import batch_sources
+from flowkit.activities.batches import inputs
 from flowkit.activities.batches.puller import Puller
 from flowkit.hashing import stable_hash
 from flowkit.worker import Batch, BatchResult, RoleHandler, Worker, WorkerConfig
@@ -302,7 +302,7 @@ async def test_worker_settings_determine_the_poll_interval(
             seen.append((given["args"].poll_ms, given["args"].backoff_max_ms))
             super().__init__(**given)
 
-    monkeypatch.setattr(batch_sources, "Puller", Watched)
+    monkeypatch.setattr(inputs, "Puller", Watched)
     await harness.engine()
     async with working(
         harness, ListSource(), Proposing(), pull_poll_ms_default=20, pull_empty_backoff_ms_max=70
