@@ -41,7 +41,6 @@ CANCELLED = Parent("cancelled", NodeStatus.CANCELLED)
 STREAMED = Parent("open, with a batch", streams=True)
 
 GATES = {"`all`": FanIn(), "`any`": FanIn(mode="any"), "`count:2`": FanIn(mode="count", count=2)}
-GATES_OF_THREE = {**GATES, "`count:3`": FanIn(mode="count", count=3)}
 
 SAME = [
     (FINISHED, STREAMED),
@@ -107,20 +106,6 @@ def gates() -> str:
     return table(["One parent", "The other parent", *GATES], rows)
 
 
-def gates_of_three() -> str:
-    """Return the table of gates by how many of three parents ended in which way."""
-    kinds = [FINISHED, NOT_TAKEN, FAILED, OPEN]
-    triples = [each for each in combinations_with_replacement(kinds, 3) if set(each) != {OPEN}]
-    rows = [
-        [
-            *(str(triple.count(kind) or "") for kind in kinds),
-            *(gate(triple, each) for each in GATES_OF_THREE.values()),
-        ]
-        for triple in triples
-    ]
-    return table([*(kind.text for kind in kinds), *GATES_OF_THREE], rows)
-
-
 def targets() -> str:
     """Return the table of routes by how the router ended."""
     lists = [("on_success",), ("on_failure",), ("on_success", "on_failure")]
@@ -132,10 +117,6 @@ def targets() -> str:
 
 def test_page_has_the_table_of_gates() -> None:
     assert gates() in PAGE, f"docs/graphs.md needs this table:\n{gates()}"
-
-
-def test_page_has_the_table_of_gates_with_three_parents() -> None:
-    assert gates_of_three() in PAGE, f"docs/graphs.md needs this table:\n{gates_of_three()}"
 
 
 @pytest.mark.parametrize(("shown", "other"), SAME, ids=[other.text for _, other in SAME])
