@@ -82,7 +82,7 @@ class SlotLoop:
         self._next_check = 0.0
         self._last_request = ""
         """The request that the last check of requests ended with."""
-        log = partial(_logger.warning, "slots of the limits across tasks are checked again later: %s")
+        log = partial(_logger.warning, "could not check concurrency slots; retrying: %s")
         outages = Expected(errors=(FlowKitError, RPCError), log=log)
         self._loop = BackgroundLoop("limits across tasks", self._step, expected=outages)
 
