@@ -39,12 +39,14 @@ class ExternalTasks(Harness):
         self.names = names
         self.role = names.role("indexer")
         self.other_role = names.role("enricher")
+        self.roles = [self.role, self.other_role]
+        """The roles that external workers run."""
         self._workers = AsyncExitStack()
 
     @property
     def config(self) -> CoordinatorConfig:
         """Return settings for the engine and its bridge."""
-        given = {"worker_types": [self.role, self.other_role], "discovery_window_sec": 0.5, **self.settings}
+        given = {"worker_types": self.roles, "discovery_window_sec": 0.5, **self.settings}
         return self.names.config(queue=self.queue, **given)
 
     @property
@@ -76,11 +78,10 @@ class ExternalTasks(Harness):
     def new_external(
         self, *handlers: Any, misbehavior: Misbehavior | None = None, **settings: Any
     ) -> PatientWorker:
-        """Return a worker that is not started: the first handler runs this test's role, the second the other one."""
-        roles = (self.role, self.other_role)
+        """Return a worker that is not started, whose handlers run the roles of this test in their order."""
         return PatientWorker(
             self.db,
-            dict(zip(roles, handlers, strict=False)),
+            dict(zip(self.roles, handlers, strict=False)),
             bootstrap_servers=self.names.bootstrap,
             consumer={"session_timeout_ms": SESSION_MS, "heartbeat_interval_ms": 300},
             misbehavior=misbehavior,

@@ -21,7 +21,7 @@ from flowkit.bridge.kafka.topics import Provisioner
 from flowkit.models import TaskStatus
 from flowkit.testing.external import EachBatch, Misbehavior, Result
 from flowkit.testing.external.handlers import scripted
-from tests.integration.bridge.doomed_engine import NEVER, POINTS
+from tests.integration.bridge.doomed_engine import POINTS
 from tests.integration.bridge.external_tasks import codes
 from tests.integration.bridge.gates import Gate
 from tests.integration.harness import ROOT, eventually, node, wait_seconds
@@ -44,15 +44,16 @@ LEASE_SEC = 2
 async def provision(external: ExternalTasks) -> None:
     """Create the topics and the workers' first offsets, so that workers can start before any bridge."""
     provisioner = Provisioner(external.names.connection, external.config)
-    await provisioner.ensure([external.role, external.other_role])
-    await provisioner.seed(external.role)
+    await provisioner.ensure(external.roles)
+    for role in external.roles:
+        await provisioner.seed(role)
 
 
-def doomed(external: ExternalTasks, point: str = NEVER) -> subprocess.Popen[bytes]:
-    """Start an engine process with a bridge that kills itself at `point`."""
+def doomed(external: ExternalTasks, points: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start an engine process with a bridge, which kills itself when each role in `points` has reached its point."""
     settings = json.dumps(asdict(external.config), default=list)
     started = subprocess.Popen(
-        [sys.executable, "-m", "tests.integration.bridge.doomed_engine", point],
+        [sys.executable, "-m", "tests.integration.bridge.doomed_engine", json.dumps(points or {})],
         cwd=ROOT,
         env={**external.environment, "ENGINE_SETTINGS": settings},
     )
@@ -72,17 +73,19 @@ async def outdated_run_waits(run: Any) -> AsyncIterator[Any]:
         await run.cancellable(asyncio.Event().wait())
 
 
-async def assert_one_run_each(external: ExternalTasks, task_id: str, epochs: list[int], batches: int) -> None:
-    """Check that each epoch was accepted at most once and each batch counts once."""
-    records = await external.dispatches(task_id)
-    assert [record["attempt_epoch"] for record in records] == epochs
-    assert (records[-1]["outcome"]["kind"], records[-1]["batches"]) == ("done", batches)
-    (node_state,) = (await external.document(task_id))["graph"]["nodes"]
+async def assert_one_run_each(external: ExternalTasks, task_id: str, node_id: str, epochs: list[int]) -> None:
+    """Check that each of the three batches of a node counts once, and that its last epoch is done."""
+    records = [record for record in await external.dispatches(task_id) if record["node_id"] == node_id]
+    assert [record["attempt_epoch"] for record in records] == epochs, [
+        (record["attempt_epoch"], record["outcome"], record["lease"]) for record in records
+    ]
+    assert (records[-1]["outcome"]["kind"], records[-1]["batches"]) == ("done", 3)
+    node_state = await external.node(task_id, node_id)
     assert (node_state["status"], node_state["attempt_epoch"]) == ("finished", epochs[-1])
-    rows = await external.rows(task_id, "extract")
-    assert Counter(row["batch_uid"] for row in rows) == {f"extract-{n}": 1 for n in range(batches)}
-    final = {"task_id": task_id, "batch_uid": "__final__"}
-    assert [row["metrics"] async for row in external.db.metrics_raw.find(final)] == [{"total": batches}]
+    rows = await external.rows(task_id, node_id)
+    assert Counter(row["batch_uid"] for row in rows) == {f"{node_id}-{n}": 1 for n in range(3)}
+    final = {"task_id": task_id, "node_id": node_id, "batch_uid": "__final__"}
+    assert [row["metrics"] async for row in external.db.metrics_raw.find(final)] == [{"total": 3}]
 
 
 async def test_graceful_stop_hands_running_attempts_to_the_next_bridge(external: ExternalTasks) -> None:
@@ -98,24 +101,27 @@ async def test_graceful_stop_hands_running_attempts_to_the_next_bridge(external:
     assert len(worker.sent_for("extract", "TASK_ACCEPTED")) == 1
 
 
-@pytest.mark.parametrize("point", POINTS)
-async def test_attempt_of_a_killed_bridge_is_adopted_and_runs_once(
-    external: ExternalTasks, point: str
-) -> None:
-    """A command is never sent twice for one epoch, and stored results are delivered."""
+async def test_attempts_of_a_killed_bridge_are_adopted_and_run_once(external: ExternalTasks) -> None:
+    """A command is never sent twice for one epoch, and stored results are delivered, wherever the bridge stopped."""
     external.settings["lease_ttl_sec"] = LEASE_SEC
+    external.roles = [external.names.role(f"p{number}") for number in range(len(POINTS))]
+    nodes = dict(zip([f"n{number}" for number in range(len(POINTS))], POINTS, strict=True))
     await provision(external)
-    worker = await external.external(scripted)
-    killed = doomed(external, point)
+    handlers = [scripted] * len(POINTS)
+    workers = await asyncio.gather(*(external.external(*handlers, roles=[role]) for role in external.roles))
+    killed = doomed(external, dict(zip(external.roles, POINTS, strict=True)))
     inline = {"batches": 3, "final": {"total": 3}}
-    task_id = await external.create(node("extract", external.role, inline=inline, **ONCE))
+    task_id = await external.create(
+        *(node(each, role, inline=inline, **ONCE) for each, role in zip(nodes, external.roles, strict=True))
+    )
     assert await ended(killed) == -9
     await external.engine()
     assert (await external.result(task_id)).status is TaskStatus.FINISHED
-    epochs = [1, 2] if point in NEVER_SENT else [1]
-    await assert_one_run_each(external, task_id, epochs, batches=3)
-    accepted = Counter(entry.attempt_epoch for entry in worker.sent_for("extract", "TASK_ACCEPTED"))
-    assert accepted == {epochs[-1]: 1}
+    for (node_id, point), worker in zip(nodes.items(), workers, strict=True):
+        epochs = [1, 2] if point in NEVER_SENT else [1]
+        await assert_one_run_each(external, task_id, node_id, epochs)
+        accepted = Counter(entry.attempt_epoch for entry in worker.sent_for(node_id, "TASK_ACCEPTED"))
+        assert accepted == {epochs[-1]: 1}, point
 
 
 async def test_checks_of_pulled_inputs_continue_after_the_bridge_is_killed(external: ExternalTasks) -> None:
@@ -127,7 +133,7 @@ async def test_checks_of_pulled_inputs_continue_after_the_bridge_is_killed(exter
     child = await external.external(
         scripted, EachBatch(lambda payload, run: {"n": 1}), roles=[external.other_role]
     )
-    killed = doomed(external, "after a child's end")
+    killed = doomed(external, {external.other_role: "after a child's end"})
     pull = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["extract"], "poll_ms": 50}}
     task_id = await external.create(
         node("extract", external.role, inline={"batches": 3}, **ONCE),
@@ -202,26 +208,31 @@ async def test_two_bridges_share_the_work_and_one_continues_alone(external: Exte
     assert Counter(accepted) == dict.fromkeys(tasks, 1)
 
 
-@pytest.mark.parametrize("done_meanwhile", [True, False], ids=["done meanwhile", "running"])
-async def test_run_outlives_a_time_without_any_bridge(external: ExternalTasks, done_meanwhile: bool) -> None:
-    """The time without a bridge is much longer than the leases of Temporal and of the worker."""
+async def test_runs_outlive_a_time_without_any_bridge(external: ExternalTasks) -> None:
+    """The time without a bridge is much longer than the leases of Temporal and of the workers."""
     external.settings["lease_ttl_sec"] = LEASE_SEC
     await external.served_engine()
-    gate = Gate()
-    worker = await external.external(gate.handler, lease_ttl_sec=1.0)
-    task_id = await external.create(node("extract", external.role, **ONCE))
-    await external.until_batches(task_id, "extract", 1)
+    gates = [Gate(), Gate()]
+    handlers = [gate.handler for gate in gates]
+    ends_meanwhile, runs_on = [
+        await external.external(*handlers, roles=[role], lease_ttl_sec=1.0) for role in external.roles
+    ]
+    task_id = await external.create(
+        node("ends", external.role, **ONCE), node("runs", external.other_role, **ONCE)
+    )
+    for node_id in ("ends", "runs"):
+        await external.until_batches(task_id, node_id, 1)
     await external.coordinator.stop()
-    if done_meanwhile:
-        gate.open()
-        await worker.wait_for("TASK_DONE")
+    gates[0].open()
+    await ends_meanwhile.wait_for("TASK_DONE")
     await wait_seconds(3 * LEASE_SEC)
     await external.coordinator.start()
-    gate.open()
+    gates[1].open()
     assert (await external.result(task_id)).status is TaskStatus.FINISHED
-    assert await codes(external, task_id, "extract") == [None]
-    assert len(await external.rows(task_id, "extract")) == 2
-    assert len(worker.sent_for("extract", "TASK_ACCEPTED")) == 1
+    for node_id, worker in (("ends", ends_meanwhile), ("runs", runs_on)):
+        assert await codes(external, task_id, node_id) == [None]
+        assert len(await external.rows(task_id, node_id)) == 2
+        assert len(worker.sent_for(node_id, "TASK_ACCEPTED")) == 1
 
 
 async def test_attempt_of_a_native_worker_is_lost_when_its_role_moves_to_external_workers(
@@ -229,7 +240,7 @@ async def test_attempt_of_a_native_worker_is_lost_when_its_role_moves_to_externa
 ) -> None:
     monkeypatch.setattr(pollers, "_RECENT_SEC", 1.0)
     external.settings |= {"lease_ttl_sec": LEASE_SEC, "worker_types": []}
-    external.role = "paced"
+    external.roles = ["paced"]
     await external.engine()
     native = external.worker_process("Paced")
     task_id = await external.create(node("extract", "paced", inline={"batches": 3, "pause": 3}, **ONCE))
