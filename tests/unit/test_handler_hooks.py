@@ -1,4 +1,4 @@
-"""Hooks of a handler on a real worker: order, arguments, defaults and failures, as coroutines and plain functions."""
+"""Hooks of a handler: order, arguments, defaults and failures, as coroutines and plain functions."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-from temporalio.client import WorkflowFailureError
+from tests.unit.event_loop import let_other_tasks_run
+from tests.unit.handler_runs import artifacts, finished, node, outcomes, rows, stored_node
 
 from flowkit.hashing import stable_hash
+from flowkit.testing import memory_database, run_graph
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
-from tests.integration.harness import EVENT_TIMEOUT_SEC, node, wait_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from flowkit.worker.context import RunContext
-    from tests.integration.harness import Harness
-
-pytestmark = pytest.mark.server
 
 PULL = "pull.from_artifacts"
 NEVER_AGAIN = {"retry_policy": {"max": 0}}
@@ -59,46 +57,18 @@ class CallRecorder(RoleHandler):
         return [call[0] for call in self.calls]
 
 
-async def run(harness: Harness, handler: RoleHandler, *nodes: dict[str, Any]) -> str:
-    """Run nodes of the handler's role until the task finishes."""
-    await harness.engine()
-    await harness.worker({handler.role: handler})
-    task_id = await harness.create(*nodes)
-    await harness.result(task_id)
-    return task_id
-
-
-async def outcomes(
-    harness: Harness, handlers: Sequence[RoleHandler], *nodes: dict[str, Any]
-) -> dict[str, tuple[str, int, str]]:
-    """Return status, epoch and last error of each node of a task that continues after failures."""
-    await harness.engine()
-    await harness.worker({handler.role: handler for handler in handlers})
-    task_id = await harness.create(*nodes, on_node_failure="continue")
-    with pytest.raises(WorkflowFailureError):
-        await asyncio.wait_for((await harness.handle(task_id)).result(), EVENT_TIMEOUT_SEC)
-    found = (await harness.document(task_id))["graph"]["nodes"]
-    return {n["node_id"]: (n["status"], n["attempt_epoch"], n.get("last_error") or "") for n in found}
-
-
-async def artifacts(harness: Harness, task_id: str, **query: Any) -> list[dict[str, Any]]:
-    """Return the artifacts of a task, oldest first."""
-    cursor = harness.db.artifacts.find({"task_id": task_id, **query}).sort("_id")
-    return [found async for found in cursor]
-
-
 # --- order, arguments, defaults ---------------------------------------------------------------------------------
 
 
-async def test_hooks_are_called_in_order_with_their_arguments(harness: Harness) -> None:
+async def test_hooks_are_called_in_order_with_their_arguments() -> None:
     inline = {"batches": 2, "rows": [1, {"deep": None}]}
     given = node("a", "recorder", io={"input_ref": {"key": "s3"}, "input_inline": inline})
     recorder = CallRecorder()
-    task_id = await run(harness, recorder, given)
+    run = await finished([recorder], given)
     (_, info), *calls = recorder.calls
-    worker_id = (await harness.node(task_id, "a"))["lease"]["worker_id"]
+    worker_id = (await stored_node(run, "a"))["lease"]["worker_id"]
     assert info == {
-        "task_id": task_id,
+        "task_id": run.task_id,
         "node_id": "a",
         "attempt_epoch": 1,
         "worker_id": worker_id,
@@ -113,10 +83,10 @@ async def test_hooks_are_called_in_order_with_their_arguments(harness: Harness) 
     ]
 
 
-async def test_adapter_replaces_iter_batches(harness: Harness) -> None:
+async def test_adapter_replaces_iter_batches() -> None:
     recorder = CallRecorder()
-    await run(
-        harness, recorder, node("a", "recorder"), node("z", "recorder", "a", inline={"input_adapter": PULL})
+    await finished(
+        [recorder], node("a", "recorder"), node("z", "recorder", "a", inline={"input_adapter": PULL})
     )
     begin = recorder.names().index("init", 1)
     load, *batches, final = recorder.calls[begin + 1 :]
@@ -127,31 +97,31 @@ async def test_adapter_replaces_iter_batches(harness: Harness) -> None:
     assert final == ("finalize", "z")
 
 
-async def test_finalize_is_called_even_without_batches(harness: Harness) -> None:
+async def test_finalize_is_called_even_without_batches() -> None:
     recorder = CallRecorder()
-    await run(harness, recorder, node("a", "recorder", inline={"batches": 0}))
+    await finished([recorder], node("a", "recorder", inline={"batches": 0}))
     assert recorder.names() == ["init", "load_input", "iter_batches", "finalize"]
 
 
-async def test_handler_without_hooks_works(harness: Harness) -> None:
+async def test_handler_without_hooks_works() -> None:
     class Bare(RoleHandler):
         role = "bare"
 
-    task_id = await run(harness, Bare(), node("a", "bare", inline={"rows": [1]}), node("b", "bare"))
+    run = await finished([Bare()], node("a", "bare", inline={"rows": [1]}), node("b", "bare"))
     for node_id, payload in (
         ("a", {"input_ref": {}, "input_inline": {"rows": [1]}}),
         ("b", {"input_ref": {}, "input_inline": {}}),
     ):
-        partial, marker = await artifacts(harness, task_id, node_id=node_id)
+        partial, marker = await artifacts(run, node_id=node_id)
         assert (partial["batch_uid"], partial["meta"]) == (
             stable_hash({"payload": payload}),
             {"processed": 1},
         )
         assert (marker["status"], marker["meta"], "batch_uid" in marker) == ("complete", {}, False)
-    assert await harness.db.metrics_raw.count_documents({"batch_uid": "__final__"}) == 0
+    assert await run.db.metrics_raw.count_documents({"batch_uid": "__final__"}) == 0
 
 
-async def test_one_handler_serves_many_runs_each_with_its_own_context(harness: Harness) -> None:
+async def test_one_handler_serves_many_runs_each_with_its_own_context() -> None:
     gate = asyncio.Barrier(4)
 
     class Counting(CallRecorder):
@@ -160,24 +130,24 @@ async def test_one_handler_serves_many_runs_each_with_its_own_context(harness: H
             await asyncio.wait_for(gate.wait(), 60)
             return BatchResult(success=True, metrics={"seen": ctx.kv["seen"]})
 
-    task_id = await run(harness, Counting(), *(node(name, "recorder") for name in "abcd"))
+    run = await finished([Counting()], *(node(name, "recorder") for name in "abcd"))
     for name in "abcd":
-        rows = await harness.rows(task_id, name)
-        assert [row["metrics"]["seen"] for row in rows] == [[name], [name, name]]
+        stored = await rows(run, name)
+        assert [row["metrics"]["seen"] for row in stored] == [[name], [name, name]]
 
 
 # --- stored results ---------------------------------------------------------------------------------------------
 
 
-async def test_metrics_are_stored_as_batch_rows_and_a_final_row(harness: Harness) -> None:
-    task_id = await run(harness, CallRecorder(), node("a", "recorder"))
-    *partials, marker = await artifacts(harness, task_id)
+async def test_metrics_are_stored_as_batch_rows_and_a_final_row() -> None:
+    run = await finished([CallRecorder()], node("a", "recorder"))
+    *partials, marker = await artifacts(run)
     assert [(p["status"], p["batch_uid"], p["meta"]) for p in partials] == [
         ("partial", uid, {"uid": uid}) for uid in ("b0", "b1")
     ]
     assert (marker["meta"], marker["artifacts_ref"]) == ({"total": 7}, {"bucket": "reports"})
-    rows = [row async for row in harness.db.metrics_raw.find({"task_id": task_id}).sort("_id")]
-    assert [(row["batch_uid"], row["metrics"], row.get("final", False)) for row in rows] == [
+    stored = [row async for row in run.db.metrics_raw.find({"task_id": run.task_id}).sort("_id", 1)]
+    assert [(row["batch_uid"], row["metrics"], row.get("final", False)) for row in stored] == [
         ("b0", {"uid": "b0"}, False),
         ("b1", {"uid": "b1"}, False),
         ("__final__", {"total": 7}, True),
@@ -185,49 +155,48 @@ async def test_metrics_are_stored_as_batch_rows_and_a_final_row(harness: Harness
 
 
 @pytest.mark.parametrize("uid", [None, ""])
-async def test_empty_uid_is_replaced_by_the_payload_hash(harness: Harness, uid: str | None) -> None:
+async def test_empty_uid_is_replaced_by_the_payload_hash(uid: str | None) -> None:
     class Unnamed(CallRecorder):
         async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
             yield Batch(batch_uid=uid, payload={"b": 1, "a": "é"})
 
-    task_id = await run(harness, Unnamed(), node("a", "recorder"))
-    (row,) = await harness.rows(task_id, "a")
+    run = await finished([Unnamed()], node("a", "recorder"))
+    (row,) = await rows(run, "a")
     assert row["batch_uid"] == stable_hash({"payload": {"a": "é", "b": 1}})
 
 
-async def test_payload_without_uid_and_hash_is_a_permanent_failure_with_a_remedy(
-    harness: Harness,
-) -> None:
+async def test_payload_without_uid_and_hash_is_a_permanent_failure_with_a_remedy() -> None:
     class Unhashable(CallRecorder):
         async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
             yield Batch(payload={"words": {"a", "set"}})
 
-    found = await outcomes(harness, [Unhashable()], node("a", "recorder", **SOON))
+    found = await outcomes([Unhashable()], node("a", "recorder", **SOON))
     status, epoch, error = found["a"]
     assert (status, epoch, error.partition(":")[0]) == ("failed", 1, "bad_input")
     assert "set is not JSON serializable" in error
     assert "batch_uid" in error
 
 
-async def test_row_of_a_failed_batch_is_replaced_by_its_later_success(harness: Harness) -> None:
+async def test_row_of_a_failed_batch_is_replaced_by_its_later_success() -> None:
+    db, first = memory_database(), {}
+
     class Flaky(CallRecorder):
+        async def init(self, info: dict[str, Any]) -> None:
+            if info["attempt_epoch"] == 2:
+                first.update({row["batch_uid"]: row async for row in db.metrics_raw.find({})})
+            await super().init(info)
+
         async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
             if batch.batch_uid == "b1" and ctx.attempt_epoch == 1:
                 return BatchResult(success=False, reason_code="rate_limited", error="slow down")
             return await super().process_batch(batch, ctx)
 
     flaky = Flaky()
-    await harness.engine()
-    await harness.worker({"recorder": flaky})
-    policy = {"max": 1, "backoff_sec": 3}
-    task_id = await harness.create(node("a", "recorder", inline={"batches": 3}, retry_policy=policy))
-    await harness.until_status(task_id, "deferred")
-    rows = {row["batch_uid"]: row for row in await harness.rows(task_id, "a")}
-    assert set(rows) == {"b0", "b1"}, "the first failing batch ends the run"
-    failed = rows["b1"]
+    run = await run_graph({"nodes": [node("a", "recorder", inline={"batches": 3})]}, flaky, db=db)
+    assert set(first) == {"b0", "b1"}, "the first failing batch ends the run"
+    failed = first["b1"]
     assert (failed["failed"], failed["reason"], failed["metrics"]) == (True, "rate_limited", {})
-    await harness.result(task_id)
-    after = await harness.rows(task_id, "a")
+    after = await rows(run, "a")
     assert sorted(row["batch_uid"] for row in after) == ["b0", "b1", "b2"]
     assert {row["failed"] for row in after} == {False}
     assert {row["metrics"]["uid"] for row in after} == {"b0", "b1", "b2"}
@@ -279,10 +248,10 @@ class Breaking(CallRecorder):
 HOOKS = ["init", "load_input", "iter_batches", "iter_batches_later", "process_batch", "finalize"]
 
 
-async def test_classify_error_receives_exceptions_of_every_hook(harness: Harness) -> None:
+async def test_classify_error_receives_exceptions_of_every_hook() -> None:
     breaking = Breaking()
     nodes = [node(hook, "breaking", inline={"wish": hook}) for hook in [*HOOKS, "fine"]]
-    found = await outcomes(harness, [breaking], *nodes)
+    found = await outcomes([breaking], *nodes)
     assert found.pop("fine")[0] == "finished"
     assert found == {
         hook: ("failed", 1, f"code broken in {hook}: ArithmeticError: broken in {hook}") for hook in HOOKS
@@ -306,8 +275,8 @@ class Raising(CallRecorder):
         raise self.ERRORS.get(ctx.node_id, ValueError)("no")
 
 
-async def test_input_errors_are_permanent_and_others_are_retried(harness: Harness) -> None:
-    found = await outcomes(harness, [Raising()], *(node(name, "raising", **SOON) for name in Raising.ERRORS))
+async def test_input_errors_are_permanent_and_others_are_retried() -> None:
+    found = await outcomes([Raising()], *(node(name, "raising", **SOON) for name in Raising.ERRORS))
     assert {name: (epoch, error.partition(":")[0]) for name, (_, epoch, error) in found.items()} == {
         "type": (1, "bad_input"),
         "value": (1, "bad_input"),
@@ -330,23 +299,23 @@ class Misclassifying(Raising):
         return response
 
 
-async def test_invalid_return_value_of_classify_error_is_an_unexpected_error(harness: Harness) -> None:
+async def test_invalid_return_value_of_classify_error_is_an_unexpected_error() -> None:
     responses = [None, "ab", (None, True), ("code",), 1, ("code", "maybe")]
     handlers = [Misclassifying(f"role{number}", response) for number, response in enumerate(responses)]
-    found = await outcomes(harness, handlers, *(node(h.role, h.role, **NEVER_AGAIN) for h in handlers))
+    found = await outcomes(handlers, *(node(h.role, h.role, **NEVER_AGAIN) for h in handlers))
     assert {name: error.partition(":")[0] for name, (_, _, error) in found.items()} == {
         handler.role: "unexpected_error" for handler in handlers
     }
 
 
-async def test_failure_without_a_code_gets_the_code_error_and_ends_the_run(harness: Harness) -> None:
+async def test_failure_without_a_code_gets_the_code_error_and_ends_the_run() -> None:
     class Refusing(CallRecorder):
         async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
             await super().process_batch(batch, ctx)
             return BatchResult(success=batch.batch_uid == "b0", error="not today", permanent=True)
 
     refusing = Refusing()
-    found = await outcomes(harness, [refusing], node("a", "recorder", inline={"batches": 5}))
+    found = await outcomes([refusing], node("a", "recorder", inline={"batches": 5}))
     assert found == {"a": ("failed", 1, "error: not today")}
     assert refusing.names() == ["init", "load_input", "iter_batches", "process_batch", "process_batch"]
 
@@ -374,7 +343,7 @@ async def closing_later(order: list[str]) -> AsyncIterator[Batch]:
     try:
         yield Batch(batch_uid="b0")
     finally:
-        await wait_seconds(0.1)
+        await let_other_tasks_run()
         order.append("closed")
 
 
@@ -388,8 +357,8 @@ def closing(order: list[str]) -> Iterator[Batch]:
 
 @pytest.mark.parametrize("iter_batches", [closing_later, closing])
 async def test_batch_generator_is_closed_before_the_clean_ups(
-    harness: Harness, iter_batches: Callable[[list[str]], Any]
+    iter_batches: Callable[[list[str]], Any],
 ) -> None:
     opening = Opening(iter_batches)
-    await outcomes(harness, [opening], node("a", "opening"))
+    await outcomes([opening], node("a", "opening"))
     assert opening.order == ["closed", "clean-up"]
