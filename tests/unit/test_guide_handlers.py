@@ -5,39 +5,21 @@ from __future__ import annotations
 import ast
 import json
 import threading
-from dataclasses import make_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+from tests.unit.handler_runs import finished, node, outcomes, rows
+from tests.unit.test_handler_hooks import SOON
 
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler, WorkerConfig
-from tests.integration.harness import EVENT_TIMEOUT_SEC, node
-from tests.integration.test_handler_hooks import SOON, outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.integration.harness import Harness
+    from flowkit.testing import GraphRun
 
-pytestmark = pytest.mark.server
-
-QUICK_START = """
-from flowkit.worker.runner import Worker, WorkerConfig
-from flowkit.worker.handlers.base import RoleHandler, Batch, BatchResult
-
-class MyHandler(RoleHandler):
-    role = "processor"
-
-    async def iter_batches(self, loaded):
-        yield Batch(batch_uid="b1", payload={"items": [1, 2, 3]})
-
-    async def process_batch(self, batch, ctx):
-        return BatchResult(success=True, metrics={"count": len(batch.payload.get("items", []))})
-
-worker = Worker(db=my_db, cfg=WorkerConfig(roles=["processor"]), handlers={"processor": MyHandler()})
-await worker.start()
-"""
+TIMEOUT_SEC = 60.0
 
 INTERFACE = """
 from typing import AsyncIterator
@@ -137,9 +119,9 @@ async def executed(code: str, **names: Any) -> dict[str, Any]:
     return namespace
 
 
-async def counts(harness: Harness, task_id: str, node_id: str) -> list[int]:
+async def counts(run: GraphRun, node_id: str) -> list[int]:
     """Return what the guide's handlers have counted."""
-    return [row["metrics"]["count"] for row in await harness.rows(task_id, node_id)]
+    return [row["metrics"]["count"] for row in await rows(run, node_id)]
 
 
 class SkuSource(RoleHandler):
@@ -159,28 +141,10 @@ class SkuSource(RoleHandler):
 # --- the guide --------------------------------------------------------------------------------------------------
 
 
-async def test_quick_start_runs(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_queue = make_dataclass("OwnQueue", [("queue", str, harness.queue)], bases=(WorkerConfig,))
-    monkeypatch.setattr("flowkit.worker.runner.WorkerConfig", own_queue)
-    worker = (await executed(QUICK_START, my_db=harness.db))["worker"]
-    try:
-        await harness.engine()
-        task_id = await harness.create(node("a", "processor"))
-        await harness.result(task_id)
-    finally:
-        await worker.stop()
-    assert [(row["batch_uid"], row["metrics"]) for row in await harness.rows(task_id, "a")] == [
-        ("b1", {"count": 3})
-    ]
-
-
-async def test_complete_handler_interface_runs_without_an_adapter(harness: Harness) -> None:
+async def test_complete_handler_interface_runs_without_an_adapter() -> None:
     my_role = (await executed(INTERFACE))["MyRole"]()
-    await harness.engine()
-    await harness.worker({"probe": my_role})
-    task_id = await harness.create(node("a", "probe"))
-    await harness.result(task_id)
-    assert await counts(harness, task_id, "a") == [2]
+    run = await finished([my_role], node("a", "probe"))
+    assert await counts(run, "a") == [2]
     assert my_role.classify_error(KeyError()) == ("bad_input", True)
     assert my_role.classify_error(OSError()) == ("unexpected_error", False)
 
@@ -188,15 +152,11 @@ async def test_complete_handler_interface_runs_without_an_adapter(harness: Harne
 @pytest.mark.parametrize(
     ("text", "expected"), [(COORDINATOR_WINS, [1, 2, 2, 2]), (PULL, [0, 0]), (RECHUNK, [2, 2, 3])]
 )
-async def test_input_routes_of_the_guide_deliver_their_batches(
-    harness: Harness, text: str, expected: list[int]
-) -> None:
+async def test_input_routes_of_the_guide_deliver_their_batches(text: str, expected: list[int]) -> None:
     inline = json.loads(text)["io"]["input_inline"]
-    await harness.engine()
-    await harness.worker({"skus": SkuSource(), "probe": (await executed(INTERFACE))["MyRole"]()})
-    task_id = await harness.create(node("u", "skus"), node("z", "probe", "u", inline=inline))
-    await harness.result(task_id)
-    assert sorted(await counts(harness, task_id, "z")) == expected
+    handlers = [SkuSource(), (await executed(INTERFACE))["MyRole"]()]
+    run = await finished(handlers, node("u", "skus"), node("z", "probe", "u", inline=inline))
+    assert sorted(await counts(run, "z")) == expected
 
 
 async def test_settings_of_the_guide_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,52 +206,43 @@ class Plain(RoleHandler):
         return FinalizeResult(metrics={"all": 3})
 
 
-async def test_every_hook_can_be_a_plain_function(harness: Harness) -> None:
+async def test_every_hook_can_be_a_plain_function() -> None:
     plain = Plain()
-    await harness.engine()
-    await harness.worker({"plain": plain})
-    task_id = await harness.create(node("a", "plain", inline={"x": 1}))
-    await harness.result(task_id)
+    run = await finished([plain], node("a", "plain", inline={"x": 1}))
     steps = [step for number in range(3) for step in (f"batch {number}", f"process b{number}")]
     assert plain.calls == ["init a", "load_input", *steps, "finalize"]
     assert threading.get_ident() not in plain.threads
-    rows = await harness.rows(task_id, "a")
-    assert [row["metrics"] for row in rows] == [{"x": 1, "cancelled": False}] * 3
+    assert [row["metrics"] for row in await rows(run, "a")] == [{"x": 1, "cancelled": False}] * 3
 
 
-async def test_batches_can_be_returned_as_a_list(harness: Harness) -> None:
+async def test_batches_can_be_returned_as_a_list() -> None:
     class Listing(Plain):
         def iter_batches(self, loaded: Any) -> Any:
             return [Batch(batch_uid=uid, payload={}) for uid in "xyz"]
 
-    await harness.engine()
-    await harness.worker({"plain": Listing()})
-    task_id = await harness.create(node("a", "plain"))
-    await harness.result(task_id)
-    assert sorted(row["batch_uid"] for row in await harness.rows(task_id, "a")) == ["x", "y", "z"]
+    run = await finished([Listing()], node("a", "plain"))
+    assert sorted(row["batch_uid"] for row in await rows(run, "a")) == ["x", "y", "z"]
 
 
-async def test_blocking_plain_hook_does_not_block_other_runs_of_its_worker(harness: Harness) -> None:
+async def test_blocking_plain_hook_does_not_block_other_runs_of_its_worker() -> None:
     released, barrier = threading.Event(), threading.Barrier(2)
 
     class Blocking(Plain):
         def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
-            barrier.wait(EVENT_TIMEOUT_SEC)
-            assert released.wait(EVENT_TIMEOUT_SEC)
+            barrier.wait(TIMEOUT_SEC)
+            assert released.wait(TIMEOUT_SEC)
             return super().process_batch(batch, ctx)
 
     class Releasing(RoleHandler):
+        role = "releasing"
+
         async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
             released.set()
             return BatchResult(success=True)
 
-    await harness.engine()
-    await harness.worker({"plain": Blocking(), "releasing": Releasing()})
-    task_id = await harness.create(
-        node("a", "plain", inline={}), node("b", "plain", inline={}), node("c", "releasing")
-    )
-    await harness.result(task_id)
-    assert [len(await harness.rows(task_id, name)) for name in "abc"] == [3, 3, 0]
+    nodes = [node("a", "plain", inline={}), node("b", "plain", inline={}), node("c", "releasing")]
+    run = await finished([Blocking(), Releasing()], *nodes)
+    assert [len(await rows(run, name)) for name in "abc"] == [3, 3, 0]
 
 
 class Wrong(Plain):
@@ -328,9 +279,9 @@ class Wrong(Plain):
         return response
 
 
-async def test_invalid_return_value_is_a_permanent_failure_that_names_the_hook(harness: Harness) -> None:
+async def test_invalid_return_value_is_a_permanent_failure_that_names_the_hook() -> None:
     nodes = [node(name, "wrong", inline={"wish": name}, **SOON) for name in [*Wrong.RETURN_VALUES, "right"]]
-    found = await outcomes(harness, [Wrong()], *nodes)
+    found = await outcomes([Wrong()], *nodes)
     assert found.pop("right")[0] == "finished"
     assert {
         name: (epoch, error.partition(":")[0]) for name, (_, epoch, error) in found.items()
