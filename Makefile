@@ -63,8 +63,8 @@ docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 	@$(SITE)
 	@echo "open build/docs/index.html"
 
-test: setup ## All tests, on real servers started for them (or those of TEMPORAL_ADDRESS, MONGO_URL, KAFKA_BOOTSTRAP_SERVERS).
-	$(BIN)/pytest -q -n $(TEST_JOBS) --dist worksteal
+test: setup ## All tests but the nightly ones, on real servers started for them (or those of TEMPORAL_ADDRESS, MONGO_URL, KAFKA_BOOTSTRAP_SERVERS).
+	$(BIN)/pytest -q -n $(TEST_JOBS) --dist worksteal -m "not nightly"
 
 # MongoDB's stand-in clones the whole document for each update, which takes memory and the optimizing compiler.
 large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under kills, 5,000 pulling nodes, up to 20,000 nodes [SIZES=1000,20000].
@@ -81,7 +81,7 @@ fuzz: setup ## Random graphs and shared limits against models, and property test
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
 		tests/unit/test_graph_properties.py tests/unit/test_condition_properties.py tests/unit/test_validation_fuzz.py tests/contract/test_vars_model.py tests/contract/test_group_commit.py
 
-nightly: setup ## What takes hours: the integration tests on the newer Temporal server, the contract tests with both drivers, then fuzz, chaos and large: make nightly [NIGHTLY_MINUTES=10] [STEPS=server,drivers,fuzz,chaos,large].
+nightly: setup ## What takes an hour: long tests, the integration tests on the newer Temporal server, the contract tests with both drivers, then fuzz, chaos and large: make nightly [NIGHTLY_MINUTES=10] [STEPS=long,server,drivers,fuzz,chaos,large].
 	@PYTHONPATH=. $(BIN)/python -m tests.nightly --minutes $(NIGHTLY_MINUTES) --jobs $(TEST_JOBS) --steps "$(STEPS)" $(if $(TESTS),--tests "$(TESTS)")
 
 demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS=1] [EXTERNAL=1] [KEEP=1] [REPORT=file].

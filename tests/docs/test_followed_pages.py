@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
     from flowkit.local import Stack
 
-FOLLOWED = [DOCS / "tutorial.md", *sorted((DOCS / "howto").glob("*.md"))]
+FOLLOWED = [
+    DOCS / "tutorial.md",
+    *(pytest.param(page, marks=pytest.mark.nightly) for page in sorted((DOCS / "howto").glob("*.md"))),
+]
+"""The pages. Tests of the command line prove in `make test` what the guides show."""
 PATIENCE = {'"deadline_sec": 30': '"deadline_sec": 60'}
 """What a reader on a busy machine, who needs longer than thirty seconds for the commands, would change in the files."""
 

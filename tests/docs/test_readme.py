@@ -50,7 +50,7 @@ def check_out(folder: Path) -> None:
 
 
 @pytest.mark.server
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not (ROOT / ".venv/.installed").exists(), reason="the environment was not made by make")
 @pytest.mark.timeout(600)
 def test_the_readme_can_be_followed(reader: Reader) -> None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flowkit.activities import attempt_log
+from flowkit.local import TemporalServer
 from flowkit.workflows.scheduling import local_activities
-from tests.integration.harness import Harness
+from tests.integration.harness import SUGGESTED_EVENTS, Harness
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from flowkit.local import Stack
 
@@ -26,6 +27,26 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every success count as a quick one in the log of attempts, however long a busy machine takes for it."""
     monkeypatch.setattr(attempt_log, "YOUNG_SEC", 600.0)
+
+
+@pytest.fixture(scope="session")
+def short_history_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
+    """A Temporal server that soon suggests continue-as-new."""
+    suggestion = {"limit.historyCount.suggestContinueAsNew": SUGGESTED_EVENTS}
+    with TemporalServer(tmp_path_factory.mktemp("short-history"), dynamic_config=suggestion) as server:
+        yield server
+
+
+@pytest.fixture
+async def short_runs(
+    stack: Stack, short_history_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Harness]:
+    """A harness whose tasks soon continue as a new run."""
+    made = Harness(temporal=short_history_server.address, mongo=stack.mongo_url)
+    monkeypatch.setenv("MONGO_DATABASE", made.database)
+    monkeypatch.setenv("TEMPORAL_ADDRESS", short_history_server.address)
+    yield made
+    await made.close()
 
 
 @pytest.fixture

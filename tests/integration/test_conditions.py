@@ -16,15 +16,13 @@ from flowkit.workflows import conditions
 from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_cancel_terminate_reset import reset
 from tests.integration.test_continue_as_new import histories, replay
-from tests.integration.test_large_graphs import run_ids, short_runs
+from tests.integration.test_large_graphs import run_ids
 from tests.integration.test_routing import skip_reasons
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
 
 pytestmark = pytest.mark.server
-
-__all__ = ["short_runs"]
 
 BROKEN = {"failures": 9, "permanent": True}
 
@@ -153,7 +151,7 @@ async def test_results_of_a_group_apply_once_after_its_last_part(
     await replay(found)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_thousands_of_conditions_become_due_together(harness: Harness) -> None:
     await servers(harness)
     texts = [f"nodes.r.status != '' || vars.x == {i}" for i in range(11_999)]

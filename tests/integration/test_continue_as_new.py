@@ -14,7 +14,7 @@ from flowkit.worker import BatchResult
 from flowkit.workflows.task import Task
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, node
-from tests.integration.test_large_graphs import run_ids, run_of, short_runs, until_only_runs
+from tests.integration.test_large_graphs import run_ids, run_of, until_only_runs
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from flowkit.worker.context import RunContext
 
 pytestmark = pytest.mark.server
-
-__all__ = ["short_runs"]
 
 HELD_EVENTS = 200
 ROUNDS = 40

@@ -13,7 +13,7 @@ from tests.integration.handlers import ALL, Quick
 from tests.integration.harness import Harness, eventually, node, wait_seconds
 from tests.integration.test_cancel_terminate_reset import reset
 from tests.integration.test_continue_as_new import chain, histories, replay
-from tests.integration.test_large_graphs import run_ids, short_runs
+from tests.integration.test_large_graphs import run_ids
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from flowkit.worker.context import RunContext
 
 pytestmark = pytest.mark.server
-
-__all__ = ["short_runs"]
 
 EXCEEDED = "deadline_exceeded: the node took longer than {} s (deadline_sec) from the opening of its gate"
 SOON_SEC = 4

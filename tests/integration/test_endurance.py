@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
-BATCHES = 5_000 if LARGE else 300
+BATCHES = 5_000 if LARGE else 150
 """Batches in each of three stages; `make large` runs the large case."""
 
 TIMEOUT_SEC = 900.0 if LARGE else 180.0
@@ -70,6 +70,7 @@ async def assert_each_batch_once(harness: Harness, task_id: str, *nodes: str) ->
         assert Counter(stored) == Counter(range(BATCHES)), node_id
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(TIMEOUT_SEC + 60)
 async def test_three_stages_process_every_batch_once_under_kills_and_failures(harness: Harness) -> None:
     harness.settings["lease_ttl_sec"] = 4

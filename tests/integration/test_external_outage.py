@@ -13,15 +13,14 @@ from tests.kafka_server import Broker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Kafka]:
-    """A broker for one test, which may kill it."""
-    with Kafka(tmp_path) as running:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """A broker that a test may kill and restart. A test leaves it running."""
+    with Kafka(tmp_path_factory.mktemp("frail-broker")) as running:
         yield running
 
 

@@ -88,6 +88,7 @@ async def first_task(harness: Harness, engine: subprocess.Popen[bytes]) -> int:
     return peak_mb(engine)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(TIMEOUT_SEC * len(SIZES))
 async def test_cost_of_a_node_does_not_grow_with_the_graph(
     harness: Harness, printed_figures: list[str]

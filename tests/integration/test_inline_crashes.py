@@ -84,6 +84,7 @@ async def more_finished(harness: Harness, task_id: str, before: int) -> bool:
     return await finished_nodes(harness, task_id) > min(before, LENGTH - 1)
 
 
+@pytest.mark.nightly
 async def test_engine_that_was_frozen_beyond_its_workflow_task_does_not_disturb_the_next_attempt(
     harness: Harness,
 ) -> None:

@@ -10,9 +10,9 @@ import pytest
 from flowkit.models import TaskStatus
 from flowkit.workflows.scheduling import local_activities
 from tests.integration.handlers import InlineQuick, Stubborn
-from tests.integration.harness import node
+from tests.integration.harness import SUGGESTED_EVENTS, node
 from tests.integration.test_inline_roles import INLINE, ONCE, attempts, chain, counts
-from tests.integration.test_large_graphs import SUGGESTED_EVENTS, run_ids, short_runs
+from tests.integration.test_large_graphs import run_ids
 from tests.integration.test_process_failures import assert_every_batch_counts_once
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
-
-__all__ = ["short_runs"]
 
 LENGTH = SUGGESTED_EVENTS + 50
 

@@ -14,17 +14,14 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowHistoryEventFilterType
 
 from flowkit import limits
-from flowkit.local import TemporalServer
 from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, eventually, node
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
-    from flowkit.local import Stack
     from flowkit.worker import Batch, RoleHandler
     from flowkit.worker.context import RunContext
 
@@ -32,13 +29,12 @@ pytestmark = pytest.mark.server
 
 CLOSING = WorkflowHistoryEventFilterType.CLOSE_EVENT
 ROLES = ("fetch", "parse", "index", "rank")
-SUGGESTED_EVENTS = 100
 HELD_EVENTS = 400
 LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
 MOST_LAYERS = 20 if LARGE else 8
 """Layers of the largest graph; `make large` runs the large case."""
 BARRIERS = 3
-LAYERS = 20 if LARGE else 8
+LAYERS = 20 if LARGE else 4
 """Layers next to a node that runs all the time."""
 WIDTH = 100
 TIMEOUT_SEC = 300.0
@@ -151,22 +147,6 @@ async def assert_each_node_ran_once(harness: Harness, task_id: str, handlers: di
 
 
 @pytest.fixture
-async def short_runs(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
-    """A harness on its own server, which soon suggests continue-as-new."""
-    with _server(tmp_path) as server:
-        harness = Harness(temporal=server.address, mongo=stack.mongo_url)
-        monkeypatch.setenv("MONGO_DATABASE", harness.database)
-        monkeypatch.setenv("TEMPORAL_ADDRESS", server.address)
-        yield harness
-        await harness.close()
-
-
-def _server(folder: Path) -> TemporalServer:
-    suggestion = {"limit.historyCount.suggestContinueAsNew": SUGGESTED_EVENTS}
-    return TemporalServer(folder, dynamic_config=suggestion)
-
-
-@pytest.fixture
 def printed_figures(capsys: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
     """Print the figures that a test measured, even when it passes."""
     figures: list[str] = []
@@ -182,6 +162,7 @@ def figure(name: str, nodes: int, seconds: float, runs: int = 1) -> str:
     return f"{name}: {nodes} nodes, {runs} runs, {seconds:.1f} s, {each:.1f} ms a node"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(TIMEOUT_SEC + 30)
 async def test_every_node_of_a_large_graph_runs_once(harness: Harness, printed_figures: list[str]) -> None:
     handlers = counters()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import uuid
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -16,14 +17,13 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from flowkit import Coordinator
 from flowkit.cli.tasks.view import describe
 from flowkit.connection import Namespace
-from flowkit.local import TemporalServer
 from flowkit.models import TaskStatus
 from tests.integration.harness import FLOWKIT, eventually, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
+    from flowkit.local import TemporalServer
     from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
@@ -32,20 +32,14 @@ LONG_AGO = timedelta(minutes=10)
 
 
 @pytest.fixture
-def other_server(tmp_path: Path) -> TemporalServer:
-    """Return a second server, not started yet, whose namespace is called `default` as well."""
-    return TemporalServer(tmp_path)
-
-
-@pytest.fixture
-async def other_engine(harness: Harness, other_server: TemporalServer) -> AsyncIterator[Coordinator]:
-    """An engine of the second server on the same queue and the same database."""
-    with other_server:
-        client = await Client.connect(other_server.address, data_converter=pydantic_data_converter)
-        engine = Coordinator(db=harness.db, cfg=harness.config, client=client)
-        await engine.start()
-        yield engine
-        await engine.stop()
+async def other_engine(harness: Harness, short_history_server: TemporalServer) -> AsyncIterator[Coordinator]:
+    """An engine on the same queue and the same database, of a second server whose namespace is `default` as well."""
+    address = short_history_server.address
+    client = await Client.connect(address, data_converter=pydantic_data_converter)
+    engine = Coordinator(db=harness.db, cfg=harness.config, client=client)
+    await engine.start()
+    yield engine
+    await engine.stop()
 
 
 async def until_swept(*engines: Coordinator) -> None:
@@ -130,14 +124,11 @@ def deletion(client: Client, task_id: str) -> DeleteWorkflowExecutionRequest:
 
 
 async def test_close_orphaned_closes_tasks_of_a_removed_server(
-    harness: Harness, other_server: TemporalServer
+    harness: Harness,
 ) -> None:
-    with other_server:
-        client = await Client.connect(other_server.address, data_converter=pydantic_data_converter)
-        lost = await Coordinator(db=harness.db, cfg=harness.config, client=client).create_task(
-            params={}, graph={"nodes": [node("a"), node("b", "quick", "a")]}
-        )
-        gone = await Namespace(client).id()
+    lost, gone = await harness.create(node("a"), node("b", "quick", "a")), str(uuid.uuid4())
+    await (await harness.handle(lost)).terminate()
+    await harness.db.tasks.update_one({"id": lost}, {"$set": {"namespace_id": gone}})
     engine = await harness.engine()
     alive = await harness.create(node("a"))
     await harness.until_status(alive, "running")

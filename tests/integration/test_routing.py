@@ -12,15 +12,13 @@ from flowkit.worker import BatchResult
 from tests.integration.handlers import ALL, Quick
 from tests.integration.harness import Harness, node
 from tests.integration.test_continue_as_new import histories, replay
-from tests.integration.test_large_graphs import run_ids, short_runs
+from tests.integration.test_large_graphs import run_ids
 
 if TYPE_CHECKING:
     from flowkit.worker import Batch
     from flowkit.worker.context import RunContext
 
 pytestmark = pytest.mark.server
-
-__all__ = ["short_runs"]
 
 BROKEN = {"failures": 9, "permanent": True}
 NOOP = {"input_adapter": "noop"}

@@ -1,4 +1,4 @@
-"""Servers stop in the middle of a task and start again. Each test has its own servers."""
+"""Servers stop in the middle of a task and start again. Only these tests use them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,39 @@ from tests.integration.harness import Harness, eventually, node, wait_seconds
 from tests.servers import copy_logs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.server
 
-OUTAGE_SEC = 10.0
+OUTAGE_SEC = 9.0
 NO_RETRIES = {"retry_policy": {"max": 0}}
+
+
+@pytest.fixture(scope="module")
+def frail_servers(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[tuple[TemporalServer, MongoServer]]:
+    """Servers that a test may stop and restart. A test leaves them running."""
+    folder: Path = tmp_path_factory.mktemp("frail-servers")
+    with TemporalServer(folder) as temporal, MongoServer(folder) as mongo:
+        yield temporal, mongo
+        if request.session.testsfailed:
+            copy_logs(folder)
 
 
 @pytest.fixture
 async def own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    frail_servers: tuple[TemporalServer, MongoServer], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Harness, TemporalServer, MongoServer]]:
-    """A harness on servers that only this test uses, so that it can stop them."""
-    with TemporalServer(tmp_path) as temporal, MongoServer(tmp_path) as mongo:
-        monkeypatch.setenv("TEMPORAL_ADDRESS", temporal.address)
-        monkeypatch.setenv("MONGO_URL", mongo.url)
-        harness = Harness(temporal=temporal.address, mongo=mongo.url)
-        monkeypatch.setenv("MONGO_DATABASE", harness.database)
-        yield harness, temporal, mongo
-        await harness.close()
-        if request.session.testsfailed:
-            copy_logs(tmp_path)
+    """A harness on servers that its test may stop."""
+    temporal, mongo = frail_servers
+    monkeypatch.setenv("TEMPORAL_ADDRESS", temporal.address)
+    monkeypatch.setenv("MONGO_URL", mongo.url)
+    harness = Harness(temporal=temporal.address, mongo=mongo.url)
+    monkeypatch.setenv("MONGO_DATABASE", harness.database)
+    yield harness, temporal, mongo
+    await harness.close()
 
 
 async def started(harness: Harness) -> str:
@@ -59,15 +69,6 @@ async def assert_finished_once(harness: Harness, task_id: str) -> None:
     for node_id, batches in (("a", 8), ("b", 3), ("c", 1)):
         uids = Counter(row["batch_uid"] for row in await harness.rows(task_id, node_id))
         assert uids == {f"b{i}": 1 for i in range(batches)}
-
-
-async def test_task_survives_a_restart_of_temporal(
-    own: tuple[Harness, TemporalServer, MongoServer],
-) -> None:
-    harness, temporal, _ = own
-    task_id = await started(harness)
-    await asyncio.to_thread(temporal.restart)
-    await assert_finished_once(harness, task_id)
 
 
 async def test_task_survives_a_kill_of_temporal(

@@ -18,14 +18,12 @@ from tests.integration.test_concurrency_limits import (
     until_requests,
     wide,
 )
-from tests.integration.test_large_graphs import run_ids, short_runs
+from tests.integration.test_large_graphs import run_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 pytestmark = pytest.mark.server
-
-__all__ = ["short_runs"]
 
 LONG: dict[str, Any] = {"inline": {"pause": 600}}
 LEAK_SEC = 60.0

@@ -14,8 +14,8 @@ from flowkit.graph import validation
 from flowkit.models import TaskStatus
 from flowkit.workflows import stored_graphs
 from tests.integration.handlers import Quick
-from tests.integration.harness import Harness, node
-from tests.integration.test_large_graphs import SUGGESTED_EVENTS, run_ids, short_runs
+from tests.integration.harness import SUGGESTED_EVENTS, Harness, node
+from tests.integration.test_large_graphs import run_ids
 from tests.replay.test_replay import replay
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from flowkit.workflows.task import Task
 
 pytestmark = pytest.mark.server
-
-__all__ = ["short_runs"]
 
 NODES = 40
 

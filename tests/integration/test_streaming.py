@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
-MANY = 5_000 if LARGE else 800
+MANY = 5_000 if LARGE else 250
 """Batches of a long parent; `make large` runs the large case."""
 
 
@@ -211,8 +211,8 @@ async def test_totals_of_many_batches_are_exact(harness: Harness) -> None:
     """The parent and the child fail once."""
     parent = Source()
     parent.gates["a"].set()
-    await served(harness, parent, Sink(fail_at=300))
-    task_id = await harness.create(source(batches=MANY, fail_at=500), streaming("b", "sink", "a"))
+    await served(harness, parent, Sink(fail_at=MANY // 3))
+    task_id = await harness.create(source(batches=MANY, fail_at=MANY // 2), streaming("b", "sink", "a"))
     assert (await (await harness.handle(task_id)).result()).status is TaskStatus.FINISHED
     await assert_exact(harness, task_id, "b", MANY)
     assert [(await harness.node(task_id, name))["attempt_epoch"] for name in "ab"] == [2, 2]

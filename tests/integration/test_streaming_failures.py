@@ -14,12 +14,10 @@ from tests.integration.harness import Harness, node
 from tests.integration.streaming import Sink, Source, assert_exact, signals, source, streaming
 from tests.integration.test_cancel_terminate_reset import reset
 from tests.integration.test_continue_as_new import chain, histories, replay
-from tests.integration.test_large_graphs import run_ids, short_runs
+from tests.integration.test_large_graphs import run_ids
 from tests.integration.test_streaming import finished, served
 
 pytestmark = pytest.mark.server
-
-__all__ = ["short_runs"]
 
 
 @pytest.mark.parametrize("fail_at", [1, 3])

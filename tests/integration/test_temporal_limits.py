@@ -16,7 +16,7 @@ from flowkit.workflows.display import reports
 from tests.integration.handlers import ConcurrencyCounter, Quick
 from tests.integration.harness import Harness, node
 from tests.integration.test_continue_as_new import histories, replay
-from tests.integration.test_large_graphs import run_ids, short_runs
+from tests.integration.test_large_graphs import run_ids
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from flowkit.worker.context import RunContext
 
 pytestmark = pytest.mark.server
-
-__all__ = ["short_runs"]
 
 OWN = {"open_task", "record", "close_task"}
 MOST = 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,7 @@ from tests.integration.handlers import Quick
 from tests.integration.harness import wait_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from flowkit.models import AttemptInput
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 LIMIT_SEC = 3.0
-OUTAGE_SEC = 6.0
+OUTAGE_SEC = 4.0
 
 
 @dataclass
@@ -84,16 +84,23 @@ class StoppableDatabase:
         return calls.activity_for(name)
 
 
+@pytest.fixture(scope="module")
+def frail_mongo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MongoServer]:
+    """A server that a test may stop and restart. A test leaves it running."""
+    with MongoServer(tmp_path_factory.mktemp("frail-mongo")) as mongo:
+        yield mongo
+
+
 @pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[StoppableDatabase]:
-    with MongoServer(tmp_path) as mongo:
-        client: Any = AsyncIOMotorClient(mongo.url, tz_aware=True, serverSelectionTimeoutMS=1_000)
-        tasks = TaskStore(client.limits)
-        await tasks.prepare()
-        opening = OpenTask(task_id=TASK, first_run_id=RUN, run_id=RUN, at=1.0, graph=graph("a"), params={})
-        await tasks.open_task(opening)
-        yield StoppableDatabase(mongo, client.limits)
-        client.close()
+async def database(frail_mongo: MongoServer) -> AsyncIterator[StoppableDatabase]:
+    client: Any = AsyncIOMotorClient(frail_mongo.url, tz_aware=True, serverSelectionTimeoutMS=1_000)
+    db = client[f"limits_{uuid.uuid4().hex[:10]}"]
+    tasks = TaskStore(db)
+    await tasks.prepare()
+    opening = OpenTask(task_id=TASK, first_run_id=RUN, run_id=RUN, at=1.0, graph=graph("a"), params={})
+    await tasks.open_task(opening)
+    yield StoppableDatabase(frail_mongo, db)
+    client.close()
 
 
 def given(**io: Any) -> AttemptInput:

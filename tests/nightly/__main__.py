@@ -78,7 +78,8 @@ def all_steps(minutes: int, sizes: str, jobs: int, tests: list[str]) -> dict[str
     )
     make = ("make", "--no-print-directory", f"MINUTES={minutes}", f"SIZES={sizes}")
     return {
-        "server": Step((*pytest, *tests), _on_newer_server),
+        "long": Step((*pytest, "-m", "nightly")),
+        "server": Step((*pytest, "-m", "not nightly", *tests), _on_newer_server),
         "drivers": Step((*pytest, "tests/contract"), lambda: {"FLOWKIT_ALL_DRIVERS": "1"}),
         **{name: Step((*make, name)) for name in ("fuzz", "chaos", "large")},
     }

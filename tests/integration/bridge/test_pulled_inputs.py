@@ -104,7 +104,14 @@ async def test_child_that_finishes_before_its_source_reads_the_rest_in_another_r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("batches", "adapter"), [(450, "whole"), (450, "rechunk"), (1_000, "whole")])
+@pytest.mark.parametrize(
+    ("batches", "adapter"),
+    [
+        (450, "whole"),
+        (450, "rechunk"),
+        pytest.param(1_000, "whole", marks=pytest.mark.nightly),
+    ],
+)
 async def test_child_reads_all_batches_of_a_large_source(
     external: ExternalTasks, batches: int, adapter: str
 ) -> None:
