@@ -6,15 +6,18 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.unit.handler_runs import finished, node, outcomes
+from tests.integration.handlers import Quick
+from tests.unit.handler_runs import finished, node, outcomes, rows
 from tests.unit.test_handler_hooks import SOON
 
 from flowkit.hashing import stable_hash
+from flowkit.testing import run_graph
 from flowkit.worker import Batch, BatchResult, RoleHandler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from flowkit.testing import GraphRun
     from flowkit.worker.context import RunContext
 
 PULL, RECHUNK = "pull.from_artifacts", "pull.from_artifacts.rechunk:size"
@@ -71,11 +74,12 @@ def route(adapter: str, **args: Any) -> dict[str, Any]:
     return {"input_adapter": adapter, "input_args": args}
 
 
-async def run(*nodes: dict[str, Any]) -> Proposing:
-    """Run nodes until the task finishes, and return the batches that their handler received."""
+async def run(*nodes: dict[str, Any], **graph: Any) -> tuple[GraphRun, Proposing]:
+    """Run nodes until the task finishes. Return its outcome, and the handler with the batches that it received."""
     handler = Proposing()
-    await finished([ListSource(), handler], *nodes)
-    return handler
+    ended = await run_graph({"nodes": list(nodes), **graph}, ListSource(), Quick(), handler)
+    assert ended.status == "finished", ended.reason
+    return ended, handler
 
 
 # --- choice of the route ----------------------------------------------------------------------------------------
@@ -98,7 +102,7 @@ async def test_adapter_of_the_node_overrides_the_handler_and_both_are_logged(
     caplog.set_level(logging.DEBUG, logger="flowkit.worker")
     ordered = route(RECHUNK, from_node="u", size=2, meta_list_key="skus")
     proposed = route(PULL, from_nodes=["u"], poll_ms=20)
-    got = await run(source([1, 2, 3]), proposing("z", "u", propose=proposed, **ordered))
+    _, got = await run(source([1, 2, 3]), proposing("z", "u", propose=proposed, **ordered))
     assert [payload["items"] for _, payload in got.got["z"]] == [[1, 2], [3]]
     assert reported(caplog, "selected") == [
         {
@@ -115,7 +119,7 @@ async def test_adapter_of_the_node_overrides_the_handler_and_both_are_logged(
 
 async def test_known_adapter_of_the_handler_overrides_iter_batches(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="flowkit.worker")
-    got = await run(
+    _, got = await run(
         source([1], [2]),
         proposing("all", "u", propose={"input_adapter": PULL}),
         proposing("alias", "u", propose=route(RECHUNK, from_node="u", size=9)),
@@ -130,7 +134,7 @@ async def test_known_adapter_of_the_handler_overrides_iter_batches(caplog: pytes
 
 
 async def test_iter_batches_is_used_for_unknown_adapters_and_without_an_adapter() -> None:
-    got = await run(
+    _, got = await run(
         source([1]),
         proposing("unknown", "u", propose=route("kafka", from_nodes=["u"])),
         proposing("odd", "u", propose={"input_adapter": ["pull"]}),
@@ -189,7 +193,8 @@ async def test_handler_that_proposes_a_source_that_cannot_end_fails_permanently(
 
 async def test_chunks_have_the_uids_of_the_protocol_and_keep_the_remainder() -> None:
     args = route(RECHUNK, from_nodes=["u"], size=2, meta_list_key="skus")
-    got = (await run(source([1, 2, 3], [], [4, 5]), proposing("z", "u", **args))).got["z"]
+    _, handler = await run(source([1, 2, 3], [], [4, 5]), proposing("z", "u", **args))
+    got = handler.got["z"]
     expected = [("b1", 0, [1, 2]), ("b1", 1, [3]), ("b3", 0, [4, 5])]
     assert got == [
         (
@@ -208,11 +213,11 @@ async def test_chunks_have_the_uids_of_the_protocol_and_keep_the_remainder() -> 
 async def test_empty_source_is_not_an_error_and_yields_no_batches() -> None:
     chunks = route(RECHUNK, size=3, meta_list_key="skus")
     nodes = [proposing("pull", "u", **route(PULL)), proposing("chunks", "u", **chunks)]
-    assert (await run(source(), *nodes)).got == {}
+    assert (await run(source(), *nodes))[1].got == {}
 
 
 async def test_parents_are_the_default_sources() -> None:
-    got = await run(
+    _, got = await run(
         source([1], node_id="u"),
         source([2], node_id="v"),
         source([3], node_id="aside"),
@@ -221,3 +226,77 @@ async def test_parents_are_the_default_sources() -> None:
     )
     sources = {name: [payload["from_node"] for _, payload in batches] for name, batches in got.got.items()}
     assert sources == {"ordered": ["u", "v", "aside"], "proposed": ["u", "v"]}
+
+
+# --- several sources ------------------------------------------------------------------------------------------------
+
+
+async def test_batches_with_equal_uids_from_several_sources_are_all_stored() -> None:
+    sources = [node(name, "quick", inline={"batches": 3}) for name in ("u", "v", "w")]
+    ended, handler = await run(
+        *sources,
+        proposing("ordered", "u", "v", "w", **route(PULL)),
+        proposing("proposed", "u", "v", "w", propose=route(PULL, from_nodes=["v", "u"])),
+        proposing("single", "u", **route(PULL)),
+        node("after", "proposing", "ordered", inline=route(PULL, from_nodes=["ordered", "single"])),
+    )
+    uids = [f"b{number}" for number in range(3)]
+    assert handler.uids("ordered") == [*uids, *(f"{uid}@v" for uid in uids), *(f"{uid}@w" for uid in uids)]
+    assert handler.uids("proposed") == [*uids, *(f"{uid}@u" for uid in uids)]
+    assert handler.uids("single") == uids
+    for name, count in (("ordered", 9), ("proposed", 6), ("single", 3)):
+        stored = await rows(ended, name)
+        assert sorted(row["batch_uid"] for row in stored) == sorted(map(str, handler.uids(name)))
+        assert len(stored) == count
+    nested = handler.uids("after")
+    assert len(set(nested)) == 12
+    assert "b0%40v@ordered" in nested
+    assert "b0@single" in nested
+
+
+async def test_interrupted_attempt_resumes_every_source() -> None:
+    class Breaking(Proposing):
+        """Fails in the middle of its first attempt."""
+
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            if ctx.attempt_epoch == 1 and len(self.got.get("z", [])) == 4:
+                raise ConnectionError("the source broke")
+            return await super().process_batch(batch, ctx)
+
+    handler = Breaking()
+    sources = [node(name, "quick", inline={"batches": 3}) for name in ("u", "v")]
+    ended = await finished([Quick(), handler], *sources, proposing("z", "u", "v", **route(PULL)))
+    assert handler.uids("z") == ["b0", "b1", "b2", "b0@v", "b1@v", "b2@v"]
+    assert ended.nodes["z"].attempts == 2
+
+
+# --- routes that handlers propose -----------------------------------------------------------------------------------
+
+
+async def test_parents_from_extended_edges_are_the_default_sources() -> None:
+    nodes = [source([1], node_id="u"), source([2], node_id="v"), proposing("z", propose=route(PULL))]
+    edges = [{"from": "v", "to": "z"}, {"from": "u", "to": "z"}]
+    _, handler = await run(*nodes, edges_ex=edges)
+    assert [payload["from_node"] for _, payload in handler.got["z"]] == ["v", "u"]
+
+
+@pytest.mark.parametrize("adapter", [route(PULL), route(RECHUNK, size=2)])
+async def test_empty_source_list_of_a_handler_is_an_input_without_batches(adapter: dict[str, Any]) -> None:
+    adapter["input_args"]["from_nodes"] = []
+    ended, handler = await run(source([1]), proposing("z", "u", propose=adapter))
+    assert handler.got == {}
+    assert ended.status == "finished"
+
+
+async def test_handler_that_pulls_from_a_descendant_fails_permanently() -> None:
+    found = await outcomes(
+        [ListSource(), Proposing()],
+        source([1]),
+        proposing("z", "u", propose=route(PULL, from_nodes=["u", "after"])),
+        proposing("middle", "z"),
+        proposing("after", "middle"),
+    )
+    status, epoch, error = found["z"]
+    assert (status, epoch) == ("failed", 1)
+    assert error.startswith("bad_input_args: input_args.from_nodes names 'after'")
+    assert "z -> middle -> after -> z" in error
