@@ -14,6 +14,7 @@ from flowkit.text import clean
 from tests.kafka_server import kafka
 from tests.run_order import arranged
 from tests.servers import SharedServers, started_by
+from tests.unit.property_examples import THOROUGH
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["kafka"]
 
-settings.register_profile("flowkit", deadline=None)
+settings.register_profile("flowkit", deadline=None, derandomize=not THOROUGH, print_blob=True)
 settings.load_profile("flowkit")
 
 OWNED = pytest.StashKey[SharedServers]()

@@ -139,9 +139,9 @@ class Subject:
         """Start the next attempt of a node that waits for its retry."""
         self._begin(self._index[name])
 
-    def stream(self, name: str) -> None:
-        """Report the first batch of an attempt."""
-        self._scheduler.add_batch(self._index[name])
+    def stream(self, name: str) -> bool:
+        """Report a batch of a node. Return whether it is the first one."""
+        return self._scheduler.add_batch(self._index[name])
 
     def take_due(self) -> list[Edge]:
         """Return the conditions that have become due since the last call."""

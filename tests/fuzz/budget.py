@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from _pytest.mark import ParameterSet
+
 MINUTES = float(os.environ.get("FLOWKIT_FUZZ_MINUTES") or 0)
 """Time of the processor for all campaigns together; `make fuzz MINUTES=n` sets it."""
-only_in_fuzz = pytest.mark.skipif(not MINUTES, reason="only `make fuzz` draws new graphs and plays")
+only_in_fuzz = pytest.mark.skipif(not MINUTES, reason="only `make fuzz` runs it")
 SLOTS_SHARE = 1 / 6
 """The part of this time for the limits across tasks. The rest is for the scheduler."""
 GRAPHS = int(os.environ.get("FLOWKIT_FUZZ_GRAPHS") or 0)
@@ -20,6 +26,11 @@ GRAPHS = int(os.environ.get("FLOWKIT_FUZZ_GRAPHS") or 0)
 def chosen_seed() -> int:
     """Return the seed that `make fuzz SEED=n` sets, or a new one."""
     return int(os.environ.get("FLOWKIT_SEED") or secrets.randbelow(1_000_000))
+
+
+def first_of(cases: Sequence[tuple[object, ...]]) -> list[ParameterSet]:
+    """Return the cases as parameters, of which the suite runs the first, and `make fuzz` all."""
+    return [pytest.param(*case, marks=only_in_fuzz if place else ()) for place, case in enumerate(cases)]
 
 
 def show(capsys: pytest.CaptureFixture[str], text: str) -> None:

@@ -75,10 +75,9 @@ class Model:
             self._settle()
 
     def stream(self, name: str) -> None:
-        """Note the first batch of a node that runs."""
-        if name not in self.facts.ends:
-            self.facts.streamed.add(name)
-            self._settle()
+        """Note the first batch of a node that has started. The end of the node may overtake it."""
+        self.facts.streamed.add(name)
+        self._settle()
 
     def evaluate(self, group: Collection[Edge]) -> None:
         """Note the results of conditions that were evaluated together.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from pymongo import ASCENDING
-from tests.fuzz.budget import MINUTES, SLOTS_SHARE, chosen_seed, only_in_fuzz, show
+from tests.fuzz.budget import MINUTES, SLOTS_SHARE, chosen_seed, first_of, only_in_fuzz, show
 from tests.fuzz.slot_campaign import engine_play, slot_campaign, workflow_play
 from tests.unit.property_examples import examples
 
@@ -41,12 +41,12 @@ def quiet() -> Iterator[None]:
 
 
 def test_slots_match_the_model_in_the_same_plays_each_time() -> None:
-    figures = slot_campaign(engine_play, SEED, plays=examples(150))
+    figures = slot_campaign(engine_play, SEED, plays=examples(40))
     assert figures.events["slot after a wait"] and figures.events["leaked slot"]
 
 
 def test_tasks_share_their_limits_in_the_same_plays_each_time() -> None:
-    figures = slot_campaign(workflow_play, SEED, plays=examples(50))
+    figures = slot_campaign(workflow_play, SEED, plays=examples(20))
     assert {"attempt", "cancelled node", "stopped task", "continued task"} <= figures.events.keys()
 
 
@@ -155,18 +155,20 @@ def without_priority(right: object) -> object:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "name", "wrong"),
-    [
-        (store.SlotStore, "grant", without_limits),
-        (store.SlotStore, "dequeue", without_turns),
-        (store.SlotStore, "release", without_withdrawals),
-        (store.SlotStore, "release", twice),
-        (store, "_ORDER", without_priority),
-        (grants.SlotGrants, "_is_first", overtaking),
-        (grants.SlotGrants, "_may_grant", to_all),
-        (leaks, "use_of", never_unused),
-        (leaks, "use_of", soon_unused),
-        (leaks, "use_of", undelivered),
-    ],
+    first_of(
+        [
+            (store.SlotStore, "grant", without_limits),
+            (store.SlotStore, "dequeue", without_turns),
+            (store.SlotStore, "release", without_withdrawals),
+            (store.SlotStore, "release", twice),
+            (store, "_ORDER", without_priority),
+            (grants.SlotGrants, "_is_first", overtaking),
+            (grants.SlotGrants, "_may_grant", to_all),
+            (leaks, "use_of", never_unused),
+            (leaks, "use_of", soon_unused),
+            (leaks, "use_of", undelivered),
+        ]
+    ),
 )
 def test_wrong_rule_is_found_and_shown_with_a_short_play(
     place: object, name: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -222,12 +224,14 @@ def without_turn(right: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "name", "wrong"),
-    [
-        (Slots, "release", loses_grants),
-        (Slots, "try_acquire", without_windows),
-        (role_limits.HeldSlot, "__aexit__", keeps_slot),
-        (role_limits, "_Role", without_turn),
-    ],
+    first_of(
+        [
+            (Slots, "release", loses_grants),
+            (Slots, "try_acquire", without_windows),
+            (role_limits.HeldSlot, "__aexit__", keeps_slot),
+            (role_limits, "_Role", without_turn),
+        ]
+    ),
 )
 def test_wrong_use_of_slots_by_a_task_is_found(
     place: object, name: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

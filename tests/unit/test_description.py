@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.fuzz.adapter import graph_of
+from tests.fuzz.campaign import plan_of
+from tests.fuzz.plans import Features
 from tests.unit.graphs import RECHUNK, node, pulling
-from tests.unit.property_examples import examples
-from tests.unit.test_routing_properties import raw_graphs
 
-from flowkit.errors import GraphError
 from flowkit.graph.description import NodeDescription, describe, describe_graph, rows
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState
@@ -141,23 +141,19 @@ def test_order_is_that_of_the_graph_where_dependencies_allow_it() -> None:
     assert [each.node_id for each in found] == ["b", "z", "a", "join"]
 
 
-@settings(max_examples=examples(200), print_blob=True, suppress_health_check=list(HealthCheck))
-@given(raw=raw_graphs())
-def test_description_of_any_graph_matches_its_first_schedule(raw: dict[str, Any]) -> None:
-    try:
-        graph = parse_graph(raw)
-    except GraphError:
-        return
-    found = describe(graph)
-    place = {each.node_id: position for position, each in enumerate(found)}
-    assert len(place) == len(found) == len(graph.nodes)
-    scheduler = Scheduler(graph, [NodeState() for _ in graph.nodes])
-    ready = {graph.nodes[index].node_id for index in scheduler.pop_ready()}
-    assert {each.node_id for each in found if each.starts == "at once"} == ready
-    for each in found:
-        described_fields = json.loads(json.dumps(each.as_json))
-        for earlier in (*described_fields.get("depends_on", ()), *described_fields.get("routed_by", ())):
-            assert place[earlier] < place[each.node_id]
+def test_description_of_any_graph_matches_its_first_schedule() -> None:
+    for number in range(40):
+        graph = parse_graph(graph_of(plan_of(1, number, Features())))
+        found = describe(graph)
+        place = {each.node_id: position for position, each in enumerate(found)}
+        assert len(place) == len(found) == len(graph.nodes)
+        scheduler = Scheduler(graph, [NodeState() for _ in graph.nodes])
+        ready = {graph.nodes[index].node_id for index in scheduler.pop_ready()}
+        assert {each.node_id for each in found if each.starts == "at once"} == ready
+        for each in found:
+            described_fields = json.loads(json.dumps(each.as_json))
+            for earlier in (*described_fields.get("depends_on", ()), *described_fields.get("routed_by", ())):
+                assert place[earlier] < place[each.node_id]
 
 
 @given(most=st.integers(1, 9), series=st.lists(st.integers(1, 4), min_size=1, max_size=6))

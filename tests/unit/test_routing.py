@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -368,3 +369,32 @@ def test_remediator_can_pull_from_the_failed_node_but_a_proposed_source_must_not
     assert parse_graph(graph).nodes[1].pulls_from == ("u",)
     assert dependency_path(graph, "t", ["u"]) == []
     assert dependency_path(graph, "u", ["t"]) == ["u", "t", "u"]
+
+
+@pytest.mark.parametrize("failure", [[], ["b"], ["d"]])
+@pytest.mark.parametrize("success", [["b"], ["c"], ["b", "c"]])
+def test_edges_take_precedence_over_routes(success: list[str], failure: list[str]) -> None:
+    for by_edges, by_parents in itertools.product(["", "b", "c", "bc"], repeat=2):
+        nodes = [
+            node(own, depends_on=["a"] if own in by_parents else [], routing=routes())
+            | ({"routing": routes(success, failure)} if own == "a" else {})
+            for own in "abcd"
+        ]
+        graph = {"nodes": nodes, "edges": [["a", own] for own in by_edges]}
+        game = Game(graph)
+        before = set(game.started())
+        assert set(game.end("a")) == expected_starts(graph, "a") - before, graph
+
+
+def expected_starts(graph: dict[str, Any], ended: str) -> set[str]:
+    """Return which targets of one router start after it has finished, from the rules on the page."""
+    pairs = {tuple(pair) for pair in graph["edges"]}
+    given = {node["node_id"]: node["depends_on"] for node in graph["nodes"]}
+    parents = {own: above or [a for a, b in pairs if b == own] for own, above in given.items()}
+    routing = next(node["routing"] for node in graph["nodes"] if node["node_id"] == ended)
+    children = {own for own, above in parents.items() if ended in above}
+    repeated = {own for own in routing["on_success"] if (ended, own) not in pairs} | set(
+        routing["on_failure"]
+    )
+    fired = set() if children - repeated else set(routing["on_success"])
+    return fired | (children - repeated)
