@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cli.fork_server import ForkServer
 from tests.integration.conftest import harness
 from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT
 
@@ -32,8 +33,9 @@ class ProgramOutput:
 class Program:
     """Runs `flowkit` in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fork_server: ForkServer) -> None:
         self.folder = folder
+        self._fork_server = fork_server
         self._started: list[subprocess.Popen[str]] = []
 
     def write(self, name: str, text: str) -> str:
@@ -43,17 +45,10 @@ class Program:
 
     def run(self, *arguments: str, env: Mapping[str, Any] | None = None, stdin: str = "") -> ProgramOutput:
         """Run the program until it exits, and return its output."""
-        done = subprocess.run(
-            [FLOWKIT, *arguments],
-            cwd=self.folder,
-            env={**os.environ, **(env or {})},
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=EVENT_TIMEOUT_SEC,
-            check=False,
+        code, out, err = self._fork_server.run(
+            arguments, self.folder, {**os.environ, **(env or {})}, stdin, EVENT_TIMEOUT_SEC
         )
-        return ProgramOutput(code=done.returncode, out=done.stdout, err=done.stderr)
+        return ProgramOutput(code=code, out=out, err=err)
 
     def start(self, *arguments: str, env: Mapping[str, Any]) -> subprocess.Popen[str]:
         """Start the program. It is killed at the end of the test."""
@@ -75,9 +70,17 @@ class Program:
         return await asyncio.to_thread(self.run, *arguments, env=env)
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """The process that runs the commands of all tests."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def program(tmp_path: Path) -> Iterator[Program]:
+def program(tmp_path: Path, fork_server: ForkServer) -> Iterator[Program]:
     """The program in an empty folder."""
-    made = Program(tmp_path)
+    made = Program(tmp_path, fork_server)
     yield made
     made.close()
