@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from tests.contract.builders import AT, RUN, WORKER, attempt, begun, close, documents_of, opening
 from tests.contract.recording_database import RecordingDatabase
 from tests.unit.property_examples import examples
@@ -212,12 +211,12 @@ async def after(scenario: Scenario, *, at_once: bool) -> tuple[list[str], list[d
     return list(ends), await stored_tasks(db), len(db.updates)
 
 
-@pytest.mark.parametrize("seed", range(examples(100)))
-async def test_group_has_the_same_outcome_as_its_attempts_one_by_one(seed: int) -> None:
-    chosen = scenario(seed)
-    ends, tasks, updates = await after(chosen, at_once=True)
-    expected, expected_tasks, single = await after(chosen, at_once=False)
-    assert (ends, tasks) == (expected, expected_tasks)
-    if chosen.without_errors:
-        assert set(ends) == {"written"}
-        assert updates < single / 4
+async def test_group_has_the_same_outcome_as_its_attempts_one_by_one() -> None:
+    for seed in range(examples(25)):
+        chosen = scenario(seed)
+        ends, tasks, updates = await after(chosen, at_once=True)
+        expected, expected_tasks, single = await after(chosen, at_once=False)
+        assert (ends, tasks) == (expected, expected_tasks)
+        if chosen.without_errors:
+            assert set(ends) == {"written"}
+            assert updates < single / 4

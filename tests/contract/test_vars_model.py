@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.contract.builders import new_task, stored
-from tests.unit.property_examples import THOROUGH, examples
+from tests.unit.property_examples import examples
 
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
 from flowkit.testing import memory_database
@@ -219,16 +219,14 @@ def exact(value: Any) -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(300), derandomize=not THOROUGH, print_blob=True)
+@settings(max_examples=examples(80))
 @given(sequence=SEQUENCES)
 async def test_memory_database_matches_the_model(sequence: list[Operation]) -> None:
     await follow(memory_database(), sequence, in_memory=True)
 
 
 @settings(
-    max_examples=examples(100),
-    derandomize=not THOROUGH,
-    print_blob=True,
+    max_examples=examples(40),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(sequence=SEQUENCES)

@@ -13,7 +13,7 @@ from tests.contract.builders import TASK, new_task, stored
 from tests.contract.recording_database import RecordingDatabase
 from tests.contract.test_vars_model import NAMES, OPERATIONS, SEQUENCES, Model, Operation, Refused, touch
 from tests.contract.variables import SECRET, held, hold, refused, unchanged, write
-from tests.unit.property_examples import THOROUGH, examples
+from tests.unit.property_examples import examples
 
 from flowkit.adapters.vars import size_bound
 from flowkit.adapters.vars.operations import size
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 LIMIT = 1_000_000
+
+
+async def nothing() -> None:
+    """Do nothing before a write."""
 
 
 @pytest.fixture
@@ -180,8 +184,6 @@ async def test_second_of_two_concurrent_corrections_measures_again(server_db: An
     other = CoordinatorAdapters(db=server_db)
     db = RecordingDatabase(server_db)
 
-    async def nothing() -> None: ...
-
     async def write_concurrently() -> None:
         await other.vars_set(TASK, theirs="x" * 800)
 
@@ -206,7 +208,7 @@ async def test_node_whose_change_does_not_fit_fails_without_an_effect(
 TIGHT = 80
 
 
-@settings(max_examples=examples(200), derandomize=not THOROUGH)
+@settings(max_examples=examples(60))
 @given(sequence=SEQUENCES)
 async def test_write_is_rejected_exactly_if_all_variables_would_be_too_large(
     sequence: list[Operation],
@@ -236,8 +238,7 @@ def applied(model: Model, operation: Operation) -> int | None:
 
 
 @settings(
-    max_examples=examples(200),
-    derandomize=not THOROUGH,
+    max_examples=examples(25),
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(sequence=st.lists(st.tuples(OPERATIONS, st.lists(OPERATIONS, max_size=3)), min_size=1, max_size=6))
@@ -256,6 +257,24 @@ async def test_concurrent_writes_never_exceed_the_limit(
             await touch(CoordinatorAdapters(db=db), operation, task_id)
             total, bound = await measured_bytes(plain, task_id)
             assert total <= bound <= TIGHT
+
+
+@pytest.mark.xfail(reason="a correction does not check the bound that writes since its read have raised")
+async def test_correction_keeps_the_limit_although_another_write_came_after_its_read() -> None:
+    db, task_id = memory_database(), next(NAMES)
+    await db.tasks.insert_one(new_task("a", task_id=task_id))
+    others, own = CoordinatorAdapters(db=db), RecordingDatabase(db)
+
+    async def write_concurrently() -> None:
+        await others.vars_set(task_id, n=None)
+
+    with mock.patch.object(size_bound, "VARS_BYTES", TIGHT):
+        await others.vars_set(task_id, k="x" * (TIGHT - 5 - 8 - 20))
+        # It grows by less than its largest growth, so it fits only after the bound has been corrected.
+        own.before["tasks"] += [nothing, write_concurrently]
+        await touch(CoordinatorAdapters(db=own), Operation("set", {"k": "x" * (TIGHT - 5 - 8)}), task_id)
+        total, bound = await measured_bytes(db, task_id)
+        assert total <= bound <= TIGHT
 
 
 def with_concurrent_writes(db: Any, operation: Operation, task_id: str) -> Callable[[], Awaitable[None]]:

@@ -46,11 +46,11 @@ SECRET_URLS = [
 ]
 
 
-@pytest.mark.parametrize("url", SECRET_URLS)
-def test_a_shown_address_contains_no_part_of_a_password(url: str) -> None:
-    shown = shown_address(url)
-    assert SECRET not in shown
-    assert NUMBER not in shown
+def test_a_shown_address_contains_no_part_of_a_password() -> None:
+    for url in SECRET_URLS:
+        shown = shown_address(url)
+        assert SECRET not in shown
+        assert NUMBER not in shown
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def attempts(draw: st.DrawFn) -> AttemptInput:
 
 
 @given(given_attempt=attempts(), token=st.uuids().map(str), at=st.floats(0, 4e9))
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(40))
 def test_a_worker_accepts_every_start_and_runs_exactly_that_attempt(
     given_attempt: AttemptInput, token: str, at: float
 ) -> None:
@@ -244,7 +244,7 @@ def test_a_worker_accepts_every_start_and_runs_exactly_that_attempt(
 @given(
     given_attempt=attempts(), reason=TEXTS, worker_id=st.none() | IDS, deadline=st.none() | st.floats(0, 4e9)
 )
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(40))
 def test_a_worker_understands_every_signal(
     given_attempt: AttemptInput, reason: str, worker_id: str | None, deadline: float | None
 ) -> None:
@@ -255,7 +255,7 @@ def test_a_worker_understands_every_signal(
 
 
 @given(given_attempt=attempts())
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(20))
 def test_a_worker_understands_every_query(given_attempt: AttemptInput) -> None:
     sent = read(task_discover(given_attempt, NOW).to_json())
     assert (sent.msg_type, sent.step_type, sent.attempt_epoch) == ("query", "indexer", given_attempt.epoch)

@@ -79,7 +79,7 @@ def test_a_deadline_and_the_time_of_the_worker_never_move_back() -> None:
     ttls=st.lists(st.integers(-DAY_MS, 2 * DAY_MS), min_size=1, max_size=10),
     skew_ms=st.integers(-DAY_MS, DAY_MS),
 )
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(60))
 def test_deadlines_are_a_running_maximum(ttls: list[int], skew_ms: int) -> None:
     held = lease()
     for number, ttl_ms in enumerate(ttls):

@@ -22,7 +22,7 @@ from flowkit.workflows.budget import (
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.text(
     '\\"\nu12é\U0001f600', max_size=60
 )
-THOROUGH = settings(max_examples=examples(500), print_blob=True)
+THOROUGH = settings(max_examples=examples(100))
 
 
 def inner(text: str) -> int:

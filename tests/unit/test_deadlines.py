@@ -113,7 +113,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=examples(200), print_blob=True)
+@settings(max_examples=examples(60))
 @given(limits=st.lists(st.none() | st.floats(0.5, 5), min_size=4, max_size=4), steps=STEPS)
 def test_every_open_node_is_reported_exactly_when_its_deadline_passes(
     limits: list[float | None], steps: list[tuple[str, int, float]]

@@ -187,7 +187,7 @@ def test_details_of_four_byte_characters_fit_and_count_the_hidden_nodes() -> Non
     assert f"… and {50 - len(rows(text))} more nodes; the query `status` has them all" in text
 
 
-@settings(max_examples=examples(200), print_blob=True)
+@settings(max_examples=examples(60))
 @given(
     error=st.none() | st.text(st.characters(), max_size=30),
     status=st.sampled_from(NodeStatus),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 import uuid
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -195,9 +193,8 @@ def test_integers_may_arrive_in_other_forms(epoch: object) -> None:
     assert read(envelope(attempt_epoch=epoch)).attempt_epoch == 1
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_invalid_envelopes_are_errors() -> None:
+    invalid: list[dict[str, Any]] = [
         {"attempt_epoch": 1.5},
         {"attempt_epoch": None},
         {"v": None},
@@ -206,12 +203,10 @@ def test_integers_may_arrive_in_other_forms(epoch: object) -> None:
         {"payload": []},
         {"msg_type": "rumor"},
         {"corr_id": None},
-    ],
-    ids=str,
-)
-def test_invalid_envelopes_are_errors(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="validation error"):
-        read(envelope(**changes))
+    ]
+    for changes in invalid:
+        with pytest.raises(ValueError, match="validation error"):
+            read(envelope(**changes))
 
 
 @pytest.mark.parametrize("value", [None, b"", b"no JSON", b'{"v":'], ids=str)
@@ -225,10 +220,10 @@ def test_a_start_without_cancel_token_is_an_error() -> None:
         StartPayload.model_validate({"cmd": "TASK_START"})
 
 
-@pytest.mark.parametrize("kind", list(Malformed))
-def test_every_malformed_record_fits_the_record_limit(kind: Malformed) -> None:
-    value = malformed(kind, json.loads(example("TASK_ACCEPTED")[1]))
-    assert value is None or len(value) < 2**20
+def test_every_malformed_record_fits_the_record_limit() -> None:
+    for kind in list(Malformed):
+        value = malformed(kind, json.loads(example("TASK_ACCEPTED")[1]))
+        assert value is None or len(value) < 2**20
 
 
 def test_malformed_records_repeat_the_ids_of_a_message() -> None:
@@ -246,9 +241,3 @@ def test_the_external_worker_shares_no_code_with_the_rest_of_flowkit() -> None:
     }
     own = {name for name in imported if name.startswith("flowkit")}
     assert {name for name in own if not name.startswith("flowkit.testing.external")} == set()
-
-
-def test_importing_the_testing_package_loads_no_kafka_client() -> None:
-    program = "import sys, flowkit.testing, flowkit.testing.external; print('aiokafka' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "False"

@@ -99,12 +99,12 @@ BAD_RECHUNK: list[tuple[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize("adapter", PULLING)
 @pytest.mark.parametrize(("name", "value"), BAD, ids=str)
-def test_invalid_argument_of_both_adapters_is_rejected(adapter: str, name: str, value: object) -> None:
-    error = refusal(route(adapter, **{name: value}), parents=["u"])
-    assert error.reason_code == "bad_input_args"
-    assert f"input_args.{name} " in str(error)
+def test_invalid_argument_of_both_adapters_is_rejected(name: str, value: object) -> None:
+    for adapter in PULLING:
+        error = refusal(route(adapter, **{name: value}), parents=["u"])
+        assert error.reason_code == "bad_input_args"
+        assert f"input_args.{name} " in str(error)
 
 
 @pytest.mark.parametrize(("name", "value"), BAD_RECHUNK, ids=str)
@@ -128,12 +128,12 @@ def test_invalid_alias_is_rejected(adapter: str, value: object) -> None:
     assert f"input_args.from_node {value!r} must be one node id" in str(refusal(inline))
 
 
-@pytest.mark.parametrize("args", [7, "u", ["u"], [], "", 0, False, ("from_nodes",)])
-@pytest.mark.parametrize("adapter", PULLING)
-def test_arguments_that_are_not_an_object_are_rejected(adapter: str, args: object) -> None:
-    error = refusal({"input_adapter": adapter, "input_args": args}, parents=["u"])
-    assert error.reason_code == "bad_input_args"
-    assert "must be an object" in str(error)
+def test_arguments_that_are_not_an_object_are_rejected() -> None:
+    for args in [7, "u", ["u"], [], "", 0, False, ("from_nodes",)]:
+        for adapter in PULLING:
+            error = refusal({"input_adapter": adapter, "input_args": args}, parents=["u"])
+            assert error.reason_code == "bad_input_args"
+            assert "must be an object" in str(error)
 
 
 @pytest.mark.parametrize("adapter", PULLING)

@@ -271,8 +271,8 @@ def test_errors_say_what_failed_where_and_what_to_do(error: Exception, message: 
         raise made
 
 
-def test_importing_the_bridge_does_not_load_the_client() -> None:
-    program = "import sys, flowkit.bridge.service; print('aiokafka' in sys.modules)"
+def test_importing_the_bridge_and_the_testing_package_loads_no_client() -> None:
+    program = "import sys, flowkit.bridge.service, flowkit.testing.external; print('aiokafka' in sys.modules)"
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ
     )

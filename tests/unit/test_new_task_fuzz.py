@@ -11,7 +11,7 @@ import bson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.property_examples import THOROUGH, examples
+from tests.unit.property_examples import examples
 
 from flowkit.adapters.tasks import task_fields
 from flowkit.adapters.tasks.task_store import TaskStore
@@ -120,7 +120,7 @@ def graphs(draw: st.DrawFn) -> Any:
     return root["graph"]
 
 
-@settings(max_examples=examples(600), derandomize=not THOROUGH)
+@settings(max_examples=examples(150))
 @given(
     graph=graphs(),
     params=st.one_of(st.just({}), VALUES, st.dictionaries(st.text(max_size=3), VALUES, max_size=2)),

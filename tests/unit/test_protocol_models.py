@@ -358,8 +358,9 @@ def test_every_task_status_is_parsed(status: TaskStatus) -> None:
     )
 
 
-@pytest.mark.parametrize("status", NodeStatus)
-def test_every_node_status_is_parsed(status: NodeStatus) -> None:
-    assert (
-        DagNode.model_validate({"node_id": "a", "type": "x", "status": status.value}).status == status.value
-    )
+def test_every_node_status_is_parsed() -> None:
+    for status in NodeStatus:
+        assert (
+            DagNode.model_validate({"node_id": "a", "type": "x", "status": status.value}).status
+            == status.value
+        )

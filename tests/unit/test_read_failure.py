@@ -67,9 +67,12 @@ def test_only_the_value_true_makes_a_failure_permanent(value: object) -> None:
     assert not reported({"kind": "failure", "code": "c", "permanent": value}).permanent
 
 
-@pytest.mark.parametrize("value", [-1, True, 1.5, "7", None, 2**31, 10**400, [1]])
-def test_invalid_epoch_is_read_as_zero(value: object) -> None:
-    assert reported({"kind": "epoch_taken", "code": "epoch_taken", "current_epoch": value}).current_epoch == 0
+def test_invalid_epoch_is_read_as_zero() -> None:
+    for value in [-1, True, 1.5, "7", None, 2**31, 10**400, [1]]:
+        assert (
+            reported({"kind": "epoch_taken", "code": "epoch_taken", "current_epoch": value}).current_epoch
+            == 0
+        )
 
 
 def test_long_texts_are_truncated() -> None:
@@ -113,7 +116,7 @@ KEYS = st.sampled_from(["kind", "code", "message", "permanent", "current_epoch",
 KINDS = st.sampled_from([kind.value for kind in FailureKind])
 
 
-@settings(max_examples=examples(500), print_blob=True)
+@settings(max_examples=examples(100))
 @given(
     details=st.lists(JSON | st.dictionaries(KEYS, JSON | KINDS), max_size=3),
     type=st.none() | st.text(max_size=10),

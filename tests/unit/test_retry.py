@@ -119,7 +119,7 @@ def test_failures_do_not_use_the_loss_budget() -> None:
     assert (state.failures, state.losses) == (2, 1)
 
 
-@settings(max_examples=200, print_blob=True)
+@settings(max_examples=examples(60))
 @given(kinds=st.lists(st.sampled_from([BOOM, LOST, HANDOVER, TAKEN]), max_size=30), retries=st.integers(0, 6))
 def test_each_budget_is_used_up_only_by_its_own_kind(kinds: list[AttemptFailure], retries: int) -> None:
     state = NodeState()
@@ -216,7 +216,7 @@ def test_the_1025th_yield_waits_like_the_one_before() -> None:
     assert again(RetryPolicy(), YIELDED, state) == 30.0
 
 
-@settings(max_examples=examples(500), print_blob=True)
+@settings(max_examples=examples(100))
 @given(
     failure=st.sampled_from([BOOM, LOST, HANDOVER, TAKEN, YIELDED, MONGO_UNAVAILABLE, FENCED]),
     failures=st.integers(0, 10**6),
@@ -301,7 +301,7 @@ def test_large_coefficient_does_not_overflow_a_late_retry(coefficient: float) ->
     assert backoff(policy, 1000, 0.0) == 60.0
 
 
-@settings(max_examples=300, print_blob=True)
+@settings(max_examples=examples(80))
 @given(
     seconds=st.floats(0, 1e6),
     coefficient=st.floats(1, 100),

@@ -25,9 +25,8 @@ def is_hit(value: object) -> bool:
     return DefaultDetector().is_sensitive(PATH, value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_token_of_a_known_format_is_sensitive_even_with_surrounding_blanks() -> None:
+    for text in [
         "aaaaaaa.bbbbbbbb.ccc",
         "aaaaaaaaaaaaaaaa.b.-_",
         "AKIA" + "A" * 16,
@@ -48,18 +47,15 @@ def is_hit(value: object) -> bool:
         "xoxp-" + " " * 14 + ".",
         "xoxr-" + "." * 15,
         "xoxs-" + "." * 15,
-    ],
-)
-def test_token_of_a_known_format_is_sensitive_even_with_surrounding_blanks(text: str) -> None:
-    assert len(text) >= 20
-    assert entropy(text) < FLAT
-    assert is_hit(text)
-    assert is_hit(f" \t{text}\n ")
+    ]:
+        assert len(text) >= 20
+        assert entropy(text) < FLAT
+        assert is_hit(text)
+        assert is_hit(f" \t{text}\n ")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_similar_text_of_low_entropy_is_not_sensitive() -> None:
+    for text in [
         "aaaaaaaaaaaaa.bbbbbbbb",
         "aaaaaaa.bbbbbbbb.cccc.d",
         "aaaaaaaaa..bbbbbbbbbbbb",
@@ -90,12 +86,10 @@ def test_token_of_a_known_format_is_sensitive_even_with_surrounding_blanks(text:
         "xox-b" + "." * 15,
         ".xoxb-" + "." * 15,
         "xoxb." + "." * 15,
-    ],
-)
-def test_similar_text_of_low_entropy_is_not_sensitive(text: str) -> None:
-    assert len(text) >= 20
-    assert entropy(text) < FLAT
-    assert not is_hit(text)
+    ]:
+        assert len(text) >= 20
+        assert entropy(text) < FLAT
+        assert not is_hit(text)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ MOVES = st.lists(
 )
 
 
-@settings(max_examples=examples(300), print_blob=True)
+@settings(max_examples=examples(80))
 @given(limit=st.integers(1, 6), window=st.integers(1, 4), moves=MOVES)
 def test_limits_hold_no_slot_is_wasted_and_every_waiting_node_gets_a_slot(
     limit: int, window: int, moves: list[tuple[str, int]]
@@ -128,7 +128,7 @@ def test_limits_hold_no_slot_is_wasted_and_every_waiting_node_gets_a_slot(
     assert users.waiting == {}
 
 
-@settings(max_examples=examples(100), print_blob=True)
+@settings(max_examples=examples(40))
 @given(
     limit=st.integers(1, 5),
     number_of_users=st.integers(5, 40),

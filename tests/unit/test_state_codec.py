@@ -147,7 +147,7 @@ def test_stored_graph_is_only_referred_to() -> None:
     assert parse_state(sent, {"graph": given.graph, "params": given.params}) == given
 
 
-@settings(max_examples=examples(300), print_blob=True)
+@settings(max_examples=examples(80))
 @given(nodes=st.lists(NODES, min_size=1, max_size=30))
 def test_every_node_state_round_trips(nodes: list[NodeState]) -> None:
     assert carried(state(nodes)) == state(nodes)

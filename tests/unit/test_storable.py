@@ -44,7 +44,7 @@ def encoded(document: dict[Any, Any]) -> bytes | None:
         return None
 
 
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(100))
 @given(document=st.dictionaries(TEXTS, VALUES, max_size=3))
 @example(document={"a": 10**4_000})
 @example(document={"a": {"b": [1, {"c\0": 1}]}})

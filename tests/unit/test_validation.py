@@ -161,27 +161,25 @@ def test_key_that_is_not_a_string_is_rejected() -> None:
         assert part in text
 
 
-@pytest.mark.parametrize("node_id", ["", "*", "a[0]", "[12]", "a\nb", "a\x00", "tab\t", 7, None, True, ["a"]])
-def test_invalid_node_id_is_rejected(node_id: object) -> None:
-    text = str(refusal({"nodes": [{"node_id": node_id, "type": "t"}]}))
-    assert repr(node_id) in text
-    assert ID_RULE in text
-    assert "not '*', not ending in '[number]'" in text
+def test_invalid_node_id_is_rejected() -> None:
+    for node_id in ["", "*", "a[0]", "[12]", "a\nb", "a\x00", "tab\t", 7, None, True, ["a"]]:
+        text = str(refusal({"nodes": [{"node_id": node_id, "type": "t"}]}))
+        assert repr(node_id) in text
+        assert ID_RULE in text
+        assert "not '*', not ending in '[number]'" in text
 
 
-@pytest.mark.parametrize(
-    "node_id", ["a", "*a", "a[0]b", "a[x]", "[]", "extract data", "é", "漢字", "a.b/c:d"]
-)
-def test_printable_node_id_is_accepted(node_id: str) -> None:
-    assert parse_graph({"nodes": [node(node_id)]}).nodes[0].node_id == node_id
+def test_printable_node_id_is_accepted() -> None:
+    for node_id in ["a", "*a", "a[0]b", "a[x]", "[]", "extract data", "é", "漢字", "a.b/c:d"]:
+        assert parse_graph({"nodes": [node(node_id)]}).nodes[0].node_id == node_id
 
 
-@pytest.mark.parametrize("role", ["", "-a", ".a", "_a", "a b", "é", "a/b", "a\n", "a" * 101, 7, None, ["a"]])
-def test_invalid_role_is_rejected(role: object) -> None:
-    text = str(refusal(one(type=role)))
-    assert "node 'extract'" in text
-    assert "type" in text
-    assert ROLE_RULE in text
+def test_invalid_role_is_rejected() -> None:
+    for role in ["", "-a", ".a", "_a", "a b", "é", "a/b", "a\n", "a" * 101, 7, None, ["a"]]:
+        text = str(refusal(one(type=role)))
+        assert "node 'extract'" in text
+        assert "type" in text
+        assert ROLE_RULE in text
 
 
 @pytest.mark.parametrize("role", ["a", "0", "A.b_c-d", "a" * 100, "coordinator_fn"])

@@ -124,13 +124,13 @@ def test_graph_with_every_field_is_accepted() -> None:
     assert graph == FULL
 
 
-@settings(max_examples=examples(300), print_blob=True)
+@settings(max_examples=examples(80))
 @given(graph=JSON)
 def test_any_json_value_is_normalized_or_rejected(graph: object) -> None:
     assert outcome(graph)
 
 
-@settings(max_examples=examples(300), print_blob=True)
+@settings(max_examples=examples(80))
 @given(nodes=JSON, edges=JSON, edges_ex=JSON)
 def test_any_nodes_and_edges_are_normalized_or_rejected(
     nodes: object, edges: object, edges_ex: object
@@ -138,16 +138,16 @@ def test_any_nodes_and_edges_are_normalized_or_rejected(
     assert outcome({"nodes": nodes, "edges": edges, "edges_ex": edges_ex})
 
 
-@settings(max_examples=examples(600), print_blob=True)
+@settings(max_examples=examples(150))
 @given(path=st.sampled_from(list(paths(FULL))), value=JSON)
 def test_any_field_value_is_normalized_or_rejected(path: Path, value: object) -> None:
     assert outcome(planted(path, value))
 
 
-@pytest.mark.parametrize("path", list(paths(FULL)), ids=lambda path: ".".join(map(str, path)))
-def test_wrong_type_in_any_field_raises_only_validation_errors(path: Path) -> None:
-    for value in WRONG:
-        assert outcome(planted(path, value))
+def test_wrong_type_in_any_field_raises_only_validation_errors() -> None:
+    for path in list(paths(FULL)):
+        for value in WRONG:
+            assert outcome(planted(path, value))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -167,13 +167,11 @@ def test_timeout_beyond_every_float_is_rejected() -> None:
         assert part in text
 
 
-@pytest.mark.parametrize("args", [7, "text", [], {"from_nodes": 7}, {"from_nodes": [[7]]}, {"from_node": {}}])
-@pytest.mark.parametrize("adapter", [{}, {"input_adapter": "noop"}], ids=["no adapter", "noop"])
-def test_input_args_without_a_pulling_adapter_are_not_validated(
-    adapter: dict[str, str], args: object
-) -> None:
-    inline = {**adapter, "input_args": args}
-    assert parse_graph(two(io={"input_inline": inline})).nodes[1].io.input_inline == inline
+def test_input_args_without_a_pulling_adapter_are_not_validated() -> None:
+    for args in [7, "text", [], {"from_nodes": 7}, {"from_nodes": [[7]]}, {"from_node": {}}]:
+        for adapter in [{}, {"input_adapter": "noop"}]:
+            inline = {**adapter, "input_args": args}
+            assert parse_graph(two(io={"input_inline": inline})).nodes[1].io.input_inline == inline
 
 
 @pytest.mark.parametrize("field", ["meta", "x-own", "io", "fan_in"])
@@ -184,7 +182,7 @@ def test_excessive_nesting_is_rejected(field: str) -> None:
     assert "JSON" in str(refusal(one(**{field: deep})))
 
 
-@settings(max_examples=200, print_blob=True)
+@settings(max_examples=examples(60))
 @given(params=JSON)
 def test_any_params_are_measured_or_rejected(params: object) -> None:
     try:

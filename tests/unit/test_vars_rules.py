@@ -22,20 +22,22 @@ SCALARS = [None, True, 0, 1.5, "", SECRET, b"x"]
 # --- conflicts --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [SET, INCR, UNSET], ids=["set", "incr", "unset"])
-@pytest.mark.parametrize("variables", [{}, {"a": {}}, {"a": {"b": {}}}, {"a": {"x": 1}, "b": 5}])
-def test_missing_variable_is_no_conflict(change: operations.Change, variables: Tree) -> None:
-    assert rules.conflict(variables, change) is None
+def test_missing_variable_is_no_conflict() -> None:
+    variables: Any
+    for change in [SET, INCR, UNSET]:
+        for variables in [{}, {"a": {}}, {"a": {"b": {}}}, {"a": {"x": 1}, "b": 5}]:
+            assert rules.conflict(variables, change) is None
 
 
 @pytest.mark.parametrize("change", [SET, INCR], ids=["set", "incr"])
-@pytest.mark.parametrize("above", ["a", "a.b"])
-@pytest.mark.parametrize("held", [*SCALARS, [], [{}]], ids=repr)
-def test_set_or_incr_below_a_value_is_a_conflict(change: operations.Change, above: str, held: object) -> None:
-    problem = rules.conflict(nested(above, held), change) or ""
-    assert problem.startswith(f"coordinator.vars.{above} holds ")
-    assert problem.endswith(", so it cannot contain coordinator.vars.a.b.c")
-    assert SECRET not in problem
+def test_set_or_incr_below_a_value_is_a_conflict(change: operations.Change) -> None:
+    held: Any
+    for above in ["a", "a.b"]:
+        for held in [*SCALARS, [], [{}]]:
+            problem = rules.conflict(nested(above, held), change) or ""
+            assert problem.startswith(f"coordinator.vars.{above} holds ")
+            assert problem.endswith(", so it cannot contain coordinator.vars.a.b.c")
+            assert SECRET not in problem
 
 
 @pytest.mark.parametrize("above", ["a", "a.b"])
@@ -46,10 +48,11 @@ def test_unset_below_a_value_has_no_effect_and_inside_a_list_is_a_conflict(above
         assert problem.startswith(f"coordinator.vars.{above} holds a list")
 
 
-@pytest.mark.parametrize("held", [*SCALARS, [], {}, {"d": 1}], ids=repr)
-def test_any_leaf_can_be_replaced_or_removed(held: object) -> None:
-    assert rules.conflict(nested("a.b.c", held), SET) is None
-    assert rules.conflict(nested("a.b.c", held), UNSET) is None
+def test_any_leaf_can_be_replaced_or_removed() -> None:
+    held: Any
+    for held in [*SCALARS, [], {}, {"d": 1}]:
+        assert rules.conflict(nested("a.b.c", held), SET) is None
+        assert rules.conflict(nested("a.b.c", held), UNSET) is None
 
 
 @pytest.mark.parametrize("held", [0, -1.5, Int64(7), Decimal128("1.5"), float("inf")], ids=repr)
@@ -57,12 +60,12 @@ def test_number_can_be_incremented(held: object) -> None:
     assert rules.conflict(nested("a.b.c", held), INCR) is None
 
 
-@pytest.mark.parametrize("held", [None, True, False, "", "5", SECRET, b"5", [], [1], {}, {"d": 1}], ids=repr)
-def test_incrementing_a_value_that_is_not_a_number_is_a_conflict(held: object) -> None:
-    problem = rules.conflict(nested("a.b.c", held), INCR) or ""
-    assert problem.startswith("coordinator.vars.a.b.c holds ")
-    assert problem.endswith(", not a number")
-    assert SECRET not in problem
+def test_incrementing_a_value_that_is_not_a_number_is_a_conflict() -> None:
+    for held in [None, True, False, "", "5", SECRET, b"5", [], [1], {}, {"d": 1}]:
+        problem = rules.conflict(nested("a.b.c", held), INCR) or ""
+        assert problem.startswith("coordinator.vars.a.b.c holds ")
+        assert problem.endswith(", not a number")
+        assert SECRET not in problem
 
 
 MOST, LEAST = 2**63 - 1, -(2**63)
