@@ -42,7 +42,7 @@ class ConditionProcess:
         """Return the result of an expression, or why it cannot be evaluated. None if that takes more than `seconds`."""
         line, end = json.dumps([text, values]).encode() + b"\n", time.monotonic() + seconds
         for _ in range(_TRIES):
-            answer = self._answer(line, end - time.monotonic())
+            answer = self._exchange(line, end - time.monotonic())
             if answer.endswith(b"\n"):
                 result: bool | str = json.loads(answer)
                 return result
@@ -55,9 +55,9 @@ class ConditionProcess:
                 raise RuntimeError(f"the process that evaluates conditions exited with {code}")
         return TOO_LARGE
 
-    def _answer(self, line: bytes, seconds: float) -> bytes:
+    def _exchange(self, line: bytes, seconds: float) -> bytes:
         """Return the line that the process writes. Kill the process after `seconds`; the line is then not complete."""
-        process = self._process = self._process or _started()
+        process = self._process = self._process or _start()
         assert process.stdin is not None
         assert process.stdout is not None
         if self._stopped:
@@ -94,7 +94,7 @@ class ConditionProcess:
             self._wait()
 
 
-def _started() -> subprocess.Popen[bytes]:
+def _start() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "flowkit.activities.condition_process"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
@@ -102,11 +102,11 @@ def _started() -> subprocess.Popen[bytes]:
 def main() -> None:
     """Evaluate the expressions of stdin."""
     for line in sys.stdin.buffer:
-        sys.stdout.write(json.dumps(_result(line)) + "\n")
+        sys.stdout.write(json.dumps(_evaluate_line(line)) + "\n")
         sys.stdout.flush()
 
 
-def _result(line: bytes) -> bool | str:
+def _evaluate_line(line: bytes) -> bool | str:
     try:
         text, values = json.loads(line)
         expression = compiled(text)

@@ -76,7 +76,7 @@ class ConditionActivities:
         async with heartbeats():
             try:
                 stored = await self._portal.run(self._read(due))
-                return ConditionResults(results=await asyncio.to_thread(_evaluated, evaluation, due, stored))
+                return ConditionResults(results=await asyncio.to_thread(_evaluate, evaluation, due, stored))
             except FlowKitError as error:
                 raise refusal(error) from None
             finally:
@@ -99,11 +99,11 @@ class ConditionActivities:
             return True
 
 
-def _evaluated(evaluation: Evaluation, due: EvaluateConditions, stored: StoredValues) -> list[Outcome]:
-    return evaluation.run(due.texts, _values(due, stored))
+def _evaluate(evaluation: Evaluation, due: EvaluateConditions, stored: StoredValues) -> list[Outcome]:
+    return evaluation.run(due.texts, _collect_values(due, stored))
 
 
-def _values(due: EvaluateConditions, stored: StoredValues) -> dict[str, Any]:
+def _collect_values(due: EvaluateConditions, stored: StoredValues) -> dict[str, Any]:
     """Return the values of the variables. Statuses and reason codes come from the workflow, all others from MongoDB."""
     values: dict[str, Any] = {cel.PARAMS: stored.params, cel.VARS: stored.variables, cel.NODES: {}}
     if due.nodes:
@@ -137,26 +137,26 @@ class Evaluation:
     def run(self, texts: Iterable[str], values: Mapping[str, Any]) -> list[Outcome]:
         """Return the results of expressions with these values of the variables. Takes time, so call it in a thread."""
         with closing(self._process):
-            return _shortened([self._result(text, values) for text in texts])
+            return _shorten([self._evaluate_text(text, values) for text in texts])
 
     def stop(self) -> None:
         """Let `run`, on another thread, return soon. Its results are then not valid."""
         self._end = 0.0
         self._process.stop()
 
-    def _result(self, text: str, values: Mapping[str, Any]) -> Outcome:
+    def _evaluate_text(self, text: str, values: Mapping[str, Any]) -> Outcome:
         if time.monotonic() >= self._end:
             return cut(f"{self._too_late}, in the condition {text}")
         try:
-            reading = _reading(text, values)
+            reading = _select_values(text, values)
         except BadCondition as error:
             return cut(str(error))
-        outcome = self._outcome(reading)
+        outcome = self._evaluate_reading(reading)
         if isinstance(outcome, bool):
             return outcome
         return cut(explained(outcome, text, reading.expression.accesses, reading.values, self._is_secret))
 
-    def _outcome(self, reading: _Reading) -> Outcome:
+    def _evaluate_reading(self, reading: _Reading) -> Outcome:
         expression, values = reading.expression, reading.values
         if reading.apart:
             outcome = self._process.evaluate(expression.text, values, self._end - time.monotonic())
@@ -167,7 +167,7 @@ class Evaluation:
             return str(error)
 
 
-def _reading(text: str, values: Mapping[str, Any]) -> _Reading:
+def _select_values(text: str, values: Mapping[str, Any]) -> _Reading:
     """Return an expression with the values that it reads. Raise BadCondition if there is nothing to evaluate."""
     expression = cel.compiled(text)
     read = selected(values, expression.accesses)
@@ -180,7 +180,7 @@ def _reading(text: str, values: Mapping[str, Any]) -> _Reading:
     raise BadCondition(f"{problem}, in the condition {text}")
 
 
-def _shortened(outcomes: list[Outcome]) -> list[Outcome]:
+def _shorten(outcomes: list[Outcome]) -> list[Outcome]:
     """Return the outcomes, with shorter errors if thousands of them would be too large for the result of an activity."""
     errors = [len(outcome.encode()) for outcome in outcomes if isinstance(outcome, str)]
     if sum(errors) <= REPORT_BYTES:

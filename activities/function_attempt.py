@@ -131,7 +131,7 @@ class FunctionExecutor:
         worker, attempt = self._worker, self._attempt
         await begin(worker.tasks, self._artifacts, attempt, self._run_id, worker.worker_id)
         result = await self._await_call()
-        marked, now = mark(self._artifacts, attempt, self._meta(result), worker.worker_id), time.time()
+        marked, now = mark(self._artifacts, attempt, self._build_meta(result), worker.worker_id), time.time()
         await together(
             marked, retry_while_unavailable(lambda: worker.tasks.finish_attempt(attempt, self._run_id, now))
         )
@@ -154,11 +154,11 @@ class FunctionExecutor:
             raise AttemptFailed(unexpected(error)) from error
 
     async def _invoke(self) -> Any:
-        arguments = self._arguments()
+        arguments = self._build_arguments()
         check_arguments(self._attempt.io.fn, self._function, self._attempt.task_id, arguments)
         return await self._threads.call(self._function, self._attempt.task_id, **arguments)
 
-    def _arguments(self) -> dict[str, Any]:
+    def _build_arguments(self) -> dict[str, Any]:
         """Return `fn_args`. A `target` without a `node_id` gets the id of this node.
 
         A function with a parameter `failed_nodes` receives the failures that started the node.
@@ -170,7 +170,7 @@ class FunctionExecutor:
             arguments["target"] = {"node_id": self._attempt.node_id} | arguments["target"]
         return arguments
 
-    def _meta(self, result: Any) -> dict[str, Any]:
+    def _build_meta(self, result: Any) -> dict[str, Any]:
         """Return the `meta` of the node's complete marker."""
         return {}
 
@@ -199,7 +199,7 @@ class BuiltInFunctionExecutor(FunctionExecutor):
         return AttemptResult(worker_id=self._worker.worker_id)
 
     async def _invoke(self) -> Any:
-        arguments = self._arguments()
+        arguments = self._build_arguments()
         check_arguments(self._attempt.io.fn, self._function, self._attempt.task_id, arguments)
         return await retry_while_unavailable(lambda: self._function(self._attempt.task_id, **arguments))
 
@@ -208,9 +208,9 @@ class BuiltInFunctionExecutor(FunctionExecutor):
         lease = new_lease(self._worker.worker_id, now)
         return NodeWrite(attempt=self._attempt, run_id=self._run_id, lease=lease, at=now)
 
-    def _meta(self, result: Any) -> dict[str, Any]:
+    def _build_meta(self, result: Any) -> dict[str, Any]:
         """Return the summary of a merge whose target is this node, so that the marker does not overwrite it."""
-        target = self._arguments().get("target")
+        target = self._build_arguments().get("target")
         own = isinstance(target, dict) and target.get("node_id") == self._attempt.node_id
         meta: dict[str, Any] = result["meta"] if own and "meta" in result else {}
         return meta
@@ -219,7 +219,7 @@ class BuiltInFunctionExecutor(FunctionExecutor):
 def check_arguments(name: str, function: Function, task_id: str, arguments: Mapping[str, Any]) -> None:
     """Raise AdapterError if the function does not accept these arguments. A retry would fail in the same way."""
     try:
-        if (signature := _signature(function)) is not None:
+        if (signature := _find_signature(function)) is not None:
             signature.bind(task_id, **arguments)
     except TypeError as error:
         raise AdapterError(f"io.fn_args do not match the parameters of {name!r}: {error}") from None
@@ -228,26 +228,26 @@ def check_arguments(name: str, function: Function, task_id: str, arguments: Mapp
 def has_parameter(function: Function, name: str) -> bool:
     """Return whether the function has a parameter of this name."""
     try:
-        signature = _signature(function)
+        signature = _find_signature(function)
     except TypeError:
         return False
     return signature is not None and name in signature.parameters
 
 
-def _signature(function: Function) -> inspect.Signature | None:
+def _find_signature(function: Function) -> inspect.Signature | None:
     """Return the signature of a function, or None if it has none, as some functions written in C.
 
     Raise TypeError if `function` cannot be called.
     """
     try:
         if isinstance(getattr(function, "__self__", None), CoordinatorAdapters):
-            return _built_in_signature(function.__func__)
+            return _find_built_in_signature(function.__func__)
         return inspect.signature(function)
     except ValueError:
         return None
 
 
 @functools.cache
-def _built_in_signature(method: Callable[..., Any]) -> inspect.Signature:
+def _find_built_in_signature(method: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a built-in function. Cached because it takes as long as the rest of the call."""
     return inspect.signature(method.__get__(object()))

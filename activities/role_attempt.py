@@ -73,7 +73,7 @@ class RoleActivities:
         @activity.defn(name=role)
         async def run_role(attempt: AttemptInput) -> AttemptResult:
             async with FirstBatchSignal(attempt) as signal:
-                executor = self._executor(attempt, on_batch=signal.batch_stored)
+                executor = self._make_executor(attempt, on_batch=signal.batch_stored)
                 return await run_attempt(self._worker, attempt, executor, executor.waits_for)
 
         return run_role
@@ -84,12 +84,12 @@ class RoleActivities:
         @activity.defn(name=temporal_names.INLINE_ATTEMPT)
         async def run_inline(attempt: AttemptInput) -> AttemptResult:
             if attempt.role not in roles:
-                raise _not_hosted(attempt.role)
-            return await run_attempt(self._worker, attempt, self._executor(attempt, may_repeat=True))
+                raise _refuse_role(attempt.role)
+            return await run_attempt(self._worker, attempt, self._make_executor(attempt, may_repeat=True))
 
         return run_inline
 
-    def _executor(self, attempt: AttemptInput, **options: Any) -> RoleExecutor:
+    def _make_executor(self, attempt: AttemptInput, **options: Any) -> RoleExecutor:
         run_id = activity.info().workflow_run_id or ""
         return RoleExecutor(attempt=attempt, run_id=run_id, worker=self._worker, roles=self._roles, **options)
 
@@ -97,10 +97,10 @@ class RoleActivities:
 @activity.defn(name=temporal_names.INLINE_ATTEMPT)
 async def refuse_inline(attempt: AttemptInput) -> AttemptResult:
     """Refuse an inline attempt, in an engine that hosts no roles."""
-    raise _not_hosted(attempt.role)
+    raise _refuse_role(attempt.role)
 
 
-def _not_hosted(role: str) -> ApplicationError:
+def _refuse_role(role: str) -> ApplicationError:
     return refuse_local(f"this engine does not host role {role!r}")
 
 
@@ -158,18 +158,18 @@ class RoleExecutor:
         try:
             lease = await self._storage.begin()
         except TriedBefore as earlier:
-            return await self._after_earlier_try(earlier)
-        with self._logged(lease) as self._log:
+            return await self._finish_earlier_try(earlier)
+        with self._log_attempt(lease) as self._log:
             await self._signal_earlier_batches()
-            final = await self._handled()
+            final = await self._run_handler()
             await self._storage.end(final.metrics, final.artifacts_ref)
         return AttemptResult(worker_id=self._worker_id, batches=self._batches)
 
-    def _logged(self, lease: dict[str, Any]) -> AbstractContextManager[AttemptLog | None]:
+    def _log_attempt(self, lease: dict[str, Any]) -> AbstractContextManager[AttemptLog | None]:
         events = self._roles.events
         return events.attempt(self._attempt, lease, self._ctx.cancelled) if events else nullcontext()
 
-    async def _after_earlier_try(self, earlier: TriedBefore) -> AttemptResult:
+    async def _finish_earlier_try(self, earlier: TriedBefore) -> AttemptResult:
         """Return the result of an earlier try. Raise a loss if it did not finish.
 
         An ordinary attempt runs once. If its epoch is taken, an engine that was suspended has taken it for an inline one.
@@ -203,17 +203,17 @@ class RoleExecutor:
         if self._ahead is not None:
             self._ahead.stored(uid)
 
-    async def _handled(self) -> FinalizeResult:
+    async def _run_handler(self) -> FinalizeResult:
         """Run the handler, and return its result. Raise its error as AttemptFailed."""
         try:
-            return await self._handle()
+            return await self._call_hooks()
         except (FlowKitError, AttemptFailed):
             raise
         except asyncio.CancelledError:
             self._refuse_stray_cancel()
             raise
         except Exception as error:
-            raise AttemptFailed(self._classified(error)) from error
+            raise AttemptFailed(self._classify(error)) from error
         finally:
             await self._ctx.release()
 
@@ -224,9 +224,9 @@ class RoleExecutor:
             text = "the handler raised CancelledError although FlowKit did not cancel it"
             raise AttemptFailed(failure(reason_codes.CANCELLED_BY_WORKER, text, permanent=False)) from None
 
-    async def _handle(self) -> FinalizeResult:
+    async def _call_hooks(self) -> FinalizeResult:
         attempt, handler, threads = self._attempt, self._handler, self._threads
-        await threads.call(handler.init, self._info())
+        await threads.call(handler.init, self._describe_run())
         loaded = await threads.call(handler.load_input, attempt.io.input_ref, inline_of(attempt))
         with backpressure(attempt, self._artifacts, self._tasks) as self._ahead:
             source = Input(
@@ -242,7 +242,7 @@ class RoleExecutor:
             async with aclosing(source.batches(loaded)) as batches:
                 while await self._process_next(batches):
                     pass
-        return _as_final(await threads.call(handler.finalize, self._ctx))
+        return _check_final(await threads.call(handler.finalize, self._ctx))
 
     async def _process_next(self, batches: AsyncGenerator[Batch, None]) -> bool:
         """Process the next batch. Return False if there is none.
@@ -257,7 +257,7 @@ class RoleExecutor:
         await self._process(batch)
         return True
 
-    def _info(self) -> dict[str, Any]:
+    def _describe_run(self) -> dict[str, Any]:
         return {
             "task_id": self._attempt.task_id,
             "node_id": self._attempt.node_id,
@@ -267,17 +267,19 @@ class RoleExecutor:
         }
 
     async def _process(self, batch: Batch) -> None:
-        uid = batch.batch_uid or _payload_uid(batch)
+        uid = batch.batch_uid or _hash_payload(batch)
         try:
-            result = as_result(await self._call_handler(batch))
+            result = check_result(await self._call_handler(batch))
         except UNSTORABLE as error:
-            raise await self._failed_batch(uid, from_error(error)) from None
+            raise await self._store_failed_batch(uid, from_error(error)) from None
         except (FlowKitError, asyncio.CancelledError):
             raise
         except Exception as error:
-            raise await self._failed_batch(uid, self._classified(error)) from error
+            raise await self._store_failed_batch(uid, self._classify(error)) from error
         if not result.success:
-            raise await self._failed_batch(uid, _unsuccessful(result))
+            code = result.reason_code or reason_codes.ERROR
+            reported = failure(code, result.error or "", permanent=result.permanent)
+            raise await self._store_failed_batch(uid, reported)
         await self._store(uid, result)
         self._batches += 1
         self._batch_stored(uid)
@@ -294,15 +296,15 @@ class RoleExecutor:
         try:
             await self._storage.store_batch(uid, result.metrics, result.artifacts_ref)
         except UNSTORABLE as error:
-            raise await self._failed_batch(uid, from_error(error)) from None
+            raise await self._store_failed_batch(uid, from_error(error)) from None
 
-    async def _failed_batch(self, uid: str, failure: AttemptFailure) -> AttemptFailed:
+    async def _store_failed_batch(self, uid: str, failure: AttemptFailure) -> AttemptFailed:
         await self._storage.store_failed_batch(uid, failure.code)
         if self._log is not None:
             self._log.batch_failed(uid, failure)
         return AttemptFailed(failure)
 
-    def _classified(self, error: Exception) -> AttemptFailure:
+    def _classify(self, error: Exception) -> AttemptFailure:
         if isinstance(error, ProcessDied):
             return failure(reason_codes.WORKER_PROCESS_DIED, str(error), permanent=False)
         _logger.warning(
@@ -316,7 +318,7 @@ class RoleExecutor:
             return unexpected(error)
 
 
-def _payload_uid(batch: Batch) -> str:
+def _hash_payload(batch: Batch) -> str:
     """Return the uid for a batch that has none: a hash of its payload. Raise TypeError if JSON cannot hold it."""
     try:
         return stable_hash({"payload": batch.payload})
@@ -324,7 +326,7 @@ def _payload_uid(batch: Batch) -> str:
         raise TypeError(f"a batch without batch_uid needs a payload that is valid JSON: {error}") from None
 
 
-def as_result(given: Any) -> BatchResult:
+def check_result(given: Any) -> BatchResult:
     """Return `given`, the result of `process_batch`. Raise TypeError if it is not a BatchResult."""
     if isinstance(given, BatchResult):
         return given
@@ -333,7 +335,7 @@ def as_result(given: Any) -> BatchResult:
     )
 
 
-def _as_final(given: Any) -> FinalizeResult:
+def _check_final(given: Any) -> FinalizeResult:
     """Return `given`, the result of `finalize`, or an empty result for None. Raise TypeError for anything else."""
     if given is None:
         return FinalizeResult()
@@ -342,9 +344,3 @@ def _as_final(given: Any) -> FinalizeResult:
     raise TypeError(
         f"finalize must return FinalizeResult(metrics={{...}}) or None, not {type(given).__name__}"
     )
-
-
-def _unsuccessful(result: BatchResult) -> AttemptFailure:
-    """Return the failure that a result with `success=False` reports."""
-    code = result.reason_code or reason_codes.ERROR
-    return failure(code, result.error or "", permanent=result.permanent)

@@ -85,28 +85,28 @@ class TaskActivities:
         """Insert the task document or take over an existing one. Return the settings that the task keeps."""
         work = self._open(opening, await self._namespace_id())
         if opening.stored is None:
-            return await self._guarded(work)
+            return await self._run_on_portal(work)
         async with heartbeats():
-            return await self._guarded(work)
+            return await self._run_on_portal(work)
 
     @activity.defn(name=temporal_names.READ_STORED_GRAPH)
     async def read_stored_graph(self, read: ReadStoredGraph) -> bytes:
         """Return one part of a stored graph."""
-        return await self._guarded(self._stored.part(read.task_id, read.stored, read.part))
+        return await self._run_on_portal(self._stored.read_part(read.task_id, read.stored, read.part))
 
     @activity.defn(name=temporal_names.RECORD)
     async def record(self, record: RecordTask) -> None:
         """Write state transitions and flags of a running task to its document."""
         async with heartbeats():
-            await self._guarded(self._record(record))
+            await self._run_on_portal(self._record(record))
 
     @activity.defn(name=temporal_names.CLOSE_TASK)
     async def close_task(self, close: CloseTask) -> bool:
         """Write the end of a task to its document. Return False if the document does not exist."""
         async with heartbeats():
-            return await self._guarded(self._close(close))
+            return await self._run_on_portal(self._close(close))
 
-    async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _run_on_portal(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             return await self._portal.run(work)
         except FlowKitError as error:
@@ -114,7 +114,7 @@ class TaskActivities:
 
     async def _open(self, opening: OpenTask, namespace_id: str) -> Opened:
         if opening.stored is not None:
-            opening = await self._stored.completed(opening, opening.stored)
+            opening = await self._stored.load_graph(opening, opening.stored)
         self._check(opening)
         if has_conditions(opening.graph):
             await asyncio.to_thread(_check_conditions, opening.graph)
@@ -190,7 +190,7 @@ class StoredTasks:
         self._tasks = tasks
         self._graphs = StoredGraphs(tasks.database)
 
-    async def part(self, task_id: str, stored: StoredGraph, part: int) -> bytes:
+    async def read_part(self, task_id: str, stored: StoredGraph, part: int) -> bytes:
         """Return one part of a stored graph.
 
         Raise an error that Temporal retries if the graph is in another database. Raise GraphError if it was deleted.
@@ -204,14 +204,14 @@ class StoredTasks:
             )
         return found
 
-    async def completed(self, opening: OpenTask, stored: StoredGraph) -> OpenTask:
+    async def load_graph(self, opening: OpenTask, stored: StoredGraph) -> OpenTask:
         """Return `opening` with the stored graph and params. Raise GraphError if the graph is not valid."""
-        parts = [await self.part(opening.task_id, stored, part) for part in range(stored.parts)]
-        task = await asyncio.to_thread(_validated, b"".join(parts))
+        parts = [await self.read_part(opening.task_id, stored, part) for part in range(stored.parts)]
+        task = await asyncio.to_thread(_unpack_valid, b"".join(parts))
         return replace(opening, graph=task["graph"], params=task["params"])
 
 
-def _validated(content: bytes) -> dict[str, Any]:
+def _unpack_valid(content: bytes) -> dict[str, Any]:
     """Return the graph and params in a stored graph. Takes a second for 20,000 nodes."""
     task = unpack_task(content)
     parse_graph(task["graph"], max_nodes=None, max_bytes=None)

@@ -69,7 +69,7 @@ class Wait:
         finally:
             self._waiting = outer
 
-    async def each(self, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    async def iterate(self, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         """Yield the items; `end` can interrupt the wait for each of them."""
         async with aclosing(items):
             while True:
@@ -101,28 +101,28 @@ class Input:
         A cancel ends the wait for the next batch at once, unless a plain generator is producing it on a thread.
         """
         with self.wait.interruptible():
-            args = await self._route(loaded)
-        batches = self._own(loaded) if args is None else self._pulled(args)
+            args = await self._choose_route(loaded)
+        batches = self._iterate_handler(loaded) if args is None else self._pull(args)
         if args is not None or _is_coroutine(self.handler.iter_batches):
-            batches = self.wait.each(batches)
+            batches = self.wait.iterate(batches)
         async with aclosing(batches):
             async for batch in batches:
                 yield batch
                 del batch
 
-    async def _until_allowed(self) -> None:
+    async def _wait_until_allowed(self) -> None:
         """Wait while the attempt is too far ahead of the nodes that pull from it."""
         with self.wait.interruptible():
             await self.ahead.wait()
 
-    async def _own(self, loaded: Any) -> AsyncGenerator[Batch, None]:
+    async def _iterate_handler(self, loaded: Any) -> AsyncGenerator[Batch, None]:
         async with aclosing(self.threads.iterate(self.handler.iter_batches, loaded)) as given:
             async for batch in given:
-                await self._until_allowed()
-                yield as_batch(batch)
+                await self._wait_until_allowed()
+                yield check_batch(batch)
                 del batch
 
-    async def _pulled(self, args: PullArgs) -> AsyncGenerator[Batch, None]:
+    async def _pull(self, args: PullArgs) -> AsyncGenerator[Batch, None]:
         puller = Puller(
             artifacts=self.artifacts,
             tasks=self.tasks,
@@ -134,7 +134,7 @@ class Input:
             async with aclosing(puller.batches()) as deliveries:
                 async for uid, payload in deliveries:
                     with puller.budget_released() if self.ahead.limited else nullcontext():
-                        await self._until_allowed()
+                        await self._wait_until_allowed()
                     yield Batch(batch_uid=uid, payload=payload)
                     del payload
         except SourcesIdle:
@@ -143,7 +143,7 @@ class Input:
                 AttemptFailure(kind=FailureKind.YIELDED, code=reason_codes.YIELDED, message=text)
             ) from None
 
-    async def _route(self, loaded: Any) -> PullArgs | None:
+    async def _choose_route(self, loaded: Any) -> PullArgs | None:
         configured = self.attempt.io.input_inline or {}
         proposed = loaded if isinstance(loaded, dict) else {}
         adapter, proposed_adapter = configured.get("input_adapter"), proposed.get("input_adapter")
@@ -151,10 +151,10 @@ class Input:
         if adapter and proposed_adapter and differs:
             _log_route("handler_conflict_ignored", proposed, "handler")
         if adapter:
-            return await self._selected(configured, "cmd")
-        return await self._selected(proposed, "handler") if proposed_adapter in ADAPTERS else None
+            return await self._parse_route(configured, "cmd")
+        return await self._parse_route(proposed, "handler") if proposed_adapter in ADAPTERS else None
 
-    async def _selected(self, route: dict[str, Any], source: str) -> PullArgs | None:
+    async def _parse_route(self, route: dict[str, Any], source: str) -> PullArgs | None:
         pulls = route["input_adapter"] != NOOP
         by_handler = pulls and source == "handler"
         graph = (
@@ -221,7 +221,7 @@ def _log_route(what: str, route: dict[str, Any], source: str, parents: Sequence[
     )
 
 
-def as_batch(given: Any) -> Batch:
+def check_batch(given: Any) -> Batch:
     """Return `given`, an item that `iter_batches` yielded. Raise TypeError if it is not a Batch."""
     if isinstance(given, Batch):
         return given

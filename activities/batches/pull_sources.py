@@ -48,7 +48,7 @@ class Sources:
         """Whether a source has started again since its state was read."""
         self._idle_since: float | None = None
 
-    async def ended(self, markers: Mapping[str, int], unconfirmed: Collection[str] = ()) -> Ended | None:
+    async def find_end(self, markers: Mapping[str, int], unconfirmed: Collection[str] = ()) -> Ended | None:
         """Return a snapshot if every source appears to have ended, otherwise None.
 
         An external worker writes its marker before the bridge has stored its last batches (protocol: hazard H19). Such
@@ -61,14 +61,16 @@ class Sources:
             await self._read_states()
         if unconfirmed:
             await self._read_states(now=True)
-            markers = {name: epoch for name, epoch in markers.items() if self._counts(name, unconfirmed)}
-        if (ended := self._all_ended(markers)) is None:
+            markers = {
+                name: epoch for name, epoch in markers.items() if self._is_valid_marker(name, unconfirmed)
+            }
+        if (ended := self._find_end(markers)) is None:
             await self._read_states()
-            ended = self._all_ended(markers)
+            ended = self._find_end(markers)
         return ended
 
-    def _counts(self, name: str, unconfirmed: Collection[str]) -> bool:
-        return name not in unconfirmed or name not in self._states or self._status(name).ended
+    def _is_valid_marker(self, name: str, unconfirmed: Collection[str]) -> bool:
+        return name not in unconfirmed or name not in self._states or self._get_status(name).ended
 
     async def are_still_ended(self, ended: Ended | None) -> bool:
         """Return whether `ended` still holds, that is, no source has started again since. Return False for None."""
@@ -80,7 +82,7 @@ class Sources:
         self._restarted |= restarted
         return not restarted
 
-    def _all_ended(self, markers: Mapping[str, int]) -> Ended | None:
+    def _find_end(self, markers: Mapping[str, int]) -> Ended | None:
         epochs = {name: self._end_of(name, markers.get(name)) for name in self._names}
         known = {name: epoch for name, epoch in epochs.items() if epoch is not None}
         if len(known) < len(epochs):
@@ -112,11 +114,11 @@ class Sources:
             return
         self._read_at, self._restarted = at, False
         self._states = await retry_while_unavailable(lambda: self._tasks.node_states(self._attempt.task_id))
-        active = {self._status(name) for name in self._names if not self._status(name).ended}
+        active = {self._get_status(name) for name in self._names if not self._get_status(name).ended}
         idle = active and not active & {NodeStatus.RUNNING, NodeStatus.CANCELLING}
         self._idle_since = (self._idle_since or at) if idle else None
 
-    def _status(self, name: str) -> NodeStatus:
+    def _get_status(self, name: str) -> NodeStatus:
         return self._states.get(name, (NodeStatus.QUEUED, 0))[0]
 
     async def check_idle(self) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from flowkit.graph.input_adapters import PullArgs
     from flowkit.models import AttemptInput
 
-__all__ = ["Delivery", "Puller", "SourcesIdle", "slices", "stable_hash"]
+__all__ = ["Delivery", "Puller", "SourcesIdle", "split", "stable_hash"]
 
 _logger = logging.getLogger("flowkit.worker")
 
@@ -104,25 +104,27 @@ class Puller:
                     del delivery
                 if still_ended and self._all_taken(scan):
                     return
-                self._schedule.scanned(began, took, found=found)
+                self._schedule.note_scan(began, took, found=found)
                 ended = (
-                    await self._sources.ended(scan.markers, scan.unconfirmed)
+                    await self._sources.find_end(scan.markers, scan.unconfirmed)
                     if args.eof_on_task_done
                     else None
                 )
                 if ended is None or (still_ended and not found):
-                    async for delivery in self._until_next_scan(subscription):
+                    async for delivery in self._deliver_until_next_scan(subscription):
                         yield delivery
                         del delivery
 
-    async def _until_next_scan(self, subscription: Subscription[Entry]) -> AsyncGenerator[Delivery, None]:
+    async def _deliver_until_next_scan(
+        self, subscription: Subscription[Entry]
+    ) -> AsyncGenerator[Delivery, None]:
         """Yield the batches that sources in this process store, without a scan, until the next scan is due."""
-        while (left := self._schedule.left(time.monotonic())) > 0:
+        while (left := self._schedule.get_seconds_left(time.monotonic())) > 0:
             await subscription.wait(left)
             stored, must_scan = subscription.take()
             if must_scan:
                 self._schedule.hasten()
-            async for delivery in self._deliver(_by_source(stored)):
+            async for delivery in self._deliver(_group_by_source(stored)):
                 yield delivery
                 del delivery
         await self._sources.check_idle()
@@ -134,8 +136,8 @@ class Puller:
         """Claim and yield those of the batches, by source and uid, that this attempt has not yielded yet."""
         try:
             for source, stored in batches.items():
-                async for partial in self._partials(source, self._fresh(source, stored)):
-                    deliveries = self._deliveries(source, partial)
+                async for partial in self._claim(source, self._select_fresh(source, stored)):
+                    deliveries = self._split_into_deliveries(source, partial)
                     del partial
                     for delivery in deliveries:
                         if delivery[0] not in self._done:
@@ -146,7 +148,7 @@ class Puller:
             self._scanner.restart()
             self._schedule.hasten()
 
-    def _fresh(self, source: str, stored: Mapping[str, Entry]) -> list[Entry]:
+    def _select_fresh(self, source: str, stored: Mapping[str, Entry]) -> list[Entry]:
         """Return the batches that are neither taken nor done.
 
         For a node that splits batches into chunks, only the uids of the chunks show whether a batch is done.
@@ -166,7 +168,7 @@ class Puller:
         """
         return qualified(uid, source, first=self._names[0]) if self._qualifies else uid
 
-    async def _partials(self, source: str, fresh: Sequence[Entry]) -> AsyncGenerator[_Partial, None]:
+    async def _claim(self, source: str, fresh: Sequence[Entry]) -> AsyncGenerator[_Partial, None]:
         """Claim batches and yield them. Each one counts toward the byte budget until the next one is requested.
 
         Do not keep a batch in a variable beyond that. Otherwise, memory would hold more than the budget counts.
@@ -194,7 +196,7 @@ class Puller:
         )
         self._taken[source].update(uid_text(uid) for uid in stored)
 
-    def _deliveries(self, source: str, partial: _Partial) -> Iterator[Delivery]:
+    def _split_into_deliveries(self, source: str, partial: _Partial) -> Iterator[Delivery]:
         stored, meta = partial["batch_uid"], partial.get("meta") or {}
         if self._args.size is None:
             ref = {"task_id": self._attempt.task_id, "node_id": source, "batch_uid": stored}
@@ -205,12 +207,12 @@ class Puller:
         listed = meta.get(key) if key and isinstance(meta, dict) else None
         items = listed if isinstance(listed, list) else [meta]
         parent = {"ref": {"batch_uid": stored}, "meta_list_key": key if isinstance(listed, list) else None}
-        for number, chunk in enumerate(slices(items, self._args.size)):
+        for number, chunk in enumerate(split(items, self._args.size)):
             chunk_uid = stable_hash({"src": source, "parent": uid_text(stored), "idx": number})
             yield chunk_uid, {"from_node": source, "items": chunk, "parent": parent}
 
 
-def _by_source(stored: Sequence[tuple[str, Entry]]) -> dict[str, dict[str, Entry]]:
+def _group_by_source(stored: Sequence[tuple[str, Entry]]) -> dict[str, dict[str, Entry]]:
     found: dict[str, dict[str, Entry]] = {}
     for source, entry in stored:
         found.setdefault(source, {})[uid_text(entry.uid)] = entry
@@ -232,7 +234,7 @@ def _size(partial: _Partial, known: int | None) -> int:
     return len(bson.encode({"": partial.get("meta")})) if known is None else known
 
 
-def slices(items: list[Any], size: int) -> Iterator[list[Any]]:
+def split(items: list[Any], size: int) -> Iterator[list[Any]]:
     """Split `items` into consecutive lists of at most `size` items."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
@@ -321,7 +323,7 @@ class ScanSchedule:
         self._empty = 0
         self._earliest = self._due = 0.0
 
-    def scanned(self, began: float, took: float, *, found: bool) -> None:
+    def note_scan(self, began: float, took: float, *, found: bool) -> None:
         """Note a scan, the seconds that it took, and whether it found batches to deliver."""
         self._empty = 0 if found else self._empty + 1
         doublings = min(max(0, self._empty - 1), _MOST_DOUBLINGS)
@@ -334,6 +336,6 @@ class ScanSchedule:
         """Make the next scan due as early as its load on the database allows."""
         self._due = min(self._due, self._earliest)
 
-    def left(self, now: float) -> float:
+    def get_seconds_left(self, now: float) -> float:
         """Return the seconds until the next scan is due; 0 or less if it is."""
         return self._due - now

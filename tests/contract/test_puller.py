@@ -9,7 +9,7 @@ import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, begun, documents_of, opened
 from tests.contract.pulling_node import TIMEOUT_SEC, Pull, WatchedArtifacts, end, ended_source
 
-from flowkit.activities.batches.puller import slices
+from flowkit.activities.batches.puller import split
 from flowkit.hashing import stable_hash
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def test_payload_hash_keeps_non_ascii_text() -> None:
 
 
 def test_slices_keep_the_order_and_the_remainder() -> None:
-    assert list(slices([1, 2, 3, 4, 5], 2)) == [[1, 2], [3, 4], [5]]
+    assert list(split([1, 2, 3, 4, 5], 2)) == [[1, 2], [3, 4], [5]]
 
 
 async def test_chunks_never_span_two_batches_and_keep_the_remainder(

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.unit.event_loop import let_other_tasks_run
 
-from flowkit.activities.batches.inputs import as_batch
+from flowkit.activities.batches.inputs import check_batch
 from flowkit.activities.calls import Threads
 from flowkit.activities.handlers import Batch, BatchResult
-from flowkit.activities.role_attempt import as_result
+from flowkit.activities.role_attempt import check_result
 from flowkit.adapters.retry import AttemptClock, measured_by
 
 if TYPE_CHECKING:
@@ -267,8 +267,8 @@ async def test_iter_batches_that_yields_nothing_is_named_in_the_error(
 
 def test_valid_result_and_batch_are_returned_unchanged() -> None:
     result, batch = BatchResult(success=True), Batch(payload={"a": 1})
-    assert as_result(result) is result
-    assert as_batch(batch) is batch
+    assert check_result(result) is result
+    assert check_batch(batch) is batch
 
 
 @pytest.mark.parametrize("given", [None, {"success": True}, True, ("b1", {}), Batch()])
@@ -276,10 +276,10 @@ def test_invalid_result_is_rejected_and_the_hook_is_named(given: object) -> None
     with pytest.raises(
         TypeError, match=f"process_batch must return BatchResult.* not {type(given).__name__}"
     ):
-        as_result(given)
+        check_result(given)
 
 
 @pytest.mark.parametrize("given", [None, {"batch_uid": "b1"}, "b1", BatchResult(success=True)])
 def test_invalid_batch_is_rejected_and_the_hook_is_named(given: object) -> None:
     with pytest.raises(TypeError, match=f"iter_batches must yield Batch.* not {type(given).__name__}"):
-        as_batch(given)
+        check_batch(given)

@@ -11,8 +11,8 @@ def pauses(schedule: ScanSchedule, *found: bool, took: float = 0.0) -> list[floa
     """Return the seconds from the begin of each scan until the next one is due."""
     due = []
     for each in found:
-        schedule.scanned(100.0, took, found=each)
-        due.append(round(schedule.left(100.0), 3))
+        schedule.note_scan(100.0, took, found=each)
+        due.append(round(schedule.get_seconds_left(100.0), 3))
     return due
 
 
@@ -43,23 +43,23 @@ def test_thousands_of_empty_scans_keep_the_maximum() -> None:
 
 def test_time_spent_on_deliveries_counts_toward_the_pause() -> None:
     schedule = ScanSchedule(0.3, 4.0)
-    schedule.scanned(100.0, 0.01, found=True)
-    assert schedule.left(105.0) < 0
+    schedule.note_scan(100.0, 0.01, found=True)
+    assert schedule.get_seconds_left(105.0) < 0
 
 
 @pytest.mark.parametrize("hastened", [False, True])
 def test_long_scan_is_followed_by_a_pause_four_times_as_long(hastened: bool) -> None:
     schedule = ScanSchedule(0.3, 4.0)
-    schedule.scanned(100.0, 2.0, found=True)
+    schedule.note_scan(100.0, 2.0, found=True)
     if hastened:
         schedule.hasten()
-    assert schedule.left(102.0) == pytest.approx(8.0)
+    assert schedule.get_seconds_left(102.0) == pytest.approx(8.0)
 
 
 def test_hastened_scan_is_due_as_soon_as_its_load_allows() -> None:
     schedule = ScanSchedule(0.3, 4.0)
-    schedule.scanned(100.0, 0.005, found=False)
+    schedule.note_scan(100.0, 0.005, found=False)
     schedule.hasten()
-    assert schedule.left(100.005) == pytest.approx(0.05)
-    schedule.scanned(100.0, 0.0, found=True)
-    assert schedule.left(100.0) == pytest.approx(0.3), "it hastens one scan only"
+    assert schedule.get_seconds_left(100.005) == pytest.approx(0.05)
+    schedule.note_scan(100.0, 0.0, found=True)
+    assert schedule.get_seconds_left(100.0) == pytest.approx(0.3), "it hastens one scan only"

@@ -169,7 +169,7 @@ class Attempt:
         supervision = self._start_supervision()
         try:
             with self._worker.heartbeats.attempt():
-                return await self._until_done(work)
+                return await self._wait_until_done(work)
         except AttemptFailed as error:
             raise failed_attempt(error.failure) from None
         finally:
@@ -203,7 +203,7 @@ class Attempt:
     def _begin_supervision(self) -> None:
         self._supervision = asyncio.create_task(self._supervise())
 
-    async def _until_done(self, work: asyncio.Task[AttemptResult]) -> AttemptResult:
+    async def _wait_until_done(self, work: asyncio.Task[AttemptResult]) -> AttemptResult:
         limit = self._attempt.timeout_sec
         ends: list[asyncio.Future[Any]] = [work, self._forced_end]
         while not work.done():
@@ -212,30 +212,30 @@ class Attempt:
                     ends, timeout=self._clock.next_check(limit), return_when=asyncio.FIRST_COMPLETED
                 )
             except asyncio.CancelledError:
-                await self._interrupted(work)
-            if not work.done() and (failure := self._overdue()):
+                await self._handle_interruption(work)
+            if not work.done() and (failure := self._find_overdue()):
                 await self._abort(work)
                 raise AttemptFailed(failure)
-        return await self._outcome(work)
+        return await self._get_outcome(work)
 
-    def _overdue(self) -> AttemptFailure | None:
+    def _find_overdue(self) -> AttemptFailure | None:
         """Return the failure with which the attempt must end now, or None if it may continue."""
         if self._forced_end.done():
             return self._forced_end.result()
         limit = self._attempt.timeout_sec
         return timed_out(limit) if limit is not None and self._clock.spent() >= limit else None
 
-    async def _outcome(self, work: asyncio.Task[AttemptResult]) -> AttemptResult:
+    async def _get_outcome(self, work: asyncio.Task[AttemptResult]) -> AttemptResult:
         if not work.cancelled():
             try:
                 return work.result()
             except Flagged as error:
-                return await self._stopped_for(error.flag)
+                return await self._end_flagged(error.flag)
         if self._flag_failure is not None:
             return await self._await_cancel(self._flag_failure)
         raise AttemptFailed(handed_over("the process that runs the attempt is shutting down"))
 
-    async def _stopped_for(self, flag: CancelFlag) -> AttemptResult:
+    async def _end_flagged(self, flag: CancelFlag) -> AttemptResult:
         self._flag_failure = self._flag_failure or asyncio.create_task(
             report_flag(self._attempt, flag, delivery_sec=_DELIVERY_SEC)
         )
@@ -246,19 +246,19 @@ class Attempt:
         try:
             failure = await asyncio.shield(flag_failure)
         except asyncio.CancelledError:
-            raise self._interruption_error() from None
+            raise self._make_interruption_error() from None
         raise AttemptFailed(failure)
 
-    async def _interrupted(self, work: asyncio.Task[AttemptResult]) -> None:
+    async def _handle_interruption(self, work: asyncio.Task[AttemptResult]) -> None:
         """Stop the executor after Temporal cancelled the activity, and raise the error that fits the reason."""
         details = activity.cancellation_details()
         if details is not None and details.cancel_requested:
             await self._stop_gently(work)
         else:
             await self._abort(work)
-        raise self._interruption_error()
+        raise self._make_interruption_error()
 
-    def _interruption_error(self) -> BaseException:
+    def _make_interruption_error(self) -> BaseException:
         details = activity.cancellation_details()
         if details is None or details.cancel_requested:
             return asyncio.CancelledError()
@@ -328,10 +328,10 @@ class Attempt:
     async def _watch_flag(self) -> None:
         """Stop the executor when a cancel flag is set, and end the attempt if Temporal does not cancel it in time."""
         with self._worker.flags.watching(self._attempt.task_id):
-            flag = await self._flag()
+            flag = await self._read_flag()
             while flag is None:
                 await asyncio.sleep(self._worker.cancel_poll_sec)
-                flag = await self._flag()
+                flag = await self._read_flag()
         self._request_stop(flag.reason)
         self._flag_failure = self._flag_failure or asyncio.create_task(
             report_flag(self._attempt, flag, delivery_sec=_DELIVERY_SEC)
@@ -341,7 +341,7 @@ class Attempt:
         if not self._forced_end.done():
             self._forced_end.set_result(failure)
 
-    async def _flag(self) -> CancelFlag | None:
+    async def _read_flag(self) -> CancelFlag | None:
         """Return the cancel flag that applies to this attempt, or None. A flag of another run is stale and ignored."""
         try:
             if not await self._worker.flags.any_set(self._attempt.task_id):
@@ -372,15 +372,15 @@ class LocalAttempt(Attempt):
     async def _supervise(self) -> None:
         """Do nothing: a local activity cannot send heartbeats, and it ends before its lease would be renewed."""
 
-    async def _stopped_for(self, flag: CancelFlag) -> AttemptResult:
+    async def _end_flagged(self, flag: CancelFlag) -> AttemptResult:
         """Report the flag, and yield: Temporal cannot cancel a local activity, but it cancels the next attempt."""
         raise AttemptFailed(await report_flag(self._attempt, flag))
 
-    def _interruption_error(self) -> BaseException:
+    def _make_interruption_error(self) -> BaseException:
         """Return the error that ends the attempt. After the time limit, Temporal no longer waits for it."""
         details = activity.cancellation_details()
         if details is not None and (details.cancel_requested or details.worker_shutdown):
-            return super()._interruption_error()
+            return super()._make_interruption_error()
         attempt, advice = self._attempt, ""
         if attempt.role != COORDINATOR_FN:
             advice = f". If most attempts of role {attempt.role} take a second or more, its handler should not be inline"
@@ -531,10 +531,10 @@ class CancelFlagPoller:
         due = time.monotonic() - self._read_at >= self._every_sec
         if self._read is None or (self._read.done() and due):
             self._read = asyncio.create_task(self._portal.run(self._tasks.flagged([*self._watched])))
-            self._read.add_done_callback(self._ended)
+            self._read.add_done_callback(self._note_read)
         return task_id in await asyncio.shield(self._read)
 
-    def _ended(self, read: asyncio.Task[set[str]]) -> None:
+    def _note_read(self, read: asyncio.Task[set[str]]) -> None:
         """Note when a read ended. A caller that waits for it receives its error."""
         self._read_at = time.monotonic()
         if not read.cancelled():
