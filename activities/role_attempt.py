@@ -228,7 +228,7 @@ class RoleExecutor:
         attempt, handler, threads = self._attempt, self._handler, self._threads
         await threads.call(handler.init, self._describe_run())
         loaded = await threads.call(handler.load_input, attempt.io.input_ref, inline_of(attempt))
-        with backpressure(attempt, self._artifacts, self._tasks) as self._ahead:
+        with self._backpressure() as self._ahead:
             source = Input(
                 attempt=attempt,
                 handler=handler,
@@ -243,6 +243,11 @@ class RoleExecutor:
                 while await self._process_next(batches):
                     pass
         return _check_final(await threads.call(handler.finalize, self._ctx))
+
+    def _backpressure(self) -> AbstractContextManager[Backpressure | None]:
+        attempt = self._attempt
+        is_limited = attempt.max_ahead and attempt.followers
+        return backpressure(attempt, self._artifacts, self._tasks) if is_limited else nullcontext()
 
     async def _process_next(self, batches: AsyncGenerator[Batch, None]) -> bool:
         """Process the next batch. Return False if there is none.

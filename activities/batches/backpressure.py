@@ -68,11 +68,6 @@ class Backpressure:
         self._shown_until = 0.0
 
     @property
-    def limited(self) -> bool:
-        """Whether the attempt has a limit at all."""
-        return bool(self._attempt.max_ahead and self._attempt.followers)
-
-    @property
     def waits_for(self) -> str | None:
         """What has held the attempt in the last five seconds, for people; None if nothing has. Any thread may read it.
 
@@ -88,8 +83,6 @@ class Backpressure:
 
     async def wait(self) -> None:
         """Return when the attempt may process its next batch."""
-        if not self.limited:
-            return
         attempt, artifacts = self._attempt, self._artifacts
         if self._stored is None:
             self._stored = await retry_while_unavailable(
@@ -171,7 +164,9 @@ class Backpressure:
 
 @contextmanager
 def backpressure(attempt: AttemptInput, artifacts: ArtifactStore, tasks: TaskStore) -> Iterator[Backpressure]:
-    """Yield the backpressure of an attempt. It receives notifications of claims until the end of the block."""
-    nodes = [attempt.node_id] if attempt.max_ahead else []
-    with artifacts.claims.notifier.listener(attempt.task_id, nodes) as subscription:
+    """Yield the backpressure of an attempt with `max_ahead` and followers.
+
+    It receives notifications of claims until the end of the block.
+    """
+    with artifacts.claims.notifier.listener(attempt.task_id, [attempt.node_id]) as subscription:
         yield Backpressure(attempt, artifacts, tasks, subscription)

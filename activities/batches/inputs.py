@@ -92,7 +92,8 @@ class Input:
     artifacts: ArtifactStore
     tasks: TaskStore
     settings: InputSettings
-    ahead: Backpressure
+    ahead: Backpressure | None
+    """None if no limit holds the attempt."""
     wait: Wait = field(default_factory=Wait)
 
     async def batches(self, loaded: Any) -> AsyncGenerator[Batch, None]:
@@ -112,8 +113,9 @@ class Input:
 
     async def _wait_until_allowed(self) -> None:
         """Wait while the attempt is too far ahead of the nodes that pull from it."""
-        with self.wait.interruptible():
-            await self.ahead.wait()
+        if self.ahead is not None:
+            with self.wait.interruptible():
+                await self.ahead.wait()
 
     async def _iterate_handler(self, loaded: Any) -> AsyncGenerator[Batch, None]:
         async with aclosing(self.threads.iterate(self.handler.iter_batches, loaded)) as given:
@@ -133,7 +135,7 @@ class Input:
         try:
             async with aclosing(puller.batches()) as deliveries:
                 async for uid, payload in deliveries:
-                    with puller.budget_released() if self.ahead.limited else nullcontext():
+                    with puller.budget_released() if self.ahead is not None else nullcontext():
                         await self._wait_until_allowed()
                     yield Batch(batch_uid=uid, payload=payload)
                     del payload
