@@ -11,7 +11,7 @@ from tests.contract.builders import AT, WORKER, attempt, begun, opened
 from tests.contract.pulling_node import TIMEOUT_SEC, Pull, WatchedArtifacts, end
 from tests.integration.harness import wait_seconds
 
-from flowkit.activities.batches import pull_sources
+from flowkit.activities.batches import puller
 from flowkit.adapters import notifications
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
@@ -157,7 +157,7 @@ async def test_source_that_starts_during_a_long_pause_is_not_idle(
     artifacts: WatchedArtifacts, tasks: TaskStore, pull: Pull, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The states that the pull read before the pause say that no source runs."""
-    monkeypatch.setattr(pull_sources, "_IDLE_SEC", 0.0)
+    monkeypatch.setattr(puller, "_YIELD_AFTER_SEC", 0.0)
     await opened(tasks, "u", "sink")
     running = pull.start("u", **RARELY)
     await artifacts_scanned(artifacts)
