@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from flowkit.graph.input_adapters import PullArgs
     from flowkit.models import AttemptInput
 
-
 _logger = logging.getLogger("flowkit.worker")
 
 Delivery = tuple[str, dict[str, Any]]

@@ -262,7 +262,7 @@ async def test_function_can_be_registered_after_the_start(harness: Harness) -> N
     assert called == [{"target": {"node_id": "n", "key": "k"}}]
 
 
-async def test_built_in_function_can_be_replaced(harness: Harness) -> None:
+async def test_built_in_function_can_be_replaced_and_then_falls_back_at_no_charge(harness: Harness) -> None:
     engine = await harness.engine()
     called: list[str] = []
 
@@ -270,9 +270,11 @@ async def test_built_in_function_can_be_replaced(harness: Harness) -> None:
         called.append(task_id)
 
     engine.adapters["noop"] = own
-    task_id = await harness.create(call("n", "noop"))
+    task_id = await harness.create(call("n", "noop", **ONCE))
     await harness.result(task_id)
     assert called == [task_id]
+    assert (await harness.node(task_id, "n"))["attempt_epoch"] == 2
+    assert (await activities(harness, task_id), await markers(harness, task_id)) == (["noop"], 1)
 
 
 async def test_node_moves_from_an_engine_without_its_function_to_one_that_has_it(harness: Harness) -> None:
