@@ -28,7 +28,7 @@ from flowkit.adapters.metrics import EMPTY_BYTES, storable
 from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
 from flowkit.adapters.notifications import ArtifactNotifier
 from flowkit.adapters.scans import SCANNED, Scan, as_scan, scan_filter
-from flowkit.protocol.kinds import FINAL_UID
+from flowkit.protocol.messages import FINAL_UID
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping, Sequence

@@ -16,7 +16,7 @@ from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import DUPLICATE_KEY, Database, ensure_index, moment, translate_errors
 from flowkit.hashing import stable_hash
 from flowkit.limits import BATCH_UID_CHARS, LAST_ERROR_CHARS, REASON_CODE_CHARS
-from flowkit.protocol.kinds import FINAL_UID, EventKind
+from flowkit.protocol.messages import FINAL_UID, EventKind
 from flowkit.text import clean
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from flowkit.adapters.dispatches.record import key_of
+from flowkit.adapters.dispatches import key_of
 from flowkit.adapters.metrics import UNSTORABLE, storable
-from flowkit.bridge.rules.reading import Malformed, read_announce, read_reply
+from flowkit.bridge.rules.messages import Malformed, read_announce, read_reply
 from flowkit.errors import StoreRefused
 from flowkit.limits import ANNOUNCEMENT_BYTES, ID_CHARS
-from flowkit.protocol.payloads import EvWorkerOffline, EvWorkerOnline
+from flowkit.protocol.messages import EvWorkerOffline, EvWorkerOnline
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
     from aiokafka import ConsumerRecord
 
-    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.adapters.dispatches import Dispatch
     from flowkit.bridge.context import BridgeContext
-    from flowkit.bridge.kafka.malformed import MalformedRecords
     from flowkit.bridge.supervisor import Supervisor
-    from flowkit.protocol.envelope import Envelope
-    from flowkit.protocol.payloads import RTaskSnapshot
+    from flowkit.protocol.messages import Envelope, RTaskSnapshot
 
 _logger = logging.getLogger("flowkit.bridge")
 
@@ -45,12 +43,11 @@ _RECHECK_FOR_SEC = 15.0
 class Announcements:
     """Handles the records of the announcement and reply topics."""
 
-    def __init__(self, context: BridgeContext, supervisor: Supervisor, malformed: MalformedRecords) -> None:
+    def __init__(self, context: BridgeContext, supervisor: Supervisor) -> None:
         self._context = context
         self._dispatches = context.stores.dispatches
         self._registry = context.stores.registry
         self._supervisor = supervisor
-        self._malformed = malformed
         self._extended: OrderedDict[tuple[str, int], None] = OrderedDict()
         """Leases that a snapshot has renewed, by lease id and time of the worker's latest event."""
         self._stopped: dict[str, tuple[int, float]] = {}
@@ -66,7 +63,7 @@ class Announcements:
                 else:
                     await self._announce(record.value)
             except (Malformed, StoreRefused) as error:
-                self._malformed.skip(record, error)
+                self._context.malformed.skip(record, error)
 
     async def _announce(self, value: bytes | None) -> None:
         found = read_announce(value)

@@ -1,13 +1,15 @@
-"""What all parts of one bridge share: its settings, its connections, and access to MongoDB."""
+"""What all parts of one bridge share: settings, connections, access to MongoDB, and the count of malformed records."""
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from flowkit.adapters.dispatches.inputs import ExternalInputs
-from flowkit.adapters.dispatches.store import DispatchStore
+from flowkit.adapters.dispatches import DispatchStore
+from flowkit.adapters.external_inputs import ExternalInputs
 from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.adapters.worker_registry import WorkerRegistry
@@ -18,15 +20,20 @@ if TYPE_CHECKING:
     from temporalio.client import AsyncActivityHandle, Client
 
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.adapters.dispatches import Dispatch
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.bridge.kafka.offsets import Offsets
     from flowkit.bridge.kafka.producer import Producer
     from flowkit.bridge.kafka.topics import Topics
+    from flowkit.bridge.rules.messages import KafkaRecord
     from flowkit.config import CoordinatorConfig
     from flowkit.core.loop_portal import LoopPortal
 
 T = TypeVar("T")
+
+_logger = logging.getLogger("flowkit.bridge")
+
+_REMEMBERED_RECORDS = 10_000
 
 
 @dataclass(kw_only=True)
@@ -48,6 +55,26 @@ class Stores:
         self.events = WorkerEvents(db)
 
 
+class MalformedRecords:
+    """The malformed records that one bridge has skipped."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        """Number of skipped records by topic."""
+        self._seen: set[tuple[str, int, int]] = set()
+
+    def skip(self, record: KafkaRecord, why: Exception) -> None:
+        """Count a record and log it. A record that Kafka delivers again is neither counted nor logged again."""
+        place = (record.topic, record.partition, record.offset)
+        if place in self._seen:
+            return
+        if len(self._seen) >= _REMEMBERED_RECORDS:
+            self._seen.clear()
+        self._seen.add(place)
+        self.counts[record.topic] += 1
+        _logger.warning("skipped a malformed record (topic %s, partition %d, offset %d): %s", *place, why)
+
+
 @dataclass(kw_only=True)
 class BridgeContext:
     """Settings and connections of one bridge. MongoDB's driver may run on another event loop than the bridge."""
@@ -63,6 +90,7 @@ class BridgeContext:
     producer: Producer
     offsets: Offsets
     database_id: str
+    malformed: MalformedRecords = field(default_factory=MalformedRecords)
 
     async def db(self, call: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `call()`, run on the event loop of the database. Wait while MongoDB is unavailable."""

@@ -1,12 +1,14 @@
-"""Delivers stored outcomes: writes their effects to MongoDB, then completes the activity in Temporal.
+"""Reports the results of attempts to Temporal: the first batch by a signal, the outcome by completing the activity.
 
-Both may happen more than once: the writes are idempotent, and Temporal rejects a second completion.
+Each report may happen more than once. The workflow ignores the repetition of a signal. The effects of an outcome are
+written to MongoDB first, by idempotent writes, and Temporal rejects a second completion.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,8 +17,9 @@ from temporalio.service import RPCError, RPCStatusCode
 from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
 
 from flowkit.adapters.concurrent_writes import together
-from flowkit.adapters.dispatches.record import DispatchState, OutcomeKind
+from flowkit.adapters.dispatches import DispatchState, OutcomeKind
 from flowkit.attempt.failures import failed_attempt
+from flowkit.attempt.first_batch import signal_first_batch
 from flowkit.attempt.steps import mark
 from flowkit.attempt.supervision import pending
 from flowkit.bridge.context import activity_id
@@ -28,13 +31,12 @@ from flowkit.text import clean
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from flowkit.adapters.dispatches.record import Dispatch, Outcome
+    from flowkit.adapters.dispatches import Dispatch, Outcome
     from flowkit.adapters.tasks.cancel_flags import CancelFlag
     from flowkit.bridge.context import BridgeContext
     from flowkit.models import AttemptFailure
 
 T = TypeVar("T")
-
 _logger = logging.getLogger("flowkit.bridge")
 
 _RPC_TIMEOUT = timedelta(seconds=10)
@@ -44,6 +46,46 @@ _CANCEL_DELIVERY_SEC = 30.0
 
 _NOT_FOUND = (RPCStatusCode.NOT_FOUND,)
 _NOT_TRANSIENT = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION)
+_REMEMBERED = 10_000
+
+
+class FirstBatches:
+    """Sends the signals in the background, one for each attempt.
+
+    Another bridge, or this one after a restart, may send a signal again. The workflow ignores the repetition.
+    """
+
+    def __init__(self, context: BridgeContext) -> None:
+        self._context = context
+        self._sent: OrderedDict[str, None] = OrderedDict()
+        self._sending: dict[str, asyncio.Task[None]] = {}
+
+    def batch_stored(self, record: Dispatch) -> None:
+        """Send the signal of an attempt, if it is wanted and this process has not sent it."""
+        key = record.key
+        if not record.attempt.signal_first_batch or key in self._sent:
+            return
+        self._sent[key] = None
+        if len(self._sent) > _REMEMBERED:
+            self._sent.popitem(last=False)
+        sending = asyncio.create_task(signal_first_batch(self._context.client, record.attempt, record.run_id))
+        self._sending[key] = sending
+        sending.add_done_callback(lambda _: self._sending.pop(key, None))
+
+    async def resumed(self, record: Dispatch) -> None:
+        """Send the signal of an attempt that begins or that this bridge adopts, if its node has stored batches before."""
+        attempt, artifacts = record.attempt, self._context.stores.artifacts
+        if attempt.signal_first_batch:
+            stored = await self._context.db(lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id))
+            if stored:
+                self.batch_stored(record)
+
+    async def stop(self) -> None:
+        """Drop the signals that Temporal has not accepted yet. The bridge that adopts the attempts sends them."""
+        sending = [*self._sending.values()]
+        for each in sending:
+            each.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
 
 
 class NotRequested(Exception):

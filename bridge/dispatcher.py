@@ -17,15 +17,14 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from flowkit import reason_codes
-from flowkit.adapters.dispatches.record import Dispatch, key_of
+from flowkit.adapters.dispatches import Dispatch, key_of
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.failures import failed_attempt, from_error, lost, unexpected
 from flowkit.attempt.steps import begin, check_database
 from flowkit.attempt.supervision import HeartbeatThrottle, report_flag
-from flowkit.bridge.rules.commands import task_start
+from flowkit.bridge.rules.messages import pull_of, task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, refused
-from flowkit.bridge.rules.worker_input import pull_of
 from flowkit.errors import EpochTaken, FlowKitError
 from flowkit.models import AttemptInput, AttemptResult, NodeIO
 
@@ -33,11 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
-    from flowkit.adapters.dispatches.record import Outcome
-    from flowkit.bridge.command_sender import CommandSender
+    from flowkit.adapters.dispatches import Outcome
+    from flowkit.bridge.commands import CommandSender
     from flowkit.bridge.context import BridgeContext
-    from flowkit.bridge.delivery import Delivery
-    from flowkit.bridge.first_batches import FirstBatches
+    from flowkit.bridge.delivery import Delivery, FirstBatches
     from flowkit.bridge.pulled_inputs import PulledInputs
     from flowkit.bridge.signals import Signals
     from flowkit.bridge.supervisor import Supervisor

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from flowkit.adapters.dispatches.record import DispatchState, key_of
+from flowkit.adapters.dispatches import DispatchState, key_of
 from flowkit.bridge.rules.outcomes import uid_clash, unclaimed
 from flowkit.errors import FlowKitError
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
-    from flowkit.adapters.dispatches.record import Dispatch, Outcome
+    from flowkit.adapters.dispatches import Dispatch, Outcome
     from flowkit.bridge.context import BridgeContext
     from flowkit.graph.input_adapters import PullArgs
 

@@ -1,4 +1,7 @@
-"""The bridge connects external workers, which use Kafka, to Temporal. Any number of bridges can share a role."""
+"""Runs a bridge, which connects external workers to Temporal: starts and stops its parts, serves its roles.
+
+Any number of bridges can share a role.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +13,29 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from temporalio.service import RPCError
+from temporalio.worker import Worker
+
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
-from flowkit.attempt.background import BackgroundLoop, BridgeHealth, LoopHealth, OutageLogger
+from flowkit.attempt.background import BackgroundLoop, BridgeHealth, LoopHealth, OutageLogger, RoleHealth
+from flowkit.attempt.pollers import native_pollers
+from flowkit.attempt.supervision import HEARTBEAT_THROTTLE
 from flowkit.bridge.announcements import Announcements
-from flowkit.bridge.command_sender import CommandSender
-from flowkit.bridge.command_watch import CommandWatch
+from flowkit.bridge.commands import CommandSender, CommandWatch, Placement
 from flowkit.bridge.context import BridgeContext, Stores
-from flowkit.bridge.delivery import Delivery
+from flowkit.bridge.delivery import Delivery, FirstBatches
 from flowkit.bridge.dispatcher import Dispatcher
-from flowkit.bridge.first_batches import FirstBatches
 from flowkit.bridge.kafka import clients
 from flowkit.bridge.kafka.connection import KafkaConnection
 from flowkit.bridge.kafka.consumer import RecordConsumer
-from flowkit.bridge.kafka.malformed import MalformedRecords
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.producer import Producer
-from flowkit.bridge.kafka.topics import Provisioner, Topics
-from flowkit.bridge.measurements import Measurements
-from flowkit.bridge.placement import Placement
+from flowkit.bridge.kafka.topics import Provisioner, Topics, worker_group
 from flowkit.bridge.pulled_inputs import PulledInputs
-from flowkit.bridge.role_service import RoleService
 from flowkit.bridge.signals import Signals
 from flowkit.bridge.status import StatusEvents
 from flowkit.bridge.supervisor import ORPHANS_SEC, TICK_SEC, Supervisor
-from flowkit.errors import FlowKitError
+from flowkit.errors import FlowKitError, KafkaUnavailable
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -50,6 +52,10 @@ _logger = logging.getLogger("flowkit.bridge")
 
 _TOPICS_RETRY_SEC = 1.0
 _CLIENTS_CLOSE_SEC = 15.0
+_RETRY_SEC = 2.0
+_CONCURRENT_DISPATCHES = 100
+_CHECK_SEC = 60.0
+MEASURE_SEC = 5.0
 
 
 class Bridge:
@@ -84,7 +90,6 @@ class Bridge:
             offsets=Offsets(connection),
             database_id=database_id,
         )
-        self.malformed = MalformedRecords()
         self.measurements = Measurements(self.context, self.roles)
         self._connect_parts(connection)
         self._stop = asyncio.Event()
@@ -126,9 +131,8 @@ class Bridge:
             supervisor=self.supervisor,
             inputs=inputs,
             first_batches=self._first_batches,
-            malformed=self.malformed,
         )
-        self.announcements = Announcements(context, self.supervisor, self.malformed)
+        self.announcements = Announcements(context, self.supervisor)
         self.consumers = self._new_consumers(connection)
 
     def _new_consumers(self, connection: KafkaConnection) -> list[RecordConsumer]:
@@ -254,6 +258,164 @@ class Bridge:
                 for service in self.services
             ),
             attempts=self.supervisor.attempts,
-            malformed=dict(self.malformed.counts),
+            malformed=dict(self.context.malformed.counts),
             measured_at=self.measurements.measured_at,
         )
+
+
+class RoleService:
+    """Dispatches the attempts of one role between `run` and `shutdown`."""
+
+    def __init__(
+        self, role: str, context: BridgeContext, dispatcher: Dispatcher, provisioner: Provisioner
+    ) -> None:
+        self.role = role
+        self.queue = f"{context.config.queue}.{role}"
+        self.waits_for: str | None = "start"
+        """Why the role is not served yet; None while it is served."""
+        self._context = context
+        self._dispatcher = dispatcher
+        self._provisioner = provisioner
+        self._worker: Worker | None = None
+        self._idle = asyncio.Event()
+        """Set while no worker runs."""
+        self._idle.set()
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Serve the role until cancelled or until `shutdown`. Wait for Kafka, and while native workers poll its queue."""
+        while not self._stopping:
+            await self._wait_until_prepared()
+            self.waits_for = None
+            await self._serve()
+
+    async def _serve(self) -> None:
+        """Serve the role until `shutdown`, or until native workers begin to poll its queue."""
+        self._worker = Worker(
+            self._context.client,
+            task_queue=self.queue,
+            activities=[self._dispatcher.activity_for(self.role)],
+            identity=self._context.bridge_id,
+            max_concurrent_activities=_CONCURRENT_DISPATCHES,
+            max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+            default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+        )
+        _logger.info("role %s is dispatched to external workers through Kafka", self.role)
+        checking = asyncio.create_task(self._check_regularly(self._worker))
+        self._idle.clear()
+        try:
+            await self._worker.run()
+        finally:
+            checking.cancel()
+            self._idle.set()
+
+    async def shutdown(self) -> None:
+        """Stop polling. Attempts whose dispatch is in progress return to Temporal.
+
+        The worker's own `shutdown` never returns if its `run` was cancelled while it stopped.
+        """
+        self._stopping = True
+        if self._worker is not None:
+            stopping = asyncio.create_task(self._worker.shutdown())
+            await self._idle.wait()
+            stopping.cancel()
+
+    async def _wait_until_prepared(self) -> None:
+        while True:
+            if await self._prepared():
+                return
+            await asyncio.sleep(_RETRY_SEC)
+
+    async def _prepared(self) -> bool:
+        """Prepare the topics. Return False, and log the reason once, if the role cannot be served yet."""
+        try:
+            await self._provisioner.ensure([self.role])
+            await self._provisioner.seed(self.role)
+            problem = await self._native_worker_problem()
+        except (FlowKitError, RPCError) as error:
+            problem = str(error)
+        if problem is not None:
+            self._wait_for(problem)
+        return problem is None
+
+    def _wait_for(self, problem: str) -> None:
+        """Show why the role is not served, and log it once."""
+        if problem != self.waits_for:
+            _logger.warning("role %s is not served yet: %s; retrying", self.role, problem)
+        self.waits_for = problem
+
+    async def _native_worker_problem(self) -> str | None:
+        found = await native_pollers(self._context.client, self.queue)
+        if not found:
+            return None
+        return (
+            f"native workers poll its task queue {self.queue!r} ({', '.join(found)}), and a role is either native or "
+            f"external: stop these workers, or remove {self.role!r} from the roles of bridge "
+            f"{self._context.bridge_id!r} (worker_types)"
+        )
+
+    async def _check_regularly(self, worker: Worker) -> None:
+        """Commit first offsets each minute, because Kafka deletes those of groups without members after 7 days.
+
+        Stop `worker` once native workers poll the queue: each attempt would run on whichever of them receives it.
+        """
+        while True:
+            await asyncio.sleep(_CHECK_SEC)
+            try:
+                await self._provisioner.seed(self.role)
+                problem = await self._native_worker_problem()
+            except (KafkaUnavailable, RPCError) as error:
+                _logger.info("role %s was not checked: %s", self.role, error)
+                continue
+            if problem is not None:
+                self._wait_for(problem)
+                await asyncio.shield(worker.shutdown())
+                return
+
+
+class Measurements:
+    """Reads the counts of the roles every five seconds, while `loop` runs."""
+
+    def __init__(self, context: BridgeContext, roles: Sequence[str]) -> None:
+        self._context = context
+        self._roles = {role: RoleHealth(role=role) for role in roles}
+        self.measured_at: float | None = None
+        """When all counts were last read; None before the first time."""
+        self.loop = BackgroundLoop("measuring queues", self.measure, pause_sec=MEASURE_SEC)
+
+    def of(self, role: str) -> RoleHealth:
+        """Return the latest counts of a role."""
+        return self._roles[role]
+
+    async def measure(self) -> None:
+        """Read all counts once. A count that cannot be read becomes None."""
+        found = await asyncio.gather(*(self._measured(role) for role in self._roles))
+        self._roles = {health.role: health for health in found}
+        self.measured_at = self._context.now()
+        self.loop.worked()
+
+    async def _measured(self, role: str) -> RoleHealth:
+        attempts = await self._open_attempts(role)
+        try:
+            return replace(await self._from_kafka(role), attempts=attempts)
+        except KafkaUnavailable as error:
+            self.loop.failed(error)
+            return RoleHealth(role=role, attempts=attempts)
+
+    async def _from_kafka(self, role: str) -> RoleHealth:
+        context, offsets = self._context, self._context.offsets
+        return RoleHealth(
+            role=role,
+            workers=len(await offsets.members(worker_group(role))),
+            queued=await offsets.lag(worker_group(role), context.topics.cmd(role)),
+            status_lag=await offsets.lag(context.status_group(role), context.topics.status(role)),
+        )
+
+    async def _open_attempts(self, role: str) -> int | None:
+        dispatches = self._context.stores.dispatches
+        try:
+            counts = await self._context.portal.run(dispatches.count_open([role]))
+        except FlowKitError as error:
+            self.loop.failed(error)
+            return None
+        return counts[role]

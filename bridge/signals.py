@@ -8,14 +8,14 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
-from flowkit.bridge.rules.commands import cancel_signal, task_discover
+from flowkit.bridge.rules.messages import cancel_signal, task_discover
 from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
-    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.adapters.dispatches import Dispatch
     from flowkit.bridge.context import BridgeContext
     from flowkit.models import AttemptInput
-    from flowkit.protocol.envelope import Envelope
+    from flowkit.protocol.messages import Envelope
 
 _logger = logging.getLogger("flowkit.bridge")
 

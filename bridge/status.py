@@ -15,35 +15,39 @@ import logging
 from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flowkit import reason_codes
 from flowkit.adapters.concurrent_writes import together
-from flowkit.adapters.dispatches.record import CancelRequest
+from flowkit.adapters.dispatches import CancelRequest
 from flowkit.adapters.metrics import BadMetrics
-from flowkit.bridge.event_log import EventLog
-from flowkit.bridge.renewals import Renewals
-from flowkit.bridge.rules.fencing import TERMINAL, Verdict, is_from_owner, judge
-from flowkit.bridge.rules.leases import document_deadline_ms, new_lease
-from flowkit.bridge.rules.node_run import NodeRun, record_key
+from flowkit.adapters.worker_events import WorkerEvent
+from flowkit.bridge.rules.fencing import (
+    TERMINAL,
+    NodeRun,
+    Verdict,
+    document_deadline_ms,
+    is_from_owner,
+    judge,
+    new_lease,
+    record_key,
+)
+from flowkit.bridge.rules.messages import BadEvent, Malformed, StatusEvent, bad_event, read_status
 from flowkit.bridge.rules.outcomes import of_event, refused
-from flowkit.bridge.rules.reading import BadEvent, Malformed, StatusEvent, bad_event, read_status
 from flowkit.errors import Fenced, FlowKitError, StoreRefused, StoreUnavailable
-from flowkit.limits import LARGEST_EPOCH
-from flowkit.protocol.kinds import EventKind
-from flowkit.protocol.payloads import EvBatchFailed, EvBatchOk, EvTaskDone
+from flowkit.limits import LARGEST_EPOCH, LAST_ERROR_CHARS
+from flowkit.protocol.messages import EvBatchFailed, EvBatchOk, EventKind, EvTaskDone
+from flowkit.text import clean, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
 
     from aiokafka import ConsumerRecord
 
-    from flowkit.adapters.dispatches.record import Dispatch, Outcome, WorkerLease
+    from flowkit.adapters.dispatches import Dispatch, Outcome, WorkerLease
     from flowkit.adapters.tasks.cancel_flags import CancelFlag
     from flowkit.bridge.context import BridgeContext
-    from flowkit.bridge.delivery import Delivery
-    from flowkit.bridge.first_batches import FirstBatches
-    from flowkit.bridge.kafka.malformed import MalformedRecords
+    from flowkit.bridge.delivery import Delivery, FirstBatches
     from flowkit.bridge.pulled_inputs import PulledInputs
     from flowkit.bridge.signals import Signals
     from flowkit.bridge.supervisor import Supervisor
@@ -51,6 +55,9 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.bridge")
 
 _REMEMBERED_BATCHES = 100_000
+
+_LARGE = frozenset({"metrics", "artifacts_ref"})
+"""Fields that the log leaves out, because they may be large. They are in `metrics_raw` and `artifacts`."""
 
 
 class StatusEvents:
@@ -65,7 +72,6 @@ class StatusEvents:
         supervisor: Supervisor,
         inputs: PulledInputs,
         first_batches: FirstBatches,
-        malformed: MalformedRecords,
     ) -> None:
         self._context = context
         self._stores = context.stores
@@ -74,7 +80,6 @@ class StatusEvents:
         self._supervisor = supervisor
         self._inputs = inputs
         self._first_batches = first_batches
-        self._malformed = malformed
         self._renewals = Renewals(context, supervisor)
         self._log = EventLog(context)
         self._roles = {context.topics.status(role): role for role in context.roles}
@@ -122,7 +127,7 @@ class StatusEvents:
             if bad is not None and bad.epoch is None:
                 bad = await self._attributed(bad)
             if bad is None:
-                self._malformed.skip(record, error)
+                self._context.malformed.skip(record, error)
             return bad
 
     async def _attributed(self, bad: BadEvent) -> BadEvent | None:
@@ -192,7 +197,7 @@ class StatusEvents:
         record = run.record_of(event)
         if isinstance(event, BadEvent):
             if record is None or not is_from_owner(record, event):
-                self._malformed.skip(event.record, event.why)
+                self._context.malformed.skip(event.record, event.why)
                 return
             raise BadMetrics(f"the worker sent a record that cannot be read: {event.why}")
         match judge(record, event):
@@ -416,3 +421,108 @@ def _raise_first(results: Iterable[object]) -> None:
     for result in results:
         if isinstance(result, BaseException):
             raise result
+
+
+class Renewals:
+    """Collects renewals and writes them together: one update for each attempt, all in one call.
+
+    The consumer commits events only after their renewals are written. After a crash, it receives the events again.
+    """
+
+    def __init__(self, context: BridgeContext, supervisor: Supervisor) -> None:
+        self._context = context
+        self._supervisor = supervisor
+        self._due: dict[str, tuple[Dispatch, int]] = {}
+        self._being_written: dict[str, tuple[Dispatch, int]] = {}
+        self._one_write = asyncio.Lock()
+
+    def add(self, record: Dispatch, batches: int) -> None:
+        """Note the renewed lease of `record`, and the number of its new batches."""
+        self._merge(record, batches)
+        self._supervisor.saw(record)
+
+    def _merge(self, record: Dispatch, batches: int) -> None:
+        _, others = self._due.get(record.key, (record, 0))
+        self._due[record.key] = (record, others + batches)
+
+    async def take(self, key: str) -> int:
+        """Return the number of batches that are not written yet. The caller ends the attempt and writes it itself."""
+        if key in self._being_written:
+            async with self._one_write:
+                pass
+        _, batches = self._due.pop(key, (None, 0))
+        return batches
+
+    async def write(self) -> None:
+        """Write what is due. Return once everything is written that was noted before the call."""
+        async with self._one_write:
+            self._being_written, self._due = self._due, {}
+            try:
+                await self._write()
+            except BaseException:
+                later, self._due = self._due, self._being_written
+                for renewal in later.values():
+                    self._merge(*renewal)
+                raise
+            finally:
+                self._being_written = {}
+
+    async def _write(self) -> None:
+        renewals, dispatches = [*self._being_written.values()], self._context.stores.dispatches
+        at = self._context.now()
+        try:
+            if renewals and not await self._context.db(lambda: dispatches.renew(renewals, at)):
+                self._supervisor.refresh_soon()
+        except StoreRefused as error:
+            _logger.warning("some of %d leases were not renewed, so they expire: %s", len(renewals), error)
+
+
+class EventLog:
+    """Collects events, and stores those of several polls in one call."""
+
+    def __init__(self, context: BridgeContext) -> None:
+        self._context = context
+        self._one_write = asyncio.Lock()
+        self.unwritten: list[WorkerEvent] = []
+
+    def add(self, events: Iterable[StatusEvent], at: float) -> None:
+        """Note events that were received at this time."""
+        self.unwritten += worker_events(events, at)
+
+    async def write(self) -> None:
+        """Store what was noted before the call. Log a warning if MongoDB permanently rejects some events."""
+        async with self._one_write:
+            rows, now = [*self.unwritten], self._context.now()
+            try:
+                await self._context.db(lambda: self._context.stores.events.append(rows, now))
+            except StoreRefused as error:
+                _logger.warning("%d events were not stored in worker_events: %s", len(rows), error)
+            del self.unwritten[: len(rows)]
+
+
+def worker_events(events: Iterable[StatusEvent], at: float) -> list[WorkerEvent]:
+    """Return the rows for `events`. Omits heartbeats, which would make up most of the log."""
+    return [_row(event, at) for event in events if event.event.kind is not EventKind.TASK_HEARTBEAT]
+
+
+def _row(event: StatusEvent, at: float) -> WorkerEvent:
+    envelope = event.envelope
+    return WorkerEvent(
+        task_id=envelope.task_id,
+        node_id=envelope.node_id,
+        step_type=clean(envelope.step_type[:100]),
+        epoch=envelope.attempt_epoch,
+        at=envelope.ts_ms / 1000,
+        event_hash=clean(envelope.dedup_id[:200]),
+        payload=_payload(event),
+        received_at=at,
+    )
+
+
+def _payload(event: StatusEvent) -> dict[str, Any]:
+    fields = event.event.model_dump(mode="json", exclude=set(_LARGE))
+    return {name: _short(value) for name, value in fields.items()}
+
+
+def _short(value: Any) -> Any:
+    return truncate(clean(value), LAST_ERROR_CHARS) if isinstance(value, str) else value

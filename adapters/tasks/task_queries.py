@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo import DESCENDING
 
-from flowkit.adapters.dispatches.record import ACTIVE_STATES
+from flowkit.adapters.dispatches import ACTIVE_STATES
 from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, ensure_index, translate_errors
 from flowkit.adapters.tasks.task_fields import WAITS_FOR

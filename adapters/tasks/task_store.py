@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING, ReturnDocument
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
-from flowkit.adapters.dispatches.heard import external_runs
+from flowkit.adapters.dispatches import external_runs
 from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, denial, denied, ensure_index, moment, translate_errors
 from flowkit.adapters.tasks import task_fields

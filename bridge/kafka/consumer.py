@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.attempt.background import OutageLogger
 from flowkit.bridge.kafka import clients
-from flowkit.bridge.kafka.commits import Commits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -26,23 +25,33 @@ if TYPE_CHECKING:
 
     Handle = Callable[[Sequence[ConsumerRecord]], Awaitable[None]]
     Settle = Callable[[], Awaitable[None]]
+    Offsets = Mapping[Any, int]
 
 _logger = logging.getLogger("flowkit.bridge")
 
 MAX_RECORDS = 500
+
 POLL_MS = 1_000
 """How long a poll waits for records; it returns as soon as there are some."""
+
 PROBE_SEC = 5.0
 """How often a consumer without new records checks that Kafka responds."""
+
 AFTER_ERROR_SEC = 1.0
 RECONNECT_PAUSE_SEC = 0.5
+
 HAND_OVER_SEC = 10.0
 """How long a rebalance waits for records that are being handled, and for their commit."""
+
 LAST_COMMIT_SEC = 2.0
 """How long a stopping consumer waits for its last commit."""
+
 _SESSION_MS, _REBALANCE_MS, _REQUEST_MS = 10_000, 30_000, 40_000
 _PARTITION_BYTES, _FETCH_BYTES = 2 << 20, 16 << 20
 _METADATA_MS = 30_000
+
+PAUSE_SEC = 0.05
+"""How long a commit waits for the offsets of further records, so that many short polls share one commit."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -283,3 +292,48 @@ class _RebalanceWatch:
     async def on_partitions_assigned(self, _: object) -> None:
         """Begin anew. Called by the client when it has partitions."""
         self._revoked.clear()
+
+
+class Commits:
+    """The commits of one client: one at a time, each with the latest offsets of all partitions."""
+
+    def __init__(self, commit: Callable[[Offsets], Awaitable[None]]) -> None:
+        self._commit = commit
+        self._due: dict[Any, int] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._at_once = asyncio.Event()
+
+    def add(self, offsets: Offsets) -> None:
+        """Commit these offsets soon. Call it only after everything before them is handled."""
+        self._due |= offsets
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run())
+
+    def check(self) -> None:
+        """Raise the error of a failed commit, if any."""
+        if self._running is not None and self._running.done():
+            running, self._running = self._running, None
+            running.result()
+
+    async def finish(self, limit: float) -> None:
+        """Commit at once what is due. Return when that is done or has failed, or after `limit` seconds."""
+        self._at_once.set()
+        try:
+            if self._running is not None:
+                await asyncio.wait([self._running], timeout=limit)
+        finally:
+            self._at_once.clear()
+
+    async def stop(self) -> None:
+        """Drop what is not committed yet."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while self._due:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PAUSE_SEC):
+                    await self._at_once.wait()
+            offsets, self._due = self._due, {}
+            await self._commit(offsets)

@@ -1,4 +1,4 @@
-"""Reads offsets, group members and single records; every call ends within a few seconds."""
+"""Reads offsets, group members and single records; every call of `Offsets` ends within a few seconds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.bridge.kafka import clients
-from flowkit.bridge.kafka.groups import committed_offsets, group_members
 from flowkit.errors import KafkaUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from flowkit.bridge.kafka.connection import KafkaConnection
 
@@ -20,10 +19,13 @@ T = TypeVar("T")
 
 PARTITIONS_TTL_SEC = 30.0
 """How long the list of a topic's partitions is reused."""
+
 FIND_IDLE_SEC = 5.0
 """How long `find` waits for the next records before it reports that Kafka does not respond."""
+
 _FIND_RECORDS = 500
 _FIND_BYTES = 4 << 20
+_NO_OFFSET = -1
 
 
 class Offsets:
@@ -241,3 +243,50 @@ def has_dedup_id(value: bytes | None, dedup_id: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.get("dedup_id") == dedup_id
+
+
+async def committed_offsets(
+    admin: Any, group: str, topic: str, partitions: Iterable[int]
+) -> dict[int, int | None]:
+    """Return the committed offset of each partition; None where the group has none.
+
+    Raises an aiokafka error, which may be transient.
+    """
+    from aiokafka import TopicPartition
+    from aiokafka.errors import GroupLoadInProgressError
+
+    wanted = [TopicPartition(topic, number) for number in partitions]
+    if not wanted:
+        return {}
+    found = await admin.list_consumer_group_offsets(group, partitions=wanted)
+    # aiokafka ignores errors that concern the whole group; Kafka then returns no partitions. Absent partitions must
+    # not look like partitions without an offset.
+    if any(each not in found for each in wanted):
+        raise GroupLoadInProgressError(f"the offsets of the group {group} are not available")
+    return {
+        each.partition: None if found[each].offset == _NO_OFFSET else found[each].offset for each in wanted
+    }
+
+
+async def group_members(admin: Any, group: str) -> dict[str, frozenset[tuple[str, int]]]:
+    """Return the (topic, partition) pairs of each member. Raises an aiokafka error, which may be transient.
+
+    While a group rebalances, its members have no partitions.
+    """
+    from aiokafka import errors
+
+    (response,) = await admin.describe_consumer_groups([group])
+    ((code, _, _, _, _, members, *_),) = response.groups
+    if (error := errors.for_code(code)) not in (errors.NoError, errors.GroupIdNotFound):
+        raise error(group)
+    return {member[0]: _assignment(member[4]) for member in members}
+
+
+def _assignment(encoded: bytes) -> frozenset[tuple[str, int]]:
+    """Decode the assignment of a member; a member that the group has not assigned anything yet has no bytes."""
+    from aiokafka.coordinator.protocol import ConsumerProtocol
+
+    if not encoded:
+        return frozenset()
+    decoded = ConsumerProtocol.ASSIGNMENT.decode(encoded)
+    return frozenset((each.topic, each.partition) for each in decoded.partitions())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from flowkit.bridge.kafka import clients
-from flowkit.bridge.kafka.groups import committed_offsets
+from flowkit.bridge.kafka.offsets import committed_offsets
 from flowkit.errors import ConfigError, KafkaUnavailable
 from flowkit.validation import settings
 

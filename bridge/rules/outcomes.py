@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
-from flowkit.adapters.dispatches.record import Outcome, OutcomeKind
+from flowkit.adapters.dispatches import Outcome, OutcomeKind
 from flowkit.adapters.metrics import UNSTORABLE, storable
 from flowkit.attempt.failures import failure, from_error, lost, not_now, timed_out, unexpected
 from flowkit.errors import FlowKitError
-from flowkit.protocol.payloads import EvTaskDone, EvTaskFailed
+from flowkit.protocol.messages import EvTaskDone, EvTaskFailed
 
 if TYPE_CHECKING:
-    from flowkit.adapters.dispatches.record import Dispatch
-    from flowkit.bridge.rules.reading import StatusEvent
+    from flowkit.adapters.dispatches import Dispatch
+    from flowkit.bridge.rules.messages import StatusEvent
     from flowkit.models import AttemptFailure
 
 

@@ -11,7 +11,7 @@ from flowkit.bridge.context import BridgeContext, Stores
 from flowkit.core.loop_portal import LoopPortal
 
 if TYPE_CHECKING:
-    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.adapters.dispatches import Dispatch
 
 UNUSED: Any = None
 

@@ -16,7 +16,7 @@ from flowkit.adapters.entries import Entry
 from flowkit.adapters.metrics import BatchTooLarge
 from flowkit.errors import Fenced
 from flowkit.limits import BATCH_META_BYTES
-from flowkit.protocol.kinds import FINAL_UID
+from flowkit.protocol.messages import FINAL_UID
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -20,8 +20,7 @@ from flowkit.activities.batches.inputs import InputSettings
 from flowkit.activities.batches.puller import Puller
 from flowkit.activities.handlers import BatchResult
 from flowkit.adapters.claims import Claims
-from flowkit.adapters.dispatches.record import DispatchState
-from flowkit.adapters.dispatches.store import DispatchStore
+from flowkit.adapters.dispatches import DispatchState, DispatchStore
 from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.errors import StoreUnavailable

@@ -7,8 +7,7 @@ from typing import Any
 
 from tests.contract.builders import AT, RUN, attempt
 
-from flowkit.adapters.dispatches.record import Dispatch, Outcome, OutcomeKind, WorkerLease
-from flowkit.adapters.dispatches.store import DispatchStore
+from flowkit.adapters.dispatches import Dispatch, DispatchStore, Outcome, OutcomeKind, WorkerLease
 
 LEASE = WorkerLease(worker_id="w-1", lease_id="l-1", ttl_sec=5, expires_at=AT + 5, worker_ts_ms=10)
 

@@ -14,9 +14,9 @@ from tests.unit import bridge_records
 from tests.unit.event_loop import until
 
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.dispatches.store import DispatchStore
+from flowkit.adapters.dispatches import DispatchStore
 from flowkit.adapters.tasks.task_store import TaskStore
-from flowkit.bridge.command_watch import CommandWatch
+from flowkit.bridge.commands import CommandWatch
 from flowkit.bridge.delivery import Delivery
 from flowkit.bridge.status import StatusEvents
 from flowkit.bridge.supervisor import Supervisor
@@ -26,7 +26,7 @@ from flowkit.testing import memory_database
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.adapters.dispatches import Dispatch
 
 
 class Temporal:
@@ -74,7 +74,7 @@ class Bridge:
             context, delivery=delivery, signals=parts, inputs=UNUSED, commands=CommandWatch(context)
         )
         own: dict[str, Any] = {"delivery": delivery, "supervisor": self.supervisor, "signals": parts}
-        self.status = StatusEvents(context, **own, inputs=UNUSED, first_batches=UNUSED, malformed=UNUSED)
+        self.status = StatusEvents(context, **own, inputs=UNUSED, first_batches=UNUSED)
 
     async def running(self) -> Dispatch:
         """Let a worker run the node `a`, and write its complete marker."""

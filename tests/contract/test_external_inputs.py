@@ -7,7 +7,7 @@ from typing import Any
 from tests.contract.builders import AT, TASK, attempt
 
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.dispatches.inputs import ExternalInputs
+from flowkit.adapters.external_inputs import ExternalInputs
 from flowkit.adapters.mongo import moment
 from flowkit.graph.input_adapters import PullArgs
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.builders import AT, RUN, TASK, attempt, opened, stored_node
 
-from flowkit.adapters.dispatches.record import Dispatch, Outcome, OutcomeKind, WorkerLease
-from flowkit.adapters.dispatches.store import DispatchStore
+from flowkit.adapters.dispatches import Dispatch, DispatchStore, Outcome, OutcomeKind, WorkerLease
 from flowkit.adapters.tasks.task_queries import ExternalRun, TaskQueries
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tests.contract.bridge_side import ROLES, BridgeSide
 from tests.contract.builders import documents_of
 from tests.unit.bridge_records import PAYLOADS
 
-from flowkit.adapters.dispatches.record import DispatchState, Outcome, OutcomeKind
+from flowkit.adapters.dispatches import DispatchState, Outcome, OutcomeKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

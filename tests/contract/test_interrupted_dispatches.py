@@ -14,14 +14,13 @@ from tests.contract.bridges import UNUSED, Parts, context_of
 from tests.contract.builders import AT, RUN, attempt, opened
 from tests.unit.event_loop import until
 
-from flowkit.bridge.command_sender import CommandSender
+from flowkit.bridge.commands import CommandSender, Placement
 from flowkit.bridge.dispatcher import Dispatcher
-from flowkit.bridge.placement import Placement
 from flowkit.bridge.pulled_inputs import PulledInputs
 from flowkit.errors import CommandTooLarge, FlowKitError, KafkaUnavailable
 
 if TYPE_CHECKING:
-    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.adapters.dispatches import Dispatch
     from flowkit.adapters.tasks.task_store import TaskStore
 
 STOP = ActivityCancellationDetails(worker_shutdown=True)

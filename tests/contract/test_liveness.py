@@ -19,7 +19,7 @@ from tests.contract.builders import (
     stored_node,
 )
 
-from flowkit.adapters.dispatches.heard import last_heard
+from flowkit.adapters.dispatches import last_heard
 from flowkit.adapters.tasks.cancel_flags import CancelFlag
 from flowkit.adapters.worker_registry import WorkerRegistry
 from flowkit.models import NodeStatus, TaskStatus

@@ -9,12 +9,12 @@ from tests.contract.bridges import UNUSED, context_of
 from tests.contract.builders import AT
 from tests.contract.test_dispatch_renewals import dispatched
 
-from flowkit.adapters.dispatches.store import DispatchStore
+from flowkit.adapters.dispatches import DispatchStore
+from flowkit.bridge.commands import Placement
 from flowkit.bridge.kafka.topics import worker_group
-from flowkit.bridge.placement import Placement
 
 if TYPE_CHECKING:
-    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.adapters.dispatches import Dispatch
 
 ROLE = "crawler"
 WORKERS = 4

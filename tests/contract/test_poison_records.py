@@ -38,4 +38,4 @@ async def test_good_records_behind_poison_are_handled_and_poison_ends_only_its_o
     assert {ended[name] for name in ended.keys() - stopped.keys()} == {"TASK_DONE"}, "its worker has ended"
     assert {stopped[name] for name, kind in ended.items() if kind == "BATCH_OK"} == {"w1"}
     skipped = [each for each in OF_STATUS if each.code == "open"]
-    assert side.bridge.malformed.counts[side.topics.status("indexer")] == len(skipped)
+    assert side.bridge.context.malformed.counts[side.topics.status("indexer")] == len(skipped)

@@ -12,8 +12,8 @@ from tests.contract.builders import AT
 from tests.contract.test_dispatch_renewals import LEASE, accepted
 from tests.unit.event_loop import let_other_tasks_run, until
 
-from flowkit.adapters.dispatches.store import DispatchStore
-from flowkit.bridge.command_watch import CommandWatch
+from flowkit.adapters.dispatches import DispatchStore
+from flowkit.bridge.commands import CommandWatch
 from flowkit.bridge.supervisor import Supervisor
 from flowkit.errors import KafkaUnavailable, StoreRefused
 from flowkit.graph.input_adapters import PullArgs
@@ -21,7 +21,7 @@ from flowkit.graph.input_adapters import PullArgs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.adapters.dispatches import Dispatch
     from flowkit.errors import FlowKitError
 
 MANY = 30

@@ -11,11 +11,11 @@ from tests.contract.bridges import Parts, context_of
 from tests.contract.test_dispatch_renewals import accepted
 from tests.unit.event_loop import until
 
-from flowkit.adapters.dispatches.store import DispatchStore
+from flowkit.adapters.dispatches import DispatchStore
 from flowkit.bridge.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.adapters.dispatches import Dispatch
 
 OVERDUE_SEC = 5.0
 """After this time, a bridge has sent its first heartbeat for an attempt."""

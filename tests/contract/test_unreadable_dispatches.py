@@ -10,7 +10,7 @@ import pytest
 from tests.contract.builders import TASK
 from tests.contract.test_dispatch_renewals import accepted
 
-from flowkit.adapters.dispatches.store import DispatchStore
+from flowkit.adapters.dispatches import DispatchStore
 from flowkit.errors import StoreRefused
 
 

@@ -10,7 +10,7 @@ from tests.contract.bridges import context_of
 from tests.contract.builders import AT, opened
 from tests.contract.test_dispatch_renewals import accepted
 
-from flowkit.adapters.dispatches.record import Outcome, OutcomeKind
+from flowkit.adapters.dispatches import Outcome, OutcomeKind
 from flowkit.bridge.delivery import Delivery
 
 if TYPE_CHECKING:

@@ -14,21 +14,29 @@ from tests.docs.test_docs import page, rows, section
 from tests.unit.bridge_records import lease, record
 
 from flowkit import CoordinatorConfig
-from flowkit.adapters.dispatches.record import Dispatch, DispatchState, OutcomeKind, to_document
+from flowkit.adapters.dispatches import Dispatch, DispatchState, OutcomeKind, to_document
 from flowkit.config import _Topics
 from flowkit.hashing import stable_hash
 from flowkit.limits import KAFKA_RECORD_BYTES, LARGEST_EPOCH
-from flowkit.protocol import ids, payloads
-from flowkit.protocol.envelope import Envelope
-from flowkit.protocol.kinds import CommandKind, EventKind, MsgType, QueryKind, ReplyKind, Role
-from flowkit.protocol.payloads import ActiveRun, Lease
+from flowkit.protocol import messages as protocol_messages
+from flowkit.protocol.messages import (
+    ActiveRun,
+    CommandKind,
+    Envelope,
+    EventKind,
+    Lease,
+    MsgType,
+    QueryKind,
+    ReplyKind,
+    Role,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 PAGE = page("protocol")
 MODELS: dict[str, type[BaseModel]] = {
-    kind: model for models in payloads._KINDS.values() for kind, model in models.items()
+    kind: model for models in protocol_messages._KINDS.values() for kind, model in models.items()
 }
 RESERVED = {CommandKind.TASK_PAUSE, CommandKind.TASK_RESUME}
 """Kinds without a payload."""
@@ -149,7 +157,7 @@ def test_every_field_of_a_lease_and_of_an_active_run_is_described() -> None:
 def test_every_type_of_message_and_sender_is_named() -> None:
     text = section(PAGE, "Envelope")
     assert {word for kind in (MsgType, Role) for word in kind if f"`{word}`" not in text} == set()
-    states = payloads.RTaskSnapshot.model_fields["run_state"].annotation
+    states = protocol_messages.RTaskSnapshot.model_fields["run_state"].annotation
     assert all(f"`{state}`" in messages()["TASK_SNAPSHOT"] for state in getattr(states, "__args__", ()))
 
 
@@ -169,13 +177,16 @@ def test_every_hash_is_that_of_its_object(name: str) -> None:
 
 
 def test_every_message_with_an_id_is_in_the_table_of_ids() -> None:
-    assert vectors().keys() - {"a chunk"} == ids._HASHED.keys() | {"TASK_HEARTBEAT", "TASK_SNAPSHOT"}
+    assert vectors().keys() - {"a chunk"} == protocol_messages._HASHED.keys() | {
+        "TASK_HEARTBEAT",
+        "TASK_SNAPSHOT",
+    }
 
 
 def test_the_objects_are_those_that_the_code_hashes() -> None:
-    for name in ids._HASHED.keys() & vectors().keys():
+    for name in protocol_messages._HASHED.keys() & vectors().keys():
         hashed, shown = vectors()[name]
-        made = ids._HASHED[name](envelope_of(name, hashed))
+        made = protocol_messages._HASHED[name](envelope_of(name, hashed))
         assert stable_hash(made) == shown, name
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from flowkit.adapters.dispatches.record import Dispatch, WorkerLease
-from flowkit.bridge.rules.reading import StatusEvent, read_status
+from flowkit.adapters.dispatches import Dispatch, WorkerLease
+from flowkit.bridge.rules.messages import StatusEvent, read_status
 from flowkit.models import AttemptInput
 
 TASK = "7f0c2a4e-3b1d-4c55-9a6e-0d2f8b7c1e90"

@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from flowkit.adapters.dispatches.record import Dispatch, DispatchState, Outcome, OutcomeKind, WorkerLease
-from flowkit.bridge.rules.reading import StatusEvent, read_status
+from flowkit.adapters.dispatches import Dispatch, DispatchState, Outcome, OutcomeKind, WorkerLease
+from flowkit.bridge.rules.messages import StatusEvent, read_status
 from flowkit.models import AttemptInput, NodeIO
 
 LEASE = WorkerLease(worker_id="w1", lease_id="l1", ttl_sec=10.0, expires_at=110.0, worker_ts_ms=1_000)

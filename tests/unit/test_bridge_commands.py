@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from tests.unit.bridge_records import NODE, NOW, TASK, attempt
 from tests.unit.property_examples import examples
 
-from flowkit.bridge.rules.commands import cancel_signal, key_of, task_discover, task_start
-from flowkit.bridge.rules.worker_input import pull_of, worker_input
+from flowkit.bridge.rules.messages import (
+    cancel_signal,
+    key_of,
+    pull_of,
+    task_discover,
+    task_start,
+    worker_input,
+)
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeIO
 from flowkit.testing.external import pull
@@ -24,7 +30,7 @@ from flowkit.testing.external.worker import Admission
 
 if TYPE_CHECKING:
     from flowkit.models import AttemptInput
-    from flowkit.protocol.envelope import Envelope
+    from flowkit.protocol.messages import Envelope
 
 TOKEN = "6513270e-269e-4d37-b2a7-4de452e6b438"
 START = (

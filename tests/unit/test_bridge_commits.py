@@ -11,12 +11,11 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 from tests.unit.bridge_records import NOW, event, record
 
-from flowkit.bridge.event_log import EventLog
 from flowkit.bridge.kafka import consumer
-from flowkit.bridge.kafka.commits import Commits
 from flowkit.bridge.kafka.connection import KafkaConnection
-from flowkit.bridge.renewals import Renewals
-from flowkit.bridge.rules.leases import new_lease
+from flowkit.bridge.kafka.consumer import Commits
+from flowkit.bridge.rules.fencing import new_lease
+from flowkit.bridge.status import EventLog, Renewals
 from flowkit.errors import StoreRefused
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.bridge_records import NODE, NOW, NOW_MS, PAYLOADS, TASK, event, lease, record
 from tests.unit.property_examples import examples
 
-from flowkit.adapters.dispatches.record import (
+from flowkit.adapters.dispatches import (
     Dispatch,
     DispatchState,
     Outcome,
@@ -18,9 +18,7 @@ from flowkit.adapters.dispatches.record import (
     WorkerLease,
     key_of,
 )
-from flowkit.bridge.rules.fencing import TERMINAL, Verdict, judge, lease_id_of
-from flowkit.bridge.rules.leases import new_lease
-from flowkit.bridge.rules.node_run import NodeRun, record_key
+from flowkit.bridge.rules.fencing import TERMINAL, NodeRun, Verdict, judge, lease_id_of, new_lease, record_key
 
 LEASED = ["TASK_ACCEPTED", "TASK_HEARTBEAT", "TASK_RESUMED"]
 TERMINALS = ["CANCELLED", "TASK_DONE", "TASK_FAILED"]

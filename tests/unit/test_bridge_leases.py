@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from tests.unit.bridge_records import NOW, NOW_MS, attempt, event, lease, record
 from tests.unit.property_examples import examples
 
-from flowkit.bridge.attempt_checks import Supervised, update
-from flowkit.bridge.rules.dispatch_check import (
+from flowkit.bridge.commands import (
     SKIPPED_AFTER_SEC,
     CommandState,
     command_state,
     queue_position,
 )
-from flowkit.bridge.rules.leases import document_deadline_ms, new_lease, renewed
+from flowkit.bridge.rules.fencing import document_deadline_ms, new_lease, renewed
+from flowkit.bridge.supervisor import Supervised, update
 
 if TYPE_CHECKING:
-    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.adapters.dispatches import Dispatch
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.bridge_records import NOW, event, lease, record
 
-from flowkit.adapters.dispatches.record import (
+from flowkit.adapters.dispatches import (
     CancelRequest,
     Outcome,
     OutcomeKind,

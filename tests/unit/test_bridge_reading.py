@@ -13,13 +13,10 @@ from tests.contract.bridge_side import kafka_record
 from tests.unit.bridge_records import NODE, NOW, PAYLOADS, TASK, event, message, record, value
 from tests.unit.property_examples import examples
 
-from flowkit.adapters.dispatches.record import Outcome
+from flowkit.adapters.dispatches import Outcome
 from flowkit.bridge.announcements import announced_fields
-from flowkit.bridge.event_log import worker_events
-from flowkit.bridge.rules.fencing import TERMINAL, judge
-from flowkit.bridge.rules.leases import document_deadline_ms, new_lease, renewed
-from flowkit.bridge.rules.outcomes import of_event
-from flowkit.bridge.rules.reading import (
+from flowkit.bridge.rules.fencing import TERMINAL, document_deadline_ms, judge, new_lease, renewed
+from flowkit.bridge.rules.messages import (
     Malformed,
     StatusEvent,
     bad_event,
@@ -27,8 +24,10 @@ from flowkit.bridge.rules.reading import (
     read_reply,
     read_status,
 )
+from flowkit.bridge.rules.outcomes import of_event
+from flowkit.bridge.status import worker_events
 from flowkit.limits import ID_CHARS, KAFKA_RECORD_BYTES, LARGEST_EPOCH
-from flowkit.protocol.payloads import EvWorkerOnline
+from flowkit.protocol.messages import EvWorkerOnline
 from flowkit.testing.external import misbehavior as hostile
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.dispatches import dispatch
 
-from flowkit.bridge.rules.dispatch_check import SKIPPED_AFTER_SEC, CommandState, command_state, queue_position
-from flowkit.bridge.rules.partitions import choose
+from flowkit.bridge.commands import SKIPPED_AFTER_SEC, CommandState, choose, command_state, queue_position
 
 LONG_SEC = 1e6
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.dispatches import attempt
 
-from flowkit.bridge.rules.commands import cancel_signal, task_discover, task_start
+from flowkit.bridge.rules.messages import cancel_signal, task_discover, task_start
 from flowkit.testing.external.protocol import SignalPayload, StartPayload, read
 
 TEXT = st.text(st.characters(codec="utf-8"))

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.unit.dispatches import KINDS, LEASE, dispatch, ended, event
 
-from flowkit.bridge.rules.fencing import Verdict, judge
-from flowkit.bridge.rules.leases import new_lease, renewed
-from flowkit.bridge.rules.node_run import NodeRun
+from flowkit.bridge.rules.fencing import NodeRun, Verdict, judge, new_lease, renewed
 
 if TYPE_CHECKING:
-    from flowkit.adapters.dispatches.record import Dispatch
+    from flowkit.adapters.dispatches import Dispatch
 
 RUNNING = ("TASK_ACCEPTED", "TASK_HEARTBEAT", "BATCH_OK", "BATCH_FAILED")
 

@@ -14,9 +14,9 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 from tests.unit.event_loop import until
 
-from flowkit.adapters.dispatches.record import Dispatch
+from flowkit.adapters.dispatches import Dispatch
 from flowkit.attempt.first_batch import FirstBatchSignal, signal_first_batch
-from flowkit.bridge.first_batches import FirstBatches
+from flowkit.bridge.delivery import FirstBatches
 from flowkit.models import AttemptInput, FirstBatch
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from aiokafka import errors
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from flowkit.bridge.kafka import clients
-from flowkit.bridge.kafka.groups import committed_offsets, group_members
+from flowkit.bridge.kafka.offsets import committed_offsets, group_members
 from flowkit.bridge.kafka.producer import _offset
 from flowkit.errors import KafkaUnavailable
 

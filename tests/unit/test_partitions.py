@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowkit.bridge.rules.partitions import choose
+from flowkit.bridge.commands import choose
 
 PARTITIONS = st.sets(st.integers(0, 11), min_size=1)
 OWNERS = st.dictionaries(st.integers(0, 11), st.sampled_from(["w1", "w2", "w3"]))

@@ -18,7 +18,7 @@ from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateRPCTimeou
 from temporalio.service import RPCError
 
 from flowkit import temporal_names
-from flowkit.adapters.dispatches.heard import last_heard
+from flowkit.adapters.dispatches import last_heard
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX, WorkerRegistry
 from flowkit.attempt.pollers import recent_pollers
 from flowkit.models import SilenceReport, SilentAttempt

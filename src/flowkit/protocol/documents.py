@@ -1,15 +1,27 @@
 """Models of graphs and task documents, for programs that build or read them (spec: graph schema, task document)."""
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from flowkit import models
-from flowkit.protocol.kinds import RunState
 
 _POLICY = models.RetryPolicy()
 _IO = models.NodeIO()
+
+
+class RunState(StrEnum):
+    """State of a task or node in the protocol of external workers and earlier releases. It has no `cancelled`."""
+
+    queued = "queued"
+    running = "running"
+    deferred = "deferred"
+    cancelling = "cancelling"
+    finished = "finished"
+    failed = "failed"
+
 
 NodeState = RunState | Literal[models.NodeStatus.CANCELLED, models.NodeStatus.SKIPPED]
 TaskState = RunState | Literal[models.TaskStatus.CANCELLED]

@@ -18,7 +18,7 @@ from flowkit.activities.handlers import EchoHandler, RoleHandler
 from flowkit.activities.processes import ProcessPool
 from flowkit.activities.role_attempt import RoleActivities, RoleContext
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.dispatches.store import DispatchStore
+from flowkit.adapters.dispatches import DispatchStore
 from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.background import Health, error_summary

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from flowkit.errors import FlowKitError
-from flowkit.protocol.payloads import ActiveRun
+from flowkit.protocol.messages import ActiveRun
 
 __all__ = ["ActiveRun", "LocalStateManager"]
 

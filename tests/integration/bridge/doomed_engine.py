@@ -19,10 +19,9 @@ from motor.motor_asyncio import AsyncIOMotorClient
 
 from flowkit import Coordinator, CoordinatorConfig
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.dispatches.record import Dispatch
-from flowkit.adapters.dispatches.store import DispatchStore
+from flowkit.adapters.dispatches import Dispatch, DispatchStore
 from flowkit.adapters.tasks.task_store import TaskStore
-from flowkit.bridge.command_sender import CommandSender
+from flowkit.bridge.commands import CommandSender
 from flowkit.bridge.kafka import consumer
 from flowkit.bridge.kafka.consumer import RecordConsumer
 from flowkit.bridge.status import StatusEvents

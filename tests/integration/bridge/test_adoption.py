@@ -16,7 +16,7 @@ import pytest
 
 from flowkit.attempt import pollers
 from flowkit.bridge import dispatcher, service
-from flowkit.bridge.command_sender import CommandSender
+from flowkit.bridge.commands import CommandSender
 from flowkit.bridge.kafka.topics import Provisioner
 from flowkit.models import TaskStatus
 from flowkit.testing.external import EachBatch, Misbehavior, Result

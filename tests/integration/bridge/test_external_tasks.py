@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.adapters.dispatches.store import DispatchStore
+from flowkit.adapters.dispatches import DispatchStore
 from flowkit.testing.external import EachBatch, Final, Misbehavior, Result
 from flowkit.testing.external.handlers import scripted
 from tests.integration.harness import node

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.bridge.command_watch import CommandWatch
+from flowkit.bridge.commands import CommandWatch
 from flowkit.testing import Misbehavior
 from flowkit.testing.external.handlers import scripted
 from tests.integration.bridge.checks import (

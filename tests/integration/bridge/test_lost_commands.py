@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.bridge import commands
 from flowkit.bridge.kafka.topics import Provisioner
-from flowkit.bridge.rules import dispatch_check
 from flowkit.testing import Misbehavior
 from flowkit.testing.external.handlers import scripted
 from tests.integration.bridge.checks import NO_RETRY, check_finished, outcomes, until_sent
@@ -93,7 +93,7 @@ async def test_command_that_a_new_group_skips_is_dispatched_again(
     external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H4: the workers are there before the bridge, so it cannot commit first offsets for their group."""
-    monkeypatch.setattr(dispatch_check, "SKIPPED_AFTER_SEC", 1.0)
+    monkeypatch.setattr(commands, "SKIPPED_AFTER_SEC", 1.0)
     external.settings["kafka_cmd_partitions"] = 1
     await Provisioner(external.names.connection, external.config).ensure([external.role, external.other_role])
     async with external.new_external(Gate().handler):

@@ -85,7 +85,7 @@ async def test_malformed_records_are_skipped_counted_and_logged_once(
     sent = {e.reason: (e.partition, e.offset) for e in worker.sent if e.kind == "malformed"}
     expected = [place for kind, place in sent.items() if kind not in valid]
     assert Counter(logged(caplog, topic)) == Counter(expected)
-    assert external.bridge.malformed.counts == {topic: len(expected)}
+    assert external.bridge.context.malformed.counts == {topic: len(expected)}
     await assert_works(external)
 
 
@@ -140,4 +140,4 @@ async def test_malformed_record_of_a_run_ends_its_attempt_instead_of_losing_a_ba
     failed = await external.node(task_id, "extract")
     assert failed["last_error"].startswith("bad_metrics: the worker sent a record that cannot be read: ")
     assert [record["attempt_epoch"] for record in await external.dispatches(task_id)] == [1]
-    assert external.bridge.malformed.counts == {}
+    assert external.bridge.context.malformed.counts == {}

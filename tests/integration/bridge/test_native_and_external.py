@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.attempt import pollers
-from flowkit.bridge import role_service
+from flowkit.bridge import service
 from flowkit.errors import ConfigError
 from tests.integration.handlers import ALL
 from tests.integration.harness import eventually, node
@@ -66,7 +66,7 @@ async def test_a_bridge_waits_until_native_workers_have_stopped(
 async def test_a_bridge_stops_serving_a_role_while_native_workers_run_it(
     external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(role_service, "_CHECK_SEC", 0.2)
+    monkeypatch.setattr(service, "_CHECK_SEC", 0.2)
     await external.served_engine()
     worker = await external.worker({external.role: ALL["quick"]})
     await eventually(lambda: waits_for_native(external, worker.worker_id))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.bridge import attempt_checks
+from flowkit.bridge import supervisor
 from flowkit.models import TaskStatus
 from flowkit.testing.external import EachBatch, Misbehavior, Result
 from flowkit.testing.external.handlers import scripted
@@ -305,7 +305,7 @@ async def test_node_that_waits_for_a_queued_source_frees_its_worker_for_the_sour
 
     The first backoff ends without progress of the source, whose parent does not run yet.
     """
-    monkeypatch.setattr(attempt_checks, "_IDLE_SEC", 1.0)
+    monkeypatch.setattr(supervisor, "_IDLE_SEC", 1.0)
     await external.served_engine()
     only = await external.external(scripted)
     task_id = await external.create(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.attempt.first_batch import signal_first_batch
-from flowkit.bridge import attempt_checks, first_batches
+from flowkit.bridge import delivery, supervisor
 from flowkit.models import TaskStatus
 from flowkit.testing.external import EachBatch, Misbehavior, Result
 from tests.integration.bridge.external_tasks import codes
@@ -173,12 +173,12 @@ async def test_next_bridge_signals_what_a_stopped_one_could_not(
     async def lost(*given: Any) -> None:
         """Lose the signal."""
 
-    monkeypatch.setattr(first_batches, "signal_first_batch", lost)
+    monkeypatch.setattr(delivery, "signal_first_batch", lost)
     pair = Pair(external, "a")
     await pair.start()
     task_id = await pair.create()
     await external.until_batches(task_id, "a", 1)
-    monkeypatch.setattr(first_batches, "signal_first_batch", signal_first_batch)
+    monkeypatch.setattr(delivery, "signal_first_batch", signal_first_batch)
     await external.coordinator.restart()
     await external.until_batches(task_id, "b", 1)
     assert (await external.node(task_id, "a"))["attempt_epoch"] == 1
@@ -190,7 +190,7 @@ async def test_external_child_yields_the_only_worker_to_the_retry_of_its_parent(
     external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bridge cancels the child, which waits for batches while no worker is free for its parent, at no charge."""
-    monkeypatch.setattr(attempt_checks, "_IDLE_SEC", 1.0)
+    monkeypatch.setattr(supervisor, "_IDLE_SEC", 1.0)
     pair = Pair(external, "ab")
     pair.open()
     await pair.start(workers=1)

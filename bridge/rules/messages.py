@@ -1,28 +1,119 @@
-"""Parses Kafka records. Their content is untrusted, because any program may write to the topics. Pure."""
+"""The messages that bridges and external workers exchange: builds those of the bridge, parses those of workers. Pure.
+
+The content of a Kafka record is untrusted, because any program may write to the topics.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
 
+from flowkit.graph.input_adapters import NOOP, inline_of, parse_pull
 from flowkit.limits import ID_CHARS, KAFKA_RECORD_BYTES, LARGEST_EPOCH
-from flowkit.protocol.envelope import Envelope
-from flowkit.protocol.kinds import MsgType, Role
-from flowkit.protocol.payloads import Event, EvWorkerOffline, EvWorkerOnline, RTaskSnapshot, read_payload
+from flowkit.protocol.messages import (
+    CmdTaskStart,
+    CommandKind,
+    Envelope,
+    Event,
+    EvWorkerOffline,
+    EvWorkerOnline,
+    Message,
+    MsgType,
+    QTaskDiscover,
+    QueryKind,
+    Role,
+    RTaskSnapshot,
+    SigCancel,
+    dedup_id,
+    read_payload,
+)
 from flowkit.text import clean, shorten
 from flowkit.validation.values import is_node_id, is_task_id
 
 if TYPE_CHECKING:
-    from flowkit.protocol.envelope import Message
+    from flowkit.graph.input_adapters import PullArgs
+    from flowkit.models import AttemptInput
 
 ANY = "*"
 """Task, node and role of announcements."""
 
+_ADAPTER, _ARGS = "input_adapter", "input_args"
 _SHOWN_CHARS = 300
 _LATEST_MS = 2**53
 """Times are below this limit, up to which floating-point numbers are exact."""
+
+
+def task_start(attempt: AttemptInput, cancel_token: str, at: float) -> Envelope:
+    """Return the command that starts an attempt. Its dedup id is the same for every call with the same epoch."""
+    payload = CmdTaskStart(
+        cmd=CommandKind.TASK_START,
+        input_ref=attempt.io.input_ref,
+        input_inline=worker_input(attempt),
+        batching=attempt.io.batching,
+        cancel_token=cancel_token,
+    )
+    return _envelope(MsgType.cmd, attempt, payload, at)
+
+
+def cancel_signal(
+    attempt: AttemptInput, reason: str, at: float, *, worker_id: str | None, deadline: float | None = None
+) -> Envelope:
+    """Return the signal that stops one epoch of a node on `worker_id`, or on every worker if it is None.
+
+    Handlers see `deadline`, in seconds since the Unix epoch. Workers do not enforce it.
+    """
+    payload = SigCancel(
+        sig="CANCEL", reason=reason, deadline_ts_ms=None if deadline is None else int(deadline * 1000)
+    )
+    return _envelope(MsgType.event, attempt, payload, at, target=worker_id)
+
+
+def task_discover(attempt: AttemptInput, at: float) -> Envelope:
+    """Return the query for the worker that runs an attempt. It reaches only one worker, so it may get no reply."""
+    payload = QTaskDiscover(query=QueryKind.TASK_DISCOVER, want_epoch=attempt.epoch)
+    return _envelope(MsgType.query, attempt, payload, at)
+
+
+def key_of(attempt: AttemptInput) -> str:
+    """Return the record key of a command."""
+    return f"{attempt.task_id}:{attempt.node_id}"
+
+
+def _envelope(
+    msg_type: MsgType, attempt: AttemptInput, payload: Message, at: float, *, target: str | None = None
+) -> Envelope:
+    envelope = Envelope(
+        msg_type=msg_type,
+        role=Role.coordinator,
+        dedup_id="",
+        task_id=attempt.task_id,
+        node_id=attempt.node_id,
+        step_type=attempt.role,
+        attempt_epoch=attempt.epoch,
+        ts_ms=int(at * 1000),
+        payload=payload.model_dump(mode="json"),
+        target_worker_id=target,
+    )
+    return envelope.model_copy(update={"dedup_id": dedup_id(envelope)})
+
+
+def pull_of(attempt: AttemptInput) -> PullArgs | None:
+    """Return the arguments of the attempt's pulling adapter; None if its graph names none. Raise BadInput."""
+    inline = attempt.io.input_inline or {}
+    return None if inline.get(_ADAPTER) in (None, "", NOOP) else parse_pull(inline)
+
+
+def worker_input(attempt: AttemptInput) -> dict[str, Any] | None:
+    """Return the `input_inline` of TASK_START: as the graph has it, with `failed_nodes` and without the adapter `noop`.
+
+    External workers do not know `noop`. Validation has replaced every alias and rejected every unknown argument.
+    """
+    inline = inline_of(attempt)
+    if inline is None or inline.get(_ADAPTER) != NOOP:
+        return inline
+    return {name: value for name, value in inline.items() if name not in (_ADAPTER, _ARGS)}
 
 
 class Malformed(ValueError):
@@ -106,7 +197,7 @@ def bad_event(record: KafkaRecord, role: str, why: Malformed) -> BadEvent | None
     record names task and node, but not the epoch.
     """
     value = (record.value or b"")[:KAFKA_RECORD_BYTES]
-    envelope = _envelope(value) or _envelope(value.partition(b',"payload":')[0] + b"}")
+    envelope = _read_envelope(value) or _read_envelope(value.partition(b',"payload":')[0] + b"}")
     if envelope is None:
         nodes = _nodes_of_key(record.key)
         return BadEvent(record=record, why=why, role=role, nodes=nodes) if nodes else None
@@ -124,7 +215,7 @@ def bad_event(record: KafkaRecord, role: str, why: Malformed) -> BadEvent | None
     )
 
 
-def _envelope(value: bytes) -> Envelope | None:
+def _read_envelope(value: bytes) -> Envelope | None:
     try:
         return Envelope.from_json(value)
     except (ValueError, RecursionError):

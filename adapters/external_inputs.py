@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flowkit.graph.input_adapters import PullArgs
     from flowkit.models import AttemptInput
 
+
 Fields = dict[str, Any]
 Uids = set[str]
 

@@ -1,4 +1,7 @@
-"""Storage of dispatch records, the collection `dispatches`.
+"""The collection `dispatches`: what the bridges know about each attempt that an external worker runs.
+
+All bridges share the records, so any bridge can continue an attempt that another one dispatched. A record stays small
+however many batches its node has.
 
 Every update has its condition in its own filter, so any number of bridges can write the same record: an outcome is
 stored once, and an outdated write changes nothing.
@@ -6,42 +9,36 @@ stored once, and an outdated write changes nothing.
 
 from __future__ import annotations
 
+import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
+from pydantic import dataclasses as wire
 from pymongo import ASCENDING, ReturnDocument, UpdateOne
 from pymongo.errors import DuplicateKeyError
 
-from flowkit.adapters.dispatches.record import (
-    ACTIVE_STATES,
-    PAST_LEASES,
-    Dispatch,
-    DispatchState,
-    Fields,
-    Outcome,
-    PlacedCommand,
-    WorkerLease,
-    from_document,
-    key_of,
-    outcome_fields,
-    to_document,
-)
 from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
 from flowkit.errors import StoreRefused
+from flowkit.graph.input_adapters import PullArgs
+from flowkit.hashing import stable_hash
+from flowkit.models import AttemptFailure, AttemptInput
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+
 _logger = logging.getLogger("flowkit.bridge")
 
-_OPEN = DispatchState.OPEN.value
-_FINISHING = DispatchState.FINISHING.value
-_ACTIVE = {"$in": ACTIVE_STATES}
-"""Filter for attempts without a final outcome."""
-_UNREPORTED = {"$in": [_OPEN, _FINISHING, DispatchState.ENDED.value]}
+Fields = dict[str, Any]
+
+PAST_LEASES = 16
+"""Maximum number of earlier leases that a record keeps, to recognize redelivered acceptances."""
+
 
 _INDEXES = {
     "ix_dispatch_task_node": ("task_id", "node_id"),
@@ -49,6 +46,195 @@ _INDEXES = {
     "ix_dispatch_state_role": ("state", "role"),
     "ix_dispatch_state_worker": ("state", "lease.worker_id"),
 }
+
+_WANTED = {
+    "_id": 0,
+    "node_id": 1,
+    "attempt_epoch": 1,
+    "accepted_at": 1,
+    "lease.expires_at": 1,
+    "lease.ttl_sec": 1,
+}
+
+
+class DispatchState(StrEnum):
+    """State of a dispatch record."""
+
+    OPEN = "open"
+    """The command was or will be sent, and the attempt has no outcome yet."""
+    FINISHING = "finishing"
+    """The worker has finished, and a bridge checks whether it has read all of its inputs."""
+    ENDED = "ended"
+    """The record contains the outcome, which Temporal may not know yet."""
+    REPORTED = "reported"
+    """Temporal knows the outcome, or the attempt no longer exists there."""
+
+
+ACTIVE_STATES = [DispatchState.OPEN.value, DispatchState.FINISHING.value]
+"""States of attempts without a final outcome."""
+
+_OPEN = DispatchState.OPEN.value
+_FINISHING = DispatchState.FINISHING.value
+_ACTIVE = {"$in": ACTIVE_STATES}
+"""Filter for attempts without a final outcome."""
+_UNREPORTED = {"$in": [_OPEN, _FINISHING, DispatchState.ENDED.value]}
+
+
+class OutcomeKind(StrEnum):
+    """How an attempt ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How an attempt ended, according to a terminal event of its worker or a decision of a bridge."""
+
+    kind: OutcomeKind
+    at: float
+    worker_id: str = ""
+    failure: AttemptFailure | None = None
+    """Set if `kind` is `failed`."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """Final metrics. The record drops them once the outcome is reported."""
+    artifacts_ref: dict[str, Any] | None = None
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerLease:
+    """The worker that runs an attempt."""
+
+    worker_id: str
+    lease_id: str
+    ttl_sec: float
+    expires_at: float
+    """Seconds since the Unix epoch, by the clock of the bridge that received the event. Clocks of bridges differ."""
+    worker_ts_ms: int
+    """Time of the worker's latest event, by the worker's clock."""
+    ended: bool = False
+    """Whether the worker has announced that it stopped or restarted. A later event of the worker revokes that."""
+
+    def is_later(self, known: WorkerLease | None) -> bool:
+        """Return whether this lease contains an event that `known` does not."""
+        if known is None or known.lease_id != self.lease_id:
+            return True
+        return self.expires_at > known.expires_at or self.worker_ts_ms > known.worker_ts_ms
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class CancelRequest:
+    """A request to stop an attempt."""
+
+    reason: str
+    at: float
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class Dispatch:
+    """One dispatch record. Records are unique for each task, node and epoch."""
+
+    attempt: AttemptInput
+    """The input of the attempt's activity, without `io`, which would make the record large."""
+    run_id: str
+    queue: str
+    """Task queue of the engine."""
+    topic: str
+    partition: int
+    end_offset: int
+    """Lower bound for the end of the partition before the command was sent. A search for the command begins here."""
+    dedup_id: str
+    cancel_token: str
+    owner: str
+    """Id of the bridge that supervises the attempt."""
+    created_at: float
+    pull: PullArgs | None = None
+    """Arguments of the pulling input adapter, if the node has one."""
+    offset: int | None = None
+    """Offset of the command; None while it is unknown."""
+    state: DispatchState = DispatchState.OPEN
+    lease: WorkerLease | None = None
+    past_leases: tuple[str, ...] = ()
+    accepted_at: float | None = None
+    batches: int = 0
+    cancel: CancelRequest | None = None
+    outcome: Outcome | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether the attempt has no final outcome yet."""
+        return self.state in ACTIVE_STATES
+
+    @property
+    def key(self) -> str:
+        """The `_id` of the record."""
+        return key_of(self.attempt.task_id, self.attempt.node_id, self.attempt.epoch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedCommand:
+    """The place of the command of an open attempt."""
+
+    key: str
+    """The `_id` of the dispatch record."""
+    role: str
+    partition: int
+    accepted: bool
+    """Whether a worker runs the attempt."""
+
+
+_ADAPTER = TypeAdapter(Dispatch)
+_ATTEMPT = TypeAdapter(AttemptInput)
+_PULL = TypeAdapter(PullArgs)
+
+
+@lru_cache(maxsize=10_000)
+def key_of(task_id: str, node_id: str, epoch: int) -> str:
+    """Return the `_id` of the record for one attempt."""
+    return stable_hash({"t": task_id, "n": node_id, "e": epoch})
+
+
+def to_document(record: Dispatch) -> Fields:
+    """Return the document of a record.
+
+    Attempt and pull arguments are JSON texts, because node ids may contain characters that MongoDB rejects in names.
+    """
+    attempt = record.attempt
+    fields = {name: getattr(record, name) for name in _NAMES}
+    return {
+        "_id": record.key,
+        "task_id": attempt.task_id,
+        "node_id": attempt.node_id,
+        "attempt_epoch": attempt.epoch,
+        "role": attempt.role,
+        **fields,
+        "state": record.state.value,
+        "past_leases": list(record.past_leases),
+        "lease": None if record.lease is None else asdict(record.lease),
+        "cancel": None if record.cancel is None else asdict(record.cancel),
+        "outcome": None if record.outcome is None else outcome_fields(record.outcome),
+        "attempt": _ATTEMPT.dump_json(attempt, exclude_defaults=True).decode(),
+        "pull": None if record.pull is None else _PULL.dump_json(record.pull).decode(),
+    }
+
+
+def from_document(document: Fields) -> Dispatch:
+    """Return the record of a document. Raise pydantic's ValidationError (a ValueError) if it is none."""
+    known = {name: document[name] for name in _NAMES if name in document}
+    attempt, pull = json.loads(document["attempt"]), document.get("pull")
+    return _ADAPTER.validate_python({**known, "attempt": attempt, "pull": json.loads(pull) if pull else None})
+
+
+_NAMES = tuple(name for name in Dispatch.__dataclass_fields__ if name not in ("attempt", "pull"))
+
+
+def outcome_fields(outcome: Outcome) -> Fields:
+    """Return an outcome as it is stored."""
+    fields = asdict(outcome)
+    failure = outcome.failure
+    stored = None if failure is None else {**asdict(failure), "kind": failure.kind.value}
+    return {**fields, "kind": outcome.kind.value, "failure": stored}
 
 
 class DispatchStore:
@@ -342,3 +528,40 @@ def _renewal(key: str, lease: WorkerLease, batches: int, at: float) -> tuple[Fie
     }
     held = {"_id": key, "state": _OPEN, "lease.lease_id": lease.lease_id}
     return held, update | _counted(batches)
+
+
+@translate_errors
+async def last_heard(db: Database, task_id: str) -> dict[tuple[str, int], float]:
+    """Return the time of the last event by node id and epoch, for the attempts that a worker has accepted.
+
+    Every event extends a lease by its duration and a margin. The result may be too late by this margin, a tenth of the
+    duration, but is never too early, because a bridge stores every extension that exceeds the margin.
+    """
+    running = {"task_id": task_id, "state": DispatchState.OPEN.value, "accepted_at": {"$ne": None}}
+    return {
+        (row["node_id"], row["attempt_epoch"]): _heard_at(row)
+        async for row in durable(db).dispatches.find(running, _WANTED)
+    }
+
+
+@translate_errors
+async def external_runs(db: Database, task_id: str, node_ids: Sequence[str], at: float) -> dict[str, bool]:
+    """Return whether a worker runs the current attempt at `at`, for those of these nodes that a bridge has dispatched.
+
+    A worker runs it from its acceptance until it has finished or its lease expires.
+    """
+    active = {"task_id": task_id, "node_id": {"$in": list(node_ids)}, "state": {"$in": ACTIVE_STATES}}
+    found = durable(db).dispatches.find(active, {"_id": 0, "node_id": 1, "state": 1, "lease": 1})
+    return {row["node_id"]: _is_run(row, at) async for row in found}
+
+
+def _is_run(row: dict[str, Any], at: float) -> bool:
+    lease = row.get("lease") or {}
+    lasts = not lease.get("ended") and float(lease.get("expires_at") or 0.0) >= at
+    return row["state"] == DispatchState.OPEN.value and lasts
+
+
+def _heard_at(row: dict[str, Any]) -> float:
+    lease = row.get("lease") or {}
+    granted_at = float(lease.get("expires_at") or 0.0) - float(lease.get("ttl_sec") or 0.0)
+    return max(float(row["accepted_at"]), granted_at)
