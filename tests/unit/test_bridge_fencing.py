@@ -87,6 +87,13 @@ def test_a_redelivered_acceptance_does_not_take_the_run_back() -> None:
     assert from_worker("w1", "TASK_ACCEPTED", "l1") is Verdict.APPLY
 
 
+@pytest.mark.parametrize("kind", ["TASK_ACCEPTED", "TASK_HEARTBEAT"])
+def test_a_redelivered_event_of_an_earlier_lease_does_not_stop_the_same_worker(kind: str) -> None:
+    """H7: a restarted worker accepts the same epoch again. A signal would stop its current run, too."""
+    restarted = record(lease=lease("w1", "l2"), past_leases=("l1",))
+    assert judge(restarted, event(kind)) is Verdict.IGNORE
+
+
 def test_an_acceptance_after_other_events_of_its_run_names_the_lease() -> None:
     first = event("BATCH_OK")
     held = record(lease=new_lease(record(), first, NOW))
@@ -112,13 +119,14 @@ def test_late_events_of_the_worker_that_ended_the_attempt_are_ignored(state: Dis
         assert judge(record(lease=lease(), state=state, outcome=outcome), event(kind)) is Verdict.IGNORE
 
 
-def test_a_worker_that_still_runs_an_attempt_that_a_bridge_ended_is_stopped() -> None:
+@pytest.mark.parametrize("ended_by", ["", "w2"], ids=["a bridge", "another worker"])
+def test_a_worker_that_still_runs_an_ended_attempt_is_stopped(ended_by: str) -> None:
+    """H6, H7, H28, H33."""
+    outcome = Outcome(kind=OutcomeKind.FAILED, at=NOW, worker_id=ended_by)
+    ended = record(lease=lease(), state=DispatchState.ENDED, outcome=outcome)
     for kind in PAYLOADS:
-        lost = record(
-            lease=lease(), state=DispatchState.ENDED, outcome=Outcome(kind=OutcomeKind.FAILED, at=NOW)
-        )
         expected = Verdict.STOP_WORKER if kind in RUNNING else Verdict.IGNORE
-        assert judge(lost, event(kind)) is expected
+        assert judge(ended, event(kind)) is expected
 
 
 def test_terminal_events_are_those_that_end_a_run() -> None:
