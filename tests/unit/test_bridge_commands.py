@@ -22,7 +22,7 @@ from flowkit.bridge.rules.messages import (
 )
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeIO
-from flowkit.testing.external import pull
+from flowkit.testing.external import pipeline
 from flowkit.testing.external.protocol import SignalPayload, StartPayload, compact, read
 from flowkit.testing.external.runs import Run
 from flowkit.testing.external.settings import Clock, ExternalSettings
@@ -175,12 +175,12 @@ def judge_start(message: Envelope, role: str) -> StartPayload:
 
 def check_adapter(adapter: str, given_args: object, run: Run) -> None:
     """Check the input adapter of a command. A worker without a store cannot read, but it checks the arguments."""
-    assert adapter in pull.KNOWN
-    args = pull.normalized(given_args, ExternalSettings())
-    assert pull.invalid(adapter, args, strict=False) is None
+    assert adapter in pipeline.ADAPTERS
+    args = pipeline.normalize_args(given_args, ExternalSettings())
+    assert pipeline.find_problem(adapter, args, strict=False) is None
     assert args["from_nodes"], "a worker that pulls from no node ends at once"
     store: Any = None
-    pull.Puller(run, store, Clock()).batches(adapter, args)
+    pipeline.Puller(run, store, Clock()).batches(adapter, args)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.external import Bench, NoWaiting, run_of
 
 from flowkit.testing.external.handlers import EachBatch
+from flowkit.testing.external.pipeline import PULL, RECHUNK, find_problem, normalize_args, rechunk
 from flowkit.testing.external.protocol import stable_hash
-from flowkit.testing.external.pull import PULL, RECHUNK, invalid, normalized, rechunk
 from flowkit.testing.external.settings import ExternalSettings
 
 SETTINGS = ExternalSettings()
@@ -26,12 +26,12 @@ DEFAULTS = {"poll_ms": 300, "eof_on_task_done": True, "backoff_max_ms": 4000}
     ],
 )
 def test_the_sources_are_from_nodes_or_from_node(args: dict[str, Any], sources: list[str]) -> None:
-    assert normalized(args, SETTINGS) == {"from_nodes": sources, **DEFAULTS}
+    assert normalize_args(args, SETTINGS) == {"from_nodes": sources, **DEFAULTS}
 
 
 def test_other_arguments_are_passed_on() -> None:
     given = {"from_node": "a", "poll_ms": 5, "color": "red"}
-    assert normalized(given, SETTINGS) == {**DEFAULTS, "from_nodes": ["a"], "poll_ms": 5, "color": "red"}
+    assert normalize_args(given, SETTINGS) == {**DEFAULTS, "from_nodes": ["a"], "poll_ms": 5, "color": "red"}
 
 
 SIZE = "missing or invalid 'size' (positive int required)"
@@ -55,7 +55,7 @@ STRICT = "strict mode: 'meta_list_key' is required and must be a string"
 def test_only_the_rechunk_adapter_checks_its_arguments(
     adapter: str, args: dict[str, Any], strict: bool, error: str | None
 ) -> None:
-    assert invalid(adapter, args, strict=strict) == error
+    assert find_problem(adapter, args, strict=strict) == error
 
 
 def test_chunks_slice_a_list_and_derive_their_uids() -> None:

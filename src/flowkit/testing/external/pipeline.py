@@ -1,4 +1,4 @@
-"""Executes one run: input, batches, final result, and the events that report them in the documented order."""
+"""Executes one run: its input, batches and final result, and the events that report them in the documented order."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
 
-from flowkit.testing.external import pull
-from flowkit.testing.external.handlers import FromGenerator, each, settled
+from flowkit.testing.external.handlers import Batch, FromGenerator, each, settled
 from flowkit.testing.external.protocol import jsonable, stable_hash
 from flowkit.testing.external.store import WriteFailed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from flowkit.testing.external.handlers import Handler, RunContext
     from flowkit.testing.external.kafka import Sender
     from flowkit.testing.external.messages import MessageBuilder, Outgoing
     from flowkit.testing.external.misbehavior import Misbehavior
     from flowkit.testing.external.runs import Run
+    from flowkit.testing.external.settings import Clock, ExternalSettings
     from flowkit.testing.external.store import Store
 
 logger = logging.getLogger(__name__)
 
 Fields = dict[str, Any]
+Args = dict[str, Any]
+Document = dict[str, Any]
+
+PULL = "pull.from_artifacts"
+RECHUNK = "pull.from_artifacts.rechunk:size"
+ADAPTERS = frozenset({PULL, RECHUNK})
 
 
 class RunFailed(Exception):
@@ -156,13 +162,13 @@ class Pipeline:
         adapter, args = route(self._run.input_inline or {}, loaded)
         if adapter is None:
             return each(handler.iter_batches(self._context if isinstance(handler, FromGenerator) else loaded))
-        if adapter not in pull.KNOWN:
+        if adapter not in ADAPTERS:
             raise RunFailed("bad_input_adapter", True, f"unknown input_adapter '{adapter}'")
         settings = self._messages.settings
-        arguments = pull.normalized(args, settings)
-        if error := pull.invalid(adapter, arguments, strict=settings.strict_input_adapters):
+        arguments = normalize_args(args, settings)
+        if error := find_problem(adapter, arguments, strict=settings.strict_input_adapters):
             raise RunFailed("bad_input_args", True, error)
-        return pull.Puller(self._run, self._store, self._context.clock).batches(adapter, arguments)
+        return Puller(self._run, self._store, self._context.clock).batches(adapter, arguments)
 
     def _classified(self, error: BaseException) -> Fields:
         code, permanent = ("unexpected_error", False)
@@ -200,6 +206,112 @@ def route(inline: Fields, loaded: Any) -> tuple[str | None, Any]:
     if inline.get("input_adapter"):
         return inline["input_adapter"], inline.get("input_args") or {}
     proposed = loaded.get("input_adapter") if isinstance(loaded, dict) else None
-    if proposed in pull.KNOWN:
+    if proposed in ADAPTERS:
         return proposed, loaded.get("input_args") or {}
     return None, {}
+
+
+def normalize_args(args: Any, settings: ExternalSettings) -> Args:
+    """Return the arguments with their defaults. Every key except `from_node` is passed on, also an unknown one."""
+    rest = {key: value for key, value in args.items() if key not in ("from_node", "from_nodes")}
+    sources = args.get("from_nodes")
+    if sources is None:
+        sources = [args["from_node"]] if args.get("from_node") else []
+    defaults = {
+        "poll_ms": settings.pull_poll_ms_default,
+        "eof_on_task_done": True,
+        "backoff_max_ms": settings.pull_empty_backoff_ms_max,
+    }
+    return {"from_nodes": list(sources), **defaults, **rest}
+
+
+def find_problem(adapter: str, args: Args, *, strict: bool) -> str | None:
+    """Return the error text of invalid arguments, or None. Only the rechunk adapter has rules."""
+    if adapter != RECHUNK:
+        return None
+    size, key = args.get("size"), args.get("meta_list_key")
+    if not isinstance(size, int) or size <= 0:
+        return "missing or invalid 'size' (positive int required)"
+    if strict and not isinstance(key, str):
+        return "strict mode: 'meta_list_key' is required and must be a string"
+    if key is not None and not isinstance(key, str):
+        return "'meta_list_key' must be a string if provided"
+    return None
+
+
+def rechunk(document: Document, source: str, size: int, meta_list_key: str | None) -> Iterator[Batch]:
+    """Yield the chunks of one artifact. Chunks never span artifacts, and an empty list yields nothing."""
+    parent, meta = document["batch_uid"], document.get("meta") or {}
+    listed = meta.get(meta_list_key) if meta_list_key else None
+    used = meta_list_key if isinstance(listed, list) else None
+    items = listed if isinstance(listed, list) else [meta]
+    for index, start in enumerate(range(0, len(items), size)):
+        payload = {
+            "from_node": source,
+            "items": items[start : start + size],
+            "parent": {"ref": {"batch_uid": parent}, "meta_list_key": used},
+        }
+        yield Batch(stable_hash({"src": source, "parent": parent, "idx": index}), payload)
+
+
+class Puller:
+    """Delivers the batches of other nodes to a run."""
+
+    def __init__(self, run: Run, store: Store, clock: Clock) -> None:
+        self._run = run
+        self._store = store
+        self._clock = clock
+
+    def batches(self, adapter: str, args: Args) -> AsyncIterator[Batch]:
+        """Return the batches of an adapter. Raise TypeError for an argument that the adapter does not have."""
+        return (self._rechunked if adapter == RECHUNK else self._whole)(**args)
+
+    async def _whole(
+        self, *, from_nodes: list[str], poll_ms: int, eof_on_task_done: bool, backoff_max_ms: int
+    ) -> AsyncIterator[Batch]:
+        async for source, document in self._claimed(from_nodes, poll_ms, eof_on_task_done, backoff_max_ms):
+            uid = document["batch_uid"]
+            ref = {"task_id": self._run.task_id, "node_id": source, "batch_uid": uid}
+            yield Batch(uid, {"from_node": source, "ref": ref, "meta": document.get("meta") or {}})
+
+    async def _rechunked(
+        self,
+        *,
+        from_nodes: list[str],
+        poll_ms: int,
+        eof_on_task_done: bool,
+        backoff_max_ms: int,
+        size: int,
+        meta_list_key: str | None = None,
+    ) -> AsyncIterator[Batch]:
+        async for source, document in self._claimed(from_nodes, poll_ms, eof_on_task_done, backoff_max_ms):
+            for batch in rechunk(document, source, size, meta_list_key):
+                yield batch
+
+    async def _claimed(
+        self, sources: list[str], poll_ms: int, eof: bool, backoff_max_ms: int
+    ) -> AsyncIterator[tuple[str, Document]]:
+        """Yield each artifact that this run claims, until the sources are complete or a cancel is requested."""
+        pause = poll_ms
+        while sources and not self._run.cancel_flag.is_set():
+            found = False
+            async for claimed in self._one_pass(sources):
+                found = True
+                yield claimed
+            if found:
+                pause = poll_ms
+            elif eof and await self._all_complete(sources):
+                return
+            else:
+                await self._clock.sleep(pause / 1000)
+                pause = min(pause * 2, backoff_max_ms)
+
+    async def _one_pass(self, sources: list[str]) -> AsyncIterator[tuple[str, Document]]:
+        for source in sources:
+            for document in await self._store.partials(self._run.task_id, source):
+                if await self._store.claim(self._run, source, document["batch_uid"]):
+                    yield source, document
+
+    async def _all_complete(self, sources: list[str]) -> bool:
+        complete = [await self._store.is_complete(self._run.task_id, source) for source in sources]
+        return all(complete)
