@@ -10,11 +10,11 @@ A reply that reports a run renews its lease, but only once between two events, b
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from flowkit.adapters.dispatches import key_of
 from flowkit.adapters.metrics import UNSTORABLE, storable
+from flowkit.bridge.context import RecentEntries
 from flowkit.bridge.rules.messages import Malformed, read_announce, read_reply
 from flowkit.errors import StoreRefused
 from flowkit.limits import ANNOUNCEMENT_BYTES, ID_CHARS
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("flowkit.bridge")
 
-_REMEMBERED = 10_000
 _RUNNING = ("running", "cancelling")
 _RECHECK_SEC = 1.0
 _RECHECK_FOR_SEC = 15.0
@@ -48,7 +47,7 @@ class Announcements:
         self._dispatches = context.stores.dispatches
         self._registry = context.stores.registry
         self._supervisor = supervisor
-        self._extended: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._extended = RecentEntries[tuple[str, int], None]()
         """Leases that a snapshot has renewed, by lease id and time of the worker's latest event."""
         self._stopped: dict[str, tuple[int, float]] = {}
         """Workers that have stopped or restarted: when by their clock, and when by the clock of the bridge."""
@@ -135,8 +134,6 @@ class Announcements:
         if not own or mark in self._extended:
             return
         self._extended[mark] = None
-        if len(self._extended) > _REMEMBERED:
-            self._extended.popitem(last=False)
         now = self._context.now()
         until = now + lease.ttl_sec
         await self._context.db(lambda: self._dispatches.extend(record.key, lease.lease_id, until, now))

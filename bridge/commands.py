@@ -46,10 +46,10 @@ _RETRY_SEC = 0.5
 _CHECK_AFTER_SEC = 1.0
 """Age of a command at which the watch starts. Most commands are accepted earlier."""
 
-EVERY_SEC = 3.0
+_SHOW_EVERY_SEC = 3.0
 """Minimum time between two writes of one attempt."""
 
-WRITES_AT_ONCE = 50
+_SHOWN_AT_ONCE = 50
 """Maximum number of attempts that one call writes, so that a long queue does not delay other writes."""
 
 SKIPPED_AFTER_SEC = 10.0
@@ -57,7 +57,7 @@ SKIPPED_AFTER_SEC = 10.0
 
 
 @dataclass(kw_only=True, slots=True)
-class _Role:
+class _RolePartitions:
     ends: dict[int, int] = field(default_factory=dict)
     """A lower bound for the end of each partition."""
     owners: dict[int, str] = field(default_factory=dict)
@@ -68,34 +68,47 @@ class _Role:
 
 
 class Placement:
-    """Chooses partitions of the command topics for one bridge."""
+    """Chooses partitions of the command topics for one bridge, and knows where a search for a command must begin.
+
+    A choice reads nothing: the commands of other bridges are read in the background.
+    """
 
     def __init__(self, context: BridgeContext, records: Callable[[], Iterable[Dispatch]]) -> None:
         self._context = context
         self._records = records
-        self._roles: dict[str, _Role] = {}
+        self._roles: dict[str, _RolePartitions] = {}
         self._reading: asyncio.Task[None] | None = None
         self._others: list[PlacedCommand] = []
         self.loop = BackgroundLoop("commands of other bridges", self.read_others, pause_sec=_OTHERS_SEC)
 
     async def choose(self, role: str) -> tuple[int, int]:
-        """Return the partition for the next command of a role, and a lower bound for its end.
+        """Return a partition for the next command of a role, and a lower bound for its end.
 
-        Raise KafkaUnavailable if the topic has never been read and Kafka is unavailable.
+        Wait while Kafka is unavailable, unless the topic has been read before.
         """
-        known = self._roles.setdefault(role, _Role())
+        while True:
+            try:
+                return await self._choose(role)
+            except FlowKitError as error:
+                if not error.retryable:
+                    raise
+                _logger.warning("role %s cannot be dispatched: %s; retrying", role, error)
+                await asyncio.sleep(_RETRY_SEC)
+
+    async def _choose(self, role: str) -> tuple[int, int]:
+        known = self._roles.setdefault(role, _RolePartitions())
         if not known.ends:
             known.ends = dict(await self._context.offsets.ends(self._context.topics.cmd(role)))
             known.last = zlib.crc32(self._context.bridge_id.encode()) % len(known.ends)
         self._read_owners_later(role, known)
-        outstanding, busy = self._load(role, known)
-        known.last = choose(
+        outstanding, busy = self._count_commands(role, known)
+        known.last = choose_partition(
             tuple(known.ends), owners=known.owners, outstanding=outstanding, busy=busy, last=known.last
         )
         known.planned[known.last] += 1
         return known.last, known.ends[known.last]
 
-    def sent(self, role: str, partition: int, offset: int | None) -> None:
+    def note_sent(self, role: str, partition: int, offset: int | None) -> None:
         """Note the offset of the command for which `choose` was called; None if it is unknown or was not sent."""
         known = self._roles[role]
         known.planned[partition] -= 1
@@ -118,7 +131,7 @@ class Placement:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-    def _load(self, role: str, known: _Role) -> tuple[Counter[int], Counter[str]]:
+    def _rank_partition(self, role: str, known: _RolePartitions) -> tuple[Counter[int], Counter[str]]:
         """Return unaccepted commands by partition, and running attempts by group member."""
         outstanding, busy = Counter(known.planned), Counter[str]()
         own = {record.key: record for record in self._records() if record.attempt.role == role}
@@ -139,14 +152,14 @@ class Placement:
                 busy[owner] += 1
         return outstanding, busy
 
-    def _read_owners_later(self, role: str, known: _Role) -> None:
+    def _read_owners_later(self, role: str, known: _RolePartitions) -> None:
         now = self._context.now()
         if now - known.owners_at < _OWNERS_SEC or (self._reading is not None and not self._reading.done()):
             return
         known.owners_at = now
         self._reading = asyncio.create_task(self._read_owners(role, known))
 
-    async def _read_owners(self, role: str, known: _Role) -> None:
+    async def _read_owners(self, role: str, known: _RolePartitions) -> None:
         topic = self._context.topics.cmd(role)
         try:
             members = await self._context.offsets.members(worker_group(role))
@@ -164,7 +177,7 @@ class Placement:
             known.ends.setdefault(partition, 0)
 
 
-def choose(
+def choose_partition(
     partitions: Collection[int],
     *,
     owners: Mapping[int, str],
@@ -184,23 +197,23 @@ def choose(
     """
     if not partitions:
         raise ValueError("a command topic has at least one partition")
-    waiting = _waiting_by_owner(owners, outstanding)
+    waiting = _count_waiting(owners, outstanding)
 
     def load(partition: int) -> tuple[int, int, int]:
-        return _load(partition, owners.get(partition), outstanding, busy, waiting)
+        return _rank_partition(partition, owners.get(partition), outstanding, busy, waiting)
 
     least = min(load(partition) for partition in partitions)
-    return _next_after(last, [partition for partition in partitions if load(partition) == least])
+    return _take_turn(last, [partition for partition in partitions if load(partition) == least])
 
 
-def _waiting_by_owner(owners: Mapping[int, str], outstanding: Mapping[int, int]) -> dict[str, int]:
+def _count_waiting(owners: Mapping[int, str], outstanding: Mapping[int, int]) -> dict[str, int]:
     waiting: dict[str, int] = {}
     for partition, owner in owners.items():
         waiting[owner] = waiting.get(owner, 0) + outstanding.get(partition, 0)
     return waiting
 
 
-def _load(
+def _rank_partition(
     partition: int,
     owner: str | None,
     outstanding: Mapping[int, int],
@@ -215,7 +228,7 @@ def _load(
     return (0 if ahead == 0 else 2, ahead, queued)
 
 
-def _next_after(last: int, candidates: Collection[int]) -> int:
+def _take_turn(last: int, candidates: Collection[int]) -> int:
     """Return the smallest candidate above `last`, or the smallest of all."""
     return min(candidates, key=lambda partition: (partition <= last, partition))
 
@@ -223,24 +236,8 @@ def _next_after(last: int, candidates: Collection[int]) -> int:
 class CommandSender:
     """Sends the commands of one bridge. Its methods wait while Kafka is unavailable."""
 
-    def __init__(self, context: BridgeContext, placement: Placement) -> None:
+    def __init__(self, context: BridgeContext) -> None:
         self._context = context
-        self._placement = placement
-
-    def sent(self, role: str, partition: int, offset: int | None) -> None:
-        """Note that the command for a chosen partition has this offset, or will not be sent (None)."""
-        self._placement.sent(role, partition, offset)
-
-    async def choose(self, role: str) -> tuple[int, int]:
-        """Return a partition and a lower bound for its end. Wait while Kafka is unavailable."""
-        while True:
-            try:
-                return await self._placement.choose(role)
-            except FlowKitError as error:
-                if not error.retryable:
-                    raise
-                _logger.warning("role %s cannot be dispatched: %s; retrying", role, error)
-                await asyncio.sleep(_RETRY_SEC)
 
     async def send(self, attempt: AttemptInput, record: Dispatch) -> int:
         """Send the command and return its offset. Wait while Kafka is unavailable.
@@ -369,13 +366,13 @@ class CommandWatch:
 
     def is_queued(self, record: Dispatch) -> bool:
         """Return whether no worker has read the command yet. False if that is unknown."""
-        return self._state(record) is CommandState.QUEUED
+        return self._read_state(record) is CommandState.QUEUED
 
     def was_read(self, record: Dispatch) -> bool:
         """Return whether a worker has read the command, or the workers' group has skipped it. False if unknown."""
-        return self._state(record) is CommandState.READ
+        return self._read_state(record) is CommandState.READ
 
-    def _state(self, record: Dispatch) -> CommandState | None:
+    def _read_state(self, record: Dispatch) -> CommandState | None:
         queue = self._queues.get(record.attempt.role)
         if queue is None or record.offset is None or record.partition not in queue.committed:
             return None
@@ -439,7 +436,7 @@ class ShownWaits:
         if self._writing is not None and not self._writing.done():
             return
         supervised = {record.key: record for record in records}
-        changes = [*self._ended(supervised), *self._changed(supervised.values())][:WRITES_AT_ONCE]
+        changes = [*self._ended(supervised), *self._changed(supervised.values())][:_SHOWN_AT_ONCE]
         if changes:
             self._writing = asyncio.create_task(self._write(changes))
 
@@ -462,7 +459,9 @@ class ShownWaits:
                 self._shown.pop(record.key, None)
                 continue
             text, shown = self._commands.waits_for(record), self._shown.get(record.key)
-            if text is None or (shown is not None and (shown.text == text or now - shown.at < EVERY_SEC)):
+            if text is None or (
+                shown is not None and (shown.text == text or now - shown.at < _SHOW_EVERY_SEC)
+            ):
                 continue
             yield record, text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from flowkit.config import CoordinatorConfig
     from flowkit.core.loop_portal import LoopPortal
 
+K = TypeVar("K")
+V = TypeVar("V")
 T = TypeVar("T")
 
 _logger = logging.getLogger("flowkit.bridge")
 
-_REMEMBERED_RECORDS = 10_000
+_REMEMBERED = 10_000
 
 
 @dataclass(kw_only=True)
@@ -55,22 +57,35 @@ class Stores:
         self.events = WorkerEvents(db)
 
 
+class RecentEntries(OrderedDict[K, V]):
+    """A dictionary that keeps only its latest entries, to recognize what a bridge has handled a short time ago."""
+
+    def __init__(self, limit: int = _REMEMBERED) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def __setitem__(self, key: K, value: V) -> None:
+        """Set an entry, which becomes the latest one. Drop the oldest entry if there are too many."""
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._limit:
+            self.popitem(last=False)
+
+
 class MalformedRecords:
     """The malformed records that one bridge has skipped."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         """Number of skipped records by topic."""
-        self._seen: set[tuple[str, int, int]] = set()
+        self._seen = RecentEntries[tuple[str, int, int], None]()
 
     def skip(self, record: KafkaRecord, why: Exception) -> None:
         """Count a record and log it. A record that Kafka delivers again is neither counted nor logged again."""
         place = (record.topic, record.partition, record.offset)
         if place in self._seen:
             return
-        if len(self._seen) >= _REMEMBERED_RECORDS:
-            self._seen.clear()
-        self._seen.add(place)
+        self._seen[place] = None
         self.counts[record.topic] += 1
         _logger.warning("skipped a malformed record (topic %s, partition %d, offset %d): %s", *place, why)
 

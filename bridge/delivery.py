@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,8 +20,7 @@ from flowkit.adapters.dispatches import DispatchState, OutcomeKind
 from flowkit.attempt.failures import failed_attempt
 from flowkit.attempt.first_batch import signal_first_batch
 from flowkit.attempt.steps import mark
-from flowkit.attempt.supervision import pending
-from flowkit.bridge.context import activity_id
+from flowkit.bridge.context import RecentEntries, activity_id
 from flowkit.bridge.rules.outcomes import not_requested, refused, withdrawn
 from flowkit.errors import FlowKitError
 from flowkit.models import AttemptResult
@@ -46,7 +44,6 @@ _CANCEL_DELIVERY_SEC = 30.0
 
 _NOT_FOUND = (RPCStatusCode.NOT_FOUND,)
 _NOT_TRANSIENT = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION)
-_REMEMBERED = 10_000
 
 
 class FirstBatches:
@@ -57,7 +54,7 @@ class FirstBatches:
 
     def __init__(self, context: BridgeContext) -> None:
         self._context = context
-        self._sent: OrderedDict[str, None] = OrderedDict()
+        self._sent = RecentEntries[str, None]()
         self._sending: dict[str, asyncio.Task[None]] = {}
 
     def batch_stored(self, record: Dispatch) -> None:
@@ -66,8 +63,6 @@ class FirstBatches:
         if not record.attempt.signal_first_batch or key in self._sent:
             return
         self._sent[key] = None
-        if len(self._sent) > _REMEMBERED:
-            self._sent.popitem(last=False)
         sending = asyncio.create_task(signal_first_batch(self._context.client, record.attempt, record.run_id))
         self._sending[key] = sending
         sending.add_done_callback(lambda _: self._sending.pop(key, None))

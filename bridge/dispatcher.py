@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from flowkit.adapters.dispatches import Outcome
-    from flowkit.bridge.commands import CommandSender
+    from flowkit.bridge.commands import CommandSender, Placement
     from flowkit.bridge.context import BridgeContext
     from flowkit.bridge.delivery import Delivery, FirstBatches
     from flowkit.bridge.pulled_inputs import PulledInputs
@@ -57,6 +57,7 @@ class Dispatcher:
         supervisor: Supervisor,
         inputs: PulledInputs,
         first_batches: FirstBatches,
+        placement: Placement,
         sender: CommandSender,
     ) -> None:
         self._context = context
@@ -67,6 +68,7 @@ class Dispatcher:
         self._supervisor = supervisor
         self._inputs = inputs
         self._first_batches = first_batches
+        self._placement = placement
         self._sender = sender
         self._throttle = HeartbeatThrottle()
         self._background: set[asyncio.Task[None]] = set()
@@ -82,7 +84,7 @@ class Dispatcher:
 
     async def run(self, attempt: AttemptInput) -> AttemptResult:
         """Start or adopt the attempt of the current activity. Always raises: an error, or `raise_complete_async`."""
-        heartbeats = asyncio.create_task(_heartbeats(self._throttle, attempt.lease_ttl_sec))
+        heartbeats = asyncio.create_task(_send_heartbeats(self._throttle, attempt.lease_ttl_sec))
         try:
             with self._throttle.attempt():
                 await self._start_or_adopt(attempt)
@@ -127,18 +129,14 @@ class Dispatcher:
         run_id, is_second_try = info.workflow_run_id or "", info.attempt > 1
         record = None
         if is_second_try:
-            record = await self._find(attempt)
+            task_id, node_id, epoch = attempt.task_id, attempt.node_id, attempt.epoch
+            record = await self._context.db(lambda: self._dispatches.find(task_id, node_id, epoch))
             if record is None:
                 await self._check_not_begun(attempt)
         if record is None:
             record = await self._start(attempt, run_id)
         if record is not None:
             await self._adopt(record, run_id)
-
-    async def _find(self, attempt: AttemptInput) -> Dispatch | None:
-        return await self._context.db(
-            lambda: self._dispatches.find(attempt.task_id, attempt.node_id, attempt.epoch)
-        )
 
     async def _check_not_begun(self, attempt: AttemptInput) -> None:
         """Raise a loss if a native worker has begun the attempt, before its role moved to external workers.
@@ -164,7 +162,7 @@ class Dispatcher:
             await self._end_own(record.key, refused(error, self._context.now()))
             raise
         finally:
-            self._sender.sent(attempt.role, record.partition, offset)
+            self._placement.note_sent(attempt.role, record.partition, offset)
         self._supervisor.watch(replace(record, offset=offset))
         self._in_background(self._store_offset(record, offset))
         return None
@@ -172,7 +170,7 @@ class Dispatcher:
     async def _new_record(self, attempt: AttemptInput, run_id: str) -> Dispatch:
         """Return the record of a new attempt. It is not stored yet."""
         pull = pull_of(attempt)
-        partition, end_offset = await self._sender.choose(attempt.role)
+        partition, end_offset = await self._placement.choose(attempt.role)
         token, now = str(uuid.uuid4()), self._context.now()
         return Dispatch(
             attempt=replace(attempt, io=NodeIO()),
@@ -286,7 +284,7 @@ class Dispatcher:
         await asyncio.gather(*left, return_exceptions=True)
 
 
-async def _heartbeats(throttle: HeartbeatThrottle, lease_ttl_sec: float) -> None:
+async def _send_heartbeats(throttle: HeartbeatThrottle, lease_ttl_sec: float) -> None:
     """Send heartbeats, which report a cancel, while the dispatch is in progress: it may wait for Kafka or MongoDB."""
     while True:
         await asyncio.sleep(throttle.pause_sec(lease_ttl_sec))

@@ -52,7 +52,7 @@ _logger = logging.getLogger("flowkit.bridge")
 
 _TOPICS_RETRY_SEC = 1.0
 _CLIENTS_CLOSE_SEC = 15.0
-_RETRY_SEC = 2.0
+_ROLE_RETRY_SEC = 2.0
 _CONCURRENT_DISPATCHES = 100
 _CHECK_SEC = 60.0
 MEASURE_SEC = 5.0
@@ -116,7 +116,8 @@ class Bridge:
             supervisor=self.supervisor,
             inputs=inputs,
             first_batches=self._first_batches,
-            sender=CommandSender(context, self._placement),
+            placement=self._placement,
+            sender=CommandSender(context),
         )
         self._provisioner = Provisioner(connection, context.config)
         self._outage = OutageLogger("use the Kafka topics of external workers")
@@ -236,25 +237,16 @@ class Bridge:
     @property
     def loops(self) -> tuple[LoopHealth, ...]:
         """The health of the background loops, with those of the consumers once the topics exist."""
-        consumers = (
-            LoopHealth(
-                name=f"consumer {consumer.health.name}",
-                running=consumer.health.running,
-                last_ok_at=consumer.health.last_ok_at,
-                last_error_at=consumer.health.last_error_at,
-                last_error=consumer.health.last_error,
-            )
-            for consumer in self.consumers
-        )
-        own = tuple(loop.health for loop in self._own_loops)
-        return (*own, *consumers) if self._consuming else own
+        own = [loop.health for loop in self._own_loops]
+        consumers = [consumer.health for consumer in self.consumers] if self._consuming else []
+        return (*own, *consumers)
 
     def health(self) -> BridgeHealth:
         """Return the state of the roles and the latest counts. Contacts no server."""
         return BridgeHealth(
             bridge_id=self.bridge_id,
             roles=tuple(
-                replace(self.measurements.of(service.role), waits_for=service.waits_for)
+                replace(self.measurements.health_of(service.role), waits_for=service.waits_for)
                 for service in self.services
             ),
             attempts=self.supervisor.attempts,
@@ -322,11 +314,11 @@ class RoleService:
 
     async def _wait_until_prepared(self) -> None:
         while True:
-            if await self._prepared():
+            if await self._prepare_topics():
                 return
-            await asyncio.sleep(_RETRY_SEC)
+            await asyncio.sleep(_ROLE_RETRY_SEC)
 
-    async def _prepared(self) -> bool:
+    async def _prepare_topics(self) -> bool:
         """Prepare the topics. Return False, and log the reason once, if the role cannot be served yet."""
         try:
             await self._provisioner.ensure([self.role])
@@ -383,26 +375,26 @@ class Measurements:
         """When all counts were last read; None before the first time."""
         self.loop = BackgroundLoop("measuring queues", self.measure, pause_sec=MEASURE_SEC)
 
-    def of(self, role: str) -> RoleHealth:
+    def health_of(self, role: str) -> RoleHealth:
         """Return the latest counts of a role."""
         return self._roles[role]
 
     async def measure(self) -> None:
         """Read all counts once. A count that cannot be read becomes None."""
-        found = await asyncio.gather(*(self._measured(role) for role in self._roles))
+        found = await asyncio.gather(*(self._measure(role) for role in self._roles))
         self._roles = {health.role: health for health in found}
         self.measured_at = self._context.now()
         self.loop.worked()
 
-    async def _measured(self, role: str) -> RoleHealth:
-        attempts = await self._open_attempts(role)
+    async def _measure(self, role: str) -> RoleHealth:
+        attempts = await self._count_attempts(role)
         try:
-            return replace(await self._from_kafka(role), attempts=attempts)
+            return replace(await self._read_queues(role), attempts=attempts)
         except KafkaUnavailable as error:
             self.loop.failed(error)
             return RoleHealth(role=role, attempts=attempts)
 
-    async def _from_kafka(self, role: str) -> RoleHealth:
+    async def _read_queues(self, role: str) -> RoleHealth:
         context, offsets = self._context, self._context.offsets
         return RoleHealth(
             role=role,
@@ -411,7 +403,7 @@ class Measurements:
             status_lag=await offsets.lag(context.status_group(role), context.topics.status(role)),
         )
 
-    async def _open_attempts(self, role: str) -> int | None:
+    async def _count_attempts(self, role: str) -> int | None:
         dispatches = self._context.stores.dispatches
         try:
             counts = await self._context.portal.run(dispatches.count_open([role]))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
+from flowkit.bridge.context import RecentEntries
 from flowkit.bridge.rules.messages import cancel_signal, task_discover
 from flowkit.errors import FlowKitError
 
@@ -25,15 +25,13 @@ _REPEAT_SEC = 2.0
 _MAX_PENDING = 200
 """Maximum number of messages that wait for Kafka. Signals are repeated, so more of them may be dropped."""
 
-_REMEMBERED = 10_000
-
 
 class Signals:
     """Sends cancel signals and queries in the background."""
 
     def __init__(self, context: BridgeContext) -> None:
         self._context = context
-        self._sent_at: OrderedDict[tuple[str, str, int, str], float] = OrderedDict()
+        self._sent_at = RecentEntries[tuple[str, str, int, str], float]()
         self._pending: set[asyncio.Task[None]] = set()
 
     def cancel(
@@ -45,9 +43,6 @@ class Signals:
         if now - self._sent_at.get(about, 0.0) < _REPEAT_SEC:
             return
         self._sent_at[about] = now
-        self._sent_at.move_to_end(about)
-        if len(self._sent_at) > _REMEMBERED:
-            self._sent_at.popitem(last=False)
         signal = cancel_signal(attempt, reason, now, worker_id=worker_id, deadline=deadline)
         self._send(self._context.topics.signals, worker_id, signal)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -22,6 +21,7 @@ from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.dispatches import CancelRequest
 from flowkit.adapters.metrics import BadMetrics
 from flowkit.adapters.worker_events import WorkerEvent
+from flowkit.bridge.context import RecentEntries
 from flowkit.bridge.rules.fencing import (
     TERMINAL,
     NodeRun,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.bridge")
 
 _REMEMBERED_BATCHES = 100_000
+_REMEMBERED_TASKS = 1_000
 
 _LARGE = frozenset({"metrics", "artifacts_ref"})
 """Fields that the log leaves out, because they may be large. They are in `metrics_raw` and `artifacts`."""
@@ -83,9 +84,10 @@ class StatusEvents:
         self._renewals = Renewals(context, supervisor)
         self._log = EventLog(context)
         self._roles = {context.topics.status(role): role for role in context.roles}
-        self._stored: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._stored = RecentEntries[tuple[str, str], str](_REMEMBERED_BATCHES)
         """For each batch that this process has stored, by record key and batch uid, the worker that sent it."""
-        self._unknown: OrderedDict[str, None] = OrderedDict()
+        self._unknown = RecentEntries[str, None](_REMEMBERED_TASKS)
+        """Tasks whose unknown attempts were logged."""
         self.handled = 0
         """Number of events that this process has handled."""
 
@@ -96,9 +98,9 @@ class StatusEvents:
         by_node: dict[tuple[str, str], list[StatusEvent | BadEvent]] = {}
         for event in events:
             by_node.setdefault(event.node, []).append(event)
-        flagged = asyncio.create_task(self._flagged_tasks(events))
-        found = await self._dispatches(events)
-        runs = [NodeRun(_own(some, found), at, flagged) for some in by_node.values()]
+        flagged = asyncio.create_task(self._read_flagged_tasks(events))
+        found = await self._find_records(events)
+        runs = [NodeRun(_select_records(some, found), at, flagged) for some in by_node.values()]
         nodes = (self._handle_node(run, some) for run, some in zip(runs, by_node.values(), strict=True))
         results = await asyncio.gather(flagged, *nodes, return_exceptions=True)
         for run in runs:
@@ -112,7 +114,7 @@ class StatusEvents:
         """Write renewed leases, numbers of batches and the log. Called before the events' offsets are committed."""
         await together(self._renewals.write(), self._log.write())
 
-    async def _flagged_tasks(self, events: Iterable[StatusEvent | BadEvent]) -> set[str]:
+    async def _read_flagged_tasks(self, events: Iterable[StatusEvent | BadEvent]) -> set[str]:
         """Return the tasks with a cancel flag, among those for which an attempt ends: workers may see flags first."""
         known = [event for event in events if isinstance(event, StatusEvent)]
         ids = {event.envelope.task_id for event in known if event.event.kind in TERMINAL}
@@ -125,12 +127,12 @@ class StatusEvents:
         except Malformed as error:
             bad = bad_event(record, role, error)
             if bad is not None and bad.epoch is None:
-                bad = await self._attributed(bad)
+                bad = await self._attribute(bad)
             if bad is None:
                 self._context.malformed.skip(record, error)
             return bad
 
-    async def _attributed(self, bad: BadEvent) -> BadEvent | None:
+    async def _attribute(self, bad: BadEvent) -> BadEvent | None:
         """Return a malformed record that names no epoch as one of the latest open attempt of its node; None if there is none."""
         for node in bad.nodes:
             find = partial(self._stores.dispatches.open_before, *node, LARGEST_EPOCH + 1)
@@ -139,10 +141,10 @@ class StatusEvents:
                 return replace(bad, nodes=(node,), epoch=epoch)
         return None
 
-    async def _dispatches(self, events: Iterable[StatusEvent | BadEvent]) -> dict[str, Dispatch]:
+    async def _find_records(self, events: Iterable[StatusEvent | BadEvent]) -> dict[str, Dispatch]:
         """Return the dispatch records of the events. Only those that this process does not supervise are read."""
         keys = {record_key(event) for event in events}
-        known = {key: record for key in keys if (record := self._supervisor.known(key)) is not None}
+        known = {key: record for key in keys if (record := self._supervisor.record_for(key)) is not None}
         unknown = keys - known.keys()
         if not unknown:
             return known
@@ -158,10 +160,10 @@ class StatusEvents:
                 continue
             await self._store_batches(run, batches)
             batches = []
-            await self._guarded(run, event, self._handle_event(run, event))
+            await self._run_guarded(run, event, self._handle_event(run, event))
         await self._store_batches(run, batches)
 
-    async def _guarded(self, run: NodeRun, event: StatusEvent | BadEvent, work: Awaitable[None]) -> None:
+    async def _run_guarded(self, run: NodeRun, event: StatusEvent | BadEvent, work: Awaitable[None]) -> None:
         """Do `work`, which handles an event. If it fails and no repetition can help, end the attempt."""
         try:
             await work
@@ -229,7 +231,7 @@ class StatusEvents:
         run.accepted(replace(record, lease=lease, past_leases=past, accepted_at=accepted_at))
         if record.lease is not None and record.lease.worker_id != event.worker_id:
             self._signals.stop_owner(record)
-        self._supervisor.saw(run.records[record.key])
+        self._supervisor.update_record(run.records[record.key])
 
     async def _reload(self, run: NodeRun, event: StatusEvent) -> None:
         """Read the record again, because another bridge has changed it."""
@@ -265,7 +267,7 @@ class StatusEvents:
             (record_key(event), event.worker_id, getattr(event.event, "batch_uid", "")): event
             for event in events
         }
-        storing = (self._guarded(run, event, self._store_batch(run, event)) for event in unique.values())
+        storing = (self._run_guarded(run, event, self._store_batch(run, event)) for event in unique.values())
         await asyncio.gather(*storing)
 
     async def _store_batch(self, run: NodeRun, event: StatusEvent) -> None:
@@ -293,8 +295,6 @@ class StatusEvents:
         if identity not in self._stored:
             run.count(identity[0])
         self._stored[identity] = worker_id
-        if len(self._stored) > _REMEMBERED_BATCHES:
-            self._stored.popitem(last=False)
 
     async def _store_failed_batch(
         self, record: Dispatch, event: StatusEvent, batch: EvBatchFailed, at: float
@@ -321,7 +321,7 @@ class StatusEvents:
 
     async def _store_end(self, run: NodeRun, record: Dispatch, event: StatusEvent, batches: int) -> None:
         if isinstance(event.event, EvTaskDone) and record.pull is not None:
-            record = await self._with_cancel(run, record)
+            record = await self._request_flagged_cancel(run, record)
             if record.cancel is None:
                 await self._hold(run, record, event, batches)
                 return
@@ -338,9 +338,9 @@ class StatusEvents:
             run.put(held)
             if (ended := await self._inputs.check(held)) is not None:
                 run.put(ended)
-                self._ended(ended)
+                self._finish(ended)
             else:
-                self._supervisor.saw(held)
+                self._supervisor.update_record(held)
 
     async def _deliver(self, run: NodeRun, ended: Dispatch, event: StatusEvent) -> None:
         """Start the delivery of the outcome of an event. It counts as cancelled if a cancel flag was set before.
@@ -349,7 +349,7 @@ class StatusEvents:
         between, the end counts as if it had come before the flag.
         """
         try:
-            if (flag := await self._flag(run, ended)) is not None:
+            if (flag := await self._read_flag(run, ended)) is not None:
                 request = CancelRequest(reason=flag.reason, at=run.at)
                 cancelled = replace(ended, cancel=request)
                 cancelled = replace(cancelled, outcome=of_event(cancelled, event, run.at))
@@ -357,9 +357,9 @@ class StatusEvents:
                 ended = cancelled
         finally:
             run.put(ended)
-            self._ended(ended)
+            self._finish(ended)
 
-    async def _flag(self, run: NodeRun, record: Dispatch) -> CancelFlag | None:
+    async def _read_flag(self, run: NodeRun, record: Dispatch) -> CancelFlag | None:
         """Return the cancel flag of an attempt without a cancel request: a worker may see it before any bridge (H11)."""
         if record.cancel is not None or run.flagged is None:
             return None
@@ -368,9 +368,9 @@ class StatusEvents:
         flag = await self._context.db(lambda: self._stores.tasks.raised_flag(record.attempt))
         return flag if flag is not None and flag.concerns(record.run_id) else None
 
-    async def _with_cancel(self, run: NodeRun, record: Dispatch) -> Dispatch:
+    async def _request_flagged_cancel(self, run: NodeRun, record: Dispatch) -> Dispatch:
         """Return the record with its cancel request."""
-        if (flag := await self._flag(run, record)) is not None:
+        if (flag := await self._read_flag(run, record)) is not None:
             request = self._stores.dispatches.request_cancel
             requested = await self._context.db(lambda: request(record.key, flag.reason, run.at))
             run.put(requested or record)
@@ -379,10 +379,10 @@ class StatusEvents:
     async def _store_outcome(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
         ended = await self._context.db(lambda: self._stores.dispatches.end(key, outcome, batches))
         if ended is not None:
-            self._ended(ended)
+            self._finish(ended)
         return ended
 
-    def _ended(self, record: Dispatch) -> None:
+    def _finish(self, record: Dispatch) -> None:
         self._supervisor.drop(record.key)
         self._delivery.start(record)
 
@@ -392,8 +392,6 @@ class StatusEvents:
         if event.event.kind is not EventKind.TASK_ACCEPTED or task_id in self._unknown:
             return
         self._unknown[task_id] = None
-        if len(self._unknown) > 1_000:
-            self._unknown.popitem(last=False)
         _logger.warning(
             "worker %r accepted node %r of task %r, which no bridge of this database has dispatched: if several "
             "deployments share this Kafka cluster, give each its own topic names (topic_cmd_fmt, topic_status_fmt, …)",
@@ -412,7 +410,9 @@ def _is_logged(event: StatusEvent | BadEvent, record: Dispatch | None) -> TypeGu
     return isinstance(event, StatusEvent) and record is not None and record.attempt.role == event.role
 
 
-def _own(events: Iterable[StatusEvent | BadEvent], found: dict[str, Dispatch]) -> dict[str, Dispatch]:
+def _select_records(
+    events: Iterable[StatusEvent | BadEvent], found: dict[str, Dispatch]
+) -> dict[str, Dispatch]:
     """Return the records of `found` that the events are about."""
     return {key: found[key] for key in map(record_key, events) if key in found}
 
@@ -439,7 +439,7 @@ class Renewals:
     def add(self, record: Dispatch, batches: int) -> None:
         """Note the renewed lease of `record`, and the number of its new batches."""
         self._merge(record, batches)
-        self._supervisor.saw(record)
+        self._supervisor.update_record(record)
 
     def _merge(self, record: Dispatch, batches: int) -> None:
         _, others = self._due.get(record.key, (record, 0))
@@ -487,7 +487,7 @@ class EventLog:
 
     def add(self, events: Iterable[StatusEvent], at: float) -> None:
         """Note events that were received at this time."""
-        self.unwritten += worker_events(events, at)
+        self.unwritten += log_rows(events, at)
 
     async def write(self) -> None:
         """Store what was noted before the call. Log a warning if MongoDB permanently rejects some events."""
@@ -500,12 +500,12 @@ class EventLog:
             del self.unwritten[: len(rows)]
 
 
-def worker_events(events: Iterable[StatusEvent], at: float) -> list[WorkerEvent]:
+def log_rows(events: Iterable[StatusEvent], at: float) -> list[WorkerEvent]:
     """Return the rows for `events`. Omits heartbeats, which would make up most of the log."""
-    return [_row(event, at) for event in events if event.event.kind is not EventKind.TASK_HEARTBEAT]
+    return [_log_row(event, at) for event in events if event.event.kind is not EventKind.TASK_HEARTBEAT]
 
 
-def _row(event: StatusEvent, at: float) -> WorkerEvent:
+def _log_row(event: StatusEvent, at: float) -> WorkerEvent:
     envelope = event.envelope
     return WorkerEvent(
         task_id=envelope.task_id,
@@ -514,15 +514,15 @@ def _row(event: StatusEvent, at: float) -> WorkerEvent:
         epoch=envelope.attempt_epoch,
         at=envelope.ts_ms / 1000,
         event_hash=clean(envelope.dedup_id[:200]),
-        payload=_payload(event),
+        payload=_log_payload(event),
         received_at=at,
     )
 
 
-def _payload(event: StatusEvent) -> dict[str, Any]:
+def _log_payload(event: StatusEvent) -> dict[str, Any]:
     fields = event.event.model_dump(mode="json", exclude=set(_LARGE))
-    return {name: _short(value) for name, value in fields.items()}
+    return {name: _shorten(value) for name, value in fields.items()}
 
 
-def _short(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
     return truncate(clean(value), LAST_ERROR_CHARS) if isinstance(value, str) else value

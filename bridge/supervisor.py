@@ -69,7 +69,7 @@ _IDLE_SEC = 5.0
 """How long none of the sources of a pulling node may be running before it yields its worker, as native workers do."""
 
 
-class Answer(Enum):
+class HeartbeatResponse(Enum):
     """How Temporal has responded to a heartbeat."""
 
     CANCEL = auto()
@@ -88,7 +88,7 @@ class Supervised:
     next_heartbeat: float = 0.0
     sending: bool = False
     """Whether a heartbeat waits for its turn or for Temporal."""
-    answer: Answer | None = None
+    response: HeartbeatResponse | None = None
     """The response to a heartbeat, which the next check handles."""
     problem: str = ""
     """The error of the last check, if it failed. It is logged once."""
@@ -105,6 +105,17 @@ class Supervised:
     """When the inputs were last reordered."""
     idle_since: float | None = None
     """Since when it waits for sources of which none is running."""
+
+    def update(self, record: Dispatch, now: float) -> None:
+        """Replace the record at the monotonic time `now`. A new or renewed lease ends the suspicion.
+
+        A record that was read may be older than what this process knows from its own writes; that knowledge is kept.
+        """
+        if _is_outdated(record, self.record):
+            return
+        if record.lease is not None and record.lease.is_later(self.record.lease):
+            self.heard_at, self.queried, self.unread_until = now, False, {}
+        self.record = _keep_known(record, self.record)
 
 
 class Supervisor:
@@ -152,7 +163,7 @@ class Supervisor:
         first = now + min(_FIRST_HEARTBEAT_SEC, self._pause_sec(record.attempt.lease_ttl_sec))
         self._attempts[record.key] = Supervised(record=record, heard_at=now, next_heartbeat=first)
 
-    def known(self, key: str) -> Dispatch | None:
+    def record_for(self, key: str) -> Dispatch | None:
         """Return the record of a supervised attempt as this process knows it, or None.
 
         Another bridge may have changed it. Every write about an attempt is conditional, so such a change is noticed.
@@ -160,10 +171,10 @@ class Supervisor:
         attempt = self._attempts.get(key)
         return None if attempt is None else attempt.record
 
-    def saw(self, record: Dispatch) -> None:
+    def update_record(self, record: Dispatch) -> None:
         """Replace the known record of an attempt, after this process has changed it."""
         if (attempt := self._attempts.get(record.key)) is not None:
-            update(attempt, record, self._context.monotonic())
+            attempt.update(record, self._context.monotonic())
 
     def refresh_soon(self) -> None:
         """Read all records at the next tick, because another bridge or part has changed some."""
@@ -194,7 +205,7 @@ class Supervisor:
                     await act(attempt)
                     attempt.problem = ""
                 except FlowKitError as error:
-                    await self._failed(attempt, error)
+                    await self._handle_error(attempt, error)
                 except Exception as error:
                     if attempt.problem != (problem := error_summary(error)):
                         attempt.problem = problem
@@ -202,7 +213,7 @@ class Supervisor:
 
         await asyncio.gather(*(act_on_some() for _ in range(_CONCURRENT_CHECKS)))
 
-    async def _failed(self, attempt: Supervised, error: FlowKitError) -> None:
+    async def _handle_error(self, attempt: Supervised, error: FlowKitError) -> None:
         """End an attempt if a retry of its check does not help. Log other errors once; the next tick repeats the check."""
         node_id = attempt.record.attempt.node_id
         if not error.retryable:
@@ -215,10 +226,10 @@ class Supervisor:
         attempt.problem = str(error)
 
     async def _check(self, attempt: Supervised, now: float) -> None:
-        answer, attempt.answer = attempt.answer, None
-        if answer is Answer.UNKNOWN:
-            await self._unknown_to_temporal(attempt)
-        elif answer is Answer.CANCEL:
+        response, attempt.response = attempt.response, None
+        if response is HeartbeatResponse.UNKNOWN:
+            await self._handle_unknown_activity(attempt)
+        elif response is HeartbeatResponse.CANCEL:
             await self._request_cancel(attempt, None)
         if self._attempts.get(attempt.record.key) is attempt:
             await self._checks.check(attempt, now)
@@ -266,22 +277,22 @@ class Supervisor:
             self._full_read_at = now
             known = {record.key for record in found}
             for key in [key for key in self._attempts if key not in known]:
-                await self._confirm(key)
+                await self._drop_unless_owned(key)
         for record in found:
-            self._take(record)
+            self._apply_stored(record)
 
-    async def _confirm(self, key: str) -> None:
+    async def _drop_unless_owned(self, key: str) -> None:
         """Drop an attempt that this bridge no longer supervises. Keep one that was added during the full read."""
         stored = await self._context.db(lambda: self._dispatches.find_all([key]))
         record = stored.get(key)
         if record is None or record.owner != self._context.bridge_id or not record.active:
             self.drop(key)
 
-    def _take(self, record: Dispatch) -> None:
+    def _apply_stored(self, record: Dispatch) -> None:
         if not record.active:
             self.drop(record.key)
         elif (attempt := self._attempts.get(record.key)) is not None:
-            update(attempt, record, self._context.monotonic())
+            attempt.update(record, self._context.monotonic())
 
     async def _read_flags(self) -> None:
         """Find cancels through the flags in MongoDB, which is faster than heartbeats if there are many attempts."""
@@ -324,25 +335,25 @@ class Supervisor:
         handle = self._context.activity(attempt.record)
         try:
             async with self._slots:
-                await handle.heartbeat(self._details(attempt), rpc_timeout=_RPC_TIMEOUT)
+                await handle.heartbeat(self._heartbeat_details(attempt), rpc_timeout=_RPC_TIMEOUT)
         except AsyncActivityCancelledError as error:
             if error.details is None or error.details.cancel_requested:
-                attempt.answer = Answer.CANCEL
+                attempt.response = HeartbeatResponse.CANCEL
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
-                attempt.answer = Answer.UNKNOWN
+                attempt.response = HeartbeatResponse.UNKNOWN
             else:
                 _logger.info("heartbeat of %s was not sent: %s", attempt.record.key, error.message)
         finally:
             attempt.sending = False
 
-    def _details(self, attempt: Supervised) -> dict[str, object]:
+    def _heartbeat_details(self, attempt: Supervised) -> dict[str, object]:
         record = attempt.record
         if record.lease is None:
             return {"state": "queued", **self._commands.details(record)}
         return {"state": "running", "worker": record.lease.worker_id, "batches": record.batches}
 
-    async def _unknown_to_temporal(self, attempt: Supervised) -> None:
+    async def _handle_unknown_activity(self, attempt: Supervised) -> None:
         """Stop supervising an attempt whose activity Temporal does not know.
 
         End it if its workflow is closed, or if it was to be cancelled: a workflow that stops runs no activity again, so
@@ -398,7 +409,7 @@ class Supervisor:
         updated = await self._context.db(lambda: self._dispatches.request_cancel(record.key, why, now))
         if updated is None:
             return
-        update(attempt, updated, self._context.monotonic())
+        attempt.update(updated, self._context.monotonic())
 
     async def _cancel_reason(self, record: Dispatch) -> str:
         tasks = self._context.stores.tasks
@@ -464,7 +475,7 @@ class AttemptChecks:
         if not self._commands.was_read(attempt.record):
             attempt.unread_until = {}
             return
-        if await self._confirmed(attempt, "command"):
+        if await self._is_confirmed(attempt, "command"):
             why = "a worker read the command and dropped it, or the worker group skipped it"
             await self._end_unchanged(attempt, dispatch_lost(why, self._context.now()))
 
@@ -473,7 +484,7 @@ class AttemptChecks:
         lease, limit = record.lease, record.attempt.timeout_sec
         assert lease is not None
         left = left_sec(lease, now - attempt.heard_at)
-        if left > 0 and await self._yields(attempt, now):
+        if left > 0 and await self._should_yield(attempt, now):
             await self.end(attempt, yielded(at), stop_worker=True)
             return
         if limit is not None and record.accepted_at is not None and at >= record.accepted_at + limit:
@@ -483,10 +494,10 @@ class AttemptChecks:
         if left > 0:
             attempt.unread_until = {}
             return
-        if await self._confirmed(attempt, "lease"):
+        if await self._is_confirmed(attempt, "lease"):
             await self._end_unchanged(attempt, lease_lost(record, at))
 
-    async def _yields(self, attempt: Supervised, now: float) -> bool:
+    async def _should_yield(self, attempt: Supervised, now: float) -> bool:
         """Look at the inputs of a pulling node. Return whether it has waited too long for sources that do not run."""
         if attempt.record.pull is None or now - attempt.advanced_at < _ADVANCE_SEC:
             return False
@@ -506,7 +517,7 @@ class AttemptChecks:
         attempt.queried = True
         self._signals.discover(attempt.record.attempt)
 
-    async def _confirmed(self, attempt: Supervised, why: str) -> bool:
+    async def _is_confirmed(self, attempt: Supervised, why: str) -> bool:
         """Return whether no unprocessed status event can refute that the command or lease (`why`) is lost.
 
         The first call notes where the status topic ends, and returns False.
@@ -532,7 +543,7 @@ class AttemptChecks:
         key = attempt.record.key
         found = await self._context.db(lambda: self._dispatches.find_all([key]))
         if key in found:
-            update(attempt, found[key], self._context.monotonic())
+            attempt.update(found[key], self._context.monotonic())
 
     async def end(self, attempt: Supervised, outcome: Outcome, *, stop_worker: bool) -> None:
         """Store the outcome of an attempt, and deliver it. Signal its worker to stop if `stop_worker`."""
@@ -550,18 +561,6 @@ class AttemptChecks:
         self._delivery.start(record)
 
 
-def update(attempt: Supervised, record: Dispatch, now: float) -> None:
-    """Replace the record of `attempt` at the monotonic time `now`. A new or renewed lease ends the suspicion.
-
-    A record that was read may be older than what this process knows from its own writes; that knowledge is kept.
-    """
-    if _is_outdated(record, attempt.record):
-        return
-    if record.lease is not None and record.lease.is_later(attempt.record.lease):
-        attempt.heard_at, attempt.queried, attempt.unread_until = now, False, {}
-    attempt.record = _with_known(record, attempt.record)
-
-
 def _is_outdated(record: Dispatch, known: Dispatch) -> bool:
     """Return whether `record` was read before the worker of `known` accepted the run.
 
@@ -573,7 +572,7 @@ def _is_outdated(record: Dispatch, known: Dispatch) -> bool:
     return lease_id != known.lease.lease_id and lease_id in known.past_leases
 
 
-def _with_known(record: Dispatch, known: Dispatch) -> Dispatch:
+def _keep_known(record: Dispatch, known: Dispatch) -> Dispatch:
     """Return `record` with the offset and the cancel request of `known`, if it has none, and the later lease."""
     offset = known.offset if record.offset is None else record.offset
     cancel, lease = record.cancel or known.cancel, record.lease

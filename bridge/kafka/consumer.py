@@ -10,10 +10,10 @@ import contextlib
 import functools
 import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flowkit.attempt.background import OutageLogger
+from flowkit.attempt.background import LoopHealth
+from flowkit.attempt.outages import OutageLogger
 from flowkit.bridge.kafka import clients
 
 if TYPE_CHECKING:
@@ -50,22 +50,8 @@ _SESSION_MS, _REBALANCE_MS, _REQUEST_MS = 10_000, 30_000, 40_000
 _PARTITION_BYTES, _FETCH_BYTES = 2 << 20, 16 << 20
 _METADATA_MS = 30_000
 
-PAUSE_SEC = 0.05
+COMMIT_PAUSE_SEC = 0.05
 """How long a commit waits for the offsets of further records, so that many short polls share one commit."""
-
-
-@dataclass(kw_only=True, slots=True)
-class ConsumerHealth:
-    """The health of one consumer. Times are seconds since the Unix epoch."""
-
-    name: str
-    running: bool = False
-    connected: bool = False
-    last_ok_at: float | None = None
-    """When a poll last succeeded."""
-    last_error_at: float | None = None
-    last_error: str | None = None
-    """The text of the last error; it stays after later polls succeed."""
 
 
 class RecordConsumer:
@@ -83,7 +69,8 @@ class RecordConsumer:
         handle: Handle,
         settle: Settle | None = None,
     ) -> None:
-        self.health = ConsumerHealth(name=group)
+        self.health = LoopHealth(name=f"consumer {group}")
+        self.connected = False
         self.positions: dict[tuple[str, int], int] = {}
         """The offset after the last handled record, by topic and partition."""
         self._connection = connection
@@ -105,7 +92,7 @@ class RecordConsumer:
                 await self._connect_and_read()
                 await asyncio.sleep(RECONNECT_PAUSE_SEC)
         finally:
-            self.health.running = self.health.connected = False
+            self.health.running = self.connected = False
 
     async def _connect_and_read(self) -> None:
         try:
@@ -223,18 +210,18 @@ class RecordConsumer:
 
     def _worked(self) -> None:
         self.health.last_ok_at = time.time()
-        if not self.health.connected:
-            self.health.connected = True
+        if not self.connected:
+            self.connected = True
             _logger.info("the consumer %s is connected to Kafka", self._group)
 
     def _lost(self, error: Exception) -> None:
         """Record an outage; log it once."""
-        if self.health.connected or self.health.last_error is None:
+        if self.connected or self.health.last_error is None:
             _logger.warning(
                 "the consumer %s lost Kafka at %s and keeps trying: %s; %s",
                 *(self._group, self._connection.bootstrap, clients.reason(error), clients.remedy(error)),
             )
-        self.health.connected = False
+        self.connected = False
         self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
@@ -333,7 +320,7 @@ class Commits:
     async def _run(self) -> None:
         while self._due:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PAUSE_SEC):
+                async with asyncio.timeout(COMMIT_PAUSE_SEC):
                     await self._at_once.wait()
             offsets, self._due = self._due, {}
             await self._commit(offsets)

@@ -87,7 +87,8 @@ def started(db: Any, kafka: Kafka) -> Try:
         context,
         **dict.fromkeys(("delivery", "signals", "supervisor", "first_batches"), parts),
         inputs=PulledInputs(context),
-        sender=CommandSender(context, Placement(context, list)),
+        placement=Placement(context, list),
+        sender=CommandSender(context),
     )
     temporal = ActivityEnvironment()
     temporal.info = replace(temporal.info, workflow_run_id=RUN)

@@ -76,5 +76,5 @@ async def test_own_command_counts_once_although_it_was_read_before_its_adoption(
     await made.read_others()
     await made.choose(ROLE)
     known = made._roles[ROLE]
-    assert (known.planned[0], made._load(ROLE, known)[0][0]) == (0, 1)
+    assert (known.planned[0], made._count_commands(ROLE, known)[0][0]) == (0, 1)
     await made.stop()

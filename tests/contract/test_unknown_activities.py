@@ -59,7 +59,7 @@ async def after_heartbeat(
     if cancel:
         asked = await store.request_cancel(record.key, "cancelled", record.created_at + OVERDUE_SEC)
         assert asked is not None
-        supervisor.saw(asked)
+        supervisor.update_record(asked)
     context.at += OVERDUE_SEC - 1
     await supervisor.send_heartbeats()
     await until(lambda: not supervisor.sending)

@@ -97,10 +97,10 @@ async def test_failing_commits_are_repeated_and_logged_once_and_the_connection_d
         pass
 
     reader = consumer.RecordConsumer(KafkaConnection("broker:9092"), ["topic"], "group", handle)
-    reader.health.connected = True
+    reader.connected = True
     await reader._commit(SimpleNamespace(commit=commit), {"p0": 1})
     assert kafka.commits == [{"p0": 1}]
-    assert reader.health.connected
+    assert reader.connected
     assert caplog.text.count("cannot commit the offsets of the group group") == 1
 
 

@@ -18,7 +18,7 @@ from flowkit.bridge.commands import (
     queue_position,
 )
 from flowkit.bridge.rules.fencing import document_deadline_ms, new_lease, renewed
-from flowkit.bridge.supervisor import Supervised, update
+from flowkit.bridge.supervisor import Supervised
 
 if TYPE_CHECKING:
     from flowkit.adapters.dispatches import Dispatch
@@ -152,5 +152,5 @@ def test_record_that_was_read_before_an_acceptance_does_not_replace_the_newer_on
     known: Dispatch, read: Dispatch, kept: Dispatch
 ) -> None:
     attempt = Supervised(record=known, heard_at=0.0)
-    update(attempt, read, 1.0)
+    attempt.update(read, 1.0)
     assert attempt.record == kept

@@ -25,7 +25,7 @@ from flowkit.bridge.rules.messages import (
     read_status,
 )
 from flowkit.bridge.rules.outcomes import of_event
-from flowkit.bridge.status import worker_events
+from flowkit.bridge.status import log_rows
 from flowkit.limits import ID_CHARS, KAFKA_RECORD_BYTES, LARGEST_EPOCH
 from flowkit.protocol.messages import EvWorkerOnline
 from flowkit.testing.external import misbehavior as hostile
@@ -286,7 +286,7 @@ def use(found: StatusEvent) -> None:
     judge(held, found)
     assert held.lease is not None
     document_deadline_ms(found, renewed(held.lease, found, NOW))
-    worker_events([found], 1.0)
+    log_rows([found], 1.0)
     if found.event.kind in TERMINAL:
         assert isinstance(of_event(held, found, NOW), Outcome)
 

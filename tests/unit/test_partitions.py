@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowkit.bridge.commands import choose
+from flowkit.bridge.commands import choose_partition
 
 PARTITIONS = st.sets(st.integers(0, 11), min_size=1)
 OWNERS = st.dictionaries(st.integers(0, 11), st.sampled_from(["w1", "w2", "w3"]))
@@ -25,7 +25,7 @@ def ahead(owner: str, owners: dict[int, str], outstanding: dict[int, int], busy:
 def test_a_free_worker_wins_over_an_unknown_one_and_that_over_a_queue(
     partitions: set[int], owners: dict[int, str], outstanding: dict[int, int], busy: dict[str, int], last: int
 ) -> None:
-    chosen = choose(partitions, owners=owners, outstanding=outstanding, busy=busy, last=last)
+    chosen = choose_partition(partitions, owners=owners, outstanding=outstanding, busy=busy, last=last)
     free = {
         number
         for number in partitions
@@ -44,7 +44,7 @@ def test_without_a_free_worker_the_shortest_queue_wins(
         own = outstanding.get(number, 0)
         return own if owner is None else ahead(owner, owners, outstanding, busy)
 
-    chosen = choose(partitions, owners=owners, outstanding=outstanding, busy=busy, last=last)
+    chosen = choose_partition(partitions, owners=owners, outstanding=outstanding, busy=busy, last=last)
     assert queue(chosen) == min(map(queue, partitions))
 
 
@@ -52,7 +52,7 @@ def test_without_a_free_worker_the_shortest_queue_wins(
 def test_equal_partitions_take_turns(partitions: set[int], last: int) -> None:
     turns = []
     for _ in range(2 * len(partitions)):
-        last = choose(partitions, owners={}, outstanding={}, busy={}, last=last)
+        last = choose_partition(partitions, owners={}, outstanding={}, busy={}, last=last)
         turns.append(last)
     assert set(turns[: len(partitions)]) == partitions
     assert turns[: len(partitions)] == turns[len(partitions) :]
@@ -66,7 +66,7 @@ def test_commands_go_to_different_workers_while_some_are_free(
     workers = {owners[number] for number in partitions if number in owners}
     served = []
     for _ in workers:
-        last = choose(partitions, owners=owners, outstanding=outstanding, busy={}, last=last)
+        last = choose_partition(partitions, owners=owners, outstanding=outstanding, busy={}, last=last)
         outstanding[last] = outstanding.get(last, 0) + 1
         served.append(owners[last])
     assert sorted(served) == sorted(workers)
@@ -74,15 +74,15 @@ def test_commands_go_to_different_workers_while_some_are_free(
 
 def test_a_worker_that_reads_two_partitions_gets_one_command() -> None:
     owners = {0: "w1", 1: "w1", 2: "w2"}
-    assert choose(range(3), owners=owners, outstanding={0: 1}, busy={}, last=-1) == 2
+    assert choose_partition(range(3), owners=owners, outstanding={0: 1}, busy={}, last=-1) == 2
 
 
 def test_a_partition_that_waits_for_a_busy_worker_is_chosen_last() -> None:
     owners = {0: "w1", 1: "w2"}
-    assert choose(range(2), owners=owners, outstanding={}, busy={"w1": 1}, last=1) == 1
-    assert choose(range(3), owners=owners, outstanding={}, busy={"w1": 1, "w2": 1}, last=2) == 2
+    assert choose_partition(range(2), owners=owners, outstanding={}, busy={"w1": 1}, last=1) == 1
+    assert choose_partition(range(3), owners=owners, outstanding={}, busy={"w1": 1, "w2": 1}, last=2) == 2
 
 
 def test_without_partitions_nothing_can_be_chosen() -> None:
     with pytest.raises(ValueError, match="at least one partition"):
-        choose([], owners={}, outstanding={}, busy={}, last=0)
+        choose_partition([], owners={}, outstanding={}, busy={}, last=0)

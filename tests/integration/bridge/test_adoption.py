@@ -166,7 +166,7 @@ async def test_command_that_is_sent_after_its_attempt_was_given_up_has_no_effect
         return await send(self, *given)
 
     monkeypatch.setattr(CommandSender, "send", late)
-    monkeypatch.setattr(dispatcher, "_heartbeats", no_heartbeats)
+    monkeypatch.setattr(dispatcher, "_send_heartbeats", no_heartbeats)
     await external.served_engine()
     worker = await external.external(outdated_run_waits)
     task_id = await external.create(node("extract", external.role, **ONCE))

@@ -68,8 +68,8 @@ async def test_records_are_handled_in_order_soon_and_then_committed(names: Names
         assert min(delays) < 0.5, "no fixed interval"
         assert await committed_all(names, topic, group)
         assert consumer.positions == {(topic, 1): 30}
-        assert (consumer.health.running, consumer.health.connected) == (True, True)
-    assert (consumer.health.running, consumer.health.connected) == (False, False)
+        assert (consumer.health.running, consumer.connected) == (True, True)
+    assert (consumer.health.running, consumer.connected) == (False, False)
 
 
 async def test_records_of_every_compression_are_handled(names: Names) -> None:
@@ -194,12 +194,12 @@ async def test_nothing_is_lost_when_the_broker_restarts(
         await send_all(producer, topic, numbers(0, 30))
         await reading.until(set(numbers(0, 10)))
         await asyncio.to_thread(frail_broker.kill)
-        await eventually(lambda: _true(not consumer.health.connected))
+        await eventually(lambda: _true(not consumer.connected))
         await asyncio.to_thread(frail_broker.start)
         await send_all(producer, topic, numbers(30, 60))
         await reading.until(set(numbers(0, 60)))
         assert await committed_all(frail, topic, group)
-        await eventually(lambda: _true(consumer.health.connected))
+        await eventually(lambda: _true(consumer.connected))
     assert_each_change_is_logged_once(caplog, ["connected", "lost", "connected"])
 
 
