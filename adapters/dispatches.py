@@ -297,7 +297,7 @@ class DispatchStore:
         The record remembers the previous lease, so that a redelivered acceptance cannot take the run back.
         """
         previous = record.lease.lease_id if record.lease else None
-        update: Fields = {"$set": {"lease": _lease(lease), "updated_at": moment(at)}}
+        update: Fields = {"$set": {"lease": asdict(lease), "updated_at": moment(at)}}
         if previous is not None:
             update["$push"] = {"past_leases": {"$each": [previous], "$slice": -PAST_LEASES}}
         if record.accepted_at is None:
@@ -516,10 +516,6 @@ def _counted(batches: int) -> Fields:
     return {"$inc": {"batches": batches}} if batches else {}
 
 
-def _lease(lease: WorkerLease) -> dict[str, Any]:
-    return {name: getattr(lease, name) for name in WorkerLease.__dataclass_fields__}
-
-
 def _renewal(key: str, lease: WorkerLease, batches: int, at: float) -> tuple[Fields, Fields]:
     """Return the filter and the update that renew a lease."""
     update: Fields = {
@@ -531,7 +527,7 @@ def _renewal(key: str, lease: WorkerLease, batches: int, at: float) -> tuple[Fie
 
 
 @translate_errors
-async def last_heard(db: Database, task_id: str) -> dict[tuple[str, int], float]:
+async def last_event_times(db: Database, task_id: str) -> dict[tuple[str, int], float]:
     """Return the time of the last event by node id and epoch, for the attempts that a worker has accepted.
 
     Every event extends a lease by its duration and a margin. The result may be too late by this margin, a tenth of the

@@ -131,7 +131,7 @@ class Placement:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-    def _rank_partition(self, role: str, known: _RolePartitions) -> tuple[Counter[int], Counter[str]]:
+    def _count_commands(self, role: str, known: _RolePartitions) -> tuple[Counter[int], Counter[str]]:
         """Return unaccepted commands by partition, and running attempts by group member."""
         outstanding, busy = Counter(known.planned), Counter[str]()
         own = {record.key: record for record in self._records() if record.attempt.role == role}
@@ -203,7 +203,8 @@ def choose_partition(
         return _rank_partition(partition, owners.get(partition), outstanding, busy, waiting)
 
     least = min(load(partition) for partition in partitions)
-    return _take_turn(last, [partition for partition in partitions if load(partition) == least])
+    best = [partition for partition in partitions if load(partition) == least]
+    return min(best, key=lambda partition: (partition <= last, partition))
 
 
 def _count_waiting(owners: Mapping[int, str], outstanding: Mapping[int, int]) -> dict[str, int]:
@@ -226,11 +227,6 @@ def _rank_partition(
         return (1 if queued == 0 else 2, queued, queued)
     ahead = busy.get(owner, 0) + waiting[owner]
     return (0 if ahead == 0 else 2, ahead, queued)
-
-
-def _take_turn(last: int, candidates: Collection[int]) -> int:
-    """Return the smallest candidate above `last`, or the smallest of all."""
-    return min(candidates, key=lambda partition: (partition <= last, partition))
 
 
 class CommandSender:

@@ -20,6 +20,7 @@ from flowkit.adapters.dispatches import DispatchState, OutcomeKind
 from flowkit.attempt.failures import failed_attempt
 from flowkit.attempt.first_batch import signal_first_batch
 from flowkit.attempt.steps import mark
+from flowkit.attempt.supervision import pending
 from flowkit.bridge.context import RecentEntries, activity_id
 from flowkit.bridge.rules.outcomes import not_requested, refused, withdrawn
 from flowkit.errors import FlowKitError

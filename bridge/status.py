@@ -100,7 +100,10 @@ class StatusEvents:
             by_node.setdefault(event.node, []).append(event)
         flagged = asyncio.create_task(self._read_flagged_tasks(events))
         found = await self._find_records(events)
-        runs = [NodeRun(_select_records(some, found), at, flagged) for some in by_node.values()]
+        runs = [
+            NodeRun({key: found[key] for key in map(record_key, some) if key in found}, at, flagged)
+            for some in by_node.values()
+        ]
         nodes = (self._handle_node(run, some) for run, some in zip(runs, by_node.values(), strict=True))
         results = await asyncio.gather(flagged, *nodes, return_exceptions=True)
         for run in runs:
@@ -408,13 +411,6 @@ def _is_batch(run: NodeRun, event: StatusEvent) -> bool:
 def _is_logged(event: StatusEvent | BadEvent, record: Dispatch | None) -> TypeGuard[StatusEvent]:
     """Return whether an event is about a dispatched attempt. Otherwise, anyone could fill the log."""
     return isinstance(event, StatusEvent) and record is not None and record.attempt.role == event.role
-
-
-def _select_records(
-    events: Iterable[StatusEvent | BadEvent], found: dict[str, Dispatch]
-) -> dict[str, Dispatch]:
-    """Return the records of `found` that the events are about."""
-    return {key: found[key] for key in map(record_key, events) if key in found}
 
 
 def _raise_first(results: Iterable[object]) -> None:

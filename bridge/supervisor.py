@@ -405,15 +405,13 @@ class Supervisor:
         record, now = attempt.record, self._context.now()
         if record.cancel is not None:
             return
-        why = reason or await self._cancel_reason(record)
+        tasks = self._context.stores.tasks
+        flagged = reason or await self._context.db(lambda: tasks.cancel_flag(record.attempt))
+        why = flagged or "cancelled"
         updated = await self._context.db(lambda: self._dispatches.request_cancel(record.key, why, now))
         if updated is None:
             return
         attempt.update(updated, self._context.monotonic())
-
-    async def _cancel_reason(self, record: Dispatch) -> str:
-        tasks = self._context.stores.tasks
-        return await self._context.db(lambda: tasks.cancel_flag(record.attempt)) or "cancelled"
 
 
 class AttemptChecks:

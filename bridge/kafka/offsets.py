@@ -49,9 +49,11 @@ class Offsets:
     async def committed(self, group: str, topic: str) -> dict[int, int | None]:
         """Return the committed offset of each partition; None where the group has none."""
         partitions = await self.partitions(topic)
-        return await self._call(
-            lambda: self._committed(group, topic, partitions), f"reading the offsets of the group {group}"
-        )
+
+        async def read() -> dict[int, int | None]:
+            return await committed_offsets(await self._open_admin(), group, topic, partitions)
+
+        return await self._call(read, f"reading the offsets of the group {group}")
 
     async def ends(self, topic: str) -> dict[int, int]:
         """Return, for each partition, the offset that its next record will get."""
@@ -143,9 +145,6 @@ class Offsets:
         except KafkaUnavailable:
             await self.close()
             raise
-
-    async def _committed(self, group: str, topic: str, partitions: tuple[int, ...]) -> dict[int, int | None]:
-        return await committed_offsets(await self._open_admin(), group, topic, partitions)
 
     async def _edges(self, method: str, topic: str, partitions: tuple[int, ...]) -> dict[int, int]:
         from aiokafka import TopicPartition

@@ -19,7 +19,7 @@ from tests.contract.builders import (
     stored_node,
 )
 
-from flowkit.adapters.dispatches import last_heard
+from flowkit.adapters.dispatches import last_event_times
 from flowkit.adapters.tasks.cancel_flags import CancelFlag
 from flowkit.adapters.worker_registry import WorkerRegistry
 from flowkit.models import NodeStatus, TaskStatus
@@ -116,4 +116,4 @@ async def test_last_event_of_an_external_attempt_follows_from_its_lease(db: Any)
     base: dict[str, Any] = {"task_id": "t", "attempt_epoch": 3, "state": "open"}
     for number, row in enumerate(rows):
         await db.dispatches.insert_one({"_id": str(number), **base, **row})
-    assert await last_heard(db, "t") == {("new", 3): 90.0, ("old", 3): 80.0}
+    assert await last_event_times(db, "t") == {("new", 3): 90.0, ("old", 3): 80.0}

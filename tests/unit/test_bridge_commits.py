@@ -117,7 +117,7 @@ class Bridge:
         self.allowed.set()
         stores = SimpleNamespace(dispatches=self, events=self)
         self.context: Any = SimpleNamespace(db=self.db, now=lambda: NOW, stores=stores)
-        self.supervisor: Any = SimpleNamespace(saw=lambda _: None, refresh_soon=self.refresh_soon)
+        self.supervisor: Any = SimpleNamespace(update_record=lambda _: None, refresh_soon=self.refresh_soon)
 
     async def db(self, call: Callable[[], Awaitable[Any]]) -> Any:
         self.begun.set()

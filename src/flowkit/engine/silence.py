@@ -18,7 +18,7 @@ from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateRPCTimeou
 from temporalio.service import RPCError
 
 from flowkit import temporal_names
-from flowkit.adapters.dispatches import last_heard
+from flowkit.adapters.dispatches import last_event_times
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX, WorkerRegistry
 from flowkit.attempt.pollers import recent_pollers
 from flowkit.models import SilenceReport, SilentAttempt
@@ -114,7 +114,7 @@ class SilenceCheck:
         """Return the attempts; those of external workers with the time of their workers' last events."""
         if not any(attempt.external for attempt in attempts):
             return attempts
-        heard = await last_heard(self._db, task_id)
+        heard = await last_event_times(self._db, task_id)
         return [
             replace(attempt, heard_at=heard.get((attempt.node_id, attempt.epoch)))
             if attempt.external
