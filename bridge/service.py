@@ -26,7 +26,7 @@ from flowkit.bridge.context import BridgeContext, Stores
 from flowkit.bridge.delivery import Delivery, FirstBatches
 from flowkit.bridge.dispatcher import Dispatcher
 from flowkit.bridge.kafka import clients
-from flowkit.bridge.kafka.connection import KafkaConnection
+from flowkit.bridge.kafka.clients import KafkaConnection
 from flowkit.bridge.kafka.consumer import RecordConsumer
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.producer import Producer
@@ -215,7 +215,7 @@ class Bridge:
         await self._placement.stop()
         await self.context.producer.stop()
         await self.context.offsets.close()
-        await clients.all_closed(_CLIENTS_CLOSE_SEC)
+        await clients.wait_closed(_CLIENTS_CLOSE_SEC)
 
     async def _supervise(self) -> None:
         await self.supervisor.tick()

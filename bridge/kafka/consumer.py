@@ -12,8 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from flowkit.attempt.background import LoopHealth
-from flowkit.attempt.outages import OutageLogger
+from flowkit.attempt.background import LoopHealth, OutageLogger
 from flowkit.bridge.kafka import clients
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from aiokafka import ConsumerRecord
 
-    from flowkit.bridge.kafka.connection import KafkaConnection
+    from flowkit.bridge.kafka.clients import KafkaConnection
 
     Handle = Callable[[Sequence[ConsumerRecord]], Awaitable[None]]
     Settle = Callable[[], Awaitable[None]]
@@ -96,7 +95,7 @@ class RecordConsumer:
 
     async def _connect_and_read(self) -> None:
         try:
-            client = await clients.started(self._client())
+            client = await clients.start(self._client())
         except clients.connect_errors() as error:
             self._lost(error)
             return

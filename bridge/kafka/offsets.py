@@ -13,7 +13,7 @@ from flowkit.errors import KafkaUnavailable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from flowkit.bridge.kafka.connection import KafkaConnection
+    from flowkit.bridge.kafka.clients import KafkaConnection
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ class Offsets:
         what, address = f"searching {topic}", self._connection.bootstrap
         search = _Search(self._connection, topic, partition)
         try:
-            offsets = await clients.bounded(lambda: search.open(start), what=what, address=address)
+            offsets = await clients.call_with_retries(lambda: search.open(start), what=what, address=address)
             return await search.run(offsets, dedup_id)
         except clients.kafka_errors() as error:
             raise clients.unavailable(what, address, error) from error
@@ -141,7 +141,7 @@ class Offsets:
 
     async def _call(self, call: Callable[[], Awaitable[T]], what: str) -> T:
         try:
-            return await clients.bounded(call, what=what, address=self._connection.bootstrap)
+            return await clients.call_with_retries(call, what=what, address=self._connection.bootstrap)
         except KafkaUnavailable:
             await self.close()
             raise
@@ -164,7 +164,7 @@ class Offsets:
 
         async with self._connecting:
             if self._admin is None:
-                self._admin = await clients.started(AIOKafkaAdminClient(**_options(self._connection)))
+                self._admin = await clients.start(AIOKafkaAdminClient(**_options(self._connection)))
             return self._admin
 
     async def _open_consumer(self) -> Any:
@@ -172,7 +172,7 @@ class Offsets:
 
         async with self._connecting:
             if self._consumer is None:
-                self._consumer = await clients.started(AIOKafkaConsumer(**_options(self._connection)))
+                self._consumer = await clients.start(AIOKafkaConsumer(**_options(self._connection)))
             return self._consumer
 
 
@@ -203,7 +203,7 @@ class _Search:
         if self._consumer is None:
             options = {**_options(self._connection), "auto_offset_reset": "earliest"}
             options |= dict.fromkeys(("max_partition_fetch_bytes", "fetch_max_bytes"), _FIND_BYTES)
-            self._consumer = await clients.started(AIOKafkaConsumer(**options))
+            self._consumer = await clients.start(AIOKafkaConsumer(**options))
             self._consumer.assign([where])
         end = (await self._consumer.end_offsets([where]))[where]
         begin = (await self._consumer.beginning_offsets([where]))[where]

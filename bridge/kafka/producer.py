@@ -11,7 +11,7 @@ from flowkit.bridge.kafka import clients
 from flowkit.errors import CommandTooLarge, KafkaUnavailable, SendUncertain
 
 if TYPE_CHECKING:
-    from flowkit.bridge.kafka.connection import KafkaConnection
+    from flowkit.bridge.kafka.clients import KafkaConnection
 
 _logger = logging.getLogger("flowkit.bridge")
 
@@ -39,7 +39,7 @@ class Producer:
         """Connect. Raises KafkaUnavailable if Kafka does not respond in time; sends then try again."""
         async with self._connecting:
             if self._client is None:
-                self._client = await clients.bounded(
+                self._client = await clients.call_with_retries(
                     self._connect,
                     what="connecting the producer",
                     address=self._connection.bootstrap,
@@ -146,7 +146,7 @@ class Producer:
             request_timeout_ms=int(CONNECT_TIMEOUT_SEC * 1000),
         )
         _never_expire_records(client)
-        return await clients.started(client)
+        return await clients.start(client)
 
     async def _replace(self, client: Any) -> None:
         """Close a client whose sequence of records is broken. The next send opens another one."""

@@ -14,7 +14,7 @@ from flowkit.validation import settings
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from flowkit.bridge.kafka.connection import KafkaConnection
+    from flowkit.bridge.kafka.clients import KafkaConnection
     from flowkit.config import CoordinatorConfig
 
 _logger = logging.getLogger("flowkit.bridge")
@@ -179,7 +179,7 @@ class Provisioner:
             if missing := await self._missing(admin, topics):
                 raise LeaderNotAvailableError(f"no leader, or no ACL to describe them: {_listed(missing)}")
 
-        await clients.bounded(
+        await clients.call_with_retries(
             check,
             what=f"creating the topics {_listed(topics)}",
             address=self._connection.bootstrap,
@@ -196,7 +196,7 @@ class Provisioner:
         topic, group = self._topics.cmd(role), worker_group(role)
         what = f"committing the first offsets of the group {group}"
         seeding = _Seeding(self._connection, topic, group, from_start=topic in self._created)
-        return await clients.bounded(
+        return await clients.call_with_retries(
             seeding.run, what=what, address=self._connection.bootstrap, limit=CREATE_TIMEOUT_SEC
         )
 
@@ -219,12 +219,12 @@ class _Admin:
         from aiokafka.admin import AIOKafkaAdminClient
 
         timeout_ms = int(CREATE_TIMEOUT_SEC * 1000)
-        self._client = await clients.started(
+        self._client = await clients.start(
             AIOKafkaAdminClient(**self._connection.options(), request_timeout_ms=timeout_ms)
         )
 
     async def _call(self, call: Any, what: str) -> Any:
-        return await clients.bounded(
+        return await clients.call_with_retries(
             call, what=what, address=self._connection.bootstrap, limit=CREATE_TIMEOUT_SEC
         )
 
@@ -284,7 +284,7 @@ class _Seeding:
         from aiokafka import AIOKafkaConsumer
 
         timeout_ms = int(clients.REQUEST_TIMEOUT_SEC * 1000)
-        return await clients.started(
+        return await clients.start(
             AIOKafkaConsumer(
                 **self._connection.options(),
                 group_id=self._group,

@@ -12,7 +12,7 @@ from aiokafka.errors import KafkaConnectionError
 from tests.unit.bridge_records import NOW, event, record
 
 from flowkit.bridge.kafka import consumer
-from flowkit.bridge.kafka.connection import KafkaConnection
+from flowkit.bridge.kafka.clients import KafkaConnection
 from flowkit.bridge.kafka.consumer import Commits
 from flowkit.bridge.rules.fencing import new_lease
 from flowkit.bridge.status import EventLog, Renewals

@@ -51,7 +51,7 @@ async def bounded(*results: Any, limit: float = 5) -> Any:
             raise result
         return result
 
-    return await clients.bounded(call, what="reading", address="kafka:9092", limit=limit)
+    return await clients.call_with_retries(call, what="reading", address="kafka:9092", limit=limit)
 
 
 async def test_transient_errors_are_retried() -> None:
@@ -76,13 +76,13 @@ async def test_mistakes_of_the_code_are_not_hidden() -> None:
 async def test_a_client_that_does_not_start_is_closed() -> None:
     client = Client(error=errors.KafkaConnectionError())
     with pytest.raises(errors.KafkaConnectionError):
-        await clients.started(client)
+        await clients.start(client)
     assert client.closed.is_set()
 
 
 async def test_a_client_that_is_cancelled_while_it_connects_is_closed_afterwards() -> None:
     client = Client()
-    starting = asyncio.create_task(clients.started(client))
+    starting = asyncio.create_task(clients.start(client))
     await asyncio.wait([starting], timeout=0.01)
     starting.cancel()
     await asyncio.wait([starting])
@@ -112,7 +112,7 @@ async def test_aiokafka_is_silent_unless_the_application_has_set_its_level(
     monkeypatch.setattr(logger, "level", before)
     client = Client()
     client.may_connect.set()
-    await clients.started(client)
+    await clients.start(client)
     assert logger.level == after
 
 

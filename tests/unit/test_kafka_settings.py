@@ -14,8 +14,8 @@ import trustme
 from aiokafka import errors
 
 from flowkit import CoordinatorConfig
-from flowkit.bridge.kafka import clients, connection
-from flowkit.bridge.kafka.connection import KafkaConnection
+from flowkit.bridge.kafka import clients
+from flowkit.bridge.kafka.clients import KafkaConnection
 from flowkit.bridge.kafka.offsets import has_dedup_id
 from flowkit.bridge.kafka.topics import Topics
 from flowkit.errors import ConfigError, KafkaUnavailable
@@ -173,7 +173,7 @@ async def test_an_address_that_the_broker_names_but_no_client_reaches_is_reporte
             return ["internal:9092"]
         raise socket.gaierror(-2, "unknown")
 
-    monkeypatch.setattr(connection, "_brokers_named_by", brokers)
+    monkeypatch.setattr(clients, "_brokers_named_by", brokers)
     with pytest.raises(KafkaUnavailable, match=r"kafka:9092 names internal:9092 .* advertised\.listeners"):
         await KafkaConnection("kafka:9092").check(1)
 

@@ -10,7 +10,7 @@ import pytest
 
 from flowkit import CoordinatorConfig
 from flowkit.bridge.kafka import clients
-from flowkit.bridge.kafka.connection import KafkaConnection
+from flowkit.bridge.kafka.clients import KafkaConnection
 from flowkit.local import Kafka
 from tests.integration.bridge.external_tasks import ExternalTasks
 
@@ -67,7 +67,7 @@ def names(kafka: Broker) -> Names:
 async def _closed_clients() -> AsyncIterator[None]:
     """Clients that leave a group during a rebalance close in the background; the loop must not end before them."""
     yield
-    await clients.all_closed(60)
+    await clients.wait_closed(60)
 
 
 @pytest.fixture

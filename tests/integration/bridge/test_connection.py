@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trustme
 
-from flowkit.bridge.kafka.connection import KafkaConnection
+from flowkit.bridge.kafka.clients import KafkaConnection
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.topics import Provisioner
 from flowkit.errors import KafkaUnavailable
