@@ -22,7 +22,7 @@ from flowkit.attempt.first_batch import signal_first_batch
 from flowkit.attempt.steps import mark
 from flowkit.attempt.supervision import pending
 from flowkit.bridge.context import RecentEntries, activity_id
-from flowkit.bridge.rules.outcomes import not_requested, refused, withdrawn
+from flowkit.bridge.rules.outcomes import not_requested, outcome_of_error, withdrawn
 from flowkit.errors import FlowKitError
 from flowkit.models import AttemptResult
 from flowkit.text import clean
@@ -138,7 +138,7 @@ class Delivery:
             try:
                 await self._finish_node(record, outcome)
             except FlowKitError as error:
-                outcome = refused(error, outcome.at, outcome.worker_id)
+                outcome = outcome_of_error(error, outcome.at, outcome.worker_id)
         if await self._report(record, outcome):
             await self._context.db(lambda: self._reported(record, outcome.kind))
 

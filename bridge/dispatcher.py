@@ -24,7 +24,7 @@ from flowkit.attempt.failures import failed_attempt, from_error, lost, unexpecte
 from flowkit.attempt.steps import begin, check_database
 from flowkit.attempt.supervision import HeartbeatThrottle, report_flag
 from flowkit.bridge.rules.messages import pull_of, task_start
-from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, refused
+from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, outcome_of_error
 from flowkit.errors import EpochTaken, FlowKitError
 from flowkit.models import AttemptInput, AttemptResult, NodeIO
 
@@ -159,7 +159,7 @@ class Dispatcher:
             await self._prepare(attempt, record)
             offset = await self._sender.send(attempt, record)
         except FlowKitError as error:
-            await self._end_own(record.key, refused(error, self._context.now()))
+            await self._end_own(record.key, outcome_of_error(error, self._context.now()))
             raise
         finally:
             self._placement.note_sent(attempt.role, record.partition, offset)

@@ -33,7 +33,7 @@ from flowkit.bridge.rules.fencing import (
     record_key,
 )
 from flowkit.bridge.rules.messages import BadEvent, Malformed, StatusEvent, bad_event, read_status
-from flowkit.bridge.rules.outcomes import of_event, refused
+from flowkit.bridge.rules.outcomes import outcome_of, outcome_of_error
 from flowkit.errors import Fenced, FlowKitError, StoreRefused, StoreUnavailable
 from flowkit.limits import LARGEST_EPOCH, LAST_ERROR_CHARS
 from flowkit.protocol.messages import EvBatchFailed, EvBatchOk, EventKind, EvTaskDone
@@ -180,7 +180,7 @@ class StatusEvents:
 
     async def _refuse(self, run: NodeRun, event: StatusEvent | BadEvent, error: Exception) -> None:
         """End the attempt of an event that cannot be handled, and stop its worker."""
-        outcome = refused(error, run.at)
+        outcome = outcome_of_error(error, run.at)
         try:
             ended = await self._store_outcome(record_key(event), outcome)
         except StoreRefused:
@@ -328,14 +328,14 @@ class StatusEvents:
             if record.cancel is None:
                 await self._hold(run, record, event, batches)
                 return
-        key, outcome = record.key, of_event(record, event, run.at)
+        key, outcome = record.key, outcome_of(record, event, run.at)
         ended = await self._context.db(lambda: self._stores.dispatches.end(key, outcome, batches))
         if ended is not None:
             await self._deliver(run, ended, event)
 
     async def _hold(self, run: NodeRun, record: Dispatch, event: StatusEvent, batches: int) -> None:
         """Keep the outcome of a run that pulls until its sources have ended."""
-        key, outcome = record.key, of_event(record, event, run.at)
+        key, outcome = record.key, outcome_of(record, event, run.at)
         held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome, batches))
         if held is not None:
             run.put(held)
@@ -355,7 +355,7 @@ class StatusEvents:
             if (flag := await self._read_flag(run, ended)) is not None:
                 request = CancelRequest(reason=flag.reason, at=run.at)
                 cancelled = replace(ended, cancel=request)
-                cancelled = replace(cancelled, outcome=of_event(cancelled, event, run.at))
+                cancelled = replace(cancelled, outcome=outcome_of(cancelled, event, run.at))
                 await self._context.db(lambda: self._stores.dispatches.count_as_cancelled(cancelled))
                 ended = cancelled
         finally:

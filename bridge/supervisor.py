@@ -26,7 +26,14 @@ from flowkit.attempt.background import error_summary
 from flowkit.attempt.supervision import heartbeat_pause_sec
 from flowkit.bridge.commands import ShownWaits
 from flowkit.bridge.rules.fencing import left_sec
-from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, lease_lost, refused, timeout, yielded
+from flowkit.bridge.rules.outcomes import (
+    cancelled,
+    dispatch_lost,
+    idle_sources,
+    lease_lost,
+    outcome_of_error,
+    timeout,
+)
 from flowkit.errors import FlowKitError, KafkaUnavailable
 
 if TYPE_CHECKING:
@@ -218,7 +225,9 @@ class Supervisor:
         node_id = attempt.record.attempt.node_id
         if not error.retryable:
             try:
-                await self._checks.end(attempt, refused(error, self._context.now()), stop_worker=True)
+                await self._checks.end(
+                    attempt, outcome_of_error(error, self._context.now()), stop_worker=True
+                )
             except FlowKitError as problem:
                 error = problem
         if attempt.problem != str(error) and not isinstance(error, KafkaUnavailable):
@@ -483,7 +492,7 @@ class AttemptChecks:
         assert lease is not None
         left = left_sec(lease, now - attempt.heard_at)
         if left > 0 and await self._should_yield(attempt, now):
-            await self.end(attempt, yielded(at), stop_worker=True)
+            await self.end(attempt, idle_sources(at), stop_worker=True)
             return
         if limit is not None and record.accepted_at is not None and at >= record.accepted_at + limit:
             await self.end(attempt, timeout(limit, at), stop_worker=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flowkit import reason_codes
 from flowkit.adapters.dispatches import Outcome, OutcomeKind
 from flowkit.adapters.metrics import UNSTORABLE, storable
-from flowkit.attempt.failures import failure, from_error, lost, not_now, timed_out, unexpected
+from flowkit.attempt.failures import failure, from_error, lost, timed_out, unexpected, yielded
 from flowkit.errors import FlowKitError
 from flowkit.protocol.messages import EvTaskDone, EvTaskFailed
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptFailure
 
 
-def of_event(record: Dispatch, event: StatusEvent, at: float) -> Outcome:
+def outcome_of(record: Dispatch, event: StatusEvent, at: float) -> Outcome:
     """Return the outcome that a terminal event reports. After a cancel request, every end counts as cancelled (H11)."""
     payload, worker_id = event.event, event.worker_id
     if record.cancel is None and isinstance(payload, EvTaskFailed):
@@ -34,13 +34,13 @@ def _done(payload: EvTaskDone, at: float, worker_id: str) -> Outcome:
         metrics, _ = storable("metrics of TASK_DONE", payload.metrics)
         ref, _ = storable("artifacts_ref of TASK_DONE", payload.artifacts_ref or {})
     except UNSTORABLE as error:
-        return refused(error, at, worker_id)
+        return outcome_of_error(error, at, worker_id)
     return Outcome(
         kind=OutcomeKind.DONE, at=at, worker_id=worker_id, metrics=metrics, artifacts_ref=ref or None
     )
 
 
-def refused(error: Exception, at: float, worker_id: str = "") -> Outcome:
+def outcome_of_error(error: Exception, at: float, worker_id: str = "") -> Outcome:
     """Return the outcome of an attempt that ended with an error in the bridge. An unexpected one uses a retry."""
     cause = from_error(error) if isinstance(error, FlowKitError) else unexpected(error)
     return _failed(cause, at, worker_id)
@@ -63,12 +63,12 @@ def lease_lost(record: Dispatch, at: float) -> Outcome:
 
 def dispatch_lost(why: str, at: float) -> Outcome:
     """Return the outcome of an attempt whose command no worker runs. Its redispatch uses no budget."""
-    return _failed(not_now(reason_codes.DISPATCH_LOST, why), at)
+    return _failed(yielded(reason_codes.DISPATCH_LOST, why), at)
 
 
 def not_in_topic() -> AttemptFailure:
     """Return the failure of an attempt whose command is not in its topic."""
-    return not_now(reason_codes.DISPATCH_LOST, "Kafka has not stored the command")
+    return yielded(reason_codes.DISPATCH_LOST, "Kafka has not stored the command")
 
 
 def timeout(limit_sec: float, at: float) -> Outcome:
@@ -84,13 +84,13 @@ def unclaimed(count: int, source: str, at: float, *, progressed: bool) -> Outcom
     text = (
         f"the worker finished without {count} batches, for example of node {source!r}; another run reads them"
     )
-    return _failed(replace(not_now(reason_codes.UNCLAIMED_BATCHES, text), progressed=progressed), at)
+    return _failed(replace(yielded(reason_codes.UNCLAIMED_BATCHES, text), progressed=progressed), at)
 
 
-def yielded(at: float) -> Outcome:
+def idle_sources(at: float) -> Outcome:
     """Return the outcome of a run that has read all batches so far, and none of whose sources is running."""
     text = "no node that it pulls from is running; it continues when one runs"
-    return _failed(not_now(reason_codes.YIELDED, text), at)
+    return _failed(yielded(reason_codes.YIELDED, text), at)
 
 
 def uid_clash(uid: str, sources: list[str], at: float) -> Outcome:
@@ -111,7 +111,7 @@ def not_requested(at: float, worker_id: str) -> Outcome:
 def withdrawn() -> AttemptFailure:
     """Return the yield of a run that was stopped because of a cancel flag that is no longer set."""
     text = "the run was stopped by a cancel flag, which was unset before Temporal cancelled the attempt"
-    return not_now(reason_codes.CANCEL_PENDING, text)
+    return yielded(reason_codes.CANCEL_PENDING, text)
 
 
 def _failed(cause: AttemptFailure, at: float, worker_id: str = "") -> Outcome:

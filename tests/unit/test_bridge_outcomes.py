@@ -32,7 +32,7 @@ def failure_of(outcome: Outcome) -> AttemptFailure:
 
 def ended(kind: str, payload: dict[str, Any] | None = None) -> Outcome:
     """Return the outcome of a terminal event of worker w1."""
-    return outcomes.of_event(record(), event(kind, payload), NOW)
+    return outcomes.outcome_of(record(), event(kind, payload), NOW)
 
 
 # --- terminal events ----------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def test_codes_and_texts_of_workers_are_bounded(payload: dict[str, Any], code: s
 
 @pytest.mark.parametrize("kind", ["TASK_DONE", "TASK_FAILED", "CANCELLED"])
 def test_after_a_cancel_request_every_end_is_a_cancel(kind: str) -> None:
-    found = outcomes.of_event(CANCELLED, event(kind), NOW)
+    found = outcomes.outcome_of(CANCELLED, event(kind), NOW)
     assert (found.kind, found.failure) == (OutcomeKind.CANCELLED, None)
 
 
@@ -117,8 +117,8 @@ def test_texts_name_the_worker_the_source_and_the_uid() -> None:
 
 
 def test_an_error_of_mongodb_is_free_and_any_other_permanent_unless_it_is_temporary() -> None:
-    assert failure_of(outcomes.refused(StoreUnavailable("away"), NOW)).kind is FREE
-    assert not failure_of(outcomes.refused(KafkaUnavailable("away"), NOW)).permanent
+    assert failure_of(outcomes.outcome_of_error(StoreUnavailable("away"), NOW)).kind is FREE
+    assert not failure_of(outcomes.outcome_of_error(KafkaUnavailable("away"), NOW)).permanent
 
 
 # --- stored outcomes ----------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from flowkit.bridge.rules.messages import (
     read_reply,
     read_status,
 )
-from flowkit.bridge.rules.outcomes import of_event
+from flowkit.bridge.rules.outcomes import outcome_of
 from flowkit.bridge.status import log_rows
 from flowkit.limits import ID_CHARS, KAFKA_RECORD_BYTES, LARGEST_EPOCH
 from flowkit.protocol.messages import EvWorkerOnline
@@ -48,7 +48,7 @@ VALID = {hostile.Malformed.nul_character, hostile.Malformed.huge_integer, hostil
 """Records that are valid messages with metrics that MongoDB may not be able to store."""
 
 
-def outcome_of(read: Callable[[bytes | None], object], given_value: bytes | None) -> object:
+def result_of(read: Callable[[bytes | None], object], given_value: bytes | None) -> object:
     """Return what a reader returns, or Malformed."""
     try:
         return read(given_value)
@@ -112,7 +112,7 @@ def test_a_signal_in_the_status_topic_is_ignored() -> None:
 @pytest.mark.parametrize("read", READERS)
 def test_every_kind_of_malformed_record_is_recognized(read: Callable[[bytes | None], object]) -> None:
     for kind in list(hostile.Malformed):
-        found = outcome_of(read, hostile.malformed(kind, message()))
+        found = result_of(read, hostile.malformed(kind, message()))
         if kind in VALID and read is read_event:
             assert isinstance(found, StatusEvent)
         elif kind in UNKNOWN and read is not read_reply:
@@ -124,27 +124,27 @@ def test_every_kind_of_malformed_record_is_recognized(read: Callable[[bytes | No
 @pytest.mark.parametrize("read", READERS)
 def test_a_value_without_an_envelope_is_malformed(read: Callable[[bytes | None], object]) -> None:
     for given_value in [None, b"", b"null", b"[]", b"0", b'"x"', b"{}", b"\xff", b"{", b"NaN"]:
-        assert outcome_of(read, given_value) is Malformed
+        assert result_of(read, given_value) is Malformed
 
 
 @pytest.mark.parametrize(
     "given_value", [b"[" * 100_000, b'{"payload":' * 100_000, b"[" * 1_000 + b"]" * 1_000], ids=len
 )
 def test_deep_nesting_is_malformed(given_value: bytes) -> None:
-    assert outcome_of(read_event, given_value) is Malformed
+    assert result_of(read_event, given_value) is Malformed
 
 
 def test_deeply_nested_metrics_are_malformed() -> None:
     deep: Any = 0
     for _ in range(500):
         deep = [deep]
-    assert outcome_of(read_event, value("BATCH_OK", {"metrics": {"x": deep}})) is Malformed
+    assert result_of(read_event, value("BATCH_OK", {"metrics": {"x": deep}})) is Malformed
 
 
 def test_a_record_beyond_the_limit_is_malformed() -> None:
     largest = value("BATCH_OK").ljust(KAFKA_RECORD_BYTES)
     assert isinstance(read_event(largest), StatusEvent)
-    assert outcome_of(read_event, largest + b" ") is Malformed
+    assert result_of(read_event, largest + b" ") is Malformed
 
 
 def test_an_invalid_envelope_is_malformed() -> None:
@@ -178,7 +178,7 @@ def test_an_invalid_envelope_is_malformed() -> None:
         {"task_id": "\ud800"},
     ]
     for changes in invalid:
-        assert outcome_of(read_event, value(**changes)) is Malformed
+        assert result_of(read_event, value(**changes)) is Malformed
 
 
 @pytest.mark.parametrize(
@@ -205,14 +205,14 @@ def test_an_invalid_envelope_is_malformed() -> None:
     ids=lambda each: str(each)[:40],
 )
 def test_an_invalid_payload_is_malformed(kind: str, payload: dict[str, Any]) -> None:
-    assert outcome_of(read_event, value(kind, payload)) is Malformed
+    assert result_of(read_event, value(kind, payload)) is Malformed
 
 
 @pytest.mark.parametrize("kind", [*PAYLOADS, "WORKER_OFFLINE"])
 def test_a_record_without_a_worker_is_malformed(kind: str) -> None:
     for worker_id in [None, "", 7]:
         read = read_announce if kind == "WORKER_OFFLINE" else read_event
-        assert outcome_of(read, value(kind, {"worker_id": worker_id})) is Malformed
+        assert result_of(read, value(kind, {"worker_id": worker_id})) is Malformed
 
 
 # --- whose malformed record it is ---------------------------------------------------------------------------------
@@ -288,20 +288,20 @@ def use(found: StatusEvent) -> None:
     document_deadline_ms(found, renewed(held.lease, found, NOW))
     log_rows([found], 1.0)
     if found.event.kind in TERMINAL:
-        assert isinstance(of_event(held, found, NOW), Outcome)
+        assert isinstance(outcome_of(held, found, NOW), Outcome)
 
 
 @given(given_value=st.binary(max_size=50) | JSON.map(lambda given_json: json.dumps(given_json).encode()))
 @settings(max_examples=examples(60))
 @pytest.mark.parametrize("read", READERS)
 def test_any_value_is_read_or_malformed(read: Callable[[bytes | None], object], given_value: bytes) -> None:
-    assert outcome_of(read, given_value) in (None, Malformed)
+    assert result_of(read, given_value) in (None, Malformed)
 
 
 @given(given_value=changed_records())
 @settings(max_examples=examples(100))
 def test_any_event_is_used_ignored_or_malformed(given_value: bytes) -> None:
-    found = outcome_of(read_event, given_value)
+    found = result_of(read_event, given_value)
     if isinstance(found, StatusEvent):
         use(found)
     else:
@@ -311,6 +311,6 @@ def test_any_event_is_used_ignored_or_malformed(given_value: bytes) -> None:
 @given(given_value=changed_records())
 @settings(max_examples=examples(60))
 def test_any_announcement_is_used_ignored_or_malformed(given_value: bytes) -> None:
-    found: Any = outcome_of(read_announce, given_value)
+    found: Any = result_of(read_announce, given_value)
     if found not in (None, Malformed) and isinstance(found[1], EvWorkerOnline):
         announced_fields(found[1], len(given_value))

@@ -21,7 +21,7 @@ INDEPENDENT = "flowkit.testing.external"
 FIELDS = {"code", "type", "reason_code", "cause", "permanent_on"}
 """Names of keywords, attributes and parameters whose value is a reason code."""
 
-REPORTS = {"failure", "lost", "not_now"}
+REPORTS = {"failure", "lost", "yielded"}
 """Functions of `attempt.failures` whose first argument is a reason code."""
 
 NAMING = {

@@ -54,7 +54,7 @@ def from_error(error: FlowKitError) -> AttemptFailure:
         case Fenced():
             return AttemptFailure(kind=FailureKind.FENCED, code=error.code, message=message)
         case StoreUnavailable():
-            return not_now(error.code, message)
+            return yielded(error.code, message)
         case _:
             return AttemptFailure(
                 kind=FailureKind.FAILURE, code=error.code, message=message, permanent=not error.retryable
@@ -80,7 +80,7 @@ def timed_out(limit_sec: float) -> AttemptFailure:
     )
 
 
-def not_now(code: str, message: str) -> AttemptFailure:
+def yielded(code: str, message: str) -> AttemptFailure:
     """Return the yield of an attempt that cannot proceed for an external reason. Its retry uses no budget."""
     return AttemptFailure(kind=FailureKind.YIELDED, code=code, message=cut(message))
 

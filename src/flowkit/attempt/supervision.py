@@ -32,9 +32,9 @@ from flowkit.attempt.failures import (
     from_error,
     handed_over,
     lost,
-    not_now,
     timed_out,
     unexpected,
+    yielded,
 )
 from flowkit.attempt.steps import check_database
 from flowkit.errors import EpochTaken, Fenced, FlowKitError
@@ -442,7 +442,7 @@ async def _request_cancel(attempt: AttemptInput, flag: CancelFlag) -> AttemptFai
             f"coordinator.cancelled is set in the task document, but Temporal rejected the cancel of the "
             f"workflow ({why}): allow this worker to cancel workflows, or unset the flag"
         )
-        return not_now(reason_codes.CANCEL_REFUSED, text)
+        return yielded(reason_codes.CANCEL_REFUSED, text)
     return None
 
 
@@ -454,7 +454,7 @@ async def _cancel_own_run(task_id: str, reason: str) -> None:
 def pending(flag: CancelFlag) -> AttemptFailure:
     """Return the failure of an attempt that stopped because of a cancel flag before Temporal cancelled it."""
     raised_by = "the task document" if flag.run_id is None else f"run {flag.run_id} of the workflow"
-    return not_now(
+    return yielded(
         reason_codes.CANCEL_PENDING,
         f"cancel requested by {raised_by} ({flag.reason}); Temporal has not cancelled the attempt yet",
     )
