@@ -83,7 +83,7 @@ class KafkaConnection:
 
     @classmethod
     def from_config(cls, cfg: CoordinatorConfig) -> KafkaConnection:
-        """Return the connection that the settings describe. Raises ConfigError if they contradict each other."""
+        """Return the connection that the settings describe. Raise ConfigError if they contradict each other."""
         made = cls(
             bootstrap=cfg.kafka_bootstrap,
             security_protocol=cfg.kafka_security_protocol,
@@ -109,7 +109,7 @@ class KafkaConnection:
         return self.security_protocol in ("SASL_PLAINTEXT", "SASL_SSL")
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments that every aiokafka client takes. Raises ConfigError for settings that cannot work."""
+        """Return the arguments that every aiokafka client takes. Raise ConfigError for settings that cannot work."""
         self._check_sasl()
         self._check_tls()
         options: dict[str, Any] = {
@@ -126,7 +126,7 @@ class KafkaConnection:
         return options
 
     def check(self, timeout: float = REQUEST_TIMEOUT_SEC) -> Coroutine[Any, Any, None]:
-        """Connect to Kafka once. Raises KafkaUnavailable, which says what prevents the connection."""
+        """Connect to Kafka once. Raise KafkaUnavailable, which says what prevents the connection."""
         return _check_brokers(self.options(), timeout)
 
     def _check_sasl(self) -> None:
@@ -325,7 +325,7 @@ def connect_errors() -> tuple[type[Exception], ...]:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may succeed a moment later, with the same rights and settings."""
+    """Return whether the same call may succeed a moment later, with the same rights and settings."""
     from aiokafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
 
     if isinstance(error, KafkaError):

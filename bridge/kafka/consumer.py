@@ -229,7 +229,7 @@ class RecordConsumer:
 
 
 def _is_being_cancelled() -> bool:
-    """Whether this task itself is cancelled; code that it calls may raise CancelledError for other reasons."""
+    """Return whether this task itself is cancelled; code that it calls may raise CancelledError for other reasons."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -76,7 +76,7 @@ class Offsets:
         return await self._call(read, f"reading the members of the group {group}")
 
     async def caught_up(self, group: str, topic: str, ends: Mapping[int, int]) -> bool:
-        """Whether the group has committed at least these offsets; without an offset, it is at the beginning."""
+        """Return whether the group has committed at least these offsets; without an offset, it is at the beginning."""
         committed = await self.committed(group, topic)
         behind = {number: end for number, end in ends.items() if (committed.get(number) or 0) < end}
         if not behind:
@@ -126,7 +126,7 @@ class Offsets:
             )
 
     async def partitions(self, topic: str) -> tuple[int, ...]:
-        """Return the partitions of a topic, at most half a minute old. Raises KafkaUnavailable if it has none."""
+        """Return the partitions of a topic, at most half a minute old. Raise KafkaUnavailable if it has none."""
         read_at, known = self._partitions.get(topic, (0.0, ()))
         if known and time.monotonic() - read_at < PARTITIONS_TTL_SEC:
             return known
@@ -216,7 +216,7 @@ class _Search:
             await clients.close(self._consumer)
 
     async def run(self, offsets: range, dedup_id: str) -> int | None:
-        """Return the offset of the first record that has this `dedup_id`, or None. Raises TimeoutError."""
+        """Return the offset of the first record that has this `dedup_id`, or None. Raise TimeoutError."""
         if not offsets:
             return None
         self._consumer.seek(self._where, offsets.start)
@@ -234,7 +234,7 @@ class _Search:
 
 
 def has_dedup_id(value: bytes | None, dedup_id: str) -> bool:
-    """Whether the value of a record is a JSON object with this `dedup_id`; a malformed value has none."""
+    """Return whether the value of a record is a JSON object with this `dedup_id`; a malformed value has none."""
     if value is None or dedup_id.encode() not in value:
         return False
     try:
@@ -249,7 +249,7 @@ async def committed_offsets(
 ) -> dict[int, int | None]:
     """Return the committed offset of each partition; None where the group has none.
 
-    Raises an aiokafka error, which may be transient.
+    Raise an aiokafka error, which may be transient.
     """
     from aiokafka import TopicPartition
     from aiokafka.errors import GroupLoadInProgressError
@@ -268,7 +268,7 @@ async def committed_offsets(
 
 
 async def group_members(admin: Any, group: str) -> dict[str, frozenset[tuple[str, int]]]:
-    """Return the (topic, partition) pairs of each member. Raises an aiokafka error, which may be transient.
+    """Return the (topic, partition) pairs of each member. Raise an aiokafka error, which may be transient.
 
     While a group rebalances, its members have no partitions.
     """

@@ -36,7 +36,7 @@ class Producer:
         self._stopped = False
 
     async def start(self) -> None:
-        """Connect. Raises KafkaUnavailable if Kafka does not respond in time; sends then try again."""
+        """Connect. Raise KafkaUnavailable if Kafka does not respond in time; sends then try again."""
         async with self._connecting:
             if self._client is None:
                 self._client = await clients.call_with_retries(
@@ -54,7 +54,7 @@ class Producer:
             await _close(client)
 
     async def partitions(self, topic: str) -> tuple[int, ...]:
-        """Return the partitions of a topic. Raises KafkaUnavailable if it does not exist."""
+        """Return the partitions of a topic. Raise KafkaUnavailable if it does not exist."""
         client = await self._connected()
         try:
             return tuple(sorted(await client.partitions_for(topic)))
@@ -66,7 +66,7 @@ class Producer:
     ) -> tuple[int, int]:
         """Send a record and return its partition and offset once all in-sync replicas have it.
 
-        The offset is -1 if Kafka had already stored the record but no longer knows where. Raises CommandTooLarge,
+        The offset is -1 if Kafka had already stored the record but no longer knows where. Raise CommandTooLarge,
         or KafkaUnavailable, if the record was not sent, and SendUncertain if that is unknown.
         """
         client, sent = await self._enqueue(topic, key, value, partition)
@@ -185,7 +185,7 @@ def _is_too_large(error: Exception) -> bool:
 
 
 def _is_about_topic(error: Exception) -> bool:
-    """Whether Kafka refused the topic, so that the record is certainly not stored."""
+    """Return whether Kafka refused the topic, so that the record is certainly not stored."""
     return type(error).__name__ in (
         "UnknownTopicOrPartitionError",
         "TopicAuthorizationFailedError",

@@ -41,7 +41,7 @@ class Topics:
 
     @classmethod
     def of(cls, cfg: CoordinatorConfig) -> Topics:
-        """Return the topics of the settings. Raises ConfigError if two of them have the same name."""
+        """Return the topics of the settings. Raise ConfigError if two of them have the same name."""
         made = cls(
             cmd_format=cfg.topic_cmd_fmt,
             status_format=cfg.topic_status_fmt,
@@ -68,7 +68,7 @@ class Topics:
         return _topic(self.status_format, role, "topic_status_fmt")
 
     def all(self, roles: Iterable[str]) -> tuple[str, ...]:
-        """Return all topics for these roles. Raises ConfigError if two of them have the same name."""
+        """Return all topics for these roles. Raise ConfigError if two of them have the same name."""
         named = [
             ("topic_worker_announce", self.announce),
             ("topic_query", self.query),
@@ -117,7 +117,7 @@ class Provisioner:
         self._created: set[str] = set()
 
     async def ensure(self, roles: Iterable[str]) -> None:
-        """Create the topics that do not exist. Raises KafkaUnavailable if Kafka or its ACLs prevent that.
+        """Create the topics that do not exist. Raise KafkaUnavailable if Kafka or its ACLs prevent that.
 
         If the setting `kafka_create_topics` is off, only check that all topics exist.
         """
@@ -152,7 +152,7 @@ class Provisioner:
                 self._created.add(name)
 
     async def _outcome(self, topic: str, code: int, message: str | None) -> str | None:
-        """Return the topic if this call created it, and None if another client did. Raises KafkaUnavailable."""
+        """Return the topic if this call created it, and None if another client did. Raise KafkaUnavailable."""
         from aiokafka import errors
 
         error = errors.for_code(code)

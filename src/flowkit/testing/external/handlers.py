@@ -249,7 +249,7 @@ class RunContext:
         return self.run.cancel_deadline_ts_ms
 
     def cancelled(self) -> bool:
-        """Whether the run must stop."""
+        """Return whether the run must stop."""
         return self.cancel_flag.is_set()
 
     async def raise_if_cancelled(self) -> None:

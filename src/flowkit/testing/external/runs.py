@@ -70,7 +70,7 @@ class Run(ActiveRun):
         return {name: getattr(self, name) for name in _STORED}
 
     def is_node(self, task_id: str, node_id: str) -> bool:
-        """Whether this run executes that node."""
+        """Return whether this run executes that node."""
         return (self.task_id, self.node_id) == (task_id, node_id)
 
     def request_cancel(self, reason: str, deadline_ts_ms: int | None = None) -> bool:

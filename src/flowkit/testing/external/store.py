@@ -112,7 +112,7 @@ class Store:
         return key
 
     async def is_complete(self, task_id: str, node_id: str) -> bool:
-        """Whether a node has a complete marker."""
+        """Return whether a node has a complete marker."""
         marker = {"task_id": task_id, "node_id": node_id, "status": "complete"}
         return await self._db["artifacts"].find_one(marker) is not None
 
@@ -138,14 +138,14 @@ class Store:
         return True
 
     async def cancel_requested(self, run: Run) -> bool:
-        """Whether the task document requests a cancel of the task or of the run's node."""
+        """Return whether the task document requests a cancel of the task or of the run's node."""
         fields = {"id": 1, "coordinator": 1, "graph": 1}
         document = await self._db["tasks"].find_one({"id": run.task_id}, fields)
         return document is not None and cancel_flag(document, run.node_id)
 
 
 def cancel_flag(document: dict[str, Any], node_id: str) -> bool:
-    """Whether a task document requests that a node stops. Only boolean true counts as a flag."""
+    """Return whether a task document requests that a node stops. Only boolean true counts as a flag."""
     if _flagged(document):
         return True
     nodes = (document.get("graph") or {}).get("nodes") or []

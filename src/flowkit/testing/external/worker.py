@@ -135,7 +135,7 @@ class ExternalWorker:
         return self._running_session().commands[role].partitions()
 
     def paused(self, role: str) -> bool:
-        """Whether the worker has paused reading the commands of a role."""
+        """Return whether the worker has paused reading the commands of a role."""
         return self._running_session().commands[role].paused
 
     async def start(self) -> None:
