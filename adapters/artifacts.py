@@ -227,6 +227,12 @@ class ArtifactStore:
         return as_scan(sources, [artifact async for artifact in cursor])
 
     @translate_errors
+    async def count_batches(self, attempt: AttemptInput) -> int:
+        """Return the number of batches that an attempt has stored."""
+        stored = {"task_id": attempt.task_id, "node_id": attempt.node_id, "attempt_epoch": attempt.epoch}
+        return int(await self._artifacts.count_documents({**stored, "status": "partial"}))
+
+    @translate_errors
     async def batch_uids(self, task_id: str, node_id: str) -> set[str]:
         """Return the uids of a node's batches whose artifact and metrics row, if any, are both stored."""
         partials, rows = await asyncio.gather(self._partials(task_id, node_id), self._rows(task_id, node_id))

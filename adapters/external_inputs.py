@@ -85,7 +85,8 @@ class ExternalInputs:
         return sum([await self._show_unclaimed(attempt, source, at) for source in pull.from_nodes])
 
     async def _show_unclaimed(self, attempt: AttemptInput, source: str, at: float) -> int:
-        stored = await self._count(attempt.task_id, source)
+        batches = {"task_id": attempt.task_id, "node_id": source, "status": "partial"}
+        stored = await self._artifacts.count_documents(batches)
         claims = {"task_id": attempt.task_id, "consumer_node": attempt.node_id, "from_node": source}
         if stored <= SCAN_WINDOW or stored <= await self._claims.count_documents(claims):
             return 0
@@ -105,15 +106,6 @@ class ExternalInputs:
         await self._artifacts.delete_one(
             {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": {"$exists": False}}
         )
-
-    @translate_errors
-    async def stored_batches(self, attempt: AttemptInput) -> int:
-        """Return the number of batches that an attempt has stored."""
-        return await self._count(attempt.task_id, attempt.node_id, attempt_epoch=attempt.epoch)
-
-    async def _count(self, task_id: str, node_id: str, **more: Any) -> int:
-        wanted = {"task_id": task_id, "node_id": node_id, "status": "partial", **more}
-        return int(await self._artifacts.count_documents(wanted))
 
     async def _stored(self, task_id: str, sources: Iterable[str]) -> dict[str, Uids]:
         found: dict[str, Uids] = {source: set() for source in sources}

@@ -166,7 +166,7 @@ class Delivery:
         """
         stores, batches = self._context.stores, None
         if kind is OutcomeKind.DONE:
-            batches = await stores.inputs.stored_batches(record.attempt)
+            batches = await stores.artifacts.count_batches(record.attempt)
         await stores.dispatches.reported(record.key, batches)
 
     async def _report(self, record: Dispatch, outcome: Outcome) -> bool:

@@ -101,7 +101,7 @@ class PulledInputs:
         if not missing:
             return None
         count = sum(len(uids) for uids in missing.values())
-        stored = await self._context.db(lambda: self._inputs.stored_batches(record.attempt))
+        stored = await self._context.db(lambda: self._context.stores.artifacts.count_batches(record.attempt))
         return unclaimed(count, next(iter(missing)), self._context.now(), progressed=stored > 0)
 
     async def _clash(self, record: Dispatch, pull: PullArgs) -> Outcome | None:
