@@ -12,8 +12,14 @@ from flowkit.models.attempts import (
     AttemptResult,
     FailureKind,
     FirstBatch,
+    ReleaseSlots,
+    SilenceReport,
+    SilentAttempt,
+    Slot,
+    SlotReply,
+    SlotRequest,
+    slot_wait_id,
 )
-from flowkit.models.conditions import ConditionResults, EvaluateConditions
 from flowkit.models.graphs import (
     COORDINATOR_FN,
     FanIn,
@@ -24,13 +30,13 @@ from flowkit.models.graphs import (
     RetryPolicy,
     StartWhen,
 )
-from flowkit.models.silence import SilenceReport, SilentAttempt
-from flowkit.models.slots import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait_id
 from flowkit.models.tasks import (
     OPEN_NODE_STATUSES,
     OPEN_TASK_STATUSES,
     RUNTIME_KEYS,
     CloseTask,
+    ConditionResults,
+    EvaluateConditions,
     NodeRecord,
     NodeState,
     NodeStatus,

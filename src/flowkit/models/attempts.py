@@ -1,4 +1,4 @@
-"""What the workflow and the executor of an attempt exchange."""
+"""Records of attempts: their input and results, their slots, and reports that they are silent."""
 
 from __future__ import annotations
 
@@ -87,3 +87,76 @@ class AttemptFailure:
     current_epoch: int = 0
     progressed: bool = False
     """Whether an attempt that yields has stored a batch."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """The slot of one attempt."""
+
+    node_id: str
+    epoch: int
+    role: str
+    withdrawn: bool = False
+    """Whether the attempt may still wait for the slot, so that its request must be removed."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class SlotRequest:
+    """Input of `acquire_slot` and `await_slot`. A task has at most one waiting request for each role."""
+
+    task_id: str
+    node_id: str
+    epoch: int
+    role: str
+    run_id: str = ""
+    """The run that asks. The activity sets it, because Reset copies the input of an earlier run."""
+    priority: int = 0
+    release: list[Slot] = field(default_factory=list)
+    """Slots of the task that become free first, which saves an activity."""
+    asked_at: float = 0.0
+    """When the workflow began to wait for the slot. 0 if it does not wait."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class SlotReply:
+    """Result of `acquire_slot` and `await_slot`."""
+
+    granted: bool
+    reason: str = ""
+    """Why the slot was not granted, such as `12 of 12`."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class ReleaseSlots:
+    """Input of `release_slots`."""
+
+    task_id: str
+    slots: list[Slot] = field(default_factory=list)
+    whole_task: bool = False
+    """Whether the task ends, so that all of its slots and requests become free."""
+
+
+def slot_wait_id(node_id: str, epoch: int) -> str:
+    """Return the id of the activity `await_slot`. Ids of attempts end in a number, so it is never one of them."""
+    return f"{node_id}.{epoch} slot"
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class SilentAttempt:
+    """A running attempt that has sent no heartbeat for a while."""
+
+    node_id: str
+    epoch: int
+    silent_sec: float = 0.0
+    """Seconds since its last heartbeat."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class SilenceReport:
+    """Update of the workflow: all of its attempts that are silent now. An empty list means that none is."""
+
+    run_id: str
+    silent: list[SilentAttempt] = field(default_factory=list)
+    """Attempts without a heartbeat for `heartbeat_soft_sec`, in the order of their nodes' ids."""
+    hard_sec: float = 0.0
+    """The engine's `heartbeat_hard_sec`: attempts that are silent for longer fail. 0 means never."""

@@ -1,4 +1,4 @@
-"""The states of a task and its nodes, and what the workflow exchanges with the engine."""
+"""The states of a task and its nodes, and what the workflow exchanges with the engine about them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from enum import StrEnum
 from typing import Any
 
 from pydantic import dataclasses as wire
+
+from flowkit.limits import CONDITIONS_SEC
 
 
 class TaskStatus(StrEnum):
@@ -127,7 +129,7 @@ class Settings:
     max_in_flight: int = 1_000
     """Largest number of attempts in flight over all roles."""
     limits: bool = False
-    """Whether attempts of the task need a slot of the limits across tasks. The engine reads the numbers live."""
+    """Whether attempts of the task need a concurrency slot. The engine reads the numbers live."""
     inline_roles: tuple[str, ...] = ()
     """Roles whose attempts the engine that opened the task runs itself, as local activities."""
 
@@ -267,3 +269,29 @@ class TaskResult:
     """Ids of the failed nodes whose failures the task tolerates or has handled."""
     handled_failures_omitted: int = 0
     """Number of further ids, which exceed HANDLED_FAILURES_BYTES."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateConditions:
+    """Input of `evaluate_conditions`. Default values are not sent (see `without_defaults`)."""
+
+    task_id: str
+    texts: list[str]
+    """The expressions, each once."""
+    nodes: dict[str, Any] = field(default_factory=dict)
+    """What an expression can read of nodes, packed; empty if none does. The task document may be older.
+
+    `status` is a column with the statuses of all nodes. `error_codes` are the reason codes of failed nodes: pairs of a
+    code and the indexes of its nodes.
+    """
+    seconds: float = CONDITIONS_SEC
+    """Most time that the evaluation may take."""
+    deployment: str = ""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class ConditionResults:
+    """Result of `evaluate_conditions`, in the order of the input."""
+
+    results: list[bool | str]
+    """The result of each expression. A text says why the expression cannot be evaluated."""
