@@ -128,7 +128,7 @@ PURE = (
     "payloads",
     "state_codec",
     "display/details_markdown",
-    "display/notes",
+    "display/details",
     "display/summaries",
     "display/reports",
 )

@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.deadlines import TaskDeadlines
     from flowkit.workflows.display.current_details import StatusPublisher
     from flowkit.workflows.display.reports import status_view, task_result
-    from flowkit.workflows.display.views import failure_text, open_status, stop_reason
+    from flowkit.workflows.display.task_status import failure_text, open_status, stop_reason
     from flowkit.workflows.local_attempts import refresh_for_workflow_task
     from flowkit.workflows.main_loop import MainLoop, cancel_requested
     from flowkit.workflows.opening import open_or_restore

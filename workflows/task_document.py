@@ -13,7 +13,7 @@ from temporalio import workflow
 from flowkit.graph.task_input import NewTask
 from flowkit.models import CloseTask, NodeStatus, RecordTask, TaskStatus
 from flowkit.workflows.display.reports import fit_into_close, node_record, pulled_nodes, split_record
-from flowkit.workflows.display.views import is_dead
+from flowkit.workflows.display.task_status import is_dead
 from flowkit.workflows.document_activities import close_document, open_document, record_document
 
 if TYPE_CHECKING:

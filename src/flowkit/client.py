@@ -44,7 +44,7 @@ from flowkit.validation.arguments import (
     task_id_problem,
     whole_problem,
 )
-from flowkit.workflows.display.views import pipeline_name
+from flowkit.workflows.display.task_status import pipeline_name
 from flowkit.workflows.stored_graphs import input_of
 from flowkit.workflows.task import Task
 

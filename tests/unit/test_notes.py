@@ -13,7 +13,7 @@ from tests.unit.graphs import node, pulling
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SkipReason
-from flowkit.workflows.display.notes import Notes, SlotLimits
+from flowkit.workflows.display.details import Notes, SlotLimits
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:

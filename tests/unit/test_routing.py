@@ -11,7 +11,7 @@ from tests.unit.graphs import node, pulling, refusal
 from flowkit.graph.validation import dependency_path, parse_graph
 from flowkit.limits import FAILED_NODES
 from flowkit.models import Graph, NodeState, NodeStatus
-from flowkit.workflows.display.views import failure_text
+from flowkit.workflows.display.task_status import failure_text
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import columns_of, states_of

@@ -16,7 +16,7 @@ from flowkit.engine.silence import SilenceCheck, running_attempts
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SilenceReport, SilentAttempt, TaskStatus
 from flowkit.testing import memory_database
-from flowkit.workflows.display.views import is_dead, open_status
+from flowkit.workflows.display.task_status import is_dead, open_status
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.silence import Silence
 

@@ -11,7 +11,7 @@ from flowkit.graph.validation import parse_graph
 from flowkit.limits import LAST_ERROR_CHARS
 from flowkit.models import NodeState, NodeStatus, StatusChange, TaskStatus
 from flowkit.temporal_names import SEARCH_ATTRIBUTES
-from flowkit.workflows.display import views
+from flowkit.workflows.display import task_status as views
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 FAILED = NodeState(status=NodeStatus.FAILED, epoch=1, reason_code="flaky", last_error="flaky: no")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from temporalio import workflow
 
 from flowkit.models import StatusChange, TaskStatus
-from flowkit.workflows.display import details_markdown, views
-from flowkit.workflows.display.notes import SlotLimits
+from flowkit.workflows.display import details_markdown
+from flowkit.workflows.display import task_status as views
+from flowkit.workflows.display.details import SlotLimits
 
 if TYPE_CHECKING:
     from flowkit.models import Graph

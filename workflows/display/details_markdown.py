@@ -14,7 +14,7 @@ from flowkit.models import NodeStatus, TaskStatus
 from flowkit.temporal_names import role_queue
 from flowkit.text import shorten, visible
 from flowkit.workflows.budget import longest_prefix
-from flowkit.workflows.display.notes import Notes, SlotLimits
+from flowkit.workflows.display.details import Notes, SlotLimits
 from flowkit.workflows.display.reports import DISPLAY_ORDER
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from flowkit.models import (
 from flowkit.testing.executors import RUN
 from flowkit.workflows.conditions import apply_results, requests, results_of
 from flowkit.workflows.display.reports import node_record, pulled_nodes
-from flowkit.workflows.display.views import failure_text
+from flowkit.workflows.display.task_status import failure_text
 from flowkit.workflows.node import attempt_input, read_failure
 from flowkit.workflows.node_context import NodeRunContext
 from flowkit.workflows.retry import UNREQUESTED_CANCEL, Fail, decide, note_failure
