@@ -127,7 +127,6 @@ PURE = (
     "budget",
     "payloads",
     "state_codec",
-    "display/details_markdown",
     "display/details",
     "display/summaries",
     "display/reports",

@@ -20,9 +20,14 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.models import FirstBatch, NodeStatus, SilenceReport, SkipReason, TaskResult, TaskStatus
     from flowkit.workflows.conditions import ConditionEvaluations
     from flowkit.workflows.deadlines import TaskDeadlines
-    from flowkit.workflows.display.current_details import StatusPublisher
-    from flowkit.workflows.display.reports import status_view, task_result
-    from flowkit.workflows.display.task_status import failure_text, open_status, stop_reason
+    from flowkit.workflows.display.task_status import (
+        StatusPublisher,
+        failure_text,
+        open_status,
+        status_view,
+        stop_reason,
+        task_result,
+    )
     from flowkit.workflows.local_attempts import refresh_for_workflow_task
     from flowkit.workflows.main_loop import MainLoop, cancel_requested
     from flowkit.workflows.opening import open_or_restore

@@ -18,7 +18,7 @@ from flowkit.workflows.document_activities import close_document, open_document,
 
 if TYPE_CHECKING:
     from flowkit.models import NodeRecord, TaskResult
-    from flowkit.workflows.display.current_details import StatusPublisher
+    from flowkit.workflows.display.task_status import StatusPublisher
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
 

@@ -12,8 +12,8 @@ from tests.unit.property_examples import examples
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SkipReason, TaskStatus
-from flowkit.workflows.display.details_markdown import BYTES, ROWS, TaskQueues
-from flowkit.workflows.display.details_markdown import render as render_at
+from flowkit.workflows.display.details import BYTES, ROWS, TaskQueues
+from flowkit.workflows.display.details import render as render_at
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 QUEUES = TaskQueues(namespace="default", prefix="flowkit")

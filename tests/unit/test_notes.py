@@ -32,7 +32,7 @@ def started(*nodes: dict[str, Any], **fields: Any) -> Scheduler:
 
 def note(scheduler: Scheduler, index: int = -1, now: float = NOW, **limits: int) -> str:
     """Return the note about a node, by default the last one."""
-    return Notes(scheduler, SlotLimits(**limits), now).of(scheduler.nodes[index])
+    return Notes(scheduler, SlotLimits(**limits), now).describe(scheduler.nodes[index])
 
 
 def fan_in(mode: str, parents: int, ended: Sequence[NodeStatus] = ()) -> Scheduler:

@@ -28,9 +28,8 @@ from flowkit.workflows.display.reports import (
     fit_into_close,
     node_record,
     split_record,
-    status_view,
-    task_result,
 )
+from flowkit.workflows.display.task_status import status_view, task_result
 from flowkit.workflows.payloads import without_defaults
 from flowkit.workflows.scheduling.scheduler import Scheduler
 

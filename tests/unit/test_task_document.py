@@ -25,8 +25,7 @@ from flowkit.models import (
 )
 from flowkit.workflows import task_document
 from flowkit.workflows.budget import json_size
-from flowkit.workflows.display.current_details import StatusPublisher
-from flowkit.workflows.display.reports import task_result
+from flowkit.workflows.display.task_status import StatusPublisher, task_result
 from flowkit.workflows.payloads import without_defaults
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import TaskState

@@ -1,21 +1,24 @@
-"""Write the note about a node in the current details: what it waits for, or why it ended. Pure.
+"""Render the Markdown that Temporal's Web UI shows as a run's current details. Pure.
 
-A node that has not started can wait for several things. Each kind of wait has one function, which returns nothing if
-the node does not wait for it; a new kind adds its function to `BEFORE_START`.
+The Web UI shows about eight lines without scrolling, so the most important information comes first: counts of nodes,
+then a table of nodes with a note about each, which says what the node waits for or why it ended.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
 from flowkit.graph.description import parent_label
-from flowkit.models import NodeStatus, SkipReason, StartWhen
-from flowkit.text import names, shorten
+from flowkit.models import NodeStatus, SkipReason, StartWhen, TaskStatus
+from flowkit.temporal_names import role_queue
+from flowkit.text import names, shorten, visible
+from flowkit.workflows.budget import longest_prefix
 from flowkit.workflows.display.summaries import next_attempt
 
 if TYPE_CHECKING:
@@ -24,10 +27,47 @@ if TYPE_CHECKING:
     from flowkit.models import Node, NodeState
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
-_EXPRESSION_CHARS = 60
+DISPLAY_ORDER = (
+    NodeStatus.FAILED,
+    NodeStatus.CANCELLING,
+    NodeStatus.DEFERRED,
+    NodeStatus.RUNNING,
+    NodeStatus.CANCELLED,
+    NodeStatus.SKIPPED,
+    NodeStatus.QUEUED,
+    NodeStatus.FINISHED,
+)
+"""Node statuses in display order: those that need attention come first."""
 
-SILENT = "sends no heartbeats"
-"""The note about a node whose attempt sends no heartbeats."""
+ROWS = 40
+"""Largest number of nodes in the table."""
+
+BYTES = 20_000
+"""Largest size of the current details that Temporal keeps."""
+
+_LAST_LINE_BYTES = 100
+"""Bytes reserved for the last line, which shows how many nodes the table omits."""
+
+_RANK = {status: position for position, status in enumerate(DISPLAY_ORDER)}
+_TABLE_HEADER = ("| node | role | status | attempt | note |", "|:---|:---|:---|:---:|:---|")
+_LINE_BREAK = "  \n"  # in Markdown
+_EMPTY_LINE = "\N{NO-BREAK SPACE}"
+"""The Web UI cuts off the lower half of the last line."""
+
+_NAME_CHARS = 60
+_NOTE_CHARS = 80
+_NOTES_CHARS = 1_200
+"""Characters for all notes of a small graph together. Each note may always have `_NOTE_CHARS`."""
+
+_REASON_CHARS = 200
+_EXPRESSION_CHARS = 60
+_ROLES = 6
+"""Largest number of links to task queues."""
+
+_MARKDOWN = re.compile(r"[\\`*\[\]<>|~&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.", re.IGNORECASE)
+"""Characters that format text or make an address a link. An underscore within a word does not."""
+
+_URL_SAFE = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +76,96 @@ class SlotLimits:
 
     window: int = 100
     max_in_flight: int = 1_000
+
+
+_DEFAULT_LIMITS = SlotLimits()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskQueues:
+    """The namespace of a task and the prefix of the task queues that run its attempts."""
+
+    namespace: str
+    prefix: str
+
+
+def render(
+    status: TaskStatus,
+    scheduler: Scheduler,
+    queues: TaskQueues,
+    reason: str | None = None,
+    limits: SlotLimits = _DEFAULT_LIMITS,
+    now: float = 0.0,
+    silent_nodes: Collection[str] = (),
+) -> str:
+    """Return Markdown with node counts, links to the task queues of running nodes, and a table of nodes."""
+    shown = sorted(scheduler.nodes, key=lambda node: _RANK[scheduler.states[node.index].status])[:ROWS]
+    note_chars = max(_NOTE_CHARS, _NOTES_CHARS // len(shown))
+    heading = _LINE_BREAK.join(
+        [_format_heading(status, scheduler, reason), *_link_queues(scheduler, shown, queues)]
+    )
+    above_rows = [heading, "", *_TABLE_HEADER]
+    notes = Notes(scheduler, limits, now, silent_nodes)
+    all_rows = (_format_row(notes, node, note_chars) for node in shown)
+    rows = longest_prefix(
+        all_rows, _count_bytes, BYTES - _LAST_LINE_BYTES - sum(map(_count_bytes, above_rows))
+    )
+    hidden = len(scheduler.nodes) - len(rows)
+    last = f"… and {hidden:,} more nodes; the query `status` has them all" if hidden else _EMPTY_LINE
+    return "\n".join([*above_rows, *rows, "", last])
+
+
+@lru_cache(maxsize=4096)
+def _count_bytes(line: str) -> int:
+    return len(line.encode("utf-8", "replace")) + 1
+
+
+def _format_heading(status: TaskStatus, scheduler: Scheduler, reason: str | None) -> str:
+    counts, total = scheduler.counts(), len(scheduler.nodes)
+    parts = ", ".join(f"{counts[kind]} {kind.value}" for kind in DISPLAY_ORDER if counts[kind])
+    why = f" ({_format_cell(reason, _REASON_CHARS)})" if reason else ""
+    return f"Task **{status.value}**{why}: {parts}, of {total:,} node{'' if total == 1 else 's'}"
+
+
+def _link_queues(scheduler: Scheduler, shown: list[Node], queues: TaskQueues) -> list[str]:
+    """Link to the task queues of running roles. Only these pages show whether a worker has taken an attempt."""
+    running = (node for node in shown if scheduler.states[node.index].status is NodeStatus.RUNNING)
+    roles = list(dict.fromkeys(node.type for node in running if not node.is_function))
+    if not roles:
+        return []
+    links = [_link_queue(role, queues) for role in roles[:_ROLES]]
+    more = [f"{len(roles) - _ROLES} more"] if len(roles) > _ROLES else []
+    owner = "its role" if len(roles) == 1 else "its roles"
+    return [f"A running node may still wait for a worker. Workers of {owner}: {', '.join([*links, *more])}"]
+
+
+@lru_cache(maxsize=1024)
+def _link_queue(role: str, queues: TaskQueues) -> str:
+    """Link to the page of the role's task queue, relative to the root of the Web UI."""
+    queue = role_queue(queues.prefix, role)
+    if all(_URL_SAFE.fullmatch(part) for part in (queues.namespace, queue)):
+        return f"[{role}](namespaces/{queues.namespace}/task-queues/{queue})"
+    return _format_cell(f"{role}, queue {queue}", _NAME_CHARS)
+
+
+def _format_row(notes: Notes, node: Node, note_chars: int) -> str:
+    state, label = notes.scheduler.states[node.index], node.io.fn if node.is_function else node.type
+    return _format_cells(
+        node.node_id, label, state.status.value, state.epoch, notes.describe(node), note_chars
+    )
+
+
+@lru_cache(maxsize=4096)
+def _format_cells(node_id: str, label: str, status: str, epoch: int, note: str, note_chars: int) -> str:
+    """Return one row. Cached because usually only one or two rows change between two updates."""
+    attempt = str(epoch) if epoch else ""
+    names = (_format_cell(node_id, _NAME_CHARS), _format_cell(label, _NAME_CHARS), status)
+    return "| " + " | ".join([*names, attempt, _format_cell(note, note_chars)]) + " |"
+
+
+def _format_cell(text: str, max_chars: int) -> str:
+    """Return a text of a user or a worker on one line, cut and escaped: it adds no link, image, HTML or column."""
+    return _MARKDOWN.sub(r"\\\g<0>", shorten(visible(text), max_chars))
 
 
 class Notes:
@@ -69,55 +199,52 @@ class Notes:
         """Return those of the nodes that have not ended."""
         return [node_id for node_id in node_ids if not self.state(node_id).status.ended]
 
-    def of(self, node: Node) -> str:
+    def describe(self, node: Node) -> str:
         """Return the note about `node`; empty if there is nothing to say."""
         state = self.scheduler.states[node.index]
         error = state.last_error or ""
         if node.node_id in self._silent_nodes:
-            return SILENT
+            return "sends no heartbeats"
         if state.status is NodeStatus.FINISHED:
             return ""  # Most nodes of a task that nears its end.
         match state.status:
             case NodeStatus.QUEUED:
                 waits = [wait for rule in BEFORE_START if (wait := rule(self, node))]
-                return f"waits for {'; and for '.join(waits)}" if waits else _last_attempt(error)
+                return f"waits for {'; and for '.join(waits)}" if waits else _describe_last_attempt(error)
             case NodeStatus.DEFERRED if state.waits_for or state.next_retry_at:
-                return _before_retry(self, node, state, state.next_retry_at or 0.0)
+                return _describe_retry(self, node, state, state.next_retry_at or 0.0)
             case NodeStatus.CANCELLING:
                 return "waits for its attempt to stop"
             case NodeStatus.FAILED:
-                return f"{_consequence(self, node)}{error}"
+                return f"{_describe_handling(self, node)}{error}"
             case NodeStatus.SKIPPED if state.skip_reason:
-                return _skipped(self, node, state.skip_reason)
+                return _describe_skip(self, node, state.skip_reason)
             case _:
-                return _last_attempt(error)
+                return _describe_last_attempt(error)
 
 
-def _last_attempt(error: str) -> str:
+def _describe_last_attempt(error: str) -> str:
     return f"last attempt: {error}" if error else ""
 
 
 # --- before a node starts -----------------------------------------------------------------------------------------
 
 
-def _parents(notes: Notes, node: Node) -> str:
+def _describe_parents(notes: Notes, node: Node) -> str:
     if not notes.scheduler.waits_for_parents(node.index):
         return ""
     parents = notes.open(node.depends_on)
     if node.streams_from:
         parents = [parent_label(node, parent) for parent in parents if not _has_batch(notes, node, parent)]
     if node.streams_from and node.io.start_when is StartWhen.FIRST_BATCH:
-        silent = [each for each in notes.open(node.streams_from) if not _has_batch(notes, node, each)]
-        return (
-            f"the first batch of {names(silent, last=' or ')}"
-            if silent
-            else names(notes.open(node.depends_on))
-        )
+        without = [each for each in notes.open(node.streams_from) if not _has_batch(notes, node, each)]
+        batch = f"the first batch of {names(without, last=' or ')}"
+        return batch if without else names(notes.open(node.depends_on))
     match node.fan_in.mode:
         case "any":
-            return _some(1, parents)
+            return _name_some(1, parents)
         case "count":
-            return _some(node.fan_in.count - notes.scheduler.satisfied_parents(node.index), parents)
+            return _name_some(node.fan_in.count - notes.scheduler.satisfied_parents(node.index), parents)
         case _:
             return names(parents)
 
@@ -126,13 +253,13 @@ def _has_batch(notes: Notes, node: Node, parent: str) -> bool:
     return parent in node.streams_from and notes.state(parent).streamed
 
 
-def _some(needed: int, parents: list[str]) -> str:
+def _name_some(needed: int, parents: list[str]) -> str:
     if needed >= len(parents):
         return names(parents)
     return f"{'any' if needed == 1 else needed} of {names(parents, last=', ')}"
 
 
-def _routes(notes: Notes, node: Node) -> str:
+def _describe_routers(notes: Notes, node: Node) -> str:
     """Return the routers that can still start a target, or that must end before it starts."""
     if not node.conditional:
         return ""
@@ -151,7 +278,7 @@ def _routes(notes: Notes, node: Node) -> str:
     return f"a route from {', '.join(f'{names(found)} ({key})' for key, found in by_list.items() if found)}"
 
 
-def _edge_conditions(notes: Notes, node: Node) -> str:
+def _describe_edges(notes: Notes, node: Node) -> str:
     if not node.edge_when or not notes.scheduler.waits_for_parents(node.index):
         return ""
     decided = notes.scheduler.states[node.index].edges
@@ -164,15 +291,15 @@ def _edge_conditions(notes: Notes, node: Node) -> str:
     return f"the condition of the edge from {names(due)}" if due else ""
 
 
-def _condition(notes: Notes, node: Node) -> str:
+def _describe_condition(notes: Notes, node: Node) -> str:
     if node.when is None or notes.scheduler.states[node.index].condition is not None:
         return ""
     return "its condition" if notes.scheduler.has_opened(node.index) else ""
 
 
-def _slot(notes: Notes, node: Node) -> str:
+def _describe_slot(notes: Notes, node: Node) -> str:
     state = notes.scheduler.states[node.index]
-    if not notes.scheduler.has_opened(node.index) or _condition(notes, node):
+    if not notes.scheduler.has_opened(node.index) or _describe_condition(notes, node):
         return ""
     if state.waits_for:
         return state.waits_for
@@ -185,11 +312,11 @@ def _slot(notes: Notes, node: Node) -> str:
 
 
 BEFORE_START: tuple[Callable[[Notes, Node], str], ...] = (
-    _routes,
-    _parents,
-    _edge_conditions,
-    _condition,
-    _slot,
+    _describe_routers,
+    _describe_parents,
+    _describe_edges,
+    _describe_condition,
+    _describe_slot,
 )
 """What a node can wait for before its first attempt, in the order of the note."""
 
@@ -197,8 +324,8 @@ BEFORE_START: tuple[Callable[[Notes, Node], str], ...] = (
 # --- after that ---------------------------------------------------------------------------------------------------
 
 
-def _before_retry(notes: Notes, node: Node, state: NodeState, at: float) -> str:
-    if (state.waits_for or at <= notes.now) and (slot := _slot(notes, node)):
+def _describe_retry(notes: Notes, node: Node, state: NodeState, at: float) -> str:
+    if (state.waits_for or at <= notes.now) and (slot := _describe_slot(notes, node)):
         return f"waits for {slot}; {state.last_error or ''}"
     when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
     idle = notes.open(node.pulls_from) if state.reason_code == reason_codes.YIELDED else []
@@ -207,7 +334,7 @@ def _before_retry(notes: Notes, node: Node, state: NodeState, at: float) -> str:
     return f"{next_attempt(node, state)} at {when}; {state.last_error or ''}"
 
 
-def _consequence(notes: Notes, node: Node) -> str:
+def _describe_handling(notes: Notes, node: Node) -> str:
     """Return, for a failure that need not fail the task, which node handles it; otherwise an empty string."""
     if node.allow_failure:
         return "tolerated; "
@@ -218,7 +345,7 @@ def _consequence(notes: Notes, node: Node) -> str:
     return f"{names(waits, last=' or ')} can handle it; " if waits else ""
 
 
-def _skipped(notes: Notes, node: Node, reason: SkipReason) -> str:
+def _describe_skip(notes: Notes, node: Node, reason: SkipReason) -> str:
     """Return the reason and, if it lies in other nodes, how those ended."""
     if reason in (SkipReason.TASK_FAILED, SkipReason.TASK_CANCELLED):
         return reason.value
@@ -234,13 +361,13 @@ def _skipped(notes: Notes, node: Node, reason: SkipReason) -> str:
     }
     parts = [f"{names(found)} {status.value}" for status, found in by_status.items() if found]
     if reason is SkipReason.CONDITION:
-        parts = [*_false_conditions(notes, node), *parts]
+        parts = [*_describe_false_conditions(notes, node), *parts]
     if reason is SkipReason.ROUTING and routers and not parts:
         parts = [f"no route from {names(routers)}"]
     return f"{reason.value}: {', '.join(parts)}" if parts else reason.value
 
 
-def _false_conditions(notes: Notes, node: Node) -> Iterator[str]:
+def _describe_false_conditions(notes: Notes, node: Node) -> Iterator[str]:
     state = notes.scheduler.states[node.index]
     if state.condition is False:
         yield f"{shorten(node.when or '', _EXPRESSION_CHARS)} is false"

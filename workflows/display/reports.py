@@ -6,19 +6,18 @@ A task can have thousands of nodes, but Temporal limits the size of payloads. Re
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
-from flowkit.limits import HANDLED_FAILURES_BYTES, REPORT_BYTES
-from flowkit.models import NodeRecord, NodeStatus, TaskResult
-from flowkit.workflows.budget import json_size, longest_prefix, split_by_size, truncate_longest
+from flowkit.limits import REPORT_BYTES
+from flowkit.models import NodeRecord, NodeStatus
+from flowkit.workflows.budget import json_size, split_by_size
 from flowkit.workflows.payloads import without_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowkit.models import Node, NodeState, RecordTask, TaskStatus
-    from flowkit.workflows.scheduling.scheduler import Scheduler
+    from flowkit.models import Node, NodeState, RecordTask
 
 DISPLAY_ORDER = (
     NodeStatus.FAILED,
@@ -98,72 +97,3 @@ def _record_bytes(node: NodeRecord) -> int:
 def fit_into_close(nodes: Sequence[NodeRecord]) -> bool:
     """Return whether the close can carry these nodes. If not, the workflow writes them before."""
     return _is_clearly_small(nodes) or sum(map(_record_bytes, nodes)) <= REPORT_BYTES // 2
-
-
-def task_result(task_id: str, status: TaskStatus, handled_failures: Sequence[str]) -> TaskResult:
-    """Return the result of a task, which lists at most HANDLED_FAILURES_BYTES of handled failures."""
-    kept = longest_prefix(handled_failures, _entry_bytes, HANDLED_FAILURES_BYTES)
-    return TaskResult(
-        task_id=task_id,
-        status=status,
-        handled_failures=kept,
-        handled_failures_omitted=len(handled_failures) - len(kept),
-    )
-
-
-def _entry_bytes(text: str) -> int:
-    return json_size(text) + 1
-
-
-def status_view(status: TaskStatus, scheduler: Scheduler | None, result: TaskResult | None) -> dict[str, Any]:
-    """Return the result of the query `status`, in at most REPORT_BYTES.
-
-    For a large graph, error texts are truncated first. If that is not enough, nodes are omitted, finished nodes first.
-    """
-    remaining = REPORT_BYTES - _FIELDS_BYTES
-    handled = [] if result is None else longest_prefix(result.handled_failures, _entry_bytes, remaining // 4)
-    views = (
-        []
-        if scheduler is None
-        else [_node_view(node, scheduler.states[node.index]) for node in scheduler.nodes]
-    )
-    errors = [view["last_error"] for view in views]
-    for view in views:
-        view["last_error"] = None
-    kept, remaining = _most_relevant(views, remaining - sum(map(_entry_bytes, handled)))
-    shown = truncate_longest([errors[index] for index in kept], remaining)
-    for index, error in zip(kept, shown, strict=True):
-        views[index]["last_error"] = error
-    return {
-        "status": status.value,
-        "nodes": [views[index] for index in kept],
-        "handled_failures": handled,
-        "nodes_omitted": len(views) - len(kept),
-        "handled_failures_omitted": _all_handled(result) - len(handled),
-        "errors_cut": sum(errors[index] != error for index, error in zip(kept, shown, strict=True)),
-    }
-
-
-def _all_handled(result: TaskResult | None) -> int:
-    return 0 if result is None else len(result.handled_failures) + result.handled_failures_omitted
-
-
-def _most_relevant(views: Sequence[dict[str, Any]], remaining: int) -> tuple[list[int], int]:
-    """Return the indexes of the views that fit into `remaining` bytes, in graph order, and the bytes that remain."""
-    sizes = [json_size(view) + 1 for view in views]
-    ranked = sorted(range(len(views)), key=lambda index: _RANK[views[index]["status"]])
-    kept = sorted(longest_prefix(ranked, sizes.__getitem__, remaining))
-    return kept, remaining - sum(sizes[index] for index in kept)
-
-
-def _node_view(node: Node, state: NodeState) -> dict[str, Any]:
-    view = {
-        "node_id": node.node_id,
-        "type": node.type,
-        "status": state.status.value,
-        "attempt_epoch": state.epoch,
-        "last_error": state.last_error,
-        "skip_reason": state.skip_reason,
-        "next_retry_at": state.next_retry_at,
-    }
-    return view | {"waits_for": state.waits_for} if state.waits_for else view

@@ -27,7 +27,7 @@ def next_attempt(node: Node, state: NodeState) -> str:
 
 def timer_summary(node: Node, state: NodeState, seconds: float) -> str:
     """Return the summary of the timer of a node that waits for `seconds`."""
-    name, wait = _short_id(node), format_duration(seconds)
+    name, wait = _shorten_id(node.node_id), format_duration(seconds)
     if state.reason_code == reason_codes.YIELDED:
         return f"{name}: waits for a source node, at most {wait}"
     return fit_summary(
@@ -37,15 +37,14 @@ def timer_summary(node: Node, state: NodeState, seconds: float) -> str:
 
 def deadline_summary(limits: str, seconds: float) -> str:
     """Return the summary of the timer for a deadline. `limits` is the id of a node or a name for the task."""
-    name = truncate_utf8(truncate(limits, _ID_CHARS), _ID_BYTES)
-    return fit_summary(f"deadline of {name} in {format_duration(seconds)}")
+    return fit_summary(f"deadline of {_shorten_id(limits)} in {format_duration(seconds)}")
 
 
 def attempt_summary(node: Node, state: NodeState) -> str:
     """Return the summary of an attempt: the node id and, after failures, the number of the retry."""
     if not state.failures:
         return fit_summary(node.node_id)
-    return f"{_short_id(node)}, retry {state.failures} of {node.retry_policy.max}"
+    return f"{_shorten_id(node.node_id)}, retry {state.failures} of {node.retry_policy.max}"
 
 
 def inline_summary(node: Node, state: NodeState) -> str:
@@ -53,8 +52,8 @@ def inline_summary(node: Node, state: NodeState) -> str:
     return fit_summary(f"{truncate_utf8(attempt_summary(node, state), _ID_BYTES)}, role {node.type}")
 
 
-def _short_id(node: Node) -> str:
-    return truncate_utf8(truncate(node.node_id, _ID_CHARS), _ID_BYTES)
+def _shorten_id(node_id: str) -> str:
+    return truncate_utf8(truncate(node_id, _ID_CHARS), _ID_BYTES)
 
 
 def fit_summary(text: str) -> str:

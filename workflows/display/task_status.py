@@ -1,22 +1,26 @@
-"""Derive the reasons, the status and the search attributes that users see from a task's state. Pure."""
+"""What Temporal shows of a task: its status as search attributes, its current details, the query `status` and its result."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
 from flowkit import reason_codes
-from flowkit.limits import LAST_ERROR_CHARS, STATUS_CHANGES
-from flowkit.models import NodeStatus, TaskStatus
+from flowkit.limits import HANDLED_FAILURES_BYTES, LAST_ERROR_CHARS, REPORT_BYTES, STATUS_CHANGES
+from flowkit.models import NodeStatus, StatusChange, TaskResult, TaskStatus
 from flowkit.temporal_names import PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE
 from flowkit.text import clean, truncate
+from flowkit.workflows.budget import json_size, longest_prefix, truncate_longest
+from flowkit.workflows.display.details import DISPLAY_ORDER, SlotLimits, TaskQueues, render
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from flowkit.models import Graph, Node, NodeState, StatusChange
+    from flowkit.models import Graph, Node, NodeState
     from flowkit.workflows.scheduling.scheduler import Scheduler
+    from flowkit.workflows.state_codec import TaskState
 
 _PIPELINE_CHARS = 200
 """Temporal's visibility stores accept keywords of at most 255 characters."""
@@ -28,6 +32,73 @@ _SHOWN_BY_TEMPORAL = frozenset(
 
 _FIRST_CHANGES = 10
 """Number of status changes at the beginning of a long history that are kept."""
+
+_RANK = {status.value: position for position, status in enumerate(DISPLAY_ORDER)}
+_VIEW_BYTES = 200
+"""Upper bound for the size of the view of a task without its nodes."""
+
+
+class StatusPublisher:
+    """Keep the task's status and status history, publish them to Temporal, and render the current details.
+
+    The current details are Markdown that the Web UI shows on the page of the run (see `details`).
+    """
+
+    def __init__(self, state: TaskState, graph: Graph, scheduler: Scheduler) -> None:
+        self._state = state
+        self._graph = graph
+        self._scheduler = scheduler
+        self._queues = TaskQueues(namespace=workflow.info().namespace, prefix=state.opened.settings.queue)
+        self._limits = SlotLimits(
+            window=state.opened.settings.window, max_in_flight=state.opened.settings.max_in_flight
+        )
+        self._reason: str | None = None
+        self.silent_nodes: frozenset[str] = frozenset()
+        """The ids of the nodes whose attempts send no heartbeats."""
+        self.status = TaskStatus(state.status_history[-1].to)
+        self._limit_history()
+
+    @property
+    def history(self) -> list[StatusChange]:
+        """The status changes of the task. A long history keeps only the first and the latest."""
+        return self._state.status_history
+
+    @property
+    def omitted(self) -> int:
+        """Number of entries dropped from the middle of `history`."""
+        return self._state.status_history_omitted
+
+    def _limit_history(self) -> None:
+        self._state.status_history_omitted += shorten_history(self.history)
+
+    def set_status(self, status: TaskStatus) -> bool:
+        """Set the task's status. Return False if the task already has it."""
+        if status is self.status:
+            return False
+        at = workflow.now().timestamp()
+        self.history.append(StatusChange(from_=self.status.value, to=status.value, at=at))
+        self._limit_history()
+        self.status = status
+        registered = self._state.opened.settings.search_attributes
+        if updates := search_attributes(registered, self.history, self._graph, self._state.params):
+            workflow.upsert_search_attributes(updates)
+        return True
+
+    def details(self) -> str:
+        """Return the current details. They are rendered when they are queried, because few of them are ever read."""
+        return render(
+            self.status,
+            self._scheduler,
+            self._queues,
+            self._reason,
+            self._limits,
+            workflow.now().timestamp(),
+            self.silent_nodes,
+        )
+
+    def finish(self, reason: str | None) -> None:
+        """Note in the details why the task was stopped; None if it was not stopped."""
+        self._reason = reason
 
 
 def stop_reason(
@@ -99,9 +170,80 @@ def pipeline_name(graph_name: str | None, params: dict[str, Any]) -> str | None:
     """Return `params.pipeline_name` or, without it, the graph's name. None if the task has neither."""
     name = params.get("pipeline_name")
     chosen = name if isinstance(name, str) and name else graph_name
-    return _printable(clean(chosen)[:_PIPELINE_CHARS]) if chosen else None
+    return _replace_unprintable(clean(chosen)[:_PIPELINE_CHARS]) if chosen else None
 
 
-def _printable(text: str) -> str:
+def _replace_unprintable(text: str) -> str:
     """Replace characters that some databases reject, such as NUL."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
+
+
+def task_result(task_id: str, status: TaskStatus, handled_failures: Sequence[str]) -> TaskResult:
+    """Return the result of a task, which lists at most HANDLED_FAILURES_BYTES of handled failures."""
+    kept = longest_prefix(handled_failures, _measure_entry, HANDLED_FAILURES_BYTES)
+    return TaskResult(
+        task_id=task_id,
+        status=status,
+        handled_failures=kept,
+        handled_failures_omitted=len(handled_failures) - len(kept),
+    )
+
+
+def _measure_entry(text: str) -> int:
+    return json_size(text) + 1
+
+
+def status_view(status: TaskStatus, scheduler: Scheduler | None, result: TaskResult | None) -> dict[str, Any]:
+    """Return the result of the query `status`, in at most REPORT_BYTES.
+
+    For a large graph, error texts are truncated first. If that is not enough, nodes are omitted, finished nodes first.
+    """
+    remaining = REPORT_BYTES - _VIEW_BYTES
+    handled = (
+        [] if result is None else longest_prefix(result.handled_failures, _measure_entry, remaining // 4)
+    )
+    views = (
+        []
+        if scheduler is None
+        else [_view_node(node, scheduler.states[node.index]) for node in scheduler.nodes]
+    )
+    errors = [view["last_error"] for view in views]
+    for view in views:
+        view["last_error"] = None
+    kept, remaining = _choose_views(views, remaining - sum(map(_measure_entry, handled)))
+    shown = truncate_longest([errors[index] for index in kept], remaining)
+    for index, error in zip(kept, shown, strict=True):
+        views[index]["last_error"] = error
+    return {
+        "status": status.value,
+        "nodes": [views[index] for index in kept],
+        "handled_failures": handled,
+        "nodes_omitted": len(views) - len(kept),
+        "handled_failures_omitted": _count_handled(result) - len(handled),
+        "errors_cut": sum(errors[index] != error for index, error in zip(kept, shown, strict=True)),
+    }
+
+
+def _count_handled(result: TaskResult | None) -> int:
+    return 0 if result is None else len(result.handled_failures) + result.handled_failures_omitted
+
+
+def _choose_views(views: Sequence[dict[str, Any]], remaining: int) -> tuple[list[int], int]:
+    """Return the indexes of the views that fit into `remaining` bytes, in graph order, and the bytes that remain."""
+    sizes = [json_size(view) + 1 for view in views]
+    ranked = sorted(range(len(views)), key=lambda index: _RANK[views[index]["status"]])
+    kept = sorted(longest_prefix(ranked, sizes.__getitem__, remaining))
+    return kept, remaining - sum(sizes[index] for index in kept)
+
+
+def _view_node(node: Node, state: NodeState) -> dict[str, Any]:
+    view = {
+        "node_id": node.node_id,
+        "type": node.type,
+        "status": state.status.value,
+        "attempt_epoch": state.epoch,
+        "last_error": state.last_error,
+        "skip_reason": state.skip_reason,
+        "next_retry_at": state.next_retry_at,
+    }
+    return view | {"waits_for": state.waits_for} if state.waits_for else view

@@ -11,7 +11,7 @@ from flowkit.graph.validation import parse_graph
 from flowkit.limits import LAST_ERROR_CHARS
 from flowkit.models import NodeState, NodeStatus, StatusChange, TaskStatus
 from flowkit.temporal_names import SEARCH_ATTRIBUTES
-from flowkit.workflows.display import task_status as views
+from flowkit.workflows.display import task_status
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 FAILED = NodeState(status=NodeStatus.FAILED, epoch=1, reason_code="flaky", last_error="flaky: no")
@@ -25,25 +25,25 @@ def scheduler_of(*states: NodeState, **graph: Any) -> Scheduler:
 
 def test_failed_task_is_stopped_with_the_code_of_its_failure() -> None:
     at = scheduler_of(NodeState(), FAILED)
-    assert views.stop_reason(at.hard_failure, at.states, "ignored") == "hard_fail:flaky"
+    assert task_status.stop_reason(at.hard_failure, at.states, "ignored") == "hard_fail:flaky"
 
 
 @pytest.mark.parametrize(
     "given_reason, reason", [("enough", "enough"), ("", "user_request"), (None, "user_request")]
 )
 def test_cancelled_task_is_stopped_with_the_given_reason(given_reason: str | None, reason: str) -> None:
-    assert views.stop_reason(None, [], given_reason) == reason
+    assert task_status.stop_reason(None, [], given_reason) == reason
 
 
 def test_failure_text_names_the_first_failed_node_and_counts_the_others() -> None:
-    assert views.failure_text(scheduler_of(NodeState(), FAILED)) == "node 'n1' failed: flaky: no"
+    assert task_status.failure_text(scheduler_of(NodeState(), FAILED)) == "node 'n1' failed: flaky: no"
     others = scheduler_of(FAILED, FAILED, NodeState(), FAILED, on_node_failure="continue")
-    assert views.failure_text(others) == "node 'n0' failed: flaky: no (and 2 more failed nodes)"
+    assert task_status.failure_text(others) == "node 'n0' failed: flaky: no (and 2 more failed nodes)"
 
 
 def test_long_failure_text_is_truncated_before_the_count() -> None:
     long = NodeState(status=NodeStatus.FAILED, last_error="x" * 9_000)
-    text = views.failure_text(scheduler_of(long, long, on_node_failure="continue"))
+    text = task_status.failure_text(scheduler_of(long, long, on_node_failure="continue"))
     assert text.endswith("x (and 1 more failed nodes)")
     assert len(text) < LAST_ERROR_CHARS + 50
 
@@ -61,7 +61,7 @@ OPEN: list[tuple[list[NodeStatus], TaskStatus]] = [
 def test_task_is_deferred_if_nothing_runs_and_a_node_waits(
     statuses: list[NodeStatus], status: TaskStatus
 ) -> None:
-    assert views.open_status(scheduler_of(*(NodeState(status=each) for each in statuses))) is status
+    assert task_status.open_status(scheduler_of(*(NodeState(status=each) for each in statuses))) is status
 
 
 def changes(count: int) -> list[StatusChange]:
@@ -72,7 +72,7 @@ def changes(count: int) -> list[StatusChange]:
 @pytest.mark.parametrize(("count", "omitted"), [(0, 0), (99, 0), (100, 0), (101, 1), (5_000, 4_900)])
 def test_long_history_keeps_its_first_ten_and_its_latest_entries(count: int, omitted: int) -> None:
     history = changes(count)
-    assert views.shorten_history(history) == omitted
+    assert task_status.shorten_history(history) == omitted
     assert len(history) == min(count, 100)
     assert [change.at for change in history[:10]] == [float(number) for number in range(min(count, 10))]
     assert history[10:] == changes(count)[10 + omitted :]
@@ -82,13 +82,13 @@ def test_growing_history_is_truncated_every_time() -> None:
     history, omitted = changes(100), 0
     for number in range(100, 500):
         history.append(StatusChange(from_="deferred", to="running", at=float(number)))
-        omitted += views.shorten_history(history)
+        omitted += task_status.shorten_history(history)
     assert (len(history), omitted, history[9].at, history[-1].at) == (100, 400, 9.0, 499.0)
 
 
 @pytest.mark.parametrize("given_reason", ["x" * 50_000, "\ud800" * 3_000])
 def test_cancel_reason_is_truncated_and_can_be_encoded(given_reason: str) -> None:
-    assert 0 < len(views.stop_reason(None, [], given_reason).encode()) <= LAST_ERROR_CHARS
+    assert 0 < len(task_status.stop_reason(None, [], given_reason).encode()) <= LAST_ERROR_CHARS
 
 
 def attributes(registered: tuple[str, ...], *statuses: str, name: str | None = "g") -> dict[str, Any]:
@@ -97,7 +97,7 @@ def attributes(registered: tuple[str, ...], *statuses: str, name: str | None = "
     steps = zip(["queued", *statuses], statuses, strict=False)
     history = [StatusChange(from_=None, to="queued", at=0.0)]
     history += [StatusChange(from_=before, to=after, at=0.0) for before, after in steps]
-    return {u.key.name: u.value for u in views.search_attributes(registered, history, graph, {})}
+    return {u.key.name: u.value for u in task_status.search_attributes(registered, history, graph, {})}
 
 
 def test_only_registered_search_attributes_are_set() -> None:
@@ -143,4 +143,4 @@ NAMES: list[tuple[str | None, dict[str, Any], str | None]] = [
 def test_pipeline_name_comes_from_the_params_or_the_graph_name(
     graph_name: str | None, params: dict[str, Any], name: str | None
 ) -> None:
-    assert views.pipeline_name(graph_name, params) == name
+    assert task_status.pipeline_name(graph_name, params) == name
