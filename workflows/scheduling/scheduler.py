@@ -20,8 +20,7 @@ from flowkit import reason_codes
 from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.conditions import Conditions, Due
-from flowkit.workflows.scheduling.fan_ins import FanIns
-from flowkit.workflows.scheduling.gates import higher_precedence, inherited_reason, is_closed, is_open
+from flowkit.workflows.scheduling.gates import Gates, higher_precedence, inherited_reason, is_closed, is_open
 from flowkit.workflows.scheduling.routing import Routing
 from flowkit.workflows.scheduling.streams import Streams
 
@@ -53,7 +52,7 @@ class Scheduler:
         self.streams = Streams(graph.nodes)
         self._children = _children(graph.nodes)
         self._conditions = Conditions(graph.nodes, states)
-        self._fan_ins = FanIns(graph.nodes, states, self._conditions)
+        self._gates = Gates(graph.nodes, states, self._conditions)
         self._open_nodes = len(graph.nodes)
         self._hard_failure: int | None = None
         self._ready: list[int] = []
@@ -76,7 +75,7 @@ class Scheduler:
         for index, state in enumerate(self.states):
             if state.streamed:
                 for child in self.streams.children(index):
-                    self._fan_ins.count_batch(child, index)
+                    self._gates.count_batch(child, index)
         ended = [i for i, state in enumerate(self.states) if state.status.ended]
         for index in ended:
             self._record_end(index)
@@ -135,11 +134,11 @@ class Scheduler:
 
     def waits_for_parents(self, index: int) -> bool:
         """Return whether too few parents of a node have satisfied their edges, whatever its routers do."""
-        return not is_open(self.nodes[index], self._fan_ins.gates[index])
+        return not is_open(self.nodes[index], self._gates[index])
 
     def satisfied_parents(self, index: int) -> int:
         """Return how many parents of a node have satisfied their edges."""
-        return self._fan_ins.gates[index].satisfied
+        return self._gates[index].satisfied
 
     def counts(self) -> Counter[NodeStatus]:
         """Return the number of nodes with each status."""
@@ -179,7 +178,7 @@ class Scheduler:
         for due, result in awaited:
             self._conditions.store(due, result)
             if due.parent is not None:
-                self._fan_ins.count_decided(due.node, due.parent)
+                self._gates.count_decided(due.node, due.parent)
                 nodes.append(due.node)
             elif result:
                 self._ready.append(due.node)
@@ -251,16 +250,16 @@ class Scheduler:
         children = self.streams.children(index)
         for child in children:
             if state.status.ended:
-                self._fan_ins.count_late_batch(child, index)
+                self._gates.count_late_batch(child, index)
             else:
-                self._fan_ins.count_batch(child, index)
+                self._gates.count_batch(child, index)
         self._settle(child for child in children if not self.states[child].status.ended)
         return True
 
     def _skip_reason_of(self, index: int) -> SkipReason:
         """Return why a node is skipped: because of its parents, its routers or both."""
-        gate, route = self._fan_ins.gates[index], self.routing.gate(index)
-        by_parents = self._fan_ins.skip_reason(index) if is_closed(self.nodes[index], gate) else None
+        gate, route = self._gates[index], self.routing.gate(index)
+        by_parents = self._gates.skip_reason(index) if is_closed(self.nodes[index], gate) else None
         not_routed = route is not None and route.is_closed
         by_routers = (gate.route_reason or SkipReason.ROUTING) if not_routed else None
         return higher_precedence(by_parents, by_routers) or SkipReason.UPSTREAM_FAILED
@@ -291,10 +290,10 @@ class Scheduler:
         self._open_nodes -= 1
         self._note_hard_failure(self.routing.end(index, state))
         for child in self._children[index]:
-            self._fan_ins.count_end(child, index)
+            self._gates.count_end(child, index)
         inherited = inherited_reason(self.nodes[index], state)
         for target in targets:
-            gate = self._fan_ins.gates[target]
+            gate = self._gates[target]
             gate.route_reason = higher_precedence(gate.route_reason, inherited or SkipReason.ROUTING)
         return [child for child in (*self._children[index], *targets) if not self.states[child].status.ended]
 
@@ -312,13 +311,11 @@ class Scheduler:
 
     def _is_gate_open(self, index: int) -> bool:
         route = self.routing.gate(index)
-        return (route is None or route.is_open) and is_open(self.nodes[index], self._fan_ins.gates[index])
+        return (route is None or route.is_open) and is_open(self.nodes[index], self._gates[index])
 
     def _is_gate_closed(self, index: int) -> bool:
         route = self.routing.gate(index)
-        return (route is not None and route.is_closed) or is_closed(
-            self.nodes[index], self._fan_ins.gates[index]
-        )
+        return (route is not None and route.is_closed) or is_closed(self.nodes[index], self._gates[index])
 
 
 def _children(nodes: Sequence[Node]) -> list[list[int]]:
