@@ -11,7 +11,7 @@ from flowkit.workflows.stored_graphs import continues_longer, is_mostly_graph
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowkit.workflows.conditions import ConditionEvaluations
+    from flowkit.workflows.evaluations import ConditionEvaluations
     from flowkit.workflows.running_nodes import RunningNodes
     from flowkit.workflows.state_codec import TaskState
 

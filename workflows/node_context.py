@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import AttemptFailure, Node, NodeState, Settings
-    from flowkit.workflows.role_limits import RoleLimits
+    from flowkit.workflows.slots import RoleLimits
 
 
 class SharedSlots:

@@ -13,7 +13,7 @@ from flowkit.graph.task_input import NewTask, parse_input
 from flowkit.graph.validation import normalized, normalizing, parse_graph
 from flowkit.models import NodeState, StatusChange, TaskStatus
 from flowkit.text import clean, truncate
-from flowkit.workflows.document_activities import open_document
+from flowkit.workflows.engine_calls import open_document
 from flowkit.workflows.state_codec import TaskState, is_state, parse_state
 from flowkit.workflows.stored_graphs import end_workflow_task, is_stored, read_task, stored_in
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from flowkit.models import AttemptFailure, FirstBatch, Node, NodeState, Settings
-    from flowkit.workflows.role_limits import RoleLimits
     from flowkit.workflows.scheduling.local_activities import Streak
     from flowkit.workflows.scheduling.scheduler import Scheduler
+    from flowkit.workflows.slots import RoleLimits
 
 
 class RunningNodes:

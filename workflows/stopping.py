@@ -12,9 +12,9 @@ from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
     from flowkit.models import AttemptFailure
+    from flowkit.workflows.document import TaskDocument
     from flowkit.workflows.running_nodes import RunningNodes
     from flowkit.workflows.scheduling.scheduler import Scheduler
-    from flowkit.workflows.task_document import TaskDocument
 
 _FLAG_TIMEOUT_SEC = 1.0
 """How long an attempt continues until its cancel flag has reached MongoDB, from which it learns the cancel reason."""

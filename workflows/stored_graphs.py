@@ -13,7 +13,7 @@ from temporalio import workflow
 from flowkit import temporal_names
 from flowkit.graph import validation
 from flowkit.models import ReadStoredGraph, StoredGraph
-from flowkit.workflows.document_activities import UNLIMITED_RETRIES
+from flowkit.workflows.engine_calls import UNLIMITED_RETRIES
 
 STORED_GRAPH = "stored_graph"
 """Key of the reference in the input of a task, and in the state that one run hands over to the next."""

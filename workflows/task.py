@@ -18,7 +18,6 @@ from temporalio.exceptions import ApplicationError
 with workflow.unsafe.imports_passed_through():
     from flowkit import reason_codes, temporal_names
     from flowkit.models import FirstBatch, NodeStatus, SilenceReport, SkipReason, TaskResult, TaskStatus
-    from flowkit.workflows.conditions import ConditionEvaluations
     from flowkit.workflows.deadlines import TaskDeadlines
     from flowkit.workflows.display.task_status import (
         StatusPublisher,
@@ -28,17 +27,18 @@ with workflow.unsafe.imports_passed_through():
         stop_reason,
         task_result,
     )
+    from flowkit.workflows.document import TaskDocument
+    from flowkit.workflows.evaluations import ConditionEvaluations
     from flowkit.workflows.local_attempts import refresh_for_workflow_task
     from flowkit.workflows.main_loop import MainLoop, cancel_requested
     from flowkit.workflows.opening import open_or_restore
-    from flowkit.workflows.role_limits import RoleLimits, role_limits_of
     from flowkit.workflows.running_nodes import RunningNodes
     from flowkit.workflows.scheduling.local_activities import Streak
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.silence import Silence
+    from flowkit.workflows.slots import RoleLimits, role_limits_of
     from flowkit.workflows.state_codec import TaskState, encode_state
     from flowkit.workflows.stopping import NodeStops
-    from flowkit.workflows.task_document import TaskDocument
 
 _CANCEL_FLAGS_TIMEOUT_SEC = 1.0
 """How long a stopping task waits for its cancel flags to reach MongoDB before it cancels the attempts."""

@@ -11,8 +11,8 @@ from tests.fuzz.plans import ERROR, FALSE, TRUE, Features
 from flowkit import reason_codes
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, Opened, Settings, SkipReason
-from flowkit.workflows.conditions import NoResult, apply_results
 from flowkit.workflows.deadlines import TaskDeadlines
+from flowkit.workflows.evaluations import NoResult, apply_results
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.conditions import Due
 from flowkit.workflows.scheduling.scheduler import Scheduler

@@ -17,8 +17,8 @@ from tests.fuzz.slot_world import Task, World, pause
 from flowkit import CoordinatorConfig
 from flowkit.models import NodeState
 from flowkit.workflows.node_context import SharedSlots
-from flowkit.workflows.role_limits import RoleLimits
 from flowkit.workflows.scheduling.slots import Slots
+from flowkit.workflows.slots import RoleLimits
 
 if TYPE_CHECKING:
     import random

@@ -19,7 +19,8 @@ from tests.fuzz.slot_world import Task, pause
 
 from flowkit import temporal_names
 from flowkit.models import SlotReply, SlotRequest
-from flowkit.workflows import document_activities, role_limits
+from flowkit.workflows import engine_calls as document_activities
+from flowkit.workflows import slots as role_limits
 
 if TYPE_CHECKING:
     import random

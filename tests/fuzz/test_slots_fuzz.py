@@ -19,7 +19,7 @@ from tests.unit.property_examples import examples
 from flowkit.adapters.limits import store
 from flowkit.adapters.limits.rules import Limits
 from flowkit.engine.limits import grants, leaks
-from flowkit.workflows import role_limits
+from flowkit.workflows import slots as role_limits
 from flowkit.workflows.scheduling.slots import Slots
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from flowkit.adapters.tasks.condition_reads import ConditionReads, StoredValues
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import StoreUnavailable
 from flowkit.models import TaskStatus
-from flowkit.workflows import conditions
+from flowkit.workflows import evaluations as conditions
 from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_cancel_terminate_reset import reset
 from tests.integration.test_continue_as_new import histories, replay

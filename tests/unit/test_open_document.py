@@ -13,8 +13,8 @@ from tests.unit.activity_errors import wrapped
 
 from flowkit.graph.task_input import NewTask
 from flowkit.models import StoredGraph
-from flowkit.workflows import document_activities
-from flowkit.workflows.document_activities import open_document
+from flowkit.workflows import engine_calls as document_activities
+from flowkit.workflows.engine_calls import open_document
 
 REJECTION = ApplicationError("task id 't' belongs to another task", type="task_id_taken", non_retryable=True)
 LOCAL_TIMEOUT = ActivityTimeout("timed out", type=TimeoutType.SCHEDULE_TO_CLOSE, last_heartbeat_details=[])

@@ -19,7 +19,7 @@ from flowkit.adapters.limits.store import Holder
 from flowkit.engine.limits.leaks import Use, use_of
 from flowkit.errors import ConfigError
 from flowkit.models import slot_wait_id
-from flowkit.workflows.role_limits import priority_of
+from flowkit.workflows.slots import priority_of
 
 ROLES = ("slow", "fast", "a.b")
 COUNTS = st.dictionaries(st.sampled_from(ROLES), st.integers(1, 5))

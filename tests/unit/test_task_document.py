@@ -23,13 +23,13 @@ from flowkit.models import (
     StatusChange,
     TaskStatus,
 )
-from flowkit.workflows import task_document
+from flowkit.workflows import document as task_document
 from flowkit.workflows.budget import json_size
 from flowkit.workflows.display.task_status import StatusPublisher, task_result
+from flowkit.workflows.document import TaskDocument
 from flowkit.workflows.payloads import without_defaults
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import TaskState
-from flowkit.workflows.task_document import TaskDocument
 
 LARGEST_PAYLOAD = 2_000_000
 

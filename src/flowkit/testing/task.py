@@ -21,9 +21,9 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.testing.executors import RUN
-from flowkit.workflows.conditions import apply_results, requests, results_of
 from flowkit.workflows.display.reports import node_record, pulled_nodes
 from flowkit.workflows.display.task_status import failure_text
+from flowkit.workflows.evaluations import apply_results, requests, results_of
 from flowkit.workflows.node import attempt_input, read_failure
 from flowkit.workflows.node_context import NodeRunContext
 from flowkit.workflows.retry import UNREQUESTED_CANCEL, Fail, decide, note_failure
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from flowkit.graph.task_input import NewTask
     from flowkit.models import FirstBatch, Graph, Node, NodeRecord
     from flowkit.testing.executors import Executors
-    from flowkit.workflows.conditions import Results
+    from flowkit.workflows.evaluations import Results
     from flowkit.workflows.scheduling.conditions import Due
 
 _RUN_SEQ = 1

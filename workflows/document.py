@@ -14,7 +14,7 @@ from flowkit.graph.task_input import NewTask
 from flowkit.models import CloseTask, NodeStatus, RecordTask, TaskStatus
 from flowkit.workflows.display.reports import fit_into_close, node_record, pulled_nodes, split_record
 from flowkit.workflows.display.task_status import is_dead
-from flowkit.workflows.document_activities import close_document, open_document, record_document
+from flowkit.workflows.engine_calls import close_document, open_document, record_document
 
 if TYPE_CHECKING:
     from flowkit.models import NodeRecord, TaskResult

@@ -19,7 +19,7 @@ from flowkit import temporal_names
 from flowkit.models import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait_id
 from flowkit.validation.values import is_whole
 from flowkit.workflows.display.summaries import fit_summary
-from flowkit.workflows.document_activities import UNLIMITED_RETRIES, execute_locally
+from flowkit.workflows.engine_calls import UNLIMITED_RETRIES, execute_locally
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -17,7 +17,7 @@ from flowkit.graph.cel import NODES
 from flowkit.limits import CONDITIONS_SEC
 from flowkit.models import EvaluateConditions
 from flowkit.workflows.budget import json_size, split_by_size
-from flowkit.workflows.document_activities import evaluate_conditions
+from flowkit.workflows.engine_calls import evaluate_conditions
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.conditions import facts_of
 
