@@ -125,11 +125,9 @@ def test_workflows_import_no_io(path: Path) -> None:
 PURE = (
     "retry",
     "budget",
-    "payloads",
     "state_codec",
     "display/details",
     "display/summaries",
-    "display/reports",
 )
 
 

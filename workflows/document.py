@@ -1,26 +1,55 @@
-"""Write the state that only the workflow knows to the task document in MongoDB, and close the document.
+"""Mirror the state of a task in its document in MongoDB: open the document, write what only the workflow knows, close it.
 
-The writes run in the background, one at a time, so they do not delay nodes.
+The writes run in the background, one at a time, so they do not delay nodes. A task can have thousands of nodes, but
+Temporal limits the size of payloads, so large records are split.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from temporalio import workflow
+from temporalio.exceptions import ApplicationError, FailureError
 
+from flowkit import reason_codes, temporal_names
 from flowkit.graph.task_input import NewTask
-from flowkit.models import CloseTask, NodeStatus, RecordTask, TaskStatus
-from flowkit.workflows.display.reports import fit_into_close, node_record, pulled_nodes, split_record
+from flowkit.limits import REPORT_BYTES
+from flowkit.models import CloseTask, NodeRecord, NodeStatus, Opened, OpenTask, RecordTask, TaskStatus
+from flowkit.workflows.budget import json_size, split_by_size
 from flowkit.workflows.display.task_status import is_dead
-from flowkit.workflows.engine_calls import close_document, open_document, record_document
+from flowkit.workflows.engine_calls import (
+    HEARTBEAT_TIMEOUT,
+    call_engine,
+    call_locally_first,
+    cause_of,
+    without_defaults,
+)
 
 if TYPE_CHECKING:
-    from flowkit.models import NodeRecord, TaskResult
+    from collections.abc import Sequence
+
+    from flowkit.models import Node, NodeState, TaskResult
     from flowkit.workflows.display.task_status import StatusPublisher
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
+
+_WRITE_SEC = 60.0
+_WRITE_SEC_PER_NODE = 0.1
+"""Time limits of a write. Most take milliseconds, but one for thousands of nodes may write a marker for each."""
+
+_OPEN_STORED_TIMEOUT = timedelta(seconds=300)
+"""Time limit for opening a task with a stored graph, which the engine reads and validates meanwhile."""
+
+_OPEN_SUMMARY = "open the task in MongoDB"
+
+_FIELDS_BYTES = 200
+"""Upper bound for the size of a node's record without its texts."""
+
+_MAX_BYTES_PER_CHARACTER = 6
+"""Size of a character that JSON escapes, such as `\\u0000`."""
 
 
 class TaskDocument:
@@ -39,13 +68,13 @@ class TaskDocument:
         self._cancel_reason: str | None = None
         self._silent: list[int] = []
         """The nodes that the document shows as silent."""
-        self._heard: set[int] = set()
+        self._no_longer_silent: set[int] = set()
         """The nodes to show as no longer silent."""
         self._writing: asyncio.Task[None] | None = None
 
     def write_node(self, index: int, cancel_reason: str | None = None) -> None:
         """Schedule a write of the node's present state. With `cancel_reason`, it sets the node's own cancel flag."""
-        self._changed_nodes[index] = self._node_record(index, cancel_reason)
+        self._changed_nodes[index] = self._make_node_record(index, cancel_reason)
         self._start_writing()
 
     def write_changed_nodes(self) -> None:
@@ -63,7 +92,7 @@ class TaskDocument:
     def show_silent(self, nodes: list[int]) -> None:
         """Schedule a write that shows these nodes, and no others, as silent. Do nothing if the document does."""
         if nodes != self._silent:
-            self._heard = (self._heard | {*self._silent}) - {*nodes}
+            self._no_longer_silent = (self._no_longer_silent | {*self._silent}) - {*nodes}
             self._silent = nodes
             self.write_task()
 
@@ -83,15 +112,16 @@ class TaskDocument:
         If the document no longer exists, open it again first.
         """
         await self.flush()
-        record = self._close_record(result, reason)
+        record = self._make_close_record(result, reason)
         while not await close_document(record, nodes=len(self._scheduler.nodes)):
-            await open_document(_new_task(self._state))
+            state = self._state
+            await open_document(NewTask(params=state.params, graph=state.graph, stored=state.stored))
             await self.write_many_unfinished()
 
     async def write_many_unfinished(self) -> None:
         """Write the nodes that did not finish, if they are too many for the close."""
-        unfinished = self._unfinished()
-        if not fit_into_close([self._node_record(index) for index in unfinished]):
+        unfinished = self._list_unfinished()
+        if not fit_into_close([self._make_node_record(index) for index in unfinished]):
             for index in unfinished:
                 self.write_node(index)
             await self.flush()
@@ -122,15 +152,15 @@ class TaskDocument:
             deployment=self._state.opened.settings.deployment,
             status_history_omitted=self._publisher.omitted,
             silent={index: self._scheduler.nodes[index].node_id for index in self._silent},
-            heard=sorted(self._heard),
+            heard=sorted(self._no_longer_silent),
         )
-        self._heard.clear()
+        self._no_longer_silent.clear()
         for part in split_record(record):
             await record_document(part)
 
-    def _close_record(self, result: TaskResult, reason: str | None) -> CloseTask:
-        unfinished = self._unfinished()
-        nodes = [self._node_record(index) for index in unfinished]
+    def _make_close_record(self, result: TaskResult, reason: str | None) -> CloseTask:
+        unfinished = self._list_unfinished()
+        nodes = [self._make_node_record(index) for index in unfinished]
         fit = fit_into_close(nodes)
         return CloseTask(
             task_id=result.task_id,
@@ -140,7 +170,7 @@ class TaskDocument:
             status=result.status,
             status_history=self._publisher.history,
             nodes=nodes if fit else [],
-            unfinished={} if fit else self._by_status(unfinished),
+            unfinished={} if fit else self._group_by_status(unfinished),
             handled_failures=result.handled_failures,
             handled_failures_omitted=result.handled_failures_omitted,
             reason=reason,
@@ -149,21 +179,154 @@ class TaskDocument:
             dead=result.status is TaskStatus.FAILED and is_dead(self._scheduler),
         )
 
-    def _unfinished(self) -> list[int]:
+    def _list_unfinished(self) -> list[int]:
         states = self._scheduler.states
         return [i for i, state in enumerate(states) if state.status is not NodeStatus.FINISHED]
 
-    def _by_status(self, indexes: list[int]) -> dict[NodeStatus, list[int]]:
+    def _group_by_status(self, indexes: list[int]) -> dict[NodeStatus, list[int]]:
         found: dict[NodeStatus, list[int]] = {}
         for index in indexes:
             found.setdefault(self._scheduler.states[index].status, []).append(index)
         return found
 
-    def _node_record(self, index: int, cancel_reason: str | None = None) -> NodeRecord:
+    def _make_node_record(self, index: int, cancel_reason: str | None = None) -> NodeRecord:
         node = self._scheduler.nodes[index]
         pulled = node.node_id in self._pulled
         return node_record(node, self._scheduler.states[index], pulled=pulled, cancel_reason=cancel_reason)
 
 
-def _new_task(state: TaskState) -> NewTask:
-    return NewTask(params=state.params, graph=state.graph, stored=state.stored)
+async def open_document(new: NewTask) -> Opened:
+    """Open the task document, and return what the workflow needs from it. Waits while MongoDB is unavailable.
+
+    Raise the engine's own ApplicationError when it rejects the task, so that clients see its text.
+    """
+    info = workflow.info()
+    opening = OpenTask(
+        task_id=info.workflow_id,
+        first_run_id=info.first_execution_run_id,
+        run_id=info.run_id,
+        at=workflow.now().timestamp(),
+        graph=new.graph if new.stored is None else {},
+        params=new.params if new.stored is None else {},
+        stored=new.stored,
+    )
+    try:
+        return await _open(opening)
+    except FailureError as error:
+        cause = cause_of(error)
+        raise (cause if isinstance(cause, ApplicationError) else error) from None
+
+
+async def _open(opening: OpenTask) -> Opened:
+    """Run `open_task`. With a stored graph, it takes longer than a local activity may take."""
+    if opening.stored is None:
+        opened: Opened = await call_locally_first(
+            temporal_names.OPEN_TASK, opening, Opened, summary=_OPEN_SUMMARY
+        )
+        return opened
+    opened = await call_engine(
+        temporal_names.OPEN_TASK,
+        opening,
+        Opened,
+        summary=_OPEN_SUMMARY,
+        time_limit=_OPEN_STORED_TIMEOUT,
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
+    )
+    return opened
+
+
+async def record_document(record: RecordTask) -> None:
+    """Write `record`, the state that only the workflow knows, to the task document."""
+    await call_engine(
+        temporal_names.RECORD,
+        without_defaults(record),
+        summary=write_summary(record),
+        time_limit=write_timeout(len(record.nodes)),
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
+    )
+
+
+async def close_document(close: CloseTask, nodes: int) -> bool:
+    """Close the document of a task with `nodes` nodes. Return False if the document does not exist."""
+    found: bool = await call_engine(
+        temporal_names.CLOSE_TASK,
+        without_defaults(close),
+        bool,
+        summary="close the task in MongoDB",
+        time_limit=write_timeout(nodes),
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
+    )
+    return found
+
+
+def write_timeout(nodes: int) -> timedelta:
+    """Return the time limit of one write that updates `nodes` nodes."""
+    return timedelta(seconds=_WRITE_SEC + _WRITE_SEC_PER_NODE * nodes)
+
+
+def write_summary(record: RecordTask) -> str:
+    """Return the summary that the Web UI shows for this write."""
+    nodes = len(record.nodes)
+    suffix = "" if nodes == 0 else ", 1 node" if nodes == 1 else f", {nodes} nodes"
+    what = "cancel flags" if record.cancel_reason else f"task {record.status.value}"
+    return f"write to MongoDB: {what}{suffix}"
+
+
+def node_record(
+    node: Node, state: NodeState, *, pulled: bool, cancel_reason: str | None = None
+) -> NodeRecord:
+    """Return the record that writes `state` to the task document.
+
+    `pulled` says whether other nodes pull artifacts from the node; its end then needs a complete marker. With
+    `cancel_reason`, the write sets the node's own cancel flag.
+    """
+    return NodeRecord(
+        index=node.index,
+        node_id=node.node_id,
+        status=state.status,
+        epoch=state.epoch,
+        next_retry_at=state.next_retry_at,
+        last_error=state.last_error,
+        skip_reason=state.skip_reason,
+        marker=pulled,
+        after_finish=state.status is NodeStatus.FAILED and state.reason_code == reason_codes.UPSTREAM_FAILED,
+        cancel_reason=cancel_reason,
+    )
+
+
+def pulled_nodes(nodes: Sequence[Node]) -> frozenset[str]:
+    """Return the ids of the nodes whose artifacts other nodes pull."""
+    return frozenset(source for node in nodes for source in node.pulls_from)
+
+
+def split_record(record: RecordTask) -> list[RecordTask]:
+    """Split `record` into records of at most REPORT_BYTES; return it unchanged if it fits.
+
+    When it is split, failed nodes come first, and only the first part has the cancel reason.
+    """
+    if _is_clearly_small(record.nodes):
+        return [record]
+    remaining = REPORT_BYTES - json_size(without_defaults(replace(record, nodes=[])))
+    if sum(map(_measure_record, record.nodes)) <= remaining:
+        return [record]
+    ordered = sorted(record.nodes, key=lambda node: node.status is not NodeStatus.FAILED)
+    parts = split_by_size(ordered, _measure_record, remaining)
+    return [
+        replace(record, nodes=nodes, cancel_reason=None if number else record.cancel_reason)
+        for number, nodes in enumerate(parts)
+    ]
+
+
+def _is_clearly_small(nodes: Sequence[NodeRecord]) -> bool:
+    """Return whether the nodes fit by a quick upper estimate. Most writes then need no exact measurement."""
+    characters = sum(len(node.node_id) + len(node.last_error or "") for node in nodes)
+    return _FIELDS_BYTES * len(nodes) + _MAX_BYTES_PER_CHARACTER * characters < REPORT_BYTES // 2
+
+
+def _measure_record(node: NodeRecord) -> int:
+    return json_size(without_defaults(node)) + 1
+
+
+def fit_into_close(nodes: Sequence[NodeRecord]) -> bool:
+    """Return whether the close can carry these nodes. If not, the workflow writes them before."""
+    return _is_clearly_small(nodes) or sum(map(_measure_record, nodes)) <= REPORT_BYTES // 2

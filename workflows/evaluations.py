@@ -7,29 +7,32 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
-from flowkit import reason_codes
+from flowkit import reason_codes, temporal_names
 from flowkit.graph.cel import NODES
 from flowkit.limits import CONDITIONS_SEC
-from flowkit.models import EvaluateConditions
+from flowkit.models import ConditionResults, EvaluateConditions
 from flowkit.workflows.budget import json_size, split_by_size
-from flowkit.workflows.engine_calls import evaluate_conditions
+from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT, call_engine, without_defaults
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.conditions import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from flowkit.models import ConditionResults
     from flowkit.workflows.scheduling.conditions import Due
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 _PART_BYTES = 1_000_000
 """Largest input of one activity. Most groups fit into one."""
+
+_READ_SEC = 60.0
+"""Time limit of an activity, in addition to the time that the evaluation may take."""
 
 
 class NoResult(NamedTuple):
@@ -60,6 +63,20 @@ def requests(
         )
         for part in parts
     ]
+
+
+async def _evaluate(part: EvaluateConditions) -> ConditionResults:
+    """Return the results of conditions. Waits while MongoDB is unavailable. Raise ActivityError if it rejects the read."""
+    number = len(part.texts)
+    results: ConditionResults = await call_engine(
+        temporal_names.EVALUATE_CONDITIONS,
+        without_defaults(part),
+        ConditionResults,
+        summary="evaluate 1 condition" if number == 1 else f"evaluate {number} conditions",
+        time_limit=timedelta(seconds=_READ_SEC + part.seconds),
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
+    )
+    return results
 
 
 def results_of(request: EvaluateConditions, found: ConditionResults) -> Results:
@@ -125,7 +142,7 @@ class ConditionEvaluations:
         results: Results = {}
         for part in parts:
             try:
-                results |= results_of(part, await evaluate_conditions(part))
+                results |= results_of(part, await _evaluate(part))
             except ActivityError as error:
                 if is_cancelled_exception(error):
                     return

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from temporalio import workflow
 
-from flowkit.workflows.stored_graphs import continues_longer, is_mostly_graph
+from flowkit.workflows.opening import continues_longer, is_mostly_graph
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

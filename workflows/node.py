@@ -32,8 +32,8 @@ from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.temporal_names import role_queue
 from flowkit.workflows.budget import json_size
 from flowkit.workflows.display.summaries import attempt_summary, timer_summary
-from flowkit.workflows.local_attempts import cause_of, fall_back
-from flowkit.workflows.payloads import without_defaults
+from flowkit.workflows.engine_calls import cause_of, without_defaults
+from flowkit.workflows.local_attempts import fall_back
 from flowkit.workflows.retry import (
     NOT_REGISTERED,
     UNREQUESTED_CANCEL,

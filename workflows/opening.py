@@ -1,21 +1,30 @@
-"""Start a run of the `Task` workflow: open a new task, or restore the state of the previous run."""
+"""Start a run of the `Task` workflow: open a new task, or restore the state of the previous run.
+
+The graph and params of a task may be too large for its input. `create_task` then stores them in MongoDB, and each run
+reads them in parts and prepares the graph in steps.
+"""
 
 from __future__ import annotations
 
+import json
+import zlib
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
+from flowkit import temporal_names
 from flowkit.errors import GraphError
+from flowkit.graph import validation
 from flowkit.graph.task_input import NewTask, parse_input
 from flowkit.graph.validation import normalized, normalizing, parse_graph
-from flowkit.models import NodeState, StatusChange, TaskStatus
+from flowkit.models import NodeState, ReadStoredGraph, StatusChange, TaskStatus
 from flowkit.text import clean, truncate
-from flowkit.workflows.engine_calls import open_document
-from flowkit.workflows.state_codec import TaskState, is_state, parse_state
-from flowkit.workflows.stored_graphs import end_workflow_task, is_stored, read_task, stored_in
+from flowkit.workflows.document import open_document
+from flowkit.workflows.engine_calls import call_engine
+from flowkit.workflows.state_codec import TaskState, is_state, is_stored, parse_state, stored_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +37,16 @@ _DECODING_CHARS = 200
 _REJECTION_CHARS = 8_000
 """Largest size of an error message about the input. It lists up to ten problems; one may be a cycle of many nodes."""
 
+LONGER = 4
+"""How many times as long the history of a task with a large graph becomes. An engine replays 16,000 events in four seconds."""
+
+SUGGESTED_BYTES = 4 * 2**20
+SUGGESTED_EVENTS = 4_096
+"""Size and length of a history at which Temporal suggests continue-as-new."""
+
+_PAUSE = timedelta(milliseconds=1)
+_READ_TIMEOUT = timedelta(seconds=30)
+
 
 async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
     """Return the state and the graph of the task: those of the previous run, or those of the new task that it opens.
@@ -37,11 +56,11 @@ async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
     """
     given = None if task is None else _decode(task)
     if workflow.info().continued_run_id and is_state(given):
-        state = parse_state(given, await read_task(stored_in(given)) if is_stored(given) else None)
+        state = parse_state(given, await _read_task(stored_in(given)) if is_stored(given) else None)
         if state.stored is None:
             return state, normalized(state.graph)
         graph = await _in_steps(normalizing(state.graph))
-        await end_workflow_task()
+        await _end_workflow_task()
         return state, graph
     if is_stored(given):
         return await _open_stored(_reference(given))
@@ -66,10 +85,10 @@ async def _open_stored(stored: StoredGraph) -> tuple[TaskState, Graph]:
     The engine validates the graph when it opens the document, because that may take longer than a workflow task may.
     """
     opened = await open_document(NewTask(stored=stored))
-    task = await read_task(stored)
+    task = await _read_task(stored)
     normal = await _in_steps(normalizing(task["graph"]))
     state, graph = _opened_state(NewTask(**task, stored=stored), normal, opened)
-    await end_workflow_task()
+    await _end_workflow_task()
     return state, graph
 
 
@@ -78,7 +97,7 @@ async def _in_steps(steps: Iterator[Graph | None]) -> Graph:
     for graph in steps:
         if graph is not None:
             return graph
-        await end_workflow_task()
+        await _end_workflow_task()
     raise AssertionError("the last step yields the graph")
 
 
@@ -125,3 +144,52 @@ def _opened_state(new: NewTask, graph: Graph, opened: Opened) -> tuple[TaskState
         stored=new.stored,
     )
     return state, graph
+
+
+async def _read_task(stored: StoredGraph) -> dict[str, Any]:
+    """Return the stored graph and params. Waits while MongoDB is unavailable.
+
+    Each part is the result of an activity, so that a replay reads it from the history.
+    """
+    parts = [await _read_part(stored, part) for part in range(stored.parts)]
+    task: dict[str, Any] = json.loads(zlib.decompress(b"".join(parts)))
+    await _end_workflow_task()
+    return task
+
+
+async def _end_workflow_task() -> None:
+    """Continue in another workflow task. One may take two seconds, and each step of opening a large graph takes long."""
+    await workflow.sleep(_PAUSE, summary="prepare the graph in steps")
+
+
+async def _read_part(stored: StoredGraph, part: int) -> bytes:
+    content: bytes = await call_engine(
+        temporal_names.READ_STORED_GRAPH,
+        ReadStoredGraph(task_id=workflow.info().workflow_id, stored=stored, part=part),
+        bytes,
+        summary=f"read the graph from MongoDB, part {part + 1} of {stored.parts}",
+        time_limit=_READ_TIMEOUT,
+    )
+    return content
+
+
+def is_mostly_graph(stored: StoredGraph | None) -> bool:
+    """Return whether the history is only long because of the stored graph, so that a new run would be as long."""
+    info = workflow.info()
+    if stored is None or stored.size < SUGGESTED_BYTES // 2:
+        return False
+    own_bytes = info.get_current_history_size() - stored.size
+    return own_bytes < SUGGESTED_BYTES and info.get_current_history_length() < SUGGESTED_EVENTS
+
+
+def continues_longer(nodes: int) -> bool:
+    """Return whether a task with so many nodes continues its run, although Temporal suggests a new one.
+
+    Each run prepares the graph again, while only an engine that takes over the task replays the longer history.
+    """
+    info = workflow.info()
+    return (
+        nodes > validation.STEP_NODES
+        and info.get_current_history_length() < LONGER * SUGGESTED_EVENTS
+        and info.get_current_history_size() < LONGER * SUGGESTED_BYTES
+    )

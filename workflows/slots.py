@@ -18,8 +18,7 @@ from temporalio.exceptions import FailureError, is_cancelled_exception
 from flowkit import temporal_names
 from flowkit.models import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait_id
 from flowkit.validation.values import is_whole
-from flowkit.workflows.display.summaries import fit_summary
-from flowkit.workflows.engine_calls import UNLIMITED_RETRIES, execute_locally
+from flowkit.workflows.engine_calls import call_engine, call_locally_first
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
     TaskSlot = Callable[[], AbstractAsyncContextManager[None]]
 
-_CALL_TIMEOUT = timedelta(seconds=10)
 _WAIT_TIMEOUT = timedelta(seconds=60)
 """After this time, `await_slot` runs again and asks for the slot again, in case an engine lost the request."""
 
@@ -200,7 +198,7 @@ class RoleLimits:
     async def _send(self, slots: list[Slot], *, whole_task: bool) -> None:
         record = ReleaseSlots(task_id=workflow.info().workflow_id, slots=slots, whole_task=whole_task)
         count = "all slots" if whole_task else "1 slot" if len(slots) == 1 else f"{len(slots)} slots"
-        await _run_locally(temporal_names.RELEASE_SLOTS, record, None, summary=f"free {count}")
+        await call_locally_first(temporal_names.RELEASE_SLOTS, record, summary=f"free {count}")
 
     async def _request(self, activity: str, slot: Slot, released: list[Slot]) -> SlotReply:
         """Run `acquire_slot`, which returns at once, or `await_slot`, which returns when the slot is granted."""
@@ -214,44 +212,21 @@ class RoleLimits:
         )
         if activity == temporal_names.ACQUIRE_SLOT:
             summary = f"{slot.node_id}: slot of role {slot.role}"
-            reply: SlotReply = await _run_locally(activity, request, SlotReply, summary=summary)
+            reply: SlotReply = await call_locally_first(activity, request, SlotReply, summary=summary)
             return reply
-        reply = await _run(
+        reply = await call_engine(
             activity,
             replace(request, asked_at=workflow.now().timestamp()),
             SlotReply,
             summary=f"{slot.node_id}: waits for a slot of role {slot.role}",
             activity_id=slot_wait_id(slot.node_id, slot.epoch),
-            start_to_close_timeout=_WAIT_TIMEOUT,
+            time_limit=_WAIT_TIMEOUT,
         )
         return reply
 
 
 def _shown(role: str, reason: str | None) -> str | None:
     return f"a slot of role {role} ({reason})" if reason else None
-
-
-async def _run_locally(name: str, record: object, result_type: Any, *, summary: str) -> Any:
-    """Run a local activity. If it fails, run the regular activity."""
-    try:
-        return await execute_locally(name, record, result_type, fit_summary(summary))
-    except FailureError as error:
-        if is_cancelled_exception(error):
-            raise
-    return await _run(name, record, result_type, summary=summary)
-
-
-async def _run(name: str, record: object, result_type: Any, *, summary: str, **options: Any) -> Any:
-    """Run an activity on the engine's queue. A cancel ends the wait at once."""
-    return await workflow.execute_activity(
-        name,
-        record,
-        result_type=result_type,
-        **{"start_to_close_timeout": _CALL_TIMEOUT, **options},
-        retry_policy=UNLIMITED_RETRIES,
-        summary=fit_summary(summary),
-        cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
-    )
 
 
 def role_limits_of(

@@ -18,10 +18,12 @@ from flowkit.limits import CARRIED_STATE_BYTES
 from flowkit.models import NodeState, Opened, SkipReason, StatusChange, StoredGraph
 from flowkit.models.columns import pack, status_column, statuses_of, unpack
 from flowkit.workflows.budget import json_size, truncate_longest
-from flowkit.workflows.stored_graphs import input_of, is_stored, stored_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+STORED_GRAPH = "stored_graph"
+"""Key of the reference to a stored graph, in the input of a task and in the state that one run hands over to the next."""
 
 Columns = dict[str, Any]
 """The states of all nodes: for each field of `NodeState`, a list or text with the values in the order of the nodes."""
@@ -64,6 +66,21 @@ class TaskState:
 def is_state(value: object) -> TypeGuard[dict[str, Any]]:
     """Return whether `value` is a state that `encode_state` returned, and not the input of a new task."""
     return isinstance(value, dict) and "opened" in value
+
+
+def is_stored(given: object) -> TypeGuard[dict[str, Any]]:
+    """Return whether the input of a task refers to a stored graph."""
+    return isinstance(given, dict) and isinstance(given.get(STORED_GRAPH), dict)
+
+
+def input_of(stored: StoredGraph) -> dict[str, Any]:
+    """Return the input with which `create_task` starts a task whose graph is stored."""
+    return {STORED_GRAPH: TypeAdapter(StoredGraph).dump_python(stored)}
+
+
+def stored_in(given: dict[str, Any]) -> StoredGraph:
+    """Return the reference in an input or a state for which `is_stored` is true."""
+    return TypeAdapter(StoredGraph).validate_python(given[STORED_GRAPH])
 
 
 def encode_state(state: TaskState) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from flowkit.validation.arguments import (
     whole_problem,
 )
 from flowkit.workflows.display.task_status import pipeline_name
-from flowkit.workflows.stored_graphs import input_of
+from flowkit.workflows.state_codec import input_of
 from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:

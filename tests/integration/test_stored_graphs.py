@@ -12,7 +12,7 @@ from temporalio.client import WorkflowFailureError
 from flowkit import limits
 from flowkit.graph import validation
 from flowkit.models import TaskStatus
-from flowkit.workflows import stored_graphs
+from flowkit.workflows import opening
 from tests.integration.handlers import Quick
 from tests.integration.harness import SUGGESTED_EVENTS, Harness, node
 from tests.integration.test_large_graphs import run_ids
@@ -99,7 +99,7 @@ async def test_every_run_of_a_task_reads_the_stored_graph(short_runs: Harness) -
 async def test_large_graph_is_normalized_in_several_workflow_tasks_of_each_run(
     short_runs: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_graphs, "LONGER", 0)
+    monkeypatch.setattr(opening, "LONGER", 0)
     await start(short_runs)
     monkeypatch.setattr(validation, "STEP_NODES", NODES)
     whole = await replayed_runs(short_runs)
@@ -115,7 +115,7 @@ async def test_task_with_a_large_graph_continues_as_new_later_than_suggested(
     await start(short_runs)
     suggested = await replayed_runs(short_runs)
     monkeypatch.setattr(validation, "STEP_NODES", NODES // 4)
-    monkeypatch.setattr(stored_graphs, "SUGGESTED_EVENTS", SUGGESTED_EVENTS // 2)
+    monkeypatch.setattr(opening, "SUGGESTED_EVENTS", SUGGESTED_EVENTS // 2)
     later = await replayed_runs(short_runs)
     assert 1 < len(later) < len(suggested)
 

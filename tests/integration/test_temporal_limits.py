@@ -11,8 +11,7 @@ from temporalio.worker import Worker
 
 from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
-from flowkit.workflows import state_codec
-from flowkit.workflows.display import reports
+from flowkit.workflows import document, state_codec
 from tests.integration.handlers import ConcurrencyCounter, Quick
 from tests.integration.harness import Harness, node
 from tests.integration.test_continue_as_new import histories, replay
@@ -79,7 +78,7 @@ class Verbose(Quick):
 async def test_write_that_is_too_large_is_split_without_loss(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "REPORT_BYTES", 4_000)
+    monkeypatch.setattr(document, "REPORT_BYTES", 4_000)
     await harness.engine()
     await harness.worker({"verbose": Verbose(), "paced": ConcurrencyCounter("paced")})
     task_id = await harness.create(
@@ -98,7 +97,7 @@ async def test_write_that_is_too_large_is_split_without_loss(
 async def test_nodes_that_do_not_fit_into_the_close_are_written_before(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "REPORT_BYTES", 4_000)
+    monkeypatch.setattr(document, "REPORT_BYTES", 4_000)
     await harness.engine()
     names = [f"n{i}" for i in range(60)]
     task_id = await harness.create(node("a", "absent"), *(node(name, "absent", "a") for name in names))

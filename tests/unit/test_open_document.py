@@ -13,8 +13,8 @@ from tests.unit.activity_errors import wrapped
 
 from flowkit.graph.task_input import NewTask
 from flowkit.models import StoredGraph
-from flowkit.workflows import engine_calls as document_activities
-from flowkit.workflows.engine_calls import open_document
+from flowkit.workflows import document, engine_calls
+from flowkit.workflows.document import open_document
 
 REJECTION = ApplicationError("task id 't' belongs to another task", type="task_id_taken", non_retryable=True)
 LOCAL_TIMEOUT = ActivityTimeout("timed out", type=TimeoutType.SCHEDULE_TO_CLOSE, last_heartbeat_details=[])
@@ -46,7 +46,8 @@ async def test_rejection_of_a_task_keeps_its_text_and_type(
         execute_local_activity=locally,
         execute_activity=regularly,
     )
-    monkeypatch.setattr(document_activities, "workflow", workflow)
+    monkeypatch.setattr(document, "workflow", workflow)
+    monkeypatch.setattr(engine_calls, "workflow", workflow)
     with pytest.raises(ApplicationError) as caught:
         await open_document(NewTask(params={}, graph={}, stored=stored))
     assert caught.value is REJECTION

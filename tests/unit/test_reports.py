@@ -24,13 +24,13 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.workflows.budget import json_size
-from flowkit.workflows.display.reports import (
+from flowkit.workflows.display.task_status import status_view, task_result
+from flowkit.workflows.document import (
     fit_into_close,
     node_record,
     split_record,
 )
-from flowkit.workflows.display.task_status import status_view, task_result
-from flowkit.workflows.payloads import without_defaults
+from flowkit.workflows.engine_calls import without_defaults
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 HISTORY = [StatusChange(from_="running", to="deferred", at=1_763_788_905.123456)] * 100

@@ -10,7 +10,7 @@ from tests.unit.graphs import node
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeRecord, NodeState, NodeStatus, RecordTask, TaskStatus
 from flowkit.workflows.display.summaries import attempt_summary, next_attempt, timer_summary
-from flowkit.workflows.engine_calls import write_summary
+from flowkit.workflows.document import write_summary
 
 LONG_ID = "n" * 200
 

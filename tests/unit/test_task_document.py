@@ -27,7 +27,7 @@ from flowkit.workflows import document as task_document
 from flowkit.workflows.budget import json_size
 from flowkit.workflows.display.task_status import StatusPublisher, task_result
 from flowkit.workflows.document import TaskDocument
-from flowkit.workflows.payloads import without_defaults
+from flowkit.workflows.engine_calls import without_defaults
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import TaskState
 

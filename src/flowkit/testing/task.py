@@ -21,8 +21,8 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.testing.executors import RUN
-from flowkit.workflows.display.reports import node_record, pulled_nodes
 from flowkit.workflows.display.task_status import failure_text
+from flowkit.workflows.document import node_record, pulled_nodes
 from flowkit.workflows.evaluations import apply_results, requests, results_of
 from flowkit.workflows.node import attempt_input, read_failure
 from flowkit.workflows.node_context import NodeRunContext
