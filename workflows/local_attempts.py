@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
 from temporalio.common import RawValue, RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, FailureError, is_cancelled_exception
+from temporalio.exceptions import ApplicationError, FailureError, is_cancelled_exception
 
 from flowkit import reason_codes
 from flowkit.models import AttemptFailure, FailureKind, Settings
 from flowkit.temporal_names import INLINE_ATTEMPT
 from flowkit.workflows.display.summaries import attempt_summary, inline_summary
-from flowkit.workflows.payloads import without_defaults
+from flowkit.workflows.engine_calls import cause_of, without_defaults
 from flowkit.workflows.retry import find_report
 from flowkit.workflows.scheduling.local_activities import Streak, is_inline, is_local_function
 from flowkit.workflows.scheduling.streams import Streams
@@ -146,8 +146,3 @@ def is_reported(error: FailureError) -> bool:
 def _report(error: FailureError) -> dict[Any, Any] | None:
     cause = cause_of(error)
     return find_report(cause.details) if isinstance(cause, ApplicationError) else None
-
-
-def cause_of(error: FailureError) -> BaseException | None:
-    """Return the error inside an ActivityError. A local activity raises its error without wrapping it."""
-    return error.cause if isinstance(error, ActivityError) else error

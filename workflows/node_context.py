@@ -7,7 +7,7 @@ the server) may schedule, and holds callbacks to the main loop of `Task`.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,54 +16,15 @@ from temporalio import workflow
 
 from flowkit.limits import ACTIVATION_INPUT_BYTES
 from flowkit.workflows.local_attempts import LocalAttempts
-from flowkit.workflows.scheduling.slots import Slots
 from flowkit.workflows.scheduling.streams import Streams
+from flowkit.workflows.slots import Slots, TaskSlots
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import AttemptFailure, Node, NodeState, Settings
-    from flowkit.workflows.slots import RoleLimits
-
-
-class SharedSlots:
-    """Lets nodes wait for the slots that `Slots` assigns."""
-
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
-        self._granted: dict[int, asyncio.Future[None]] = {}
-        self._tickets = 0
-
-    @asynccontextmanager
-    async def slot(self, role: str) -> AsyncIterator[None]:
-        """Hold a slot for an attempt of `role`. Waits until one is free."""
-        if not self._slots.try_acquire(role):
-            await self._wait_for_slot(role)
-        try:
-            yield
-        finally:
-            self._release(role)
-
-    async def _wait_for_slot(self, role: str) -> None:
-        self._tickets += 1
-        ticket, granted = self._tickets, asyncio.get_running_loop().create_future()
-        self._granted[ticket] = granted
-        self._slots.enqueue(role, ticket)
-        try:
-            await granted
-        except asyncio.CancelledError:
-            if not self._slots.cancel_wait(role, ticket):
-                self._release(role)
-            raise
-        finally:
-            del self._granted[ticket]
-
-    def _release(self, role: str) -> None:
-        for ticket in self._slots.release(role):
-            granted = self._granted[ticket]
-            if not granted.done():
-                granted.set_result(None)
+    from flowkit.workflows.slots import ConcurrencySlots
 
 
 async def _no_wait() -> None:
@@ -94,8 +55,8 @@ class NodeRunContext:
     """Awaited before a node runs again without backoff. It may wait until the task continues in a new run."""
     stop_failure: Callable[[int], AttemptFailure | None] = lambda index: None
     """Return the failure with which the task stops this single node, or None if it does not."""
-    role_limits: RoleLimits | None = None
-    """The limits across tasks; None if there were none when the task was opened."""
+    concurrency: ConcurrencySlots | None = None
+    """The concurrency slots; None if there were no concurrency limits when the task was opened."""
     in_flight: int = 0
     """Number of attempts that are scheduled or running."""
     local: LocalAttempts = field(default_factory=LocalAttempts)
@@ -108,18 +69,18 @@ class NodeRunContext:
 
     def slot_of(self, node: Node, state: NodeState) -> AbstractAsyncContextManager[None]:
         """Return a context manager that holds a slot for the next attempt of `node`, in all limits that apply."""
-        if self.role_limits is None or node.is_function:
+        if self.concurrency is None or node.is_function:
             return self.slot(node.type)
-        return self.role_limits.slot(node, state, lambda: self.slot(node.type))
+        return self.concurrency.slot(node, state, lambda: self.slot(node.type))
 
     def slot(self, role: str) -> AbstractAsyncContextManager[None]:
         """Return a context manager that holds a slot for an attempt of `role`."""
-        return self._shared_slots.slot(role)
+        return self._task_slots.slot(role)
 
     @cached_property
-    def _shared_slots(self) -> SharedSlots:
+    def _task_slots(self) -> TaskSlots:
         """The slots that all roles share."""
-        return SharedSlots(Slots(limit=self.settings.max_in_flight, window=self.settings.window))
+        return TaskSlots(Slots(limit=self.settings.max_in_flight, window=self.settings.window))
 
     def source_epochs(self, node: Node) -> dict[str, int]:
         """Return the epochs of the source nodes, from which `node` pulls artifacts, that have ended."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptFailure, FirstBatch, Node, NodeState, Settings
     from flowkit.workflows.scheduling.local_activities import Streak
     from flowkit.workflows.scheduling.scheduler import Scheduler
-    from flowkit.workflows.slots import RoleLimits
+    from flowkit.workflows.slots import ConcurrencySlots
 
 
 class RunningNodes:
@@ -36,7 +36,7 @@ class RunningNodes:
         on_retry_state_change: Callable[[int], None],
         before_immediate_retry: Callable[[], Awaitable[None]],
         streak: Streak,
-        role_limits: RoleLimits | None = None,
+        concurrency: ConcurrencySlots | None = None,
     ) -> None:
         """Run the nodes of `scheduler`. The callbacks are those of `NodeRunContext`."""
         self._scheduler = scheduler
@@ -66,7 +66,7 @@ class RunningNodes:
             before_immediate_retry=before_immediate_retry,
             stop_failure=self._stops.get,
             local=self._local,
-            role_limits=role_limits,
+            concurrency=concurrency,
         )
 
     @property

@@ -1,13 +1,16 @@
-"""Hold a slot of the limits across tasks while an attempt is in flight.
+"""Everything about slots inside the workflow: which attempts of a task may be in flight, and which ones wait for a slot.
 
-The engine counts the slots of all tasks. A node first asks whether a slot is free. If none is, the nodes of its role wait
-in the workflow, and only the first of them has a request in the engine, so that tasks take turns.
+An attempt needs a slot of its task, whose limits (`window` and `max_in_flight`) the workflow counts. With concurrency
+limits, it also needs a concurrency slot, which the engine counts over all tasks. A node first asks whether such a slot is
+free. If none is, the nodes of its role wait in the workflow, and only the first of them has a request in the engine, so
+that tasks take turns.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections import Counter, deque
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from flowkit.workflows.state_codec import TaskState
 
     TaskSlot = Callable[[], AbstractAsyncContextManager[None]]
+    from collections.abc import AsyncIterator
 
 _WAIT_TIMEOUT = timedelta(seconds=60)
 """After this time, `await_slot` runs again and asks for the slot again, in case an engine lost the request."""
@@ -36,8 +40,118 @@ _TRIES = 10
 """How many nodes of a role ask at the same time whether a slot is free."""
 
 
+class Slots:
+    """Slots for at most `limit` attempts of a task at once, and at most `window` attempts of one role.
+
+    Waiting roles get free slots in turn. Within a role, the attempt that has waited longest gets the slot. A ticket is
+    a number by which the caller identifies an attempt that waits.
+    """
+
+    def __init__(self, *, limit: int, window: int) -> None:
+        self._limit = limit
+        self._window = window
+        self._used: Counter[str] = Counter()
+        self._waiting: dict[str, deque[int]] = {}
+        """Waiting tickets by role. The first role with room in its window gets the next free slot."""
+
+    @property
+    def in_use(self) -> int:
+        """Number of slots in use."""
+        return self._used.total()
+
+    def in_use_by(self, role: str) -> int:
+        """Return the number of slots that `role` uses."""
+        return self._used[role]
+
+    def try_acquire(self, role: str) -> bool:
+        """Use a slot for `role` if one is free. Return whether there was one.
+
+        This never overtakes a waiting attempt: while a slot is free, attempts wait only if the window of their role is
+        full.
+        """
+        if not self._has_room(role):
+            return False
+        self._used[role] += 1
+        return True
+
+    def enqueue(self, role: str, ticket: int) -> None:
+        """Add `ticket` to the queue of `role`."""
+        self._waiting.setdefault(role, deque()).append(ticket)
+
+    def release(self, role: str) -> list[int]:
+        """Free a slot of `role`. Return the tickets that get a slot now."""
+        self._used[role] -= 1
+        granted: list[int] = []
+        while (waiting_role := self._next_role()) is not None:
+            granted.append(self._grant(waiting_role))
+        return granted
+
+    def cancel_wait(self, role: str, ticket: int) -> bool:
+        """Remove `ticket` from the queue. Return False if it already has its slot; the caller must then release it."""
+        queue = self._waiting.get(role, deque())
+        if ticket not in queue:
+            return False
+        queue.remove(ticket)
+        if not queue:
+            del self._waiting[role]
+        return True
+
+    def _has_room(self, role: str) -> bool:
+        return self.in_use < self._limit and self._used[role] < self._window
+
+    def _next_role(self) -> str | None:
+        return next((role for role in self._waiting if self._has_room(role)), None)
+
+    def _grant(self, role: str) -> int:
+        queue = self._waiting.pop(role)
+        ticket = queue.popleft()
+        if queue:
+            self._waiting[role] = queue
+        self._used[role] += 1
+        return ticket
+
+
+class TaskSlots:
+    """Lets the nodes of a task wait for the slots that `Slots` assigns."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._granted: dict[int, asyncio.Future[None]] = {}
+        self._tickets = 0
+
+    @asynccontextmanager
+    async def slot(self, role: str) -> AsyncIterator[None]:
+        """Hold a slot for an attempt of `role`. Waits until one is free."""
+        if not self._slots.try_acquire(role):
+            await self._wait_for_slot(role)
+        try:
+            yield
+        finally:
+            self._release(role)
+
+    async def _wait_for_slot(self, role: str) -> None:
+        self._tickets += 1
+        ticket, granted = self._tickets, asyncio.get_running_loop().create_future()
+        self._granted[ticket] = granted
+        self._slots.enqueue(role, ticket)
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if not self._slots.cancel_wait(role, ticket):
+                self._release(role)
+            raise
+        finally:
+            del self._granted[ticket]
+
+    def _release(self, role: str) -> None:
+        for ticket in self._slots.release(role):
+            granted = self._granted[ticket]
+            if not granted.done():
+                granted.set_result(None)
+
+
 @dataclass
-class _Role:
+class _WaitingRole:
     """The nodes of one role that have no slot yet."""
 
     waiting: dict[int, NodeState] = field(default_factory=dict)
@@ -75,8 +189,8 @@ class HeldSlot:
             await self._held.aclose()
 
 
-class RoleLimits:
-    """The slots of one task."""
+class ConcurrencySlots:
+    """The concurrency slots of one task."""
 
     def __init__(
         self,
@@ -92,7 +206,7 @@ class RoleLimits:
         self._priority = priority
         self._is_draining = is_draining
         self._on_change = on_change
-        self._roles: dict[str, _Role] = {}
+        self._roles: dict[str, _WaitingRole] = {}
         self._ended: list[Slot] = []
         self._releasing: asyncio.Task[None] | None = None
 
@@ -110,10 +224,10 @@ class RoleLimits:
     async def _acquire(
         self, node: Node, state: NodeState, slot: Slot, task_slot: TaskSlot, held: AsyncExitStack
     ) -> None:
-        role = self._roles.setdefault(node.type, _Role())
+        role = self._roles.setdefault(node.type, _WaitingRole())
         role.waiting[node.index] = state
         try:
-            state.waits_for = _shown(node.type, role.reason)
+            state.waits_for = _describe_wait(node.type, role.reason)
             if not await self._try(slot, role, task_slot, held):
                 async with role.turn:
                     await held.enter_async_context(task_slot())
@@ -124,7 +238,7 @@ class RoleLimits:
             state.waits_for = None
             role.reason = role.reason if role.waiting else None
 
-    async def _try(self, slot: Slot, role: _Role, task_slot: TaskSlot, held: AsyncExitStack) -> bool:
+    async def _try(self, slot: Slot, role: _WaitingRole, task_slot: TaskSlot, held: AsyncExitStack) -> bool:
         """Acquire a slot if one is free, and return whether it was. Do not ask if a node of the role waits already."""
         async with role.tries:
             if role.reason is not None:
@@ -136,7 +250,7 @@ class RoleLimits:
         await held.aclose()
         role.reason = reply.reason
         for state in role.waiting.values():
-            state.waits_for = _shown(slot.role, reply.reason)
+            state.waits_for = _describe_wait(slot.role, reply.reason)
         self._on_change()
         return False
 
@@ -225,17 +339,17 @@ class RoleLimits:
         return reply
 
 
-def _shown(role: str, reason: str | None) -> str | None:
+def _describe_wait(role: str, reason: str | None) -> str | None:
     return f"a slot of role {role} ({reason})" if reason else None
 
 
-def role_limits_of(
+def concurrency_slots_of(
     state: TaskState, *, is_draining: Callable[[], bool], on_change: Callable[[], None]
-) -> RoleLimits | None:
-    """Return the slots of a task; None if its engine had no limits across tasks when it opened the task."""
+) -> ConcurrencySlots | None:
+    """Return the concurrency slots of a task; None if its engine had no concurrency limits when it opened the task."""
     if not state.opened.settings.limits:
         return None
-    return RoleLimits(
+    return ConcurrencySlots(
         priority=priority_of(state.params),
         is_draining=is_draining,
         on_change=on_change,

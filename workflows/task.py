@@ -36,7 +36,7 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.scheduling.local_activities import Streak
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.silence import Silence
-    from flowkit.workflows.slots import RoleLimits, role_limits_of
+    from flowkit.workflows.slots import ConcurrencySlots, concurrency_slots_of
     from flowkit.workflows.state_codec import TaskState, encode_state
     from flowkit.workflows.stopping import NodeStops
 
@@ -58,7 +58,7 @@ class Task:
     _conditions: ConditionEvaluations
     _deadlines: TaskDeadlines
     _silence: Silence
-    _limits: RoleLimits | None
+    _concurrency: ConcurrencySlots | None
 
     def __init__(self) -> None:
         self._is_open = False
@@ -98,8 +98,8 @@ class Task:
             if not self._loop.draining:
                 self._conditions.start(self._scheduler.pop_due())
             await asyncio.sleep(0)  # Let the nodes schedule their activities.
-            if self._limits is not None:
-                self._limits.release_ended()
+            if self._concurrency is not None:
+                self._concurrency.release_ended()
             self._publish_status()
             await workflow.wait_condition(self._loop.has_events)
             self._process_events()
@@ -114,7 +114,7 @@ class Task:
         self._scheduler = Scheduler(graph, self._state.nodes)
         self._publisher = StatusPublisher(self._state, graph, self._scheduler)
         self._document = TaskDocument(self._state, self._scheduler, self._publisher)
-        self._limits = role_limits_of(
+        self._concurrency = concurrency_slots_of(
             self._state, is_draining=self._loop.starts_no_attempts, on_change=self._loop.wake
         )
         self._nodes = RunningNodes(
@@ -125,7 +125,7 @@ class Task:
             on_retry_state_change=self._on_retry_state_change,
             before_immediate_retry=self._loop.before_immediate_retry,
             streak=streak,
-            role_limits=self._limits,
+            concurrency=self._concurrency,
         )
         self._conditions = ConditionEvaluations(self._scheduler, self._state.opened.settings.deployment)
         stops = NodeStops(self._scheduler, self._nodes, self._document)
@@ -174,8 +174,8 @@ class Task:
         await self._cancel_nodes(grace_sec=0)
         self._document.show_silent([])
         await self._document.flush()
-        if self._limits is not None:
-            await self._limits.flush()
+        if self._concurrency is not None:
+            await self._concurrency.flush()
         await workflow.wait_condition(workflow.all_handlers_finished)
         return await self._stop() if cancel_requested() else self._state
 
@@ -226,8 +226,8 @@ class Task:
         self._publisher.set_status(status)
         self._publisher.finish(reason if status is TaskStatus.CANCELLED else None)
         self._document.show_silent([])
-        if self._limits is not None:
-            await self._limits.close()
+        if self._concurrency is not None:
+            await self._concurrency.close()
         result = task_result(workflow.info().workflow_id, status, self._scheduler.handled_failures)
         await self._document.close(result, reason)
         self._result = result

@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from tests.fuzz.role_limits_play import LimitedPlay
 from tests.fuzz.slot_play import SlotPlay
+from tests.fuzz.workflow_slots_play import LimitedPlay
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Replaces Temporal in the fuzz of the limits across tasks: it runs the activities that the workflow calls."""
+"""Replaces Temporal in the fuzz of concurrency limits: it runs the activities that the workflow calls."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from tests.fuzz.slot_world import Task, pause
 
 from flowkit import temporal_names
 from flowkit.models import SlotReply, SlotRequest
-from flowkit.workflows import engine_calls as document_activities
-from flowkit.workflows import slots as role_limits
+from flowkit.workflows import engine_calls, slots
 
 if TYPE_CHECKING:
     import random
@@ -59,7 +58,7 @@ class Temporal:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Let the limits of tasks use this server."""
-        with patch.multiple(role_limits, workflow=self), patch.multiple(document_activities, workflow=self):
+        with patch.multiple(slots, workflow=self), patch.multiple(engine_calls, workflow=self):
             yield
 
     def info(self) -> Any:

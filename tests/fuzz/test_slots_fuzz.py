@@ -1,4 +1,4 @@
-"""The limits across tasks compared with an independent model: random tasks, engines that die, late and repeated calls.
+"""Concurrency limits compared with an independent model: random tasks, engines that die, late and repeated calls.
 
 `make fuzz MINUTES=10` runs longer, and `SEED=n` repeats a run.
 """
@@ -19,8 +19,8 @@ from tests.unit.property_examples import examples
 from flowkit.adapters.limits import store
 from flowkit.adapters.limits.rules import Limits
 from flowkit.engine.limits import grants, leaks
-from flowkit.workflows import slots as role_limits
-from flowkit.workflows.scheduling.slots import Slots
+from flowkit.workflows import slots as workflow_slots
+from flowkit.workflows.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -199,7 +199,7 @@ def without_windows(right: Callable[..., Any]) -> Callable[..., Any]:
 def keeps_slot(right: Callable[..., Any]) -> Callable[..., Any]:
     """The end of an attempt frees the slot of its task alone."""
 
-    async def leave(slot: role_limits.HeldSlot, *_: object) -> None:
+    async def leave(slot: workflow_slots.HeldSlot, *_: object) -> None:
         await slot._held.aclose()
 
     return leave
@@ -228,8 +228,8 @@ def without_turn(right: Callable[..., Any]) -> Callable[..., Any]:
         [
             (Slots, "release", loses_grants),
             (Slots, "try_acquire", without_windows),
-            (role_limits.HeldSlot, "__aexit__", keeps_slot),
-            (role_limits, "_Role", without_turn),
+            (workflow_slots.HeldSlot, "__aexit__", keeps_slot),
+            (workflow_slots, "_WaitingRole", without_turn),
         ]
     ),
 )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.property_examples import examples
 
-from flowkit.workflows.scheduling.slots import Slots
+from flowkit.workflows.slots import Slots
 
 ROLES = "abcd"
 

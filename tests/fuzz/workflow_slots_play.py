@@ -16,9 +16,7 @@ from tests.fuzz.slot_world import Task, World, pause
 
 from flowkit import CoordinatorConfig
 from flowkit.models import NodeState
-from flowkit.workflows.node_context import SharedSlots
-from flowkit.workflows.scheduling.slots import Slots
-from flowkit.workflows.slots import RoleLimits
+from flowkit.workflows.slots import ConcurrencySlots, Slots, TaskSlots
 
 if TYPE_CHECKING:
     import random
@@ -67,13 +65,13 @@ class LimitedTask:
     async def _run_nodes(self) -> None:
         """Run the nodes that are left in one run of the workflow."""
         self._draining = False
-        limits = RoleLimits(
+        limits = ConcurrencySlots(
             priority=self.task.priority,
             is_draining=lambda: self._draining,
             on_change=lambda: None,
         )
         self._limit, self._window = self._chance.choice([1, 3, 9]), self._chance.choice([1, 3, 9])
-        slots = SharedSlots(Slots(limit=self._limit, window=self._window))
+        slots = TaskSlots(Slots(limit=self._limit, window=self._window))
         running = {index: asyncio.create_task(self._node(index, limits, slots)) for index in self._left}
         try:
             while not all(each.done() for each in running.values()) and not self._draining:
@@ -110,7 +108,7 @@ class LimitedTask:
             with suppress(asyncio.CancelledError):
                 await each
 
-    async def _node(self, index: int, limits: RoleLimits, slots: SharedSlots) -> None:
+    async def _node(self, index: int, limits: ConcurrencySlots, slots: TaskSlots) -> None:
         node, state = self._left[index]
         for _ in range(self._chance.choice([1, 1, 2])):
             async with limits.slot(node, state, lambda: slots.slot(node.type)):
@@ -135,7 +133,7 @@ class LimitedTask:
 
 
 class LimitedPlay:
-    """Some tasks under limits across tasks."""
+    """Some tasks under concurrency limits."""
 
     def __init__(self, chance: random.Random, most_nodes: int) -> None:
         self._chance = chance
