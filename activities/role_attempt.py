@@ -72,9 +72,10 @@ class RoleActivities:
 
         @activity.defn(name=role)
         async def run_role(attempt: AttemptInput) -> AttemptResult:
+            if not attempt.signal_first_batch:
+                return await self._run(attempt)
             async with FirstBatchSignal(attempt) as signal:
-                executor = self._make_executor(attempt, on_batch=signal.batch_stored)
-                return await run_attempt(self._worker, attempt, executor, executor.waits_for)
+                return await self._run(attempt, on_batch=signal.batch_stored)
 
         return run_role
 
@@ -85,13 +86,16 @@ class RoleActivities:
         async def run_inline(attempt: AttemptInput) -> AttemptResult:
             if attempt.role not in roles:
                 raise _refuse_role(attempt.role)
-            return await run_attempt(self._worker, attempt, self._make_executor(attempt, may_repeat=True))
+            return await self._run(attempt, may_repeat=True)
 
         return run_inline
 
-    def _make_executor(self, attempt: AttemptInput, **options: Any) -> RoleExecutor:
+    async def _run(self, attempt: AttemptInput, **options: Any) -> AttemptResult:
         run_id = activity.info().workflow_run_id or ""
-        return RoleExecutor(attempt=attempt, run_id=run_id, worker=self._worker, roles=self._roles, **options)
+        executor = RoleExecutor(
+            attempt=attempt, run_id=run_id, worker=self._worker, roles=self._roles, **options
+        )
+        return await run_attempt(self._worker, attempt, executor, executor.waits_for)
 
 
 @activity.defn(name=temporal_names.INLINE_ATTEMPT)

@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
+from tests.contract import builders
+from tests.contract.attempt_executors import worker_context
+from tests.contract.builders import RUN, TASK, opened
 from tests.unit.event_loop import until
 
+from flowkit.activities.calls import Threads
+from flowkit.activities.handlers import RoleHandler
+from flowkit.activities.role_attempt import RoleActivities, RoleContext
+from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches import Dispatch
+from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.first_batch import FirstBatchSignal, signal_first_batch
 from flowkit.bridge.delivery import FirstBatches
 from flowkit.models import AttemptInput, FirstBatch
+from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -62,9 +71,9 @@ class FakeClient:
         self.received.append((name, batch))
 
 
-def attempt(*, wanted: bool = True) -> AttemptInput:
+def attempt() -> AttemptInput:
     """Return the second attempt of a node."""
-    return AttemptInput(task_id="t", node_id="a", index=0, role="r", epoch=2, signal_first_batch=wanted)
+    return AttemptInput(task_id="t", node_id="a", index=0, role="r", epoch=2, signal_first_batch=True)
 
 
 async def in_activity(client: Any, work: Callable[[], Awaitable[None]]) -> None:
@@ -113,20 +122,31 @@ async def test_attempt_sends_one_signal_for_many_batches() -> None:
     assert client.received == [("first_batch", BATCH)]
 
 
-@pytest.mark.parametrize("wanted, stored", [(False, True), (True, False)])
-async def test_attempt_sends_no_signal_that_is_unwanted_or_without_a_batch(
-    wanted: bool, stored: bool
-) -> None:
+async def test_attempt_without_a_batch_sends_no_signal() -> None:
     client = FakeClient()
 
     async def work() -> None:
-        async with FirstBatchSignal(attempt(wanted=wanted)) as signal:
-            if stored:
-                signal.batch_stored()
+        async with FirstBatchSignal(attempt()):
             await asyncio.to_thread(lambda: None)
 
     await in_activity(client, work)
     assert client.calls == 0
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_activity_of_a_role_signals_its_first_batch_if_a_child_waits_for_it(wanted: bool) -> None:
+    client, db = FakeClient(), memory_database()
+    await opened(TaskStore(db), "a")
+    given = replace(builders.attempt(), signal_first_batch=wanted)
+    roles = RoleContext(
+        artifacts=ArtifactStore(db), handlers={given.role: RoleHandler()}, threads=Threads(1, "test")
+    )
+    run_role = RoleActivities(worker=worker_context(db), roles=roles).activity_for(given.role)
+    any_client: Any = client
+    environment: Any = ActivityEnvironment(any_client)
+    environment.info = replace(environment.info, workflow_id=TASK, workflow_run_id=RUN)
+    assert (await environment.run(run_role, given)).batches == 1
+    assert client.calls == wanted
 
 
 @pytest.mark.parametrize("error", [None, ValueError("broken"), asyncio.CancelledError()])
@@ -166,7 +186,7 @@ async def test_bridge_sends_one_signal_for_each_attempt() -> None:
     for epoch in (2, 2, 3):
         given = replace(attempt(), epoch=epoch)
         batches.batch_stored(Dispatch(**DISPATCH, attempt=given))
-    batches.batch_stored(Dispatch(**DISPATCH, attempt=attempt(wanted=False)))
+    batches.batch_stored(Dispatch(**DISPATCH, attempt=replace(attempt(), signal_first_batch=False)))
     await until(lambda: len(client.received) == 2)
     assert [batch.epoch for _, batch in client.received] == [2, 3]
     await batches.stop()

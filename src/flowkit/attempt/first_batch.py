@@ -74,16 +74,13 @@ class FirstBatchSignal:
         self._attempt = attempt
         self._loop = asyncio.get_running_loop()
         self._stored = asyncio.Event()
-        self._sending: asyncio.Task[None] | None = None
 
     def batch_stored(self) -> None:
-        """Send the signal in the background, if it is wanted and has not been sent. Any thread may call this."""
-        if self._sending is not None:
-            self._loop.call_soon_threadsafe(self._stored.set)
+        """Send the signal in the background, if it has not been sent. Any thread may call this."""
+        self._loop.call_soon_threadsafe(self._stored.set)
 
     async def __aenter__(self) -> Self:
-        if self._attempt.signal_first_batch:
-            self._sending = asyncio.create_task(self._send())
+        self._sending = asyncio.create_task(self._send())
         return self
 
     async def _send(self) -> None:
@@ -99,8 +96,6 @@ class FirstBatchSignal:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._sending is None:
-            return
         if self._stored.is_set() and (error is None or isinstance(error, Exception)):
             await asyncio.wait([self._sending], timeout=_LAST_CHANCE_SEC)
         self._sending.cancel()
