@@ -20,7 +20,7 @@ from flowkit.adapters.dispatches import DispatchState, OutcomeKind
 from flowkit.attempt.failures import failed_attempt
 from flowkit.attempt.first_batch import signal_first_batch
 from flowkit.attempt.steps import mark
-from flowkit.attempt.supervision import pending
+from flowkit.attempt.supervision import cancel_pending
 from flowkit.bridge.context import RecentEntries, activity_id
 from flowkit.bridge.rules.outcomes import not_requested, outcome_of_error, withdrawn
 from flowkit.errors import FlowKitError
@@ -214,7 +214,7 @@ class Delivery:
                 return await self._report_cancellation(record)
             except NotRequested:
                 await asyncio.sleep(0.2)
-        await self._fail(record, pending(flag))
+        await self._fail(record, cancel_pending(flag))
 
     async def _fail(self, record: Dispatch, failure: AttemptFailure) -> None:
         error = failed_attempt(failure)

@@ -421,7 +421,7 @@ async def report_flag(
     refused = await _request_cancel(attempt, flag)
     if refused is None:
         await asyncio.sleep(delivery_sec)
-    return refused or pending(flag)
+    return refused or cancel_pending(flag)
 
 
 async def _request_cancel(attempt: AttemptInput, flag: CancelFlag) -> AttemptFailure | None:
@@ -451,7 +451,7 @@ async def _cancel_own_run(task_id: str, reason: str) -> None:
     await run.cancel(reason=clean(reason), rpc_timeout=_RPC_TIMEOUT)
 
 
-def pending(flag: CancelFlag) -> AttemptFailure:
+def cancel_pending(flag: CancelFlag) -> AttemptFailure:
     """Return the failure of an attempt that stopped because of a cancel flag before Temporal cancelled it."""
     raised_by = "the task document" if flag.run_id is None else f"run {flag.run_id} of the workflow"
     return yielded(
