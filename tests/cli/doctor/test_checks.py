@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 
 pytestmark = pytest.mark.slow
-"""Most tests wait until a connection to an unreachable address times out."""
+
+
+@pytest.fixture(autouse=True)
+def _short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most tests wait until a connection to an unreachable address times out."""
+    monkeypatch.setattr("flowkit.cli.doctor.servers.TIMEOUT_SEC", 0.5)
 
 
 def test_without_servers_it_reports_where_flowkit_up_would_get_them(doctor: Doctor, tmp_path: Path) -> None:
