@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import os
-import subprocess
-import sys
+import runpy
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(program: str, **variables: str) -> str:
-    """Run a program that imports the benchmark, in a process of its own, and return what it prints.
+def benchmark() -> dict[str, ModuleType]:
+    """Import the modules of the benchmark, whose folder is not on the import path of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT)
+        names = ("compare", "engines", "postgres")
+        return {name: importlib.import_module(f"benchmarks.peers.{name}") for name in names}
 
-    The folder `benchmarks` is not on the import path of the tests.
-    """
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", **variables}
-    command = [sys.executable, "-c", f"from benchmarks.peers import compare, engines, postgres\n{program}"]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+
+def run(program: str, **variables: str) -> str:
+    """Run a program that may change the modules of the benchmark, and return what it prints."""
+    modules: dict[str, Any] = dict(benchmark())
+    printed = io.StringIO()
+    with ExitStack() as stack:
+        for module in modules.values():
+            stack.enter_context(mock.patch.dict(vars(module)))
+        stack.enter_context(mock.patch.dict(os.environ, variables))
+        stack.enter_context(redirect_stdout(printed))
+        file = stack.enter_context(NamedTemporaryFile("w", suffix=".py", encoding="utf-8"))
+        file.write(program)
+        file.flush()
+        runpy.run_path(file.name, init_globals=modules)
+    return printed.getvalue()
 
 
 def test_missing_peers_are_named_with_the_command_that_installs_them() -> None:
