@@ -276,7 +276,7 @@ class DispatchStore:
         return {record.key: record for record in await self._readable(cursor)}
 
     @translate_errors
-    async def sent(self, key: str, partition: int, offset: int) -> None:
+    async def store_offset(self, key: str, partition: int, offset: int) -> None:
         """Store where the command of a record is in its topic."""
         await self._records.update_one({"_id": key}, {"$set": {"partition": partition, "offset": offset}})
 
@@ -401,7 +401,7 @@ class DispatchStore:
         return _record(found) if found else None
 
     @translate_errors
-    async def reported(self, key: str, batches: int | None = None) -> None:
+    async def mark_reported(self, key: str, batches: int | None = None) -> None:
         """Record that Temporal knows the outcome, and the final number of batches if it is known.
 
         This drops the final metrics, which are in `metrics_raw` now.
@@ -413,14 +413,14 @@ class DispatchStore:
         )
 
     @translate_errors
-    async def owned(self, owner: str, since: float | None = None) -> list[Dispatch]:
+    async def find_owned(self, owner: str, since: float | None = None) -> list[Dispatch]:
         """Return the active records that a bridge supervises; with `since`, all its records that changed since then."""
         if since is None:
             return await self._read({"owner": owner, "state": _ACTIVE})
         return await self._read({"owner": owner, "updated_at": {"$gte": moment(since)}})
 
     @translate_errors
-    async def unchanged_since(
+    async def find_unchanged(
         self, before: float, roles: Iterable[str], *, after: str, limit: int = 100
     ) -> list[Dispatch]:
         """Return records of `roles` that are not reported and have not changed since `before`.
@@ -432,7 +432,7 @@ class DispatchStore:
         return await self._readable(found.sort("_id", ASCENDING).limit(limit))
 
     @translate_errors
-    async def placed_by_others(self, owner: str, roles: Iterable[str]) -> list[PlacedCommand]:
+    async def find_placed_by_others(self, owner: str, roles: Iterable[str]) -> list[PlacedCommand]:
         """Return the commands of open attempts of `roles` that bridges other than `owner` supervise."""
         wanted = {"state": _OPEN, "role": {"$in": list(roles)}, "owner": {"$ne": owner}}
         found = self._records.find(wanted, {"role": 1, "partition": 1, "lease.lease_id": 1})
@@ -452,19 +452,19 @@ class DispatchStore:
         await self._records.update_one({"_id": key, "owner": owner}, {"$set": {"owner": ""}})
 
     @translate_errors
-    async def open_before(self, task_id: str, node_id: str, epoch: int) -> list[Dispatch]:
+    async def find_open_before(self, task_id: str, node_id: str, epoch: int) -> list[Dispatch]:
         """Return the open records of earlier attempts of a node."""
         return await self._read(
             {"task_id": task_id, "node_id": node_id, "attempt_epoch": {"$lt": epoch}, "state": _ACTIVE}
         )
 
     @translate_errors
-    async def held_by(self, worker_ids: Iterable[str]) -> list[Dispatch]:
+    async def find_held_by(self, worker_ids: Iterable[str]) -> list[Dispatch]:
         """Return the open records of runs that these workers own."""
         return await self._read({"state": _OPEN, "lease.worker_id": {"$in": list(worker_ids)}})
 
     @translate_errors
-    async def unfinished_of(self, role: str, queue: str) -> tuple[int, Dispatch | None]:
+    async def find_unfinished(self, role: str, queue: str) -> tuple[int, Dispatch | None]:
         """Return the number of attempts of a role that have no outcome yet, and one of them."""
         wanted: Fields = {"state": _ACTIVE, "role": role, "queue": queue}
         found = await self._records.find_one(wanted)

@@ -105,7 +105,7 @@ class Announcements:
         if not stopped:
             return
         at = self._context.now()
-        for record in await self._context.db(lambda: self._dispatches.held_by(stopped)):
+        for record in await self._context.db(lambda: self._dispatches.find_held_by(stopped)):
             lease = record.lease
             if lease is not None and not lease.ended:
                 await self._expire(record, lease.lease_id, stopped[lease.worker_id], at)

@@ -119,7 +119,7 @@ class Placement:
         """Read the commands of other bridges, then pause in proportion to the duration of the read."""
         began, owner, roles = self._context.monotonic(), self._context.bridge_id, self._context.roles
         self._others = await self._context.db(
-            lambda: self._context.stores.dispatches.placed_by_others(owner, roles)
+            lambda: self._context.stores.dispatches.find_placed_by_others(owner, roles)
         )
         self.loop.worked()
         await asyncio.sleep(_OTHERS_PAUSES * (self._context.monotonic() - began))

@@ -118,7 +118,7 @@ class Delivery:
     async def _deliver_or_log(self, record: Dispatch, *, overdue: bool) -> None:
         try:
             if overdue and not await self._is_pending(record):
-                await self._context.db(lambda: self._context.stores.dispatches.reported(record.key))
+                await self._context.db(lambda: self._context.stores.dispatches.mark_reported(record.key))
             else:
                 await self.deliver(record)
         except Exception:
@@ -167,7 +167,7 @@ class Delivery:
         stores, batches = self._context.stores, None
         if kind is OutcomeKind.DONE:
             batches = await stores.artifacts.count_batches(record.attempt)
-        await stores.dispatches.reported(record.key, batches)
+        await stores.dispatches.mark_reported(record.key, batches)
 
     async def _report(self, record: Dispatch, outcome: Outcome) -> bool:
         """Report the outcome to Temporal. Return False if the next try of the activity must deliver it."""

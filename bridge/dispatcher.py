@@ -215,7 +215,7 @@ class Dispatcher:
     async def _end_earlier(self, attempt: AttemptInput) -> None:
         """End records of earlier epochs, which a *Reset* of the workflow leaves open, and stop their workers."""
         earlier = await self._context.db(
-            lambda: self._dispatches.open_before(attempt.task_id, attempt.node_id, attempt.epoch)
+            lambda: self._dispatches.find_open_before(attempt.task_id, attempt.node_id, attempt.epoch)
         )
         for record in earlier:
             await self._end_undelivered(record.key, cancelled(self._context.now()))
@@ -252,7 +252,7 @@ class Dispatcher:
         return None
 
     async def _store_offset(self, record: Dispatch, offset: int) -> None:
-        await self._context.db(lambda: self._dispatches.sent(record.key, record.partition, offset))
+        await self._context.db(lambda: self._dispatches.store_offset(record.key, record.partition, offset))
 
     async def _end_own(self, key: str, outcome: Outcome) -> Dispatch | None:
         """End a record, as `_end_undelivered` does, unless another bridge has adopted it."""
@@ -264,7 +264,7 @@ class Dispatcher:
         async def end() -> Dispatch | None:
             ended = await self._dispatches.end(key, outcome, owner=owner)
             if ended is not None:
-                await self._dispatches.reported(key)
+                await self._dispatches.mark_reported(key)
             return ended
 
         return await self._context.db(end)

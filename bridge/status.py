@@ -138,7 +138,7 @@ class StatusEvents:
     async def _attribute(self, bad: BadEvent) -> BadEvent | None:
         """Return a malformed record that names no epoch as one of the latest open attempt of its node; None if there is none."""
         for node in bad.nodes:
-            find = partial(self._stores.dispatches.open_before, *node, LARGEST_EPOCH + 1)
+            find = partial(self._stores.dispatches.find_open_before, *node, LARGEST_EPOCH + 1)
             if found := await self._context.db(find):
                 epoch = max(record.attempt.epoch for record in found)
                 return replace(bad, nodes=(node,), epoch=epoch)

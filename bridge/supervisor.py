@@ -280,7 +280,7 @@ class Supervisor:
         full = now - self._full_read_at >= _FULL_READ_SEC
         since = None if full else self._read_at - _OVERLAP_SEC
         owner = self._context.bridge_id
-        found = await self._context.db(lambda: self._dispatches.owned(owner, since))
+        found = await self._context.db(lambda: self._dispatches.find_owned(owner, since))
         self._read_at = now
         if full:
             self._full_read_at = now
@@ -396,7 +396,7 @@ class Supervisor:
         """
         now, roles = self._context.now(), self._context.roles
         before, after = now - _ORPHAN_AGE_SEC, self._orphans_after
-        found = await self._context.db(lambda: self._dispatches.unchanged_since(before, roles, after=after))
+        found = await self._context.db(lambda: self._dispatches.find_unchanged(before, roles, after=after))
         self._orphans_after = found[-1].key if found else ""
         heard_at = self._context.monotonic()
         await self._for_each(

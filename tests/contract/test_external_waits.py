@@ -104,16 +104,16 @@ async def test_query_returns_the_worker_or_the_wait_of_open_attempts(db: Any, ta
 
 async def test_unfinished_attempts_are_counted_with_an_example(db: Any) -> None:
     store = DispatchStore(db)
-    assert await store.unfinished_of("crawler", QUEUE) == (0, None)
+    assert await store.find_unfinished("crawler", QUEUE) == (0, None)
     first, second = dispatch(), dispatch("b", 1)
     await store.insert(first)
     await store.insert(second)
-    count, example = await store.unfinished_of("crawler", QUEUE)
+    count, example = await store.find_unfinished("crawler", QUEUE)
     assert (count, example in (first, second)) == (2, True)
-    assert await store.unfinished_of("crawler", "another") == (0, None)
-    assert await store.unfinished_of("another", QUEUE) == (0, None)
+    assert await store.find_unfinished("crawler", "another") == (0, None)
+    assert await store.find_unfinished("another", QUEUE) == (0, None)
     done = Outcome(kind=OutcomeKind.DONE, at=AT)
     await store.hold(first.key, done)
-    assert (await store.unfinished_of("crawler", QUEUE))[0] == 2
+    assert (await store.find_unfinished("crawler", QUEUE))[0] == 2
     await store.end(first.key, done)
-    assert await store.unfinished_of("crawler", QUEUE) == (1, second)
+    assert await store.find_unfinished("crawler", QUEUE) == (1, second)

@@ -248,7 +248,7 @@ async def test_abandoned_attempts_are_found_in_parts(bridge: Bridge) -> None:
     records = [await accepted(bridge.store, name) for name in names(5)]
     keys = [""]
     for count in (2, 2, 1):
-        found = await bridge.store.unchanged_since(AT + 1, ["crawler"], after=keys[-1], limit=2)
+        found = await bridge.store.find_unchanged(AT + 1, ["crawler"], after=keys[-1], limit=2)
         assert len(found) == count
         keys += [record.key for record in found]
     assert keys[1:] == sorted(record.key for record in records)

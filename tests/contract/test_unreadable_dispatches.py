@@ -31,7 +31,7 @@ async def test_unreadable_record_does_not_hide_the_others(
     await db.dispatches.update_one({"_id": broken.key}, change)
     with caplog.at_level(logging.WARNING):
         assert {*await store.find_all([broken.key, whole.key])} == {whole.key}
-        assert [record.key for record in await store.owned("bridge-1", 0.0)] == [whole.key]
+        assert [record.key for record in await store.find_owned("bridge-1", 0.0)] == [whole.key]
     [warning] = caplog.messages
     assert f"node 'broken', attempt 1, of task {TASK!r} cannot be read" in warning
     assert problem in warning

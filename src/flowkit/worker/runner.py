@@ -151,7 +151,7 @@ class Worker:
         """Raise ConfigError if a bridge has dispatched attempts of a role that external workers have not ended."""
         dispatches = DispatchStore(self.db)
         for role in self.roles:
-            count, example = await dispatches.unfinished_of(role, self.cfg.queue)
+            count, example = await dispatches.find_unfinished(role, self.cfg.queue)
             if example is None:
                 continue
             raise ConfigError(

@@ -49,7 +49,7 @@ POINTS: dict[str, Place] = {
     COMMIT_OF_A_BATCH: (RecordConsumer, "_commit", "before"),
     "before the end": (DispatchStore, "end", "before"),
     "after the end": (DispatchStore, "end", "after"),
-    "after the report": (DispatchStore, "reported", "before"),
+    "after the report": (DispatchStore, "mark_reported", "before"),
 }
 """Where the engine can be killed: a method, and whether before its call or after its return."""
 
