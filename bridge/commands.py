@@ -98,7 +98,7 @@ class Placement:
     async def _choose(self, role: str) -> tuple[int, int]:
         known = self._roles.setdefault(role, _RolePartitions())
         if not known.ends:
-            known.ends = dict(await self._context.offsets.ends(self._context.topics.cmd(role)))
+            known.ends = dict(await self._context.offsets.read_ends(self._context.topics.cmd(role)))
             known.last = zlib.crc32(self._context.bridge_id.encode()) % len(known.ends)
         self._read_owners_later(role, known)
         outstanding, busy = self._count_commands(role, known)
@@ -162,8 +162,8 @@ class Placement:
     async def _read_owners(self, role: str, known: _RolePartitions) -> None:
         topic = self._context.topics.cmd(role)
         try:
-            members = await self._context.offsets.members(worker_group(role))
-            partitions = await self._context.offsets.partitions(topic)
+            members = await self._context.offsets.read_members(worker_group(role))
+            partitions = await self._context.offsets.list_partitions(topic)
         except KafkaUnavailable as error:
             _logger.debug("the members of %s cannot be read: %s", worker_group(role), error)
             return
@@ -356,8 +356,8 @@ class CommandWatch:
 
     async def _read(self, role: str) -> RoleQueue:
         group, offsets = worker_group(role), self._context.offsets
-        committed = await offsets.committed(group, self._context.topics.cmd(role))
-        members = await offsets.members(group)
+        committed = await offsets.read_committed(group, self._context.topics.cmd(role))
+        members = await offsets.read_members(group)
         return RoleQueue(committed=committed, members=len(members))
 
     def is_queued(self, record: Dispatch) -> bool:
@@ -400,13 +400,13 @@ class CommandWatch:
     async def status_ends(self, role: str) -> dict[int, int]:
         """Return the present end of each partition of a role's status topic."""
         topic = self._context.topics.status(role)
-        return dict(await self._once(("ends", role), lambda: self._context.offsets.ends(topic)))
+        return dict(await self._once(("ends", role), lambda: self._context.offsets.read_ends(topic)))
 
     async def status_processed(self, role: str, ends: Mapping[int, int]) -> bool:
         """Return whether the bridges have processed all status events before `ends`."""
         group, topic = self._context.status_group(role), self._context.topics.status(role)
         processed: bool = await self._once(
-            (role, *ends.items()), lambda: self._context.offsets.caught_up(group, topic, ends)
+            (role, *ends.items()), lambda: self._context.offsets.has_caught_up(group, topic, ends)
         )
         return processed
 

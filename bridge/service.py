@@ -398,9 +398,9 @@ class Measurements:
         context, offsets = self._context, self._context.offsets
         return RoleHealth(
             role=role,
-            workers=len(await offsets.members(worker_group(role))),
-            queued=await offsets.lag(worker_group(role), context.topics.cmd(role)),
-            status_lag=await offsets.lag(context.status_group(role), context.topics.status(role)),
+            workers=len(await offsets.read_members(worker_group(role))),
+            queued=await offsets.read_lag(worker_group(role), context.topics.cmd(role)),
+            status_lag=await offsets.read_lag(context.status_group(role), context.topics.status(role)),
         )
 
     async def _count_attempts(self, role: str) -> int | None:

@@ -46,28 +46,28 @@ class Offsets:
         opened, self._admin, self._consumer = (self._admin, self._consumer), None, None
         await asyncio.gather(*(clients.close(client) for client in opened if client is not None))
 
-    async def committed(self, group: str, topic: str) -> dict[int, int | None]:
+    async def read_committed(self, group: str, topic: str) -> dict[int, int | None]:
         """Return the committed offset of each partition; None where the group has none."""
-        partitions = await self.partitions(topic)
+        partitions = await self.list_partitions(topic)
 
         async def read() -> dict[int, int | None]:
             return await committed_offsets(await self._open_admin(), group, topic, partitions)
 
         return await self._call(read, f"reading the offsets of the group {group}")
 
-    async def ends(self, topic: str) -> dict[int, int]:
+    async def read_ends(self, topic: str) -> dict[int, int]:
         """Return, for each partition, the offset that its next record will get."""
-        partitions = await self.partitions(topic)
+        partitions = await self.list_partitions(topic)
         return await self._call(lambda: self._edges("end_offsets", topic, partitions), f"reading {topic}")
 
-    async def begins(self, topic: str) -> dict[int, int]:
+    async def read_begins(self, topic: str) -> dict[int, int]:
         """Return, for each partition, the offset of its oldest record that still exists."""
-        partitions = await self.partitions(topic)
+        partitions = await self.list_partitions(topic)
         return await self._call(
             lambda: self._edges("beginning_offsets", topic, partitions), f"reading {topic}"
         )
 
-    async def members(self, group: str) -> dict[str, frozenset[tuple[str, int]]]:
+    async def read_members(self, group: str) -> dict[str, frozenset[tuple[str, int]]]:
         """Return the assigned (topic, partition) pairs of each member; empty if the group has no members."""
 
         async def read() -> dict[str, frozenset[tuple[str, int]]]:
@@ -75,23 +75,23 @@ class Offsets:
 
         return await self._call(read, f"reading the members of the group {group}")
 
-    async def caught_up(self, group: str, topic: str, ends: Mapping[int, int]) -> bool:
+    async def has_caught_up(self, group: str, topic: str, ends: Mapping[int, int]) -> bool:
         """Return whether the group has committed at least these offsets; without an offset, it is at the beginning."""
-        committed = await self.committed(group, topic)
+        committed = await self.read_committed(group, topic)
         behind = {number: end for number, end in ends.items() if (committed.get(number) or 0) < end}
         if not behind:
             return True
-        begins = await self.begins(topic)
+        begins = await self.read_begins(topic)
         return all(
             _position(committed.get(number), begins.get(number, 0)) >= end for number, end in behind.items()
         )
 
-    async def lag(self, group: str, topic: str) -> int:
+    async def read_lag(self, group: str, topic: str) -> int:
         """Return the number of records that the group has not committed, over all partitions."""
         committed, begins, ends = (
-            await self.committed(group, topic),
-            await self.begins(topic),
-            await self.ends(topic),
+            await self.read_committed(group, topic),
+            await self.read_begins(topic),
+            await self.read_ends(topic),
         )
         return sum(
             max(0, end - _position(committed.get(number), begins.get(number, 0)))
@@ -116,16 +116,16 @@ class Offsets:
 
     async def _check_partition(self, topic: str, partition: int) -> None:
         """Raise KafkaUnavailable for a partition that does not exist; the known partitions may be outdated."""
-        if partition in await self.partitions(topic):
+        if partition in await self.list_partitions(topic):
             return
         self._partitions.pop(topic, None)
-        if partition not in await self.partitions(topic):
+        if partition not in await self.list_partitions(topic):
             raise KafkaUnavailable(
                 f"Kafka at {self._connection.bootstrap} has no partition {partition} of the topic {topic}; "
                 "if the topic was created again, give it as many partitions as before"
             )
 
-    async def partitions(self, topic: str) -> tuple[int, ...]:
+    async def list_partitions(self, topic: str) -> tuple[int, ...]:
         """Return the partitions of a topic, at most half a minute old. Raise KafkaUnavailable if it has none."""
         read_at, known = self._partitions.get(topic, (0.0, ()))
         if known and time.monotonic() - read_at < PARTITIONS_TTL_SEC:

@@ -35,31 +35,12 @@ class Producer:
         self._connecting = asyncio.Lock()
         self._stopped = False
 
-    async def start(self) -> None:
-        """Connect. Raise KafkaUnavailable if Kafka does not respond in time; sends then try again."""
-        async with self._connecting:
-            if self._client is None:
-                self._client = await clients.call_with_retries(
-                    self._connect,
-                    what="connecting the producer",
-                    address=self._connection.bootstrap,
-                    limit=CONNECT_TIMEOUT_SEC,
-                )
-
     async def stop(self) -> None:
         """Wait a few seconds for pending sends, then close. Sends that are still pending raise SendUncertain."""
         self._stopped = True
         client, self._client = self._client, None
         if client is not None:
             await _close(client)
-
-    async def partitions(self, topic: str) -> tuple[int, ...]:
-        """Return the partitions of a topic. Raise KafkaUnavailable if it does not exist."""
-        client = await self._connected()
-        try:
-            return tuple(sorted(await client.partitions_for(topic)))
-        except clients.kafka_errors() as error:
-            raise self._unavailable(topic, error) from error
 
     async def send(
         self, topic: str, key: str | None, value: bytes, partition: int | None = None

@@ -36,11 +36,11 @@ class Kafka:
         self.refuse = asyncio.Event()
         self._error = error
 
-    async def ends(self, _: str) -> dict[int, int]:
+    async def read_ends(self, _: str) -> dict[int, int]:
         """Return the end of the partition."""
         return {0: 0}
 
-    async def members(self, _: str) -> Any:
+    async def read_members(self, _: str) -> Any:
         """Return no assignments."""
         raise KafkaUnavailable
 

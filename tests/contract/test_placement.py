@@ -27,15 +27,15 @@ class Kafka:
         """Return the topic of a role's commands."""
         return role
 
-    async def ends(self, _: str) -> dict[int, int]:
+    async def read_ends(self, _: str) -> dict[int, int]:
         """Return the ends of the partitions."""
         return dict.fromkeys(range(WORKERS), 0)
 
-    async def partitions(self, _: str) -> tuple[int, ...]:
+    async def list_partitions(self, _: str) -> tuple[int, ...]:
         """Return the partitions."""
         return tuple(range(WORKERS))
 
-    async def members(self, group: str) -> dict[str, frozenset[tuple[str, int]]]:
+    async def read_members(self, group: str) -> dict[str, frozenset[tuple[str, int]]]:
         """Return the partition of each worker."""
         assert group == worker_group(ROLE)
         return {f"w-{number}": frozenset({(ROLE, number)}) for number in range(WORKERS)}

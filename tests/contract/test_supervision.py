@@ -60,12 +60,12 @@ class Kafka:
         """Return the name of the topic."""
         return role
 
-    async def ends(self, _: str) -> dict[int, int]:
+    async def read_ends(self, _: str) -> dict[int, int]:
         """Return the end of the only partition."""
         await self._called()
         return {0: 7}
 
-    async def caught_up(self, *_: Any) -> bool:
+    async def has_caught_up(self, *_: Any) -> bool:
         """Return that the bridges have processed all events."""
         await self._called()
         return True

@@ -78,10 +78,10 @@ async def until_processed(external: ExternalTasks, role: str = "") -> None:
     group, topic = external.bridge.context.status_group(role or external.role), status_topic(external, role)
     offsets = Offsets(external.names.connection)
     try:
-        ends = await offsets.ends(topic)
+        ends = await offsets.read_ends(topic)
 
         async def look() -> bool:
-            return await offsets.caught_up(group, topic, ends)
+            return await offsets.has_caught_up(group, topic, ends)
 
         await eventually(look)
     finally:
@@ -115,7 +115,7 @@ def forged(entry: Entry, kind: str, *, later_ms: int = 0, **payload: Any) -> byt
 async def records_of(external: ExternalTasks, topic: str) -> list[bytes | None]:
     """Return the values of all records that are in a topic now."""
     offsets = Offsets(external.names.connection)
-    numbers = await offsets.partitions(topic)
+    numbers = await offsets.list_partitions(topic)
     await offsets.close()
     consumer = AIOKafkaConsumer(bootstrap_servers=external.names.bootstrap, auto_offset_reset="earliest")
     await consumer.start()

@@ -47,9 +47,8 @@ async def worker(names: Names, topic: str) -> AsyncIterator[AIOKafkaConsumer]:
 
 @asynccontextmanager
 async def producing(names: Names) -> AsyncIterator[Producer]:
-    """Start a producer of the bridge."""
+    """Return a producer of the bridge, and stop it at the end."""
     producer = Producer(names.connection)
-    await producer.start()
     try:
         yield producer
     finally:

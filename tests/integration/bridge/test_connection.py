@@ -84,8 +84,8 @@ async def exchange_records(names: Names) -> None:
     async with producing(names) as producer, consuming(names, topic, f"{names.prefix}.g", reading):
         await producer.send(topic, "k", b"{}", 0)
         await reading.until({b"{}"})
-    assert (await offsets.ends(topic))[0] == 1
-    assert await offsets.members(f"{names.prefix}.g") == {}
+    assert (await offsets.read_ends(topic))[0] == 1
+    assert await offsets.read_members(f"{names.prefix}.g") == {}
     await offsets.close()
 
 

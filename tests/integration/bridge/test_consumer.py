@@ -45,9 +45,9 @@ async def send_all(producer: Producer, topic: str, values: Sequence[bytes]) -> N
 async def committed_all(names: Names, topic: str, group: str) -> bool:
     """Wait until the group has committed everything that the topic holds."""
     offsets = Offsets(names.connection)
-    ends = await offsets.ends(topic)
+    ends = await offsets.read_ends(topic)
     try:
-        return await eventually(lambda: offsets.caught_up(group, topic, ends))
+        return await eventually(lambda: offsets.has_caught_up(group, topic, ends))
     finally:
         await offsets.close()
 
@@ -118,7 +118,7 @@ async def test_records_that_fail_are_not_committed(names: Names) -> None:
         await producer.send(topic, "k", b"0", 0)
         async with consuming(names, topic, group, reading):
             await eventually(lambda: _true(reading.failures <= 998))
-    assert await offsets.committed(group, topic) == {0: None, 1: None, 2: None}
+    assert await offsets.read_committed(group, topic) == {0: None, 1: None, 2: None}
     await offsets.close()
 
 
@@ -167,12 +167,12 @@ async def test_a_rebalance_waits_for_the_records_in_progress(names: Names) -> No
 
 async def _rebalancing(offsets: Offsets, group: str) -> bool:
     """Whether a second member waits to join."""
-    members = await offsets.members(group)
+    members = await offsets.read_members(group)
     return len(members) == 2 or not any(members.values())
 
 
 async def _members(offsets: Offsets, group: str, count: int) -> bool:
-    return sum(bool(assigned) for assigned in (await offsets.members(group)).values()) == count
+    return sum(bool(assigned) for assigned in (await offsets.read_members(group)).values()) == count
 
 
 def assert_each_change_is_logged_once(caplog: pytest.LogCaptureFixture, expected: list[str]) -> None:

@@ -45,10 +45,10 @@ async def until_read(external: ExternalTasks, name: str) -> None:
     topic, group = topic_of(external, name), group_of(external, name)
     offsets = Offsets(external.names.connection)
     try:
-        ends = await offsets.ends(topic)
+        ends = await offsets.read_ends(topic)
 
         async def look() -> bool:
-            return await offsets.caught_up(group, topic, ends)
+            return await offsets.has_caught_up(group, topic, ends)
 
         await eventually(look)
     finally:

@@ -39,20 +39,23 @@ def envelope(dedup_id: str) -> bytes:
 
 async def test_offsets_of_a_group_follow_its_commits(names: Names, offsets: Offsets) -> None:
     topic, group = await command_topic(names), worker_group(names.role())
-    assert await offsets.committed(group, topic) == {0: None, 1: None, 2: None}
-    assert await offsets.members(group) == {}
+    assert await offsets.read_committed(group, topic) == {0: None, 1: None, 2: None}
+    assert await offsets.read_members(group) == {}
     async with producing(names) as producer:
         for _ in range(3):
             await producer.send(topic, None, b"{}", 1)
-    ends = await offsets.ends(topic)
-    assert (ends, await offsets.begins(topic)) == ({0: 0, 1: 3, 2: 0}, {0: 0, 1: 0, 2: 0})
-    assert not await offsets.caught_up(group, topic, ends)
-    assert await offsets.caught_up(group, topic, {0: 0, 1: 0, 2: 0})
-    assert await offsets.lag(group, topic) == 3
+    ends = await offsets.read_ends(topic)
+    assert (ends, await offsets.read_begins(topic)) == ({0: 0, 1: 3, 2: 0}, {0: 0, 1: 0, 2: 0})
+    assert not await offsets.has_caught_up(group, topic, ends)
+    assert await offsets.has_caught_up(group, topic, {0: 0, 1: 0, 2: 0})
+    assert await offsets.read_lag(group, topic) == 3
     async with worker(names, topic) as consumer:
         await consumer.commit({TopicPartition(topic, 1): 3})
-        assert await offsets.committed(group, topic) == {0: None, 1: 3, 2: None}
-        assert (await offsets.lag(group, topic), await offsets.caught_up(group, topic, ends)) == (0, True)
+        assert await offsets.read_committed(group, topic) == {0: None, 1: 3, 2: None}
+        assert (await offsets.read_lag(group, topic), await offsets.has_caught_up(group, topic, ends)) == (
+            0,
+            True,
+        )
 
 
 async def test_members_are_listed_with_their_partitions(names: Names, offsets: Offsets) -> None:
@@ -61,7 +64,7 @@ async def test_members_are_listed_with_their_partitions(names: Names, offsets: O
         async with asyncio.timeout(LONG_SEC):
             while len(one.assignment()) == 3:
                 await one.getmany(timeout_ms=100)
-        members = await offsets.members(group)
+        members = await offsets.read_members(group)
         assert len(members) == 2
         owned = {frozenset(map(tuple, each.assignment())) for each in (one, two)}
         assert set(members.values()) == owned
@@ -96,7 +99,7 @@ async def test_a_search_beyond_the_end_finds_nothing(names: Names, offsets: Offs
 
 
 async def test_a_missing_topic_is_named(names: Names, offsets: Offsets) -> None:
-    for call in (offsets.ends("no-such-topic"), offsets.committed("g", "no-such-topic")):
+    for call in (offsets.read_ends("no-such-topic"), offsets.read_committed("g", "no-such-topic")):
         with pytest.raises(KafkaUnavailable, match="no topic no-such-topic"):
             await call
 
@@ -105,18 +108,18 @@ async def test_a_missing_topic_is_named(names: Names, offsets: Offsets) -> None:
 async def test_an_outage_ends_calls_within_seconds_and_is_survived(frail: Names, frail_broker: Kafka) -> None:
     topic, group = await command_topic(frail), worker_group(frail.role())
     offsets = Offsets(frail.connection)
-    before = await offsets.ends(topic)
+    before = await offsets.read_ends(topic)
     await asyncio.to_thread(frail_broker.kill)
     for call in (
-        lambda: offsets.ends(topic),
-        lambda: offsets.committed(group, topic),
-        lambda: offsets.members(group),
+        lambda: offsets.read_ends(topic),
+        lambda: offsets.read_committed(group, topic),
+        lambda: offsets.read_members(group),
     ):
         began = time.monotonic()
         with pytest.raises(KafkaUnavailable, match=frail.bootstrap):
             await call()
         assert time.monotonic() - began < LONG_SEC, "five seconds, and the time that a busy machine needs"
     await asyncio.to_thread(frail_broker.start)
-    assert await offsets.ends(topic) == before
-    assert await offsets.committed(group, topic) == {0: None, 1: None, 2: None}
+    assert await offsets.read_ends(topic) == before
+    assert await offsets.read_committed(group, topic) == {0: None, 1: None, 2: None}
     await offsets.close()

@@ -58,10 +58,10 @@ async def _until_committed(side: BridgeSide, names: Names) -> None:
     }
     try:
         for topic, group in groups.items():
-            ends = await offsets.ends(topic)
+            ends = await offsets.read_ends(topic)
 
             async def committed(group: str = group, topic: str = topic, ends: dict[int, int] = ends) -> bool:
-                return await offsets.caught_up(group, topic, ends)
+                return await offsets.has_caught_up(group, topic, ends)
 
             await eventually(committed)
     finally:

@@ -44,7 +44,6 @@ async def small_topic(names: Names) -> str:
 async def test_offsets_count_up_in_the_chosen_partition(names: Names) -> None:
     topic = await command_topic(names)
     async with producing(names) as producer:
-        assert await producer.partitions(topic) == (0, 1, 2)
         assert [await producer.send(topic, "k", b"{}", 1) for _ in range(3)] == [(1, 0), (1, 1), (1, 2)]
 
 
@@ -183,8 +182,6 @@ async def test_a_producer_that_starts_during_an_outage_sends_after_it(
     topic = await command_topic(frail)
     await asyncio.to_thread(frail_broker.kill)
     producer = Producer(frail.connection)
-    with pytest.raises(KafkaUnavailable, match=rf"{frail.bootstrap}"):
-        await producer.start()
     sending = asyncio.create_task(producer.send(topic, "k", b"{}", 0))
     await asyncio.to_thread(frail_broker.start)
     async with asyncio.timeout(LONG_SEC):
@@ -207,5 +204,5 @@ async def test_stopping_during_an_outage_drops_what_was_not_sent(frail: Names, f
             await sending
     await asyncio.to_thread(frail_broker.start)
     offsets = Offsets(frail.connection)
-    assert (await offsets.ends(topic))[0] == 1
+    assert (await offsets.read_ends(topic))[0] == 1
     await offsets.close()

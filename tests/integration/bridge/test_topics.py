@@ -23,7 +23,7 @@ async def test_bridges_that_start_together_create_each_topic_once(names: Names) 
     cfg, roles = names.config(), ["a", "b"]
     await asyncio.gather(*(Provisioner(names.connection, cfg).ensure(roles) for _ in range(4)))
     offsets, topics = Offsets(names.connection), Topics.of(cfg)
-    counts = {topic: len(await offsets.partitions(topic)) for topic in topics.all(roles)}
+    counts = {topic: len(await offsets.list_partitions(topic)) for topic in topics.all(roles)}
     assert counts[topics.cmd("a")] == counts[topics.status("b")] == 3
     assert {counts[each] for each in (topics.announce, topics.query, topics.reply, topics.signals)} == {1}
     await offsets.close()
@@ -33,7 +33,7 @@ async def test_an_existing_topic_keeps_its_partitions(names: Names) -> None:
     topic = await command_topic(names)
     assert topic == await command_topic(names, kafka_cmd_partitions=9)
     offsets = Offsets(names.connection)
-    assert await offsets.partitions(topic) == (0, 1, 2)
+    assert await offsets.list_partitions(topic) == (0, 1, 2)
     await offsets.close()
 
 
@@ -80,7 +80,7 @@ async def test_a_group_with_members_keeps_its_offsets(names: Names) -> None:
         seeded = await Provisioner(names.connection, names.config()).seed(role)
         assert (seeded.committed, seeded.had_members) == ({}, True)
     offsets = Offsets(names.connection)
-    assert set((await offsets.committed(worker_group(role), topic)).values()) == {None}
+    assert set((await offsets.read_committed(worker_group(role), topic)).values()) == {None}
     await offsets.close()
 
 
