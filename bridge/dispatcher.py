@@ -208,7 +208,8 @@ class Dispatcher:
         if attempt.epoch > 1:
             await self._end_earlier(attempt)
             await self._first_batches.resumed(record)
-        if (problem := await self._inputs.prepare(record)) is not None and problem.failure is not None:
+        problem = await self._inputs.prepare(record) if record.pull is not None else None
+        if problem is not None and problem.failure is not None:
             await self._end_own(record.key, problem)
             raise failed_attempt(problem.failure)
 

@@ -31,10 +31,9 @@ class PulledInputs:
         self._inputs = context.stores.inputs
 
     async def prepare(self, record: Dispatch) -> Outcome | None:
-        """Let a new run read what earlier runs have not finished. Return an outcome if the node cannot run."""
+        """Let a new run of a node that pulls read what earlier runs have not finished. Return an outcome if it cannot run."""
         pull = record.pull
-        if pull is None:
-            return None
+        assert pull is not None
         if record.attempt.epoch > 1:
             await self._context.db(lambda: self._inputs.release_claims(record.attempt, pull))
             await self._show_unclaimed_first(record, pull)
