@@ -63,7 +63,7 @@ class WorkerRegistry:
         await ensure_index(self._workers, "worker_id", "uniq_worker", unique=True)
 
     @translate_errors
-    async def online(
+    async def register(
         self,
         worker_id: str,
         roles: Sequence[str],
@@ -86,6 +86,10 @@ class WorkerRegistry:
             **({"handlers": [asdict(each) for each in handlers]} if handlers else {}),
             **_alive(at, session, leaked_threads),
         }
+        await self._upsert(worker_id, shown)
+
+    async def _upsert(self, worker_id: str, shown: dict[str, Any]) -> None:
+        """Set fields of a row, which another process may create at the same time."""
         try:
             await self._workers.update_one({"worker_id": worker_id}, {"$set": shown}, upsert=True)
         except DuplicateKeyError:
@@ -111,20 +115,17 @@ class WorkerRegistry:
         return found
 
     @translate_errors
-    async def announced(self, worker_id: str, fields: dict[str, Any], at: float) -> None:
+    async def record_announcement(self, worker_id: str, fields: dict[str, Any], at: float) -> None:
         """Record an announcement of an external worker. Fields that it does not contain keep their stored values."""
         stored, _ = storable(f"announcement of worker {worker_id!r}", fields)
         shown = {**stored, **_alive(at, "", None)}
-        try:
-            await self._workers.update_one({"worker_id": worker_id}, {"$set": shown}, upsert=True)
-        except DuplicateKeyError:
-            await self._workers.update_one({"worker_id": worker_id}, {"$set": shown})
+        await self._upsert(worker_id, shown)
 
     @translate_errors
-    async def seen(
+    async def refresh(
         self, worker_id: str, at: float, *, session: str = "", leaked_threads: int | None = None
     ) -> bool:
-        """Record that a process is still running. Return False if it has no row and must call `online` again.
+        """Record that a process is still running. Return False if it has no row and must call `register` again.
 
         The row stays unchanged while it describes another process that is online.
         """
@@ -135,14 +136,14 @@ class WorkerRegistry:
         return await self._workers.find_one({"worker_id": worker_id}, {"_id": 1}) is not None
 
     @translate_errors
-    async def offline(self, worker_id: str, at: float, *, session: str = "") -> bool:
+    async def mark_offline(self, worker_id: str, at: float, *, session: str = "") -> bool:
         """Record that a process has stopped. Return False, and change nothing, if the row describes another process."""
         gone = {"status": WorkerStatus.OFFLINE.value, "last_seen": moment(at)}
         done = await self._workers.update_one({"worker_id": worker_id, "session": session}, {"$set": gone})
         return bool(done.matched_count)
 
     @translate_errors
-    async def stopped(self, worker_ids: Collection[str]) -> set[str]:
+    async def find_stopped(self, worker_ids: Collection[str]) -> set[str]:
         """Return those of the workers that have a row and are offline."""
         gone = {"worker_id": {"$in": sorted(worker_ids)}, "status": WorkerStatus.OFFLINE.value}
         return {row["worker_id"] async for row in self._workers.find(gone, {"worker_id": 1})}
@@ -155,7 +156,7 @@ class WorkerRegistry:
         return await self._workers.find_one(online, {"_id": 1}) is not None
 
     @translate_errors
-    async def expire(self, at: float) -> int:
+    async def expire_silent(self, at: float) -> int:
         """Mark workers that missed three announces as offline and return their number.
 
         Their next announce marks them as online again.

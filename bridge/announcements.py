@@ -73,7 +73,7 @@ class Announcements:
         if isinstance(announcement, EvWorkerOnline):
             await self._online(worker_id, envelope, announcement, len(value or b""))
         elif isinstance(announcement, EvWorkerOffline):
-            await self._context.db(lambda: self._registry.offline(worker_id, self._context.now()))
+            await self._context.db(lambda: self._registry.mark_offline(worker_id, self._context.now()))
             await self._worker_stopped(worker_id, envelope.ts_ms)
 
     async def _online(
@@ -81,7 +81,7 @@ class Announcements:
     ) -> None:
         now = self._context.now()
         await self._context.db(
-            lambda: self._registry.announced(worker_id, announced_fields(announcement, size), now)
+            lambda: self._registry.record_announcement(worker_id, announced_fields(announcement, size), now)
         )
         if announcement.capabilities is not None or announcement.resume is not None:
             await self._worker_stopped(worker_id, envelope.ts_ms)

@@ -98,11 +98,11 @@ async def test_next_attempt_removes_the_flag_of_its_node(tasks: TaskStore, db: A
 
 async def test_role_is_served_while_one_of_its_workers_is_online(db: Any) -> None:
     registry = WorkerRegistry(db)
-    await registry.online("w-1", ["index", "c.d"], "1", 1, 1.0)
-    await registry.announced("w-2", {"type": "enrich"}, 1.0)
+    await registry.register("w-1", ["index", "c.d"], "1", 1, 1.0)
+    await registry.record_announcement("w-2", {"type": "enrich"}, 1.0)
     roles = ("index", "c.d", "enrich", "cxd", "ind", "dex")
     assert [await registry.is_served(role) for role in roles] == [True, True, True, False, False, False]
-    await registry.offline("w-2", 2.0)
+    await registry.mark_offline("w-2", 2.0)
     assert not await registry.is_served("enrich")
 
 

@@ -69,7 +69,7 @@ async def test_duplicates_prevent_the_start(db: Any, store: Callable[[Any], Any]
 async def test_online_worker_is_registered_like_an_announced_external_worker(
     db: Any, registry: WorkerRegistry
 ) -> None:
-    await registry.online(WORKER, ["crawler", "indexer"], "2.0.0", 8, AT, announce_interval_sec=30)
+    await registry.register(WORKER, ["crawler", "indexer"], "2.0.0", 8, AT, announce_interval_sec=30)
     [row] = await documents_of(db.worker_registry)
     assert seconds(row.pop("last_seen")) == AT
     del row["_id"], row["session"]
@@ -85,8 +85,8 @@ async def test_online_worker_is_registered_like_an_announced_external_worker(
 
 
 async def test_new_process_with_the_same_id_replaces_the_row(db: Any, registry: WorkerRegistry) -> None:
-    await registry.online(WORKER, ["crawler"], "1.0.0", 1, AT, session="old")
-    await registry.online(WORKER, ["indexer"], "2.0.0", 2, AT + 1, session="new")
+    await registry.register(WORKER, ["crawler"], "1.0.0", 1, AT, session="old")
+    await registry.register(WORKER, ["indexer"], "2.0.0", 2, AT + 1, session="new")
     [row] = await documents_of(db.worker_registry)
     assert (row["type"], row["version"], row["capacity"]) == ("indexer", "2.0.0", {"tasks": 2})
 
@@ -95,60 +95,60 @@ async def test_new_process_with_the_same_id_replaces_the_row(db: Any, registry: 
 async def test_heartbeat_and_going_offline_are_recorded(
     db: Any, registry: WorkerRegistry, session: str
 ) -> None:
-    await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT, session=session)
-    assert await registry.seen(WORKER, AT + 5, session=session)
+    await registry.register(WORKER, ["crawler"], "2.0.0", 1, AT, session=session)
+    assert await registry.refresh(WORKER, AT + 5, session=session)
     assert await shown(db) == ("online", AT + 5)
-    assert await registry.offline(WORKER, AT + 9, session=session)
+    assert await registry.mark_offline(WORKER, AT + 9, session=session)
     assert await shown(db) == ("offline", AT + 9)
 
 
 async def test_end_of_an_old_process_does_not_hide_the_new_one(db: Any, registry: WorkerRegistry) -> None:
-    await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT, session="old")
-    await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT + 1, session="new")
-    assert await registry.seen(WORKER, AT + 2, session="old")
-    assert not await registry.offline(WORKER, AT + 3, session="old")
+    await registry.register(WORKER, ["crawler"], "2.0.0", 1, AT, session="old")
+    await registry.register(WORKER, ["crawler"], "2.0.0", 1, AT + 1, session="new")
+    assert await registry.refresh(WORKER, AT + 2, session="old")
+    assert not await registry.mark_offline(WORKER, AT + 3, session="old")
     assert await shown(db) == ("online", AT + 1)
 
 
 async def test_old_process_that_outlives_the_new_one_is_shown_again(
     db: Any, registry: WorkerRegistry
 ) -> None:
-    await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT, session="old")
-    await registry.online(WORKER, ["crawler"], "2.0.0", 1, AT + 1, session="new")
-    await registry.offline(WORKER, AT + 2, session="new")
-    assert await registry.seen(WORKER, AT + 3, session="old")
+    await registry.register(WORKER, ["crawler"], "2.0.0", 1, AT, session="old")
+    await registry.register(WORKER, ["crawler"], "2.0.0", 1, AT + 1, session="new")
+    await registry.mark_offline(WORKER, AT + 2, session="new")
+    assert await registry.refresh(WORKER, AT + 3, session="old")
     assert await shown(db) == ("online", AT + 3)
-    assert await registry.offline(WORKER, AT + 4, session="old")
+    assert await registry.mark_offline(WORKER, AT + 4, session="old")
 
 
 async def test_unregistered_worker_must_come_online_again(db: Any, registry: WorkerRegistry) -> None:
-    assert not await registry.seen(WORKER, AT)
-    assert not await registry.offline(WORKER, AT)
+    assert not await registry.refresh(WORKER, AT)
+    assert not await registry.mark_offline(WORKER, AT)
     assert await documents_of(db.worker_registry) == []
 
 
 async def test_workers_without_heartbeats_expire_and_return_with_the_next_one(
     db: Any, registry: WorkerRegistry
 ) -> None:
-    await registry.online("dead", ["crawler"], "2.0.0", 1, AT, session="a")
-    await registry.online("alive", ["crawler"], "2.0.0", 1, AT + 60, session="b")
-    assert await registry.expire(AT + 200) == 1
-    assert await registry.expire(AT + 200) == 0
+    await registry.register("dead", ["crawler"], "2.0.0", 1, AT, session="a")
+    await registry.register("alive", ["crawler"], "2.0.0", 1, AT + 60, session="b")
+    assert await registry.expire_silent(AT + 200) == 1
+    assert await registry.expire_silent(AT + 200) == 0
     assert await statuses(db) == {"dead": "offline", "alive": "online"}
-    assert await registry.seen("dead", AT + 61, session="a")
-    assert await registry.expire(AT + 200) == 0
+    assert await registry.refresh("dead", AT + 61, session="a")
+    assert await registry.expire_silent(AT + 200) == 0
 
 
 async def test_worker_expires_after_three_of_its_own_intervals(db: Any, registry: WorkerRegistry) -> None:
     for interval in (1, 600):
-        await registry.online(
+        await registry.register(
             f"every {interval} s", ["crawler"], "2.0.0", 1, AT, announce_interval_sec=interval
         )
-    assert await registry.expire(AT + 2.9) == 0
-    assert await registry.expire(AT + 3.1) == 1
-    assert await registry.expire(AT + 1_799) == 0
+    assert await registry.expire_silent(AT + 2.9) == 0
+    assert await registry.expire_silent(AT + 3.1) == 1
+    assert await registry.expire_silent(AT + 1_799) == 0
     assert await statuses(db) == {"every 1 s": "offline", "every 600 s": "online"}
-    assert await registry.expire(AT + 1_801) == 1
+    assert await registry.expire_silent(AT + 1_801) == 1
 
 
 async def test_row_of_an_external_worker_expires_after_three_minutes(
@@ -157,20 +157,20 @@ async def test_row_of_an_external_worker_expires_after_three_minutes(
     for interval in ({}, {"announce_interval_sec": "often"}):
         row = {"worker_id": str(interval), "status": "online", "last_seen": moment(AT), **interval}
         await db.worker_registry.insert_one(row)
-    assert await registry.expire(AT + 179) == 0
-    assert await registry.expire(AT + 181) == 2
+    assert await registry.expire_silent(AT + 179) == 0
+    assert await registry.expire_silent(AT + 181) == 2
 
 
 async def test_role_is_served_while_one_of_its_workers_is_online(registry: WorkerRegistry) -> None:
-    await registry.online(WORKER, ["crawler", "a.b"], "2.0.0", 1, AT)
+    await registry.register(WORKER, ["crawler", "a.b"], "2.0.0", 1, AT)
     assert [await registry.is_served(role) for role in ("crawler", "a.b", "crawl", "axb")] == [
         *(True, True),
         *(False, False),
     ]
-    assert await registry.stopped({WORKER, "other"}) == set()
-    await registry.offline(WORKER, AT)
+    assert await registry.find_stopped({WORKER, "other"}) == set()
+    await registry.mark_offline(WORKER, AT)
     assert not await registry.is_served("crawler")
-    assert await registry.stopped({WORKER, "other"}) == {WORKER}
+    assert await registry.find_stopped({WORKER, "other"}) == {WORKER}
 
 
 async def statuses(db: Any) -> dict[str, str]:
@@ -181,9 +181,9 @@ async def statuses(db: Any) -> dict[str, str]:
 async def test_no_update_of_the_registry_names_a_path_twice() -> None:
     db = RecordingDatabase(memory_database())
     found = WorkerRegistry(db)
-    await found.online(WORKER, ["crawler"], "2.0.0", 1, AT)
-    await found.seen(WORKER, AT)
-    await found.offline(WORKER, AT)
+    await found.register(WORKER, ["crawler"], "2.0.0", 1, AT)
+    await found.refresh(WORKER, AT)
+    await found.mark_offline(WORKER, AT)
     assert len(db.updates) == 3
     assert [update for update in db.updates if conflicts(update)] == []
 
@@ -194,14 +194,14 @@ async def test_no_update_of_the_registry_names_a_path_twice() -> None:
 HANDLER = HostedHandler(role="crawler", version="1", engine=True)
 REGISTRY_CALLS: dict[str, Callable[[WorkerRegistry], Awaitable[object]]] = {
     "prepare": lambda found: found.prepare(),
-    "online": lambda found: found.online(WORKER, ["crawler"], "2.0.0", 1, AT),
+    "register": lambda found: found.register(WORKER, ["crawler"], "2.0.0", 1, AT),
     "show_conflicts": lambda found: found.show_conflicts(WORKER, [HANDLER]),
-    "seen": lambda found: found.seen(WORKER, AT),
-    "announced": lambda found: found.announced(WORKER, {}, AT),
-    "offline": lambda found: found.offline(WORKER, AT),
-    "expire": lambda found: found.expire(AT),
+    "refresh": lambda found: found.refresh(WORKER, AT),
+    "record_announcement": lambda found: found.record_announcement(WORKER, {}, AT),
+    "mark_offline": lambda found: found.mark_offline(WORKER, AT),
+    "expire_silent": lambda found: found.expire_silent(AT),
     "is_served": lambda found: found.is_served("crawler"),
-    "stopped": lambda found: found.stopped([WORKER]),
+    "find_stopped": lambda found: found.find_stopped([WORKER]),
 }
 EVENT_CALLS: dict[str, Callable[[WorkerEvents], Awaitable[object]]] = {
     "prepare": lambda found: found.prepare(),

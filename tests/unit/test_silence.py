@@ -201,7 +201,7 @@ def check_of(client: Any, db: Any, **settings: Any) -> SilenceCheck:
 
 async def online(db: Any, *roles: str) -> None:
     """Register a worker of these roles."""
-    await WorkerRegistry(db).online("w-1", roles, "1", 1, 1.0)
+    await WorkerRegistry(db).register("w-1", roles, "1", 1, 1.0)
 
 
 async def test_silent_attempt_of_a_served_role_is_reported(client: FakeClient, db: Any) -> None:

@@ -114,7 +114,7 @@ class Sweep:
             await asyncio.shield(self._end_turn())
 
     async def _sweep_once(self) -> None:
-        await self._workers.expire(time.time())
+        await self._workers.expire_silent(time.time())
         await self.once()
 
     async def once(self) -> list[str]:

@@ -129,7 +129,7 @@ class WorkerRegistration:
     async def _register(self) -> None:
         await self._prepare_registry()
         if not (self._is_registered and await self._refresh_row()):
-            await self._registry.online(
+            await self._registry.register(
                 self._worker_id,
                 self._roles,
                 self._version,
@@ -158,13 +158,13 @@ class WorkerRegistration:
         self._conflicts = conflicts
 
     async def _refresh_row(self) -> bool:
-        return await self._registry.seen(
+        return await self._registry.refresh(
             self._worker_id, time.time(), session=self._session, leaked_threads=self._leaked_threads()
         )
 
     async def _go_offline(self) -> None:
         self._is_registered = False
-        await self._registry.offline(self._worker_id, time.time(), session=self._session)
+        await self._registry.mark_offline(self._worker_id, time.time(), session=self._session)
 
 
 _HASH_CHARS = 12

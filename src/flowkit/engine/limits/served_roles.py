@@ -39,6 +39,6 @@ class ServedRoles:
         if not pollers:
             return False
         native = {poller for poller in pollers if not poller.startswith(BRIDGE_PREFIX)}
-        if native - await self._registry.stopped(native):
+        if native - await self._registry.find_stopped(native):
             return True
         return native != pollers and await self._registry.is_served(role)
