@@ -44,7 +44,7 @@ def test_failure_text_names_the_first_failed_node_and_counts_the_others() -> Non
 def test_long_failure_text_is_truncated_before_the_count() -> None:
     long = NodeState(status=NodeStatus.FAILED, last_error="x" * 9_000)
     text = task_status.failure_text(scheduler_of(long, long, on_node_failure="continue"))
-    assert text.endswith("x (and 1 more failed nodes)")
+    assert text.endswith("x… (and 1 more failed nodes)")
     assert len(text) < LAST_ERROR_CHARS + 50
 
 
@@ -88,7 +88,9 @@ def test_growing_history_is_truncated_every_time() -> None:
 
 @pytest.mark.parametrize("given_reason", ["x" * 50_000, "\ud800" * 3_000])
 def test_cancel_reason_is_truncated_and_can_be_encoded(given_reason: str) -> None:
-    assert 0 < len(task_status.stop_reason(None, [], given_reason).encode()) <= LAST_ERROR_CHARS
+    reason = task_status.stop_reason(None, [], given_reason)
+    assert 0 < len(reason) <= LAST_ERROR_CHARS
+    assert reason.encode()
 
 
 def attributes(registered: tuple[str, ...], *statuses: str, name: str | None = "g") -> dict[str, Any]:
