@@ -1,27 +1,35 @@
-"""Enforce the deadlines of a running task with a single timer, which is armed for the earliest deadline."""
+"""End what takes too long: nodes and tasks that exceed their deadlines, and attempts that send no heartbeats.
+
+The deadline of a node begins when its gate opens first, and covers all attempts and waits. Its absolute time is part of
+the node's state. The deadline of the task follows from the time at which the task was opened. The sweep reports the
+attempts that send no heartbeats.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 from typing import TYPE_CHECKING
 
 from temporalio import workflow
 
 from flowkit import reason_codes
+from flowkit.models import AttemptFailure, FailureKind, NodeStatus
 from flowkit.workflows.display.summaries import deadline_summary
-from flowkit.workflows.scheduling.deadlines import Deadlines, node_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from flowkit.models import AttemptFailure, Graph
+    from flowkit.models import Graph, Node, NodeState, SilenceReport, SilentAttempt
+    from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
 
 _SHORTEST_TIMER_SEC = 0.001
+_IN_FLIGHT = {NodeStatus.RUNNING, NodeStatus.CANCELLING}
 
 
-class TaskDeadlines:
-    """The deadlines of a task and its nodes. A task without deadlines has no timer."""
+class DeadlineTimer:
+    """Enforces the deadlines of a task with a single timer, armed for the earliest one. A task without any has no timer."""
 
     def __init__(
         self, state: TaskState, graph: Graph, *, stop_node: Callable[[int, AttemptFailure, str], None]
@@ -72,3 +80,127 @@ class TaskDeadlines:
         wait_sec = max(at - workflow.now().timestamp(), _SHORTEST_TIMER_SEC)
         await workflow.sleep(wait_sec, summary=deadline_summary(limits, wait_sec))
         self._timer, self.has_events = None, True
+
+
+class Deadlines:
+    """The deadlines of one task. Times are seconds since the Unix epoch."""
+
+    def __init__(self, graph: Graph, states: Sequence[NodeState], *, opened_at: float) -> None:
+        """Continue with the deadlines in `states`."""
+        self._nodes = graph.nodes
+        self._states = states
+        self._limit_sec = graph.deadline_sec
+        self._task_at = None if self._limit_sec is None else opened_at + self._limit_sec
+        self._due = [(at, i) for i, state in enumerate(states) if (at := state.deadline_at) is not None]
+        heapq.heapify(self._due)
+
+    def begin(self, indexes: Iterable[int], now: float) -> None:
+        """Begin the deadlines of the nodes whose gates have opened. A deadline that has begun stays as it is."""
+        for index in indexes:
+            limit, state = self._nodes[index].deadline_sec, self._states[index]
+            if limit is not None and state.deadline_at is None:
+                state.deadline_at = now + limit
+                heapq.heappush(self._due, (state.deadline_at, index))
+
+    def next_due(self) -> tuple[float, str] | None:
+        """Return the earliest deadline that may still be exceeded, and what it limits. None if there is none."""
+        while self._due and self._states[self._due[0][1]].status.ended:
+            heapq.heappop(self._due)
+        found = [(at, self._nodes[index].node_id) for at, index in self._due[:1]]
+        found += [(self._task_at, "the task")] if self._task_at is not None else []
+        return min(found, default=None)
+
+    def pop_overdue(self, now: float) -> list[int]:
+        """Return the indexes of the open nodes that have exceeded their deadlines, each only once."""
+        overdue: list[int] = []
+        while self._due and self._due[0][0] <= now:
+            _, index = heapq.heappop(self._due)
+            if not self._states[index].status.ended:
+                overdue.append(index)
+        return overdue
+
+    def task_failure(self, now: float) -> str | None:
+        """Return why the task must fail if it has exceeded its deadline, otherwise None."""
+        if self._task_at is None or self._limit_sec is None or now < self._task_at:
+            return None
+        return f"{reason_codes.DEADLINE_EXCEEDED}: the task took longer than {self._limit_sec:g} s (deadline_sec)"
+
+
+def node_failure(node: Node) -> AttemptFailure:
+    """Return the failure of a node that has exceeded its deadline."""
+    message = f"the node took longer than {node.deadline_sec:g} s (deadline_sec) from the opening of its gate"
+    return AttemptFailure(
+        kind=FailureKind.FAILURE, code=reason_codes.DEADLINE_EXCEEDED, message=message, permanent=True
+    )
+
+
+class SilentAttempts:
+    """The silent attempts of a running task."""
+
+    def __init__(
+        self, scheduler: Scheduler, *, run_id: str, stop_node: Callable[[int, AttemptFailure, str], None]
+    ) -> None:
+        """Call `stop_node` with the index, the failure and the cancel reason of each node that must end."""
+        self._states = scheduler.states
+        self._index_of = {node.node_id: node.index for node in scheduler.nodes}
+        self._run_id = run_id
+        self._stop_node = stop_node
+        self._epochs: dict[int, int] = {}
+        """Epochs of the silent attempts, by the index of the node."""
+        self._failures: dict[int, AttemptFailure] = {}
+        """Failures of the nodes that `process_events` stops, by index."""
+        self.has_events = False
+        """Whether there is a new report, so that the main loop must call `process_events`."""
+
+    @property
+    def nodes(self) -> list[int]:
+        """The indexes of the nodes whose current attempts are silent."""
+        return sorted(index for index, epoch in self._epochs.items() if self._is_current(index, epoch))
+
+    def problem(self, report: SilenceReport) -> str | None:
+        """Return why the task rejects a report, or None. It rejects outdated reports, and those that change nothing."""
+        if report.run_id != self._run_id:
+            return f"the report is about run {report.run_id}, and this is run {self._run_id}"
+        for attempt in report.silent:
+            if not self._is_running(attempt):
+                return f"attempt {attempt.epoch} of node {attempt.node_id!r} does not run"
+        reported = {self._index_of[attempt.node_id] for attempt in report.silent}
+        return "the report changes nothing" if reported == {*self.nodes} and not self._lost(report) else None
+
+    def accept(self, report: SilenceReport) -> None:
+        """Note the attempts that are silent now, and those that have been silent for too long."""
+        self._epochs = {self._index_of[each.node_id]: each.epoch for each in report.silent}
+        self._failures |= dict.fromkeys(self._lost(report), silence_failure(report))
+        self.has_events = True
+
+    def process_events(self) -> None:
+        """Stop the nodes whose attempts have been silent for too long."""
+        self.has_events = False
+        failures, self._failures = self._failures, {}
+        for index, failure in failures.items():
+            if self._states[index].status is NodeStatus.RUNNING:
+                self._stop_node(index, failure, reason_codes.SILENCE)
+
+    def _lost(self, report: SilenceReport) -> list[int]:
+        """Return the indexes of the nodes that have been silent for too long and do not stop yet."""
+        lost = [self._index_of[each.node_id] for each in report.silent if _is_lost(each, report)]
+        return [index for index in lost if self._states[index].status is NodeStatus.RUNNING]
+
+    def _is_running(self, attempt: SilentAttempt) -> bool:
+        index = self._index_of.get(attempt.node_id)
+        return index is not None and self._is_current(index, attempt.epoch)
+
+    def _is_current(self, index: int, epoch: int) -> bool:
+        state = self._states[index]
+        return state.status in _IN_FLIGHT and state.epoch == epoch
+
+
+def _is_lost(attempt: SilentAttempt, report: SilenceReport) -> bool:
+    return 0 < report.hard_sec <= attempt.silent_sec
+
+
+def silence_failure(report: SilenceReport) -> AttemptFailure:
+    message = f"the attempt sent no heartbeat for {report.hard_sec:g} s (heartbeat_hard_sec)"
+    return AttemptFailure(
+        kind=FailureKind.FAILURE, code=reason_codes.HEARTBEAT_TIMEOUT, message=message, permanent=True
+    )

@@ -18,7 +18,7 @@ from temporalio.exceptions import ApplicationError
 with workflow.unsafe.imports_passed_through():
     from flowkit import reason_codes, temporal_names
     from flowkit.models import FirstBatch, NodeStatus, SilenceReport, SkipReason, TaskResult, TaskStatus
-    from flowkit.workflows.deadlines import TaskDeadlines
+    from flowkit.workflows.deadlines import DeadlineTimer, SilentAttempts
     from flowkit.workflows.display.task_status import (
         StatusPublisher,
         failure_text,
@@ -35,7 +35,6 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.running_nodes import RunningNodes
     from flowkit.workflows.scheduling.local_activities import Streak
     from flowkit.workflows.scheduling.scheduler import Scheduler
-    from flowkit.workflows.silence import Silence
     from flowkit.workflows.slots import ConcurrencySlots, concurrency_slots_of
     from flowkit.workflows.state_codec import TaskState, encode_state
     from flowkit.workflows.stopping import NodeStops
@@ -56,8 +55,8 @@ class Task:
     _document: TaskDocument
     _nodes: RunningNodes
     _conditions: ConditionEvaluations
-    _deadlines: TaskDeadlines
-    _silence: Silence
+    _deadlines: DeadlineTimer
+    _silence: SilentAttempts
     _concurrency: ConcurrencySlots | None
 
     def __init__(self) -> None:
@@ -129,8 +128,10 @@ class Task:
         )
         self._conditions = ConditionEvaluations(self._scheduler, self._state.opened.settings.deployment)
         stops = NodeStops(self._scheduler, self._nodes, self._document)
-        self._deadlines = TaskDeadlines(self._state, graph, stop_node=stops.stop_node)
-        self._silence = Silence(self._scheduler, run_id=workflow.info().run_id, stop_node=stops.stop_node)
+        self._deadlines = DeadlineTimer(self._state, graph, stop_node=stops.stop_node)
+        self._silence = SilentAttempts(
+            self._scheduler, run_id=workflow.info().run_id, stop_node=stops.stop_node
+        )
         self._loop.watch(self._state, self._nodes, self._conditions, self._deadlines, self._silence)
         self._is_open = True
         self._document.write_changed_nodes()

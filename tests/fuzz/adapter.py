@@ -11,7 +11,7 @@ from tests.fuzz.plans import ERROR, FALSE, TRUE, Features
 from flowkit import reason_codes
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, Opened, Settings, SkipReason
-from flowkit.workflows.deadlines import TaskDeadlines
+from flowkit.workflows.deadlines import DeadlineTimer
 from flowkit.workflows.evaluations import NoResult, apply_results
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.conditions import Due
@@ -92,7 +92,7 @@ class Subject:
         self.clock.stop_timers()
         self._scheduler = Scheduler(self._graph, states)
         self._stops: dict[int, AttemptFailure] = {}
-        self._deadlines = TaskDeadlines(_task_state(states), self._graph, stop_node=self._stop_node)
+        self._deadlines = DeadlineTimer(_task_state(states), self._graph, stop_node=self._stop_node)
 
     def rebuild(self) -> None:
         """Continue as new: restore a scheduler from the encoded states."""

@@ -17,8 +17,8 @@ from tests.fuzz.wiring import wiring_of
 from tests.unit.property_examples import examples
 
 from flowkit.models import FanIn, NodeStatus, SkipReason
-from flowkit.workflows.deadlines import TaskDeadlines
-from flowkit.workflows.scheduling import conditions, deadlines, gates, routing, scheduler, streams
+from flowkit.workflows import deadlines
+from flowkit.workflows.scheduling import conditions, gates, routing, scheduler, streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ PLACES = (
     routing,
     scheduler,
     streams.Streams,
-    TaskDeadlines,
+    deadlines.DeadlineTimer,
 )
 """Where the rules are that the tests make wrong."""
 

@@ -12,10 +12,10 @@ from tests.unit.property_examples import examples
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import FailureKind, NodeState, NodeStatus, RetryPolicy
+from flowkit.workflows.deadlines import Deadlines, node_failure
 from flowkit.workflows.display.summaries import deadline_summary
 from flowkit.workflows.display.task_status import stop_reason
 from flowkit.workflows.retry import Fail, decide
-from flowkit.workflows.scheduling.deadlines import Deadlines, node_failure
 
 NOW = 1_000.0
 FINISHED = NodeStatus.FINISHED

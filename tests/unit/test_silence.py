@@ -16,9 +16,9 @@ from flowkit.engine.silence import SilenceCheck, running_attempts
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SilenceReport, SilentAttempt, TaskStatus
 from flowkit.testing import memory_database
+from flowkit.workflows.deadlines import SilentAttempts
 from flowkit.workflows.display.task_status import is_dead, open_status
 from flowkit.workflows.scheduling.scheduler import Scheduler
-from flowkit.workflows.silence import Silence
 
 if TYPE_CHECKING:
     from flowkit.models import AttemptFailure
@@ -34,7 +34,7 @@ class Stopped:
         nodes = [node(f"n{i}") for i in range(len(states))]
         self.scheduler = Scheduler(parse_graph({"nodes": nodes}), list(states))
         self.calls: list[tuple[int, str, str]] = []
-        self.silence = Silence(self.scheduler, run_id=RUN, stop_node=self.stop)
+        self.silence = SilentAttempts(self.scheduler, run_id=RUN, stop_node=self.stop)
 
     def stop(self, index: int, failure: AttemptFailure, reason: str) -> None:
         """Note a call."""
