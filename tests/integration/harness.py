@@ -82,6 +82,7 @@ class Harness:
         self._mongo: Any = AsyncIOMotorClient(mongo, tz_aware=True, serverSelectionTimeoutMS=2_000)
         self.db = self._mongo[self.database]
         self.settings: dict[str, Any] = {"lease_ttl_sec": 10, "cancel_grace_sec": 5, "sweep_sec": 0.5}
+        self._client: Client | None = None
         self._coordinator: Coordinator | None = None
         self._started: list[Coordinator | Worker] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -99,8 +100,10 @@ class Harness:
         return self._coordinator
 
     async def client(self) -> Client:
-        """Return a Temporal client."""
-        return await connect()
+        """Return a Temporal client, always the same."""
+        if self._client is None:
+            self._client = await connect()
+        return self._client
 
     async def engine(self, handlers: dict[str, RoleHandler] | None = None, **adapters: Any) -> Coordinator:
         """Start an engine in this process, which hosts `handlers`."""

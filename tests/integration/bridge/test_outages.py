@@ -102,25 +102,48 @@ async def test_engine_started_without_kafka_warns_and_dispatches_when_it_returns
     await assert_finished_in_one_epoch(external, task_id, {"extract-0", "extract-1"})
 
 
-async def test_task_waits_for_kafka_if_it_stops_before_the_dispatch(
-    frail_external: ExternalTasks, frail_broker: Kafka, caplog: pytest.LogCaptureFixture
+async def test_outage_of_kafka_loses_nothing_and_counts_nothing_twice(
+    frail_external: ExternalTasks, frail_broker: Kafka
 ) -> None:
+    """A command waits for Kafka, events are sent around the outage, and a lease may be lost in it (H33, H34)."""
     external = frail_external
+    external.roles = [external.names.role(name) for name in ("waits", "sends", "lapses")]
+    external.settings["lease_ttl_sec"] = 3
     await external.served_engine()
-    worker = await external.external(scripted)
-    first = await external.create(node("extract", external.role, **ONCE))
-    assert (await external.result(first)).status is TaskStatus.FINISHED
+    sends, lapses = TwoGates(), Gate()
+    handlers = [scripted, sends.handler, lapses.handler]
+    waiting, sending, lapsing = [
+        await external.external(*handlers, roles=[role], **settings)
+        for role, settings in zip(external.roles, (PATIENT, PATIENT, {"lease_ttl_sec": 1.0}), strict=True)
+    ]
+    before = await external.create(node("extract", external.roles[0], **ONCE))
+    assert (await external.result(before)).status is TaskStatus.FINISHED
+    sent, lapsed = [await external.create(node("extract", role, **ONCE)) for role in external.roles[1:]]
+    for worker in (sending, lapsing):
+        await worker.wait_for("BATCH_OK", node="extract")
     await asyncio.to_thread(frail_broker.stop)
-    task_id = await external.create(node("extract", external.role, inline={"batches": 2}, **ONCE))
-    await external.dispatch(task_id, "extract")
+    sends.first.set()
+    waits = await external.create(node("extract", external.roles[0], inline={"batches": 2}, **ONCE))
+    await external.dispatch(waits, "extract")
     await wait_seconds(OUTAGE_SEC)
     await asyncio.to_thread(frail_broker.start)
-    assert (await external.result(task_id)).status is TaskStatus.FINISHED
-    assert set(await codes(external, task_id, "extract")) <= {"dispatch_lost", None}
-    rows = Counter(row["batch_uid"] for row in await external.rows(task_id, "extract"))
-    assert rows == {"extract-0": 1, "extract-1": 1}
-    accepted = [e.attempt_epoch for e in worker.sent_for("extract", "TASK_ACCEPTED") if e.task_id == task_id]
+    sends.second.set()
+    lapses.open()
+    await assert_finished_in_one_epoch(external, sent, {"b0", "b1", "b2"})
+    await assert_finished_without_a_retry(external, waits, {"extract-0", "extract-1"}, "dispatch_lost")
+    await assert_finished_without_a_retry(external, lapsed, {"b0", "b1"}, "lease_lost", "dispatch_lost")
+    accepted = [e for e in waiting.sent_for("extract", "TASK_ACCEPTED") if e.task_id == waits]
     assert len(accepted) == 1
+
+
+async def assert_finished_without_a_retry(
+    external: ExternalTasks, task_id: str, uids: set[str], *losses: str
+) -> None:
+    """Check that the task finished, that its attempts ended with these losses at most, and that every batch counts once."""
+    assert (await external.result(task_id)).status is TaskStatus.FINISHED
+    assert set(await codes(external, task_id, "extract")) <= {*losses, None}
+    rows = Counter(row["batch_uid"] for row in await external.rows(task_id, "extract"))
+    assert rows == dict.fromkeys(uids, 1)
 
 
 async def test_task_can_be_cancelled_and_the_engine_stopped_while_kafka_is_unavailable(
@@ -146,74 +169,29 @@ async def test_task_can_be_cancelled_and_the_engine_stopped_while_kafka_is_unava
     assert [each.task_id for each in worker.sent_for("extract", "TASK_DONE")] == [first]
 
 
-async def test_events_sent_around_an_outage_of_kafka_all_count(
-    frail_external: ExternalTasks, frail_broker: Kafka
-) -> None:
-    external = frail_external
-    await external.served_engine()
-    gates = TwoGates()
-    worker = await external.external(gates.handler, **PATIENT)
-    task_id = await external.create(node("extract", external.role, **ONCE))
-    await worker.wait_for("BATCH_OK", node="extract")
-    await asyncio.to_thread(frail_broker.stop)
-    gates.first.set()
-    await wait_seconds(OUTAGE_SEC)
-    await asyncio.to_thread(frail_broker.start)
-    gates.second.set()
-    await assert_finished_in_one_epoch(external, task_id, {"b0", "b1", "b2"})
-
-
-async def test_outage_of_kafka_longer_than_the_lease_counts_every_batch_once(
-    frail_external: ExternalTasks, frail_broker: Kafka
-) -> None:
-    """H33, H34: the lease may be lost, but no retry is used and nothing counts twice."""
-    external = frail_external
-    external.settings["lease_ttl_sec"] = 3
-    await external.served_engine()
-    gate = Gate()
-    worker = await external.external(gate.handler, lease_ttl_sec=1.0)
-    task_id = await external.create(node("extract", external.role, **ONCE))
-    await worker.wait_for("BATCH_OK", node="extract")
-    await asyncio.to_thread(frail_broker.stop)
-    await wait_seconds(OUTAGE_SEC)
-    await asyncio.to_thread(frail_broker.start)
-    gate.open()
-    assert (await external.result(task_id)).status is TaskStatus.FINISHED
-    assert set(await codes(external, task_id, "extract")) <= {"lease_lost", "dispatch_lost", None}
-    rows = Counter(row["batch_uid"] for row in await external.rows(task_id, "extract"))
-    assert rows == {"b0": 1, "b1": 1}
-
-
-async def test_events_sent_while_mongodb_is_unavailable_are_stored_when_it_returns(
+async def test_outage_of_mongodb_loses_no_events_and_no_task(
     own_mongo: tuple[ExternalTasks, MongoServer],
 ) -> None:
+    """A worker sends events, and a client creates a task, while MongoDB is unavailable."""
     external, mongo = own_mongo
     await external.served_engine()
     gates = TwoGates()
-    worker = await external.external(gates.handler, **PATIENT)
-    task_id = await external.create(node("extract", external.role, **ONCE))
-    await external.until_batches(task_id, "extract", 1)
+    handlers = [gates.handler, scripted]
+    sending, waiting = [
+        await external.external(*handlers, roles=[role], **PATIENT) for role in external.roles
+    ]
+    sent = await external.create(node("extract", external.role, **ONCE))
+    await external.until_batches(sent, "extract", 1)
     await asyncio.to_thread(mongo.stop)
     gates.first.set()
-    await worker.wait_for("BATCH_OK", node="extract", count=3)
+    await sending.wait_for("BATCH_OK", node="extract", count=3)
+    created = await external.create(node("extract", external.other_role, inline={"batches": 2}, **ONCE))
     await wait_seconds(OUTAGE_SEC)
     await asyncio.to_thread(mongo.start)
-    await external.until_batches(task_id, "extract", 3)
+    await external.until_batches(sent, "extract", 3)
     gates.second.set()
-    await assert_finished_in_one_epoch(external, task_id, {"b0", "b1", "b2"})
-    partial = {"task_id": task_id, "status": "partial"}
+    await assert_finished_in_one_epoch(external, sent, {"b0", "b1", "b2"})
+    partial = {"task_id": sent, "status": "partial"}
     assert await external.db.artifacts.count_documents(partial) == 3
-
-
-async def test_task_created_while_mongodb_is_unavailable_is_dispatched_when_it_returns(
-    own_mongo: tuple[ExternalTasks, MongoServer],
-) -> None:
-    external, mongo = own_mongo
-    await external.served_engine()
-    worker = await external.external(scripted, **PATIENT)
-    await asyncio.to_thread(mongo.stop)
-    task_id = await external.create(node("extract", external.role, inline={"batches": 2}, **ONCE))
-    await wait_seconds(OUTAGE_SEC)
-    await asyncio.to_thread(mongo.start)
-    await assert_finished_in_one_epoch(external, task_id, {"extract-0", "extract-1"})
-    assert len(worker.sent_for("extract", "TASK_ACCEPTED")) == 1
+    await assert_finished_in_one_epoch(external, created, {"extract-0", "extract-1"})
+    assert len(waiting.sent_for("extract", "TASK_ACCEPTED")) == 1
