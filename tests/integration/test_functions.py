@@ -13,7 +13,7 @@ from temporalio.exceptions import ApplicationError
 
 from flowkit import Coordinator
 from flowkit.client import TaskFailed
-from flowkit.coordinator.adapters import AdapterError, default_adapters
+from flowkit.coordinator.adapters import default_adapters
 from flowkit.models import TaskStatus
 from tests.integration.handlers import Gated
 from tests.integration.harness import node, wait_seconds
@@ -125,45 +125,6 @@ async def test_results_of_a_role_are_aggregated_and_merged(harness: Harness) -> 
         assert artifact["meta"]["partial_batches"] == len(rows) == 3
 
 
-async def test_rejected_operation_fails_the_node_immediately_and_names_the_path(harness: Harness) -> None:
-    await harness.engine()
-    task_id = await harness.create(
-        call("one", "vars.set", args={"a": 1, "secret": "hunter2hunter2"}),
-        call("two", "vars.incr", "one", args={"key": "secret"}, **SOON),
-    )
-    reported = await failure(harness, task_id)
-    assert "adapter_error: vars.incr: coordinator.vars.secret holds a str, not a number" in reported
-    assert "hunter2" not in reported
-    failed = await harness.node(task_id, "two")
-    assert (failed["status"], failed["attempt_epoch"]) == ("failed", 1)
-    assert failed["started_at"]
-    assert await harness.coordinator.vars(task_id) == {"a": 1, "secret": "hunter2hunter2"}
-
-
-@pytest.mark.parametrize(
-    ("fn", "args", "reported"),
-    [
-        (
-            "vars.incr",
-            {},
-            "io.fn_args do not match the parameters of 'vars.incr': missing a required argument: 'key'",
-        ),
-        ("vars.incr", {"key": "n", "step": 2}, "unexpected keyword argument 'step'"),
-        ("vars.incr", {"key": "a.$b"}, "'coordinator.vars.a.$b' has a segment that begins with '$'"),
-        ("merge.generic", {"from_nodes": ["x"]}, "'target' must be a dict, not null"),
-        ("merge.generic", {"from_nodes": ["x"], "target": "y"}, "'target' must be a dict, not a str"),
-        ("metrics.aggregate", {"node_id": "ghost"}, "has no node 'ghost'"),
-    ],
-)
-async def test_invalid_arguments_are_never_retried(
-    harness: Harness, fn: str, args: dict[str, Any], reported: str
-) -> None:
-    await harness.engine()
-    task_id = await harness.create(call("only", fn, args=args, **SOON))
-    assert reported in await failure(harness, task_id)
-    assert (await harness.node(task_id, "only"))["attempt_epoch"] == 1
-
-
 # --- the user's own ---------------------------------------------------------------------------------------------
 
 
@@ -185,20 +146,6 @@ async def test_plain_function_runs_on_a_thread_without_blocking_others(harness: 
     assert threads[0] != threading.get_ident()
 
 
-async def test_other_errors_follow_the_retry_policy_of_the_node(harness: Harness) -> None:
-    calls: list[int] = []
-
-    async def flaky(task_id: str) -> None:
-        calls.append(len(calls))
-        if len(calls) < 3:
-            raise KeyError("not yet")
-
-    await harness.engine(flaky=flaky)
-    task_id = await harness.create(call("f", "flaky", **SOON))
-    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
-    assert (await harness.node(task_id, "f"))["attempt_epoch"] == len(calls) == 3
-
-
 async def test_function_that_raises_cancelled_error_has_failed(harness: Harness) -> None:
     async def self_cancelling(task_id: str) -> None:
         raise asyncio.CancelledError
@@ -207,17 +154,6 @@ async def test_function_that_raises_cancelled_error_has_failed(harness: Harness)
     task_id = await harness.create(call("s", "self_cancelling", retry_policy={"max": 1, "backoff_sec": 0.1}))
     assert "cancelled_by_worker" in await failure(harness, task_id)
     assert (await harness.node(task_id, "s"))["attempt_epoch"] == 2
-
-
-async def test_function_can_fail_permanently(harness: Harness) -> None:
-    async def rejecting(task_id: str, limit: int) -> None:
-        raise AdapterError(f"limit {limit} is too low")
-
-    await harness.engine(rejecting=rejecting)
-    task_id = await harness.create(call("p", "rejecting", args={"limit": 3}, **SOON))
-    assert "adapter_error: limit 3 is too low" in await failure(harness, task_id)
-    wrong = await harness.create(call("p", "rejecting", args={"limits": 3}, **SOON))
-    assert "io.fn_args do not match the parameters of 'rejecting'" in await failure(harness, wrong)
 
 
 async def test_slow_function_fails_with_its_own_timeout(harness: Harness) -> None:

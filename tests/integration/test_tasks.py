@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from temporalio.client import WorkflowFailureError, WorkflowHistoryEventFilterType
@@ -96,37 +96,38 @@ async def test_waiting_node_makes_its_task_deferred_and_then_running_again(harne
     assert history == ["queued", "running", "deferred", "running", "finished"]
 
 
-@pytest.mark.parametrize(
-    ("inline", "policy", "epochs"),
-    [
-        ({"failures": 9}, {"max": 1, "backoff_sec": 0.05}, 2),
-        ({"failures": 9, "permanent": True}, {"max": 5, "backoff_sec": 0.05}, 1),
-        ({"failures": 9, "code": "bad_input"}, {"max": 5, "backoff_sec": 0.05}, 1),
-        ({"failures": 9, "code": "gone"}, {"max": 5, "backoff_sec": 0.05, "permanent_on": ["gone"]}, 1),
-    ],
-    ids=["exhausted", "permanent", "bad_input", "permanent_on"],
-)
-async def test_permanent_failure_ends_the_task(
-    harness: Harness, inline: dict[str, object], policy: dict[str, object], epochs: int
-) -> None:
+PERMANENT: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+    ({"failures": 9}, {"max": 1, "backoff_sec": 0.05}, 2),
+    ({"failures": 9, "permanent": True}, {"max": 5, "backoff_sec": 0.05}, 1),
+    ({"failures": 9, "code": "bad_input"}, {"max": 5, "backoff_sec": 0.05}, 1),
+    ({"failures": 9, "code": "gone"}, {"max": 5, "backoff_sec": 0.05, "permanent_on": ["gone"]}, 1),
+]
+"""What `a` receives, its policy, and the number of its attempts: exhausted retries, and three permanent failures."""
+
+
+async def test_permanent_failure_ends_the_task(harness: Harness) -> None:
     await harness.engine()
-    await harness.worker()
-    task_id = await harness.create(
-        node("a", "failing", inline=inline, retry_policy=policy),
-        node("below", "quick", "a"),
-        node("aside", "paced", inline={"pause": 60}),
-        node("later", "quick", "aside"),
-    )
-    error = await failure_of(harness, task_id)
-    assert (error.type, "'a' failed" in error.message) == ("task_failed", True)
-    document = await harness.document(task_id)
-    nodes = {n["node_id"]: n for n in document["graph"]["nodes"]}
-    assert document["status"] == "failed"
-    assert document["coordinator"]["cancel_reason"] == f"hard_fail:{inline.get('code', 'flaky')}"
-    assert nodes["a"]["attempt_epoch"] == epochs
-    assert (nodes["a"]["status"], nodes["aside"]["status"]) == ("failed", "cancelled")
-    assert (nodes["below"]["status"], nodes["below"]["skip_reason"]) == ("skipped", "upstream_failed")
-    assert (nodes["later"]["status"], nodes["later"]["skip_reason"]) == ("skipped", "task_failed")
+    await harness.worker(concurrency=8)
+    tasks = [
+        await harness.create(
+            node("a", "failing", inline=inline, retry_policy=policy),
+            node("below", "quick", "a"),
+            node("aside", "paced", inline={"pause": 60}),
+            node("later", "quick", "aside"),
+        )
+        for inline, policy, _ in PERMANENT
+    ]
+    for task_id, (inline, _, epochs) in zip(tasks, PERMANENT, strict=True):
+        error = await failure_of(harness, task_id)
+        assert (error.type, "'a' failed" in error.message) == ("task_failed", True)
+        document = await harness.document(task_id)
+        nodes = {n["node_id"]: n for n in document["graph"]["nodes"]}
+        assert document["status"] == "failed"
+        assert document["coordinator"]["cancel_reason"] == f"hard_fail:{inline.get('code', 'flaky')}"
+        assert nodes["a"]["attempt_epoch"] == epochs
+        assert (nodes["a"]["status"], nodes["aside"]["status"]) == ("failed", "cancelled")
+        assert (nodes["below"]["status"], nodes["below"]["skip_reason"]) == ("skipped", "upstream_failed")
+        assert (nodes["later"]["status"], nodes["later"]["skip_reason"]) == ("skipped", "task_failed")
 
 
 async def test_independent_branches_finish_if_the_graph_continues_on_failure(harness: Harness) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.server
 
+ENDS = ("TASK_DONE", "TASK_FAILED", "CANCELLED")
+
 LONG_LEASE = {"lease_ttl_sec": 60.0}
 SHORT_LEASE = {"lease_ttl_sec": 1.0}
 
@@ -132,8 +134,7 @@ async def test_newest_of_two_owners_finishes_and_the_older_one_is_cancelled(exte
     assert not older.sent_for("n", "TASK_DONE")
 
 
-@pytest.mark.parametrize("kind", ["TASK_DONE", "TASK_FAILED", "CANCELLED"])
-async def test_end_of_the_older_of_two_owners_changes_nothing(external: ExternalTasks, kind: str) -> None:
+async def test_ends_of_the_older_of_two_owners_change_nothing(external: ExternalTasks) -> None:
     """H7, H16: the older worker ends first. Both workers send batches and ends with the same ids."""
     await external.served_engine()
     older = await external.external(Gate().handler)
@@ -144,7 +145,7 @@ async def test_end_of_the_older_of_two_owners_changes_nothing(external: External
     failure: dict[str, Any] = {"reason_code": "late", "permanent": True}
     values = [
         forged(accepted, "TASK_ACCEPTED", **newer),
-        forged(accepted, kind, reason="cancelled", **failure),
+        *(forged(accepted, kind, reason="cancelled", **failure) for kind in ENDS),
         forged(batch, "BATCH_OK", worker_id="newer", batch_uid="b0", metrics={"by": "newer"}),
     ]
     for value in values:
