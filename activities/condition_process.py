@@ -16,7 +16,7 @@ from threading import Timer
 from typing import Any
 
 from flowkit.errors import BadCondition
-from flowkit.graph.cel import compiled, evaluate
+from flowkit.graph.cel import compile_expression, evaluate
 from flowkit.limits import CONDITION_SEC
 
 TOO_LARGE = "the evaluation needs too much memory"
@@ -109,7 +109,7 @@ def main() -> None:
 def _evaluate_line(line: bytes) -> bool | str:
     try:
         text, values = json.loads(line)
-        expression = compiled(text)
+        expression = compile_expression(text)
         _limit()
         return evaluate(expression, values)
     except BadCondition as error:

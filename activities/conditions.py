@@ -18,8 +18,7 @@ from flowkit.adapters.tasks.condition_reads import ConditionReads
 from flowkit.attempt.failures import cut, refusal
 from flowkit.errors import AdapterError, BadCondition, FlowKitError, StoreRefused
 from flowkit.graph import cel
-from flowkit.graph.condition_values import explained, selected
-from flowkit.graph.conditions import ERROR_CODE, STATS, STATUS
+from flowkit.graph.conditions import ERROR_CODE, STATS, STATUS, explain_failure, select_values
 from flowkit.limits import CONDITION_VALUES_BYTES, REPORT_BYTES
 from flowkit.models import ConditionResults, EvaluateConditions
 from flowkit.models.columns import statuses_of, unpack
@@ -154,7 +153,9 @@ class Evaluation:
         outcome = self._evaluate_reading(reading)
         if isinstance(outcome, bool):
             return outcome
-        return cut(explained(outcome, text, reading.expression.accesses, reading.values, self._is_secret))
+        return cut(
+            explain_failure(outcome, text, reading.expression.accesses, reading.values, self._is_secret)
+        )
 
     def _evaluate_reading(self, reading: _Reading) -> Outcome:
         expression, values = reading.expression, reading.values
@@ -169,8 +170,8 @@ class Evaluation:
 
 def _select_values(text: str, values: Mapping[str, Any]) -> _Reading:
     """Return an expression with the values that it reads. Raise BadCondition if there is nothing to evaluate."""
-    expression = cel.compiled(text)
-    read = selected(values, expression.accesses)
+    expression = cel.compile_expression(text)
+    read = select_values(values, expression.accesses)
     size = len(json.dumps(read))
     if size <= CONDITION_VALUES_BYTES:
         return _Reading(expression, read, size)

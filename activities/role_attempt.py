@@ -26,7 +26,7 @@ from flowkit.attempt.first_batch import FirstBatchSignal
 from flowkit.attempt.steps import complete_end
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
 from flowkit.errors import EpochTaken, FlowKitError
-from flowkit.graph.input_adapters import inline_of
+from flowkit.graph.input_adapters import make_inline
 from flowkit.hashing import stable_hash
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 from flowkit.text import error_text
@@ -231,7 +231,7 @@ class RoleExecutor:
     async def _call_hooks(self) -> FinalizeResult:
         attempt, handler, threads = self._attempt, self._handler, self._threads
         await threads.call(handler.init, self._describe_run())
-        loaded = await threads.call(handler.load_input, attempt.io.input_ref, inline_of(attempt))
+        loaded = await threads.call(handler.load_input, attempt.io.input_ref, make_inline(attempt))
         with self._backpressure() as self._ahead:
             source = Input(
                 attempt=attempt,

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowkit.validation.storage import storage_problems
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
@@ -23,10 +24,9 @@ from flowkit.errors import (
     WrongDeployment,
 )
 from flowkit.graph.conditions import condition_problems, has_conditions
-from flowkit.graph.document_size import external_problem
+from flowkit.graph.submission import external_problem
 from flowkit.graph.validation import normalized, parse_graph, raise_if, too_many_nodes, unknown_function
 from flowkit.models import CloseTask, Opened, OpenTask, ReadStoredGraph, RecordTask
-from flowkit.storable import storage_problems
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping

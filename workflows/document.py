@@ -15,7 +15,7 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError, FailureError
 
 from flowkit import reason_codes, temporal_names
-from flowkit.graph.task_input import NewTask
+from flowkit.graph.submission import NewTask
 from flowkit.limits import REPORT_BYTES
 from flowkit.models import CloseTask, NodeRecord, NodeStatus, Opened, OpenTask, RecordTask, TaskStatus
 from flowkit.workflows.budget import json_size, split_by_size

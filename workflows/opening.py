@@ -18,7 +18,7 @@ from temporalio.exceptions import ApplicationError
 from flowkit import temporal_names
 from flowkit.errors import GraphError
 from flowkit.graph import validation
-from flowkit.graph.task_input import NewTask, parse_input
+from flowkit.graph.submission import NewTask, parse_input
 from flowkit.graph.validation import normalized, normalizing, parse_graph
 from flowkit.models import NodeState, ReadStoredGraph, StatusChange, TaskStatus
 from flowkit.text import clean, truncate

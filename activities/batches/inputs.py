@@ -19,7 +19,7 @@ from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.attempt.failures import cut
 from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import BadInput
-from flowkit.graph.input_adapters import ADAPTERS, NOOP, PullArgs, parse_pull, with_alias
+from flowkit.graph.input_adapters import ADAPTERS, NOOP, PullArgs, parse_pull, replace_alias
 from flowkit.graph.validation import dependency_path, parents_of
 from flowkit.models import AttemptFailure, FailureKind
 
@@ -206,7 +206,7 @@ def _check_sources(graph: dict[str, Any], node_id: str, names: Sequence[str]) ->
 
 def _log_route(what: str, route: dict[str, Any], source: str, parents: Sequence[str] = ()) -> None:
     args = route.get("input_args")
-    given = with_alias(args if isinstance(args, dict) else None)
+    given = replace_alias(args if isinstance(args, dict) else None)
     from_nodes = given.pop("from_nodes", list(parents))
     _logger.debug(
         "input adapter %s: %s (%s)",

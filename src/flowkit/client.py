@@ -32,7 +32,7 @@ from flowkit.errors import (
     UnknownTask,
 )
 from flowkit.graph.field_checks import json_bytes
-from flowkit.graph.submission import checked, jsonable
+from flowkit.graph.submission import convert_to_json, validate_input
 from flowkit.graph.validation import raise_if, unknown_function
 from flowkit.models import TaskResult, TaskStatus
 from flowkit.text import clean, one_line, shown, truncate
@@ -155,8 +155,8 @@ class TaskClient:
         """
         task_id = str(uuid.uuid4()) if task_id is None else task_id
         raise_if([problem] if (problem := new_task_id_problem(task_id)) else [])
-        own_params = {} if params is None else jsonable("params", params)
-        given = {"params": own_params, "graph": jsonable("graph", graph)}
+        own_params = {} if params is None else convert_to_json("params", params)
+        given = {"params": own_params, "graph": convert_to_json("graph", graph)}
         await asyncio.to_thread(self._check, task_id, given, functions)
         raise_if(await bridged_problems(self._client, self._queue, given["graph"]["nodes"]))
         await self._start(task_id, given, await self._input(task_id, given))
@@ -164,7 +164,7 @@ class TaskClient:
         return task_id
 
     def _check(self, task_id: str, given: dict[str, Any], functions: Collection[str] | None) -> None:
-        graph = checked(task_id, given, max_nodes=self._max_nodes, external_roles=self._external_roles)
+        graph = validate_input(task_id, given, max_nodes=self._max_nodes, external_roles=self._external_roles)
         for warning in graph.warnings:
             _logger.warning("task %s: %s", task_id, warning)
         if functions is not None:

@@ -98,7 +98,7 @@ async def test_invalid_stored_graph_fails_the_task(tasks: TaskStore) -> None:
 async def test_engine_rejects_a_large_graph_with_its_own_external_role(
     tasks: TaskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowkit.graph.document_size.EXTERNAL_NODES", 1)
+    monkeypatch.setattr("flowkit.graph.submission.EXTERNAL_NODES", 1)
     given = opening("a", "b")
     role = given.graph["nodes"][0]["type"]
     with pytest.raises(ApplicationError, match=f"external role '{role}'"):

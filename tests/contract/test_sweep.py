@@ -236,7 +236,7 @@ async def test_task_whose_id_a_later_workflow_uses_is_lost(tasks: TaskStore, tem
         ("invalid_graph", "node 'a' calls nothing", "invalid_graph: node 'a' calls nothing"),
         ("task_id_taken", "choose another id", "task_id_taken: choose another id"),
         ("task_failed", "node 'a' failed: boom", "node 'a' failed: boom"),
-        (None, "x" * 3_000, "x" * 2_000),
+        (None, "x" * 3_000, "x" * 1_999 + "…"),
     ],
 )
 async def test_reason_of_a_failed_workflow_is_recorded(

@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from tests.docs.pages import DOCS, PAGES, ROOT, SHELL, Block, blocks, every_block, inline_codes, place
 
 from flowkit.cli.app import app
-from flowkit.graph.task_input import parse_input
+from flowkit.graph.submission import parse_input
 from flowkit.graph.validation import parse_graph
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from flowkit.cli.app import app
 from flowkit.config import _Topics
 from flowkit.errors import FlowKitError
 from flowkit.graph import field_checks, input_adapters
-from flowkit.graph.task_input import parse_input
+from flowkit.graph.submission import parse_input
 from flowkit.graph.validation import parse_graph
 from flowkit.local.temporal import DYNAMIC_CONFIG
 from flowkit.models import RUNTIME_KEYS, NodeStatus, OnNodeFailure, RetryPolicy, SkipReason, TaskStatus

@@ -211,7 +211,7 @@ async def test_invalid_workflow_id_fails_and_writes_nothing(harness: Harness, wo
     await start(client, harness, workflow_id, [{"graph": {"nodes": [node("a")]}}])
     error = await refusal_of(client, workflow_id)
     assert error.type == "invalid_graph"
-    for part in ("task id", workflow_id[:80], "1 to 200 characters", "not '*'"):
+    for part in ("task id", workflow_id[:79], "1 to 200 characters", "not '*'"):
         assert part in error.message
     assert await harness.db.tasks.count_documents({}) == 0
 

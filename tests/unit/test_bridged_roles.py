@@ -24,7 +24,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(pollers, "recent_pollers", found)
     monkeypatch.setattr(pollers, "EXTERNAL_NODES", 2)
-    monkeypatch.setattr("flowkit.graph.document_size.EXTERNAL_NODES", 2)
+    monkeypatch.setattr("flowkit.graph.submission.EXTERNAL_NODES", 2)
     return asked
 
 

@@ -19,9 +19,9 @@ from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.adapters.vars.sensitive import DefaultDetector, Detector
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import BadCondition, GraphError
-from flowkit.graph.cel import ROOTS, compiled, evaluate
-from flowkit.graph.condition_values import selected
-from flowkit.graph.submission import checked
+from flowkit.graph.cel import ROOTS, compile_expression, evaluate
+from flowkit.graph.conditions import select_values
+from flowkit.graph.submission import validate_input
 from flowkit.limits import CONDITION_VALUES_BYTES, CONDITIONS_SEC
 from flowkit.models import EvaluateConditions
 from flowkit.temporal_names import ENGINE_ACTIVITIES
@@ -37,7 +37,7 @@ EMPTY: dict[str, Any] = {root: {} for root in ROOTS}
 
 def submitted(*nodes: dict[str, Any], edges_ex: list[dict[str, Any]] | None = None) -> Graph:
     """Return the graph of a task with these nodes."""
-    return checked("t", {"graph": {"nodes": list(nodes), "edges_ex": edges_ex}})
+    return validate_input("t", {"graph": {"nodes": list(nodes), "edges_ex": edges_ex}})
 
 
 def problems(*nodes: dict[str, Any], edges_ex: list[dict[str, Any]] | None = None) -> list[str]:
@@ -103,7 +103,7 @@ def test_condition_that_cannot_work_is_rejected(when: str, problem: str) -> None
     nodes[2]["when"] = when
     if "\ud800" in when:
         with pytest.raises(BadCondition, match=problem):
-            compiled(when)
+            compile_expression(when)
         return
     found, *_ = problems(*nodes)
     assert found.startswith(f"node 'b': when: {problem}")
@@ -137,7 +137,7 @@ def test_edges_add_conditions_to_parents_of_either_form_without_a_warning() -> N
 
 def test_excerpt_of_a_long_condition_surrounds_the_caret() -> None:
     with pytest.raises(BadCondition) as caught:
-        compiled(f"vars.x == '{'é' * 900}' && oops && vars.y == '{'z' * 900}'")
+        compile_expression(f"vars.x == '{'é' * 900}' && oops && vars.y == '{'z' * 900}'")
     _, line, caret = str(caught.value).split("\n  | ")
     assert (len(line), line[len(caret) - 1 :][:4]) == (100, "oops")
 
@@ -149,12 +149,15 @@ def test_expression_reads_only_the_named_part_of_the_values() -> None:
         "nodes": {"n": {"status": "finished", "stats": {"rows": 3}}},
     }
     text = "vars.a.b[vars.key] == 1 && has(vars.t.x) && has(vars.no.way) && vars.l[0] > 0 && nodes.n.stats.rows > 1"
-    assert selected(values, compiled(text).accesses) == {
+    assert select_values(values, compile_expression(text).accesses) == {
         "params": {},
         "vars": {"a": {"b": {"c": 1, "d": 2}}, "l": [1, 2], "t": "text", "key": "c"},
         "nodes": {"n": {"stats": {"rows": 3}}},
     }
-    assert selected(values, compiled("size(vars) > 1 && vars.l == []").accesses)["vars"] == values["vars"]
+    assert (
+        select_values(values, compile_expression("size(vars) > 1 && vars.l == []").accesses)["vars"]
+        == values["vars"]
+    )
 
 
 def test_values_of_other_types_become_text() -> None:
@@ -162,9 +165,9 @@ def test_values_of_other_types_become_text() -> None:
         **EMPTY,
         "vars": {"at": datetime(2026, 1, 31, tzinfo=UTC), "raw": b"\x00\x01", "one": {7: (1, 2)}},
     }
-    read = selected(values, compiled("size(vars) > 1").accesses)
+    read = select_values(values, compile_expression("size(vars) > 1").accesses)
     assert read["vars"] == {"at": "2026-01-31T00:00:00+00:00", "raw": "AAE=", "one": {"7": [1, 2]}}
-    assert evaluate(compiled("timestamp(vars.at).getFullYear() == 2026 && size(vars) == 3"), read)
+    assert evaluate(compile_expression("timestamp(vars.at).getFullYear() == 2026 && size(vars) == 3"), read)
 
 
 @pytest.mark.parametrize(
@@ -283,9 +286,9 @@ def test_expressions_of_a_graph_are_limited_together_and_equal_ones_count_once()
 
 def test_each_expression_of_a_graph_is_compiled_once() -> None:
     texts = [f"vars.compiled_once == {i}" for i in range(1_100)]
-    before = compiled.cache_info().misses
+    before = compile_expression.cache_info().misses
     submitted(*(node(f"n{i}", when=text) for i, text in enumerate([*texts, *texts])))
-    assert compiled.cache_info().misses - before == len(texts)
+    assert compile_expression.cache_info().misses - before == len(texts)
 
 
 def test_too_large_values_are_refused() -> None:

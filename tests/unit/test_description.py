@@ -13,7 +13,7 @@ from tests.fuzz.campaign import plan_of
 from tests.fuzz.plans import Features
 from tests.unit.graphs import RECHUNK, node, pulling
 
-from flowkit.graph.description import NodeDescription, describe, describe_graph, rows
+from flowkit.graph.description import NodeDescription, describe, describe_graph, group_rows
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState
 from flowkit.workflows.scheduling.scheduler import Scheduler
@@ -159,6 +159,6 @@ def test_description_of_any_graph_matches_its_first_schedule() -> None:
 @given(most=st.integers(1, 9), series=st.lists(st.integers(1, 4), min_size=1, max_size=6))
 def test_rows_of_a_large_graph_join_equal_neighbors(most: int, series: list[int]) -> None:
     nodes = [node(f"{i}.{j}", type=f"t{i}") for i, size in enumerate(series) for j in range(size)]
-    found = rows(described(*nodes), most)
+    found = group_rows(described(*nodes), most)
     assert sum(1 + row.others for row in found) == len(nodes)
     assert len(found) == (len(nodes) if len(nodes) <= most else len(series))

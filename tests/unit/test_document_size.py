@@ -11,9 +11,8 @@ import pytest
 from flowkit import limits
 from flowkit.adapters.tasks import task_fields
 from flowkit.errors import GraphError
-from flowkit.graph import document_size
-from flowkit.graph.document_size import document_problem, external_problem
-from flowkit.graph.submission import checked
+from flowkit.graph import submission
+from flowkit.graph.submission import document_problem, external_problem, validate_input
 from flowkit.graph.validation import parents_by_node
 
 
@@ -36,13 +35,13 @@ def problem(graph: dict[str, Any], params: dict[str, Any] | None = None) -> str 
 def rejected(graph: dict[str, Any], params: dict[str, Any] | None = None, **options: Any) -> str:
     """Return the error of a task that is rejected."""
     with pytest.raises(GraphError) as caught:
-        checked("t", {"graph": graph, "params": params or {}}, **options)
+        validate_input("t", {"graph": graph, "params": params or {}}, **options)
     return str(caught.value)
 
 
 def test_largest_document_is_accepted_and_one_more_byte_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     def largest(size: int) -> str | None:
-        monkeypatch.setattr(document_size, "TASK_DOCUMENT_BYTES", size)
+        monkeypatch.setattr(submission, "TASK_DOCUMENT_BYTES", size)
         return problem(chain(3), {"text": "x" * 2_000})
 
     sizes = [size for size in range(3_000, 5_000) if largest(size) is None]
@@ -63,7 +62,7 @@ def test_counted_size_covers_the_document_and_the_state_of_its_nodes(
             del node["depends_on"]
     document = task_fields.new_task("t", {"a": 1}, graph, time.time())
     monkeypatch.setattr(
-        document_size,
+        submission,
         "TASK_DOCUMENT_BYTES",
         len(bson.encode(document)) + 100 * (limits.NODE_STATE_BYTES - 110),
     )
@@ -80,7 +79,7 @@ def test_rejection_names_the_field_the_sizes_and_the_remedy() -> None:
 
 
 def test_graph_of_more_than_a_megabyte_is_accepted() -> None:
-    assert len(checked("t", {"graph": chain(limits.MAX_NODES)}).nodes) == limits.MAX_NODES
+    assert len(validate_input("t", {"graph": chain(limits.MAX_NODES)}).nodes) == limits.MAX_NODES
 
 
 def test_external_roles_allow_five_thousand_nodes() -> None:
@@ -97,4 +96,4 @@ def test_external_roles_allow_five_thousand_nodes() -> None:
 def test_submission_rejects_a_large_graph_with_an_external_role() -> None:
     graph = chain(limits.EXTERNAL_NODES + 1, "external")
     assert "more than 5,000" in rejected(graph, external_roles=["external"])
-    assert checked("t", {"graph": graph}, external_roles=["other"]).nodes
+    assert validate_input("t", {"graph": graph}, external_roles=["other"]).nodes

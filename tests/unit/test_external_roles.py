@@ -13,7 +13,7 @@ from flowkit import CoordinatorConfig, limits
 from flowkit.bridge.kafka.topics import Topics
 from flowkit.errors import GraphError
 from flowkit.graph.input_adapters import PULL, RECHUNK
-from flowkit.graph.submission import checked
+from flowkit.graph.submission import validate_input
 
 TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -25,7 +25,9 @@ def warnings(*sources: str, role: str = "external", adapter: str | None = PULL) 
     inline = {"input_adapter": adapter, "input_args": args} if adapter else {}
     last = {"node_id": "z", "type": role, "depends_on": list(sources), "io": {"input_inline": inline}}
     nodes = [*({"node_id": source, "type": "native"} for source in sources), last]
-    return checked("t", {"params": {}, "graph": {"nodes": nodes}}, external_roles=["external"]).warnings
+    return validate_input(
+        "t", {"params": {}, "graph": {"nodes": nodes}}, external_roles=["external"]
+    ).warnings
 
 
 def test_pulling_from_several_nodes_warns_of_equal_batch_uids() -> None:
@@ -51,4 +53,4 @@ def test_every_role_of_a_graph_fits_the_names_of_the_topics(role: str) -> None:
 def test_roles_that_fit_no_topic_are_rejected_at_submission(role: str) -> None:
     graph = {"nodes": [{"node_id": "a", "type": role}]}
     with pytest.raises(GraphError, match="type"):
-        checked("t", {"params": {}, "graph": graph}, external_roles=[role])
+        validate_input("t", {"params": {}, "graph": graph}, external_roles=[role])

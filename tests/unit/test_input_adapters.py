@@ -24,7 +24,7 @@ from flowkit.graph.input_adapters import (
     args_problems,
     inline_problems,
     parse_pull,
-    with_alias,
+    replace_alias,
 )
 from flowkit.graph.validation import parse_graph
 from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeIO
@@ -236,8 +236,8 @@ def test_parents_replace_only_missing_sources() -> None:
 def test_alias_is_parsed_like_the_list() -> None:
     inline = {"input_adapter": PULL, "input_args": {"from_node": "u"}}
     assert parse_pull(inline, parents=["p"]).from_nodes == ("u",)
-    assert with_alias({"from_node": "u", "size": 3}) == {"from_nodes": ["u"], "size": 3}
-    assert with_alias(None) == {}
+    assert replace_alias({"from_node": "u", "size": 3}) == {"from_nodes": ["u"], "size": 3}
+    assert replace_alias(None) == {}
 
 
 def test_arguments_of_the_caller_are_not_changed() -> None:

@@ -11,7 +11,7 @@ from temporalio.exceptions import ApplicationError, TimeoutType
 from temporalio.exceptions import TimeoutError as ActivityTimeout
 from tests.unit.activity_errors import wrapped
 
-from flowkit.graph.task_input import NewTask
+from flowkit.graph.submission import NewTask
 from flowkit.models import StoredGraph
 from flowkit.workflows import document, engine_calls
 from flowkit.workflows.document import open_document

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.graphs import node, pulling, two
 
-from flowkit.graph.external_roles import external_warnings
+from flowkit.graph.submission import external_warnings
 from flowkit.graph.validation import parse_graph
 from flowkit.models import StartWhen
 

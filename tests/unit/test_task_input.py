@@ -8,8 +8,9 @@ import pytest
 from tests.unit.graphs import one
 
 from flowkit.errors import GraphError
-from flowkit.graph.task_input import parse_input
+from flowkit.graph.submission import parse_input
 from flowkit.limits import ID_CHARS
+from flowkit.text import truncate
 
 
 def refused(given: object, task_id: str = "t") -> GraphError:
@@ -68,4 +69,4 @@ def test_valid_task_id_is_accepted(task_id: str) -> None:
 @pytest.mark.parametrize("task_id", ["", "*", "a" * (ID_CHARS + 1)])
 def test_invalid_task_id_is_rejected(task_id: str) -> None:
     text = str(refused({"graph": {}}, task_id))
-    assert f"task id {task_id[:80]!r} must be 1 to 200 characters and not '*'" in text
+    assert f"task id {truncate(task_id, 80)!r} must be 1 to 200 characters and not '*'" in text

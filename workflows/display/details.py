@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
-from flowkit.graph.description import parent_label
+from flowkit.graph.description import format_parent
 from flowkit.models import NodeStatus, SkipReason, StartWhen, TaskStatus
 from flowkit.temporal_names import role_queue
 from flowkit.text import names, shorten, visible
@@ -235,7 +235,7 @@ def _describe_parents(notes: Notes, node: Node) -> str:
         return ""
     parents = notes.open(node.depends_on)
     if node.streams_from:
-        parents = [parent_label(node, parent) for parent in parents if not _has_batch(notes, node, parent)]
+        parents = [format_parent(node, parent) for parent in parents if not _has_batch(notes, node, parent)]
     if node.streams_from and node.io.start_when is StartWhen.FIRST_BATCH:
         without = [each for each in notes.open(node.streams_from) if not _has_batch(notes, node, each)]
         batch = f"the first batch of {names(without, last=' or ')}"

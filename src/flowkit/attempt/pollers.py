@@ -12,7 +12,7 @@ from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
-from flowkit.graph.document_size import external_problem
+from flowkit.graph.submission import external_problem
 from flowkit.limits import EXTERNAL_NODES
 from flowkit.models import COORDINATOR_FN
 from flowkit.temporal_names import role_queue

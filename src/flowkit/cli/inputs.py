@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.cli.errors import remedied
 from flowkit.errors import ConfigError
-from flowkit.graph.submission import checked
-from flowkit.graph.task_input import parse_input
+from flowkit.graph.submission import parse_input, validate_input
 from flowkit.text import one_line
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class GivenTask:
 
     def checked(self) -> Graph:
         """Return the validated graph. Raise GraphError, with the text of `create_task`, if it is invalid."""
-        return checked(_HERE, {"params": self.params, "graph": self.graph})
+        return validate_input(_HERE, {"params": self.params, "graph": self.graph})
 
 
 def read_task(path: str, params: str | None = None) -> GivenTask:

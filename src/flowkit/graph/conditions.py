@@ -1,27 +1,33 @@
 """Check the conditions of a graph: the expressions in `when` of its nodes and of its edges. Pure.
 
 `create_task`, `flowkit validate` and the engine's activity `open_task` call these checks. The workflow does not, because
-it must not load the CEL package. Its own validation checks only the type and the length of a node's `when`.
-"""
+it must not load the CEL package. Its own validation checks only the type and the length of a node's `when`."""
 
 from __future__ import annotations
 
+import base64
+import json
+from collections.abc import Mapping
+from datetime import datetime
 from graphlib import TopologicalSorter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import BadCondition, ConditionsTooLarge
 from flowkit.graph import cel
+from flowkit.graph.cel import VARS
 from flowkit.graph.field_checks import when_problem
 from flowkit.limits import CONDITIONS_BYTES
-from flowkit.text import printed, suggestion
+from flowkit.text import printable, printed, suggestion, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from flowkit.graph.cel import Expression
-    from flowkit.graph.cel_tree import Access
+    from flowkit.graph.cel import Access, Expression
     from flowkit.models import Graph, Node
+
+    Secret = Callable[[str, Any], bool]
+
 
 STATUS, ERROR_CODE, STATS = "status", "error_code", "stats"
 FACTS = (STATUS, ERROR_CODE, STATS)
@@ -45,7 +51,7 @@ def condition_problems(graph: dict[str, Any], parsed: Graph) -> list[str]:
         return []
     if problems := list(islice(_edge_problems(graph, parsed), _ENOUGH)):
         return problems
-    places = _places(parsed)
+    places = _collect_places(parsed)
     total = sum(len(text.encode(errors="surrogatepass")) for text in places)
     if total > CONDITIONS_BYTES:
         problem = f"the expressions of all conditions have {total:,} bytes, more than {CONDITIONS_BYTES:,}"
@@ -68,10 +74,10 @@ def _edge_problems(graph: dict[str, Any], parsed: Graph) -> Iterator[str]:
         elif seen.setdefault(pair, when) != when:
             yield f"{where}: the edge is listed twice with different conditions; join them with && in one entry"
         elif pair[0] not in nodes[pair[1]].depends_on:
-            yield f"{where}: {_no_effect(nodes[pair[0]], pair[1])}"
+            yield f"{where}: {_explain_no_effect(nodes[pair[0]], pair[1])}"
 
 
-def _no_effect(parent: Node, child: str) -> str:
+def _explain_no_effect(parent: Node, child: str) -> str:
     """Return why the condition of an edge has no effect."""
     if child in (*parent.on_success, *parent.on_failure):
         return f"the condition has no effect, because {parent.node_id!r} routes to {child!r}; move it to the node {child!r}"
@@ -81,7 +87,7 @@ def _no_effect(parent: Node, child: str) -> str:
     )
 
 
-def _places(parsed: Graph) -> dict[str, list[tuple[str, Node]]]:
+def _collect_places(parsed: Graph) -> dict[str, list[tuple[str, Node]]]:
     """Return the expressions of a graph, each with its places and the nodes for which it decides."""
     found: dict[str, list[tuple[str, Node]]] = {}
     for node in parsed.nodes:
@@ -94,11 +100,11 @@ def _places(parsed: Graph) -> dict[str, list[tuple[str, Node]]]:
 
 def _expression_problems(parsed: Graph, places: dict[str, list[tuple[str, Node]]]) -> Iterator[str]:
     """Yield the expressions that are not valid, or that name a node which is no ancestor."""
-    above = _ancestors(parsed)
+    above = _find_ancestors(parsed)
     index_of = {node.node_id: node.index for node in parsed.nodes}
     for text, nodes in places.items():
         try:
-            expression = cel.compiled(text)
+            expression = cel.compile_expression(text)
         except BadCondition as error:
             yield from (f"{where}: when: {error}" for where, _ in nodes)
             continue
@@ -106,7 +112,7 @@ def _expression_problems(parsed: Graph, places: dict[str, list[tuple[str, Node]]
             for access in expression.accesses:
                 problem = _access_problem(access, expression, node, above[node.index], index_of)
                 if problem:
-                    yield f"{where}: when: {cel.with_caret(problem, text, access.position)}"
+                    yield f"{where}: when: {cel.add_caret(problem, text, access.position)}"
 
 
 def _access_problem(
@@ -130,7 +136,7 @@ def _access_problem(
     return None
 
 
-def _ancestors(graph: Graph) -> list[int]:
+def _find_ancestors(graph: Graph) -> list[int]:
     """Return the ancestors of each node as bits: its parents, its routers and all nodes above them."""
     index_of = {node.node_id: node.index for node in graph.nodes}
     parents: dict[int, list[int]] = {
@@ -144,3 +150,120 @@ def _ancestors(graph: Graph) -> list[int]:
         for parent in parents[index]:
             found[index] |= found[parent] | 1 << parent
     return found
+
+
+_Paths = dict[str, Any]
+"""A tree of keys. None in place of a subtree selects the whole value."""
+
+_SHOWN_CHARS = 80
+_SHOWN_TEXT_CHARS = 400
+_SHOWN_VALUES = 10
+_HIDDEN = "(hidden)"
+_MISSING = object()
+
+
+def select_values(values: Mapping[str, Any], accesses: Iterable[Access]) -> dict[str, Any]:
+    """Return the part of `values` that an expression reads, in types that JSON and CEL have."""
+    paths = _build_paths((access.root, *access.path) for access in accesses)
+    found: dict[str, Any] = _prune(values, paths)
+    return {root: found.get(root, {}) for root in values}
+
+
+def _build_paths(chosen: Iterable[tuple[str, ...]]) -> _Paths:
+    root: _Paths = {}
+    for path in sorted(set(chosen), key=len):
+        here: _Paths | None = root
+        for key in path[:-1]:
+            here = None if here is None else here.setdefault(key, {})
+        if here is not None:
+            here.setdefault(path[-1], None)
+    return root
+
+
+def _prune(value: Any, paths: _Paths | None) -> Any:
+    if paths is None or not isinstance(value, Mapping):
+        return to_json_types(value)
+    return {key: _prune(value[key], below) for key, below in paths.items() if key in value}
+
+
+def to_json_types(value: Any) -> Any:
+    """Return `value` with times as ISO text, bytes as base64 text, and values of other types as text."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): to_json_types(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json_types(each) for each in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def explain_failure(
+    error: str, text: str, accesses: Iterable[Access], values: Mapping[str, Any], is_secret: Secret
+) -> str:
+    """Return the message of a condition that cannot be evaluated: the error, the expression and its values.
+
+    `is_secret` decides by path and value which values the message hides.
+    """
+    paths = dict.fromkeys((access.root, *access.path) for access in accesses)
+    shown = [_format_value(values, path, is_secret) for path in paths]
+    more = [f"and {len(shown) - _SHOWN_VALUES} more"] if len(shown) > _SHOWN_VALUES else []
+    read = f"; it reads {', '.join([*shown[:_SHOWN_VALUES], *more])}" if shown else ""
+    hidden = {form for secret in _find_secrets(values, (), is_secret) for form in _list_forms(secret)}
+    for form in sorted(hidden, key=len, reverse=True):
+        error = error.replace(form, _HIDDEN)
+    return f"{truncate(printable(error), _SHOWN_TEXT_CHARS)}, in the condition {printable(truncate(text, _SHOWN_TEXT_CHARS))}{read}"
+
+
+def _format_value(values: Mapping[str, Any], path: tuple[str, ...], is_secret: Secret) -> str:
+    """Return a part of the values with its name, or which part of its path is missing."""
+    value: Any = values
+    for place, key in enumerate(path, 1):
+        value = value.get(key, _MISSING) if isinstance(value, Mapping) else _MISSING
+        if value is _MISSING:
+            return f"{_format_path(path[:place])} (not set)"
+    if any(True for _ in _find_secrets(value, path, is_secret)):
+        return f"{_format_path(path)} = {_HIDDEN}"
+    text = printable(json.dumps(value, ensure_ascii=False))
+    return f"{_format_path(path)} = {truncate(text, _SHOWN_CHARS)}"
+
+
+def _format_path(path: tuple[str, ...]) -> str:
+    """Return a path as an expression contains it."""
+    keys = [
+        f".{key}" if key.isidentifier() else f"[{json.dumps(key, ensure_ascii=False)}]" for key in path[1:]
+    ]
+    return printable(path[0] + "".join(keys))
+
+
+def _find_secrets(value: Any, path: tuple[str, ...], is_secret: Secret) -> Iterator[Any]:
+    """Yield the values below `path` that look like secrets. A list can be one as a whole, and so can its items."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _find_secrets(each, (*path, key), is_secret)
+    elif _is_secret(value, path, is_secret):
+        yield value
+    elif isinstance(value, list):
+        for each in value:
+            yield from _find_secrets(each, path, is_secret)
+
+
+def _is_secret(value: Any, path: tuple[str, ...], is_secret: Secret) -> bool:
+    name = ".".join(path)
+    return value not in (None, "") and is_secret(
+        f"coordinator.{name}" if path[:1] == (VARS,) else name, value
+    )
+
+
+def _list_forms(secret: Any) -> Iterator[str]:
+    """Yield the forms in which an error of CEL can contain a secret."""
+    if isinstance(secret, Mapping):
+        secret = list(secret.values())
+    if isinstance(secret, list):
+        for each in secret:
+            yield from _list_forms(each)
+    elif isinstance(secret, str):
+        yield from {secret, json.dumps(secret, ensure_ascii=False)[1:-1]} - {""}
+    elif not isinstance(secret, bool) and secret is not None:
+        yield str(secret)

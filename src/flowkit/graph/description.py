@@ -53,12 +53,12 @@ class NodeDescription:
     @property
     def starts(self) -> str:
         """When the node starts, in words."""
-        return "; ".join(_texts(self.gate)) or "at once"
+        return "; ".join(_list_texts(self.gate)) or "at once"
 
     @property
     def differs(self) -> str:
         """How the node differs from a node with default values, in words; empty if it does not."""
-        return "; ".join(_texts(self.options))
+        return "; ".join(_list_texts(self.options))
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -82,8 +82,8 @@ Routers = dict[str, dict[str, list[str]]]
 
 def describe(graph: Graph) -> list[NodeDescription]:
     """Return the descriptions of all nodes, each after its parents and routers, and otherwise in graph order."""
-    routers = _routers(graph)
-    return [_describe_node(node, routers) for node in _topological(graph, routers)]
+    routers = _find_routers(graph)
+    return [_describe_node(node, routers) for node in _sort_nodes(graph, routers)]
 
 
 def describe_graph(graph: Graph) -> list[Detail]:
@@ -91,7 +91,7 @@ def describe_graph(graph: Graph) -> list[Detail]:
     return [detail for rule in GRAPH for detail in rule(graph)]
 
 
-def rows(nodes: Sequence[NodeDescription], most: int) -> list[Row]:
+def group_rows(nodes: Sequence[NodeDescription], most: int) -> list[Row]:
     """Return a row for each node. If there are more than `most`, return one row for each series of equal nodes."""
     if len(nodes) <= most:
         return [Row(node=node) for node in nodes]
@@ -101,7 +101,7 @@ def rows(nodes: Sequence[NodeDescription], most: int) -> list[Row]:
     return [Row(node=equal[0], others=len(equal) - 1) for equal in series]
 
 
-def _texts(details: Sequence[Detail]) -> list[str]:
+def _list_texts(details: Sequence[Detail]) -> list[str]:
     return [detail.text for detail in details if detail.text]
 
 
@@ -115,7 +115,7 @@ def _describe_node(node: Node, routers: Routers) -> NodeDescription:
     )
 
 
-def _routers(graph: Graph) -> Routers:
+def _find_routers(graph: Graph) -> Routers:
     found: Routers = {}
     for node in graph.nodes:
         for key, targets in ((ON_SUCCESS, node.on_success), (ON_FAILURE, node.on_failure)):
@@ -124,7 +124,7 @@ def _routers(graph: Graph) -> Routers:
     return found
 
 
-def _topological(graph: Graph, routers: Routers) -> Iterator[Node]:
+def _sort_nodes(graph: Graph, routers: Routers) -> Iterator[Node]:
     index_of = {node.node_id: node.index for node in graph.nodes}
     earlier = {node.index: [*node.depends_on, *routers.get(node.node_id, ())] for node in graph.nodes}
     sorter = TopologicalSorter(
@@ -143,35 +143,35 @@ def _topological(graph: Graph, routers: Routers) -> Iterator[Node]:
 # --- when a node starts -------------------------------------------------------------------------------------------
 
 
-def _parents(node: Node, routers: Routers) -> Iterator[Detail]:
+def _describe_parents(node: Node, routers: Routers) -> Iterator[Detail]:
     if not node.depends_on:
         return
     if node.streams_from and node.io.start_when is StartWhen.FIRST_BATCH:
         text = f"after the first batch of {names(node.streams_from, last=' or ')}"
     else:
-        text = f"after {_needed(node.fan_in, [parent_label(node, parent) for parent in node.depends_on])}"
-    fields: dict[str, Any] = {"depends_on": list(node.depends_on), "fan_in": _fan_in(node.fan_in)}
+        text = f"after {_format_parents(node.fan_in, [format_parent(node, parent) for parent in node.depends_on])}"
+    fields: dict[str, Any] = {"depends_on": list(node.depends_on), "fan_in": _format_fan_in(node.fan_in)}
     if node.streams_from:
         fields["streams_from"] = list(node.streams_from)
     yield Detail(text=text, fields=fields)
 
 
-def parent_label(node: Node, parent: str) -> str:
+def format_parent(node: Node, parent: str) -> str:
     """Return the id of a parent, and whether its first batch satisfies the edge to `node`."""
     return f"{shorten(parent, _PARENT_CHARS)} (first batch)" if parent in node.streams_from else parent
 
 
-def _fan_in(fan_in: FanIn) -> str:
+def _format_fan_in(fan_in: FanIn) -> str:
     return f"count:{fan_in.count}" if fan_in.mode == "count" else fan_in.mode
 
 
-def _needed(fan_in: FanIn, parents: Sequence[str]) -> str:
+def _format_parents(fan_in: FanIn, parents: Sequence[str]) -> str:
     if fan_in.mode == "all" or len(parents) == 1:
         return names(parents)
     return f"{fan_in.count if fan_in.mode == 'count' else 'any'} of {names(parents, last=', ')}"
 
 
-def _routes(node: Node, routers: Routers) -> Iterator[Detail]:
+def _describe_routes(node: Node, routers: Routers) -> Iterator[Detail]:
     own = routers.get(node.node_id, {})
     if own:
         ends = {
@@ -188,7 +188,7 @@ def _routes(node: Node, routers: Routers) -> Iterator[Detail]:
         yield Detail(text="never: only ignored routes lead to it", fields={"routed_by": {}})
 
 
-def _edge_conditions(node: Node, routers: Routers) -> Iterator[Detail]:
+def _describe_edge_conditions(node: Node, routers: Routers) -> Iterator[Detail]:
     if node.edge_when:
         edges = [
             f"edge from {shorten(parent)} when {shorten(text, _EXPRESSION_CHARS)}"
@@ -198,7 +198,7 @@ def _edge_conditions(node: Node, routers: Routers) -> Iterator[Detail]:
         yield Detail(text="; ".join([*edges[:_EDGES], *more]), fields={"edge_when": dict(node.edge_when)})
 
 
-def _condition(node: Node, routers: Routers) -> Iterator[Detail]:
+def _describe_condition(node: Node, routers: Routers) -> Iterator[Detail]:
     if node.when is not None:
         yield Detail(text=f"when {shorten(node.when, _EXPRESSION_CHARS)}", fields={"when": node.when})
 
@@ -206,32 +206,32 @@ def _condition(node: Node, routers: Routers) -> Iterator[Detail]:
 # --- how a node differs from the defaults -------------------------------------------------------------------------
 
 
-def _sources(node: Node) -> Iterator[Detail]:
+def _describe_sources(node: Node) -> Iterator[Detail]:
     if node.pulls:
         other = set(node.pulls_from) != set(node.depends_on) or not node.pulls_from
         text = f"pulls from {names(node.pulls_from) or 'no node'}" if other else ""
         yield Detail(text=text, fields={"pulls_from": list(node.pulls_from)})
 
 
-def _timeout(node: Node) -> Iterator[Detail]:
+def _describe_timeout(node: Node) -> Iterator[Detail]:
     if node.timeout_sec is not None:
         text = f"timeout {format_duration(node.timeout_sec)}"
         yield Detail(text=text, fields={"timeout_sec": node.timeout_sec})
 
 
-def _deadline(limited: Node | Graph) -> Iterator[Detail]:
+def _describe_deadline(limited: Node | Graph) -> Iterator[Detail]:
     if limited.deadline_sec is not None:
         text = f"deadline {format_duration(limited.deadline_sec)}"
         yield Detail(text=text, fields={"deadline_sec": limited.deadline_sec})
 
 
-def _retries(node: Node) -> Iterator[Detail]:
+def _describe_retries(node: Node) -> Iterator[Detail]:
     policy = node.retry_policy
     if policy != RetryPolicy():
-        yield Detail(text=_retry_text(policy), fields={"retry_policy": asdict(policy)})
+        yield Detail(text=_format_retries(policy), fields={"retry_policy": asdict(policy)})
 
 
-def _retry_text(policy: RetryPolicy) -> str:
+def _format_retries(policy: RetryPolicy) -> str:
     if policy.max == 0:
         return "no retries"
     wait = f"after {format_duration(policy.backoff_sec)}"
@@ -244,20 +244,20 @@ def _retry_text(policy: RetryPolicy) -> str:
     return ", ".join(parts)
 
 
-def _max_ahead(node: Node) -> Iterator[Detail]:
+def _describe_max_ahead(node: Node) -> Iterator[Detail]:
     if node.max_ahead:
         text = f"at most {node.max_ahead:,} batch{'' if node.max_ahead == 1 else 'es'} ahead"
         yield Detail(text=text, fields={"max_ahead": node.max_ahead})
 
 
-def _handled(node: Node) -> Iterator[Detail]:
+def _describe_routing(node: Node) -> Iterator[Detail]:
     if node.on_success or node.on_failure:
         text = f"failure starts {names(node.on_failure)}" if node.on_failure else ""
         lists = {ON_SUCCESS: list(node.on_success), ON_FAILURE: list(node.on_failure)}
         yield Detail(text=text, fields={"routing": lists})
 
 
-def _tolerated(node: Node) -> Iterator[Detail]:
+def _describe_tolerance(node: Node) -> Iterator[Detail]:
     if node.allow_failure:
         yield Detail(text="may fail", fields={"allow_failure": True})
 
@@ -265,30 +265,30 @@ def _tolerated(node: Node) -> Iterator[Detail]:
 # --- how a graph differs from the defaults ------------------------------------------------------------------------
 
 
-def _on_node_failure(graph: Graph) -> Iterator[Detail]:
+def _describe_failure_mode(graph: Graph) -> Iterator[Detail]:
     if graph.on_node_failure is OnNodeFailure.CONTINUE:
         text = "after a failure, the nodes that do not depend on the failed node still run"
         yield Detail(text=text, fields={"on_node_failure": graph.on_node_failure.value})
 
 
-GRAPH: tuple[Callable[[Graph], Iterator[Detail]], ...] = (_on_node_failure, _deadline)
+GRAPH: tuple[Callable[[Graph], Iterator[Detail]], ...] = (_describe_failure_mode, _describe_deadline)
 """The rules that describe a graph."""
 
 GATE: tuple[Callable[[Node, Routers], Iterator[Detail]], ...] = (
-    _routes,
-    _parents,
-    _edge_conditions,
-    _condition,
+    _describe_routes,
+    _describe_parents,
+    _describe_edge_conditions,
+    _describe_condition,
 )
 """The rules that describe when a node starts."""
 
 OPTIONS: tuple[Callable[[Node], Iterator[Detail]], ...] = (
-    _sources,
-    _max_ahead,
-    _timeout,
-    _deadline,
-    _retries,
-    _handled,
-    _tolerated,
+    _describe_sources,
+    _describe_max_ahead,
+    _describe_timeout,
+    _describe_deadline,
+    _describe_retries,
+    _describe_routing,
+    _describe_tolerance,
 )
 """The rules that describe how a node differs from the defaults."""

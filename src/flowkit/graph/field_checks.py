@@ -155,7 +155,7 @@ def pull_sources(node: dict[str, Any]) -> list[str] | None:
     """
     if not is_pulling(node):
         return None
-    named = input_adapters.with_alias(node["io"]["input_inline"].get("input_args")).get("from_nodes")
+    named = input_adapters.replace_alias(node["io"]["input_inline"].get("input_args")).get("from_nodes")
     return None if named is None else list(named)
 
 

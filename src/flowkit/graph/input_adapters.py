@@ -81,7 +81,7 @@ def args_problems(adapter: str, args: object, *, strict: bool = False) -> Iterat
         yield f"input_args {args!r} must be an object"
         return
     if adapter == RECHUNK:
-        yield from _missing(args, strict=strict)
+        yield from _find_missing(args, strict=strict)
     if "from_node" in args and "from_nodes" in args:
         yield "input_args has both from_node and from_nodes; keep from_nodes"
     checks = _RECHUNK_CHECKS if adapter == RECHUNK else _PULL_CHECKS
@@ -92,14 +92,14 @@ def args_problems(adapter: str, args: object, *, strict: bool = False) -> Iterat
             yield f"input_args.{key} {value!r} must be {checks[key][0]}"
 
 
-def _missing(args: dict[str, Any], *, strict: bool) -> Iterator[str]:
+def _find_missing(args: dict[str, Any], *, strict: bool) -> Iterator[str]:
     if "size" not in args:
         yield "input_args.size is missing; it must be a whole number above 0"
     if strict and "meta_list_key" not in args:
         yield "input_args.meta_list_key is missing; this worker is strict (strict_input_adapters) and requires it"
 
 
-def with_alias(args: dict[str, Any] | None) -> dict[str, Any]:
+def replace_alias(args: dict[str, Any] | None) -> dict[str, Any]:
     """Return a copy of `args` in which the alias `from_node` is replaced by `from_nodes`."""
     given = dict(args or {})
     if "from_node" in given:
@@ -107,7 +107,7 @@ def with_alias(args: dict[str, Any] | None) -> dict[str, Any]:
     return given
 
 
-def inline_of(attempt: AttemptInput) -> dict[str, Any] | None:
+def make_inline(attempt: AttemptInput) -> dict[str, Any] | None:
     """Return the attempt's `input_inline`. If failures started the node, the key `failed_nodes` lists them."""
     inline, failed = attempt.io.input_inline, attempt.failed_nodes
     return {**(inline or {}), FAILED_NODES: failed} if failed else inline
@@ -126,7 +126,7 @@ def parse_pull(
     `poll_ms` and `backoff_max_ms` when they are left out.
     """
     problems = list(inline_problems(inline, strict=strict))
-    args = {} if problems else with_alias(inline.get("input_args"))
+    args = {} if problems else replace_alias(inline.get("input_args"))
     given = "from_nodes" in args
     sources = tuple(args["from_nodes"] if given else parents)
     if not problems and not sources and not given:

@@ -34,32 +34,32 @@ class Routes:
     warnings: tuple[str, ...] = ()
 
 
-def targets(raw: dict[str, Any], key: str) -> tuple[str, ...]:
+def list_targets(raw: dict[str, Any], key: str) -> tuple[str, ...]:
     """Return the targets in one list of a node's `routing`, each once."""
     return tuple(dict.fromkeys((raw.get("routing") or {}).get(key) or ()))
 
 
-def routers_by_node(graph: dict[str, Any]) -> _Parents:
+def find_routers(graph: dict[str, Any]) -> _Parents:
     """Return the nodes that name each node in one of their lists, including lists that FlowKit ignores."""
     found: dict[str, dict[str, None]] = {}
     for raw in graph["nodes"]:
         for key in (ON_SUCCESS, ON_FAILURE):
-            for target in targets(raw, key):
+            for target in list_targets(raw, key):
                 found.setdefault(target, {})[raw["node_id"]] = None
     return {target: list(routers) for target, routers in found.items()}
 
 
 def resolve_routes(graph: dict[str, Any], parents: _Parents, edges: Collection[tuple[str, str]]) -> Routes:
     """Return the routes of `graph`. `parents` are the parents of each node, and `edges` the pairs in its edge lists."""
-    routers = routers_by_node(graph)
+    routers = find_routers(graph)
     if not routers:
         return Routes(parents=parents)
-    on_success = {raw["node_id"]: targets(raw, ON_SUCCESS) for raw in graph["nodes"]}
-    on_failure = {raw["node_id"]: targets(raw, ON_FAILURE) for raw in graph["nodes"]}
-    wired = _explicit_edges(parents, on_success, on_failure, set(edges))
+    on_success = {raw["node_id"]: list_targets(raw, ON_SUCCESS) for raw in graph["nodes"]}
+    on_failure = {raw["node_id"]: list_targets(raw, ON_FAILURE) for raw in graph["nodes"]}
+    wired = _find_explicit_edges(parents, on_success, on_failure, set(edges))
     ignored = {node_id: wired[node_id] for node_id, named in on_success.items() if named and node_id in wired}
     on_success = {node_id: () if node_id in ignored else named for node_id, named in on_success.items()}
-    active = _active_routers(on_success, on_failure)
+    active = _find_active_routers(on_success, on_failure)
     reached = {child for children in wired.values() for child in children}
     conditional = frozenset(target for target in routers if target in active or target not in reached)
     return Routes(
@@ -67,11 +67,14 @@ def resolve_routes(graph: dict[str, Any], parents: _Parents, edges: Collection[t
         on_failure=on_failure,
         conditional=conditional,
         parents={node: [p for p in own if p not in active.get(node, ())] for node, own in parents.items()},
-        warnings=(*_ignored_lists(ignored), *_unreachable(routers, conditional - active.keys())),
+        warnings=(
+            *_warn_of_ignored_lists(ignored),
+            *_warn_of_unreachable(routers, conditional - active.keys()),
+        ),
     )
 
 
-def _explicit_edges(
+def _find_explicit_edges(
     parents: _Parents, on_success: _Lists, on_failure: _Lists, edges: set[tuple[str, str]]
 ) -> _Parents:
     """Return the children of each node by explicit edges.
@@ -87,7 +90,7 @@ def _explicit_edges(
     return children
 
 
-def _active_routers(*lists: _Lists) -> dict[str, set[str]]:
+def _find_active_routers(*lists: _Lists) -> dict[str, set[str]]:
     active: dict[str, set[str]] = {}
     for each in lists:
         for router, named in each.items():
@@ -96,7 +99,7 @@ def _active_routers(*lists: _Lists) -> dict[str, set[str]]:
     return active
 
 
-def _ignored_lists(ignored: Mapping[str, list[str]]) -> Iterator[str]:
+def _warn_of_ignored_lists(ignored: Mapping[str, list[str]]) -> Iterator[str]:
     for router, children in ignored.items():
         yield (
             f"node {router!r}: routing.on_success is ignored, because an edge leads from the node to {children[0]!r} "
@@ -104,7 +107,7 @@ def _ignored_lists(ignored: Mapping[str, list[str]]) -> Iterator[str]:
         )
 
 
-def _unreachable(routers: _Parents, never: Collection[str]) -> Iterator[str]:
+def _warn_of_unreachable(routers: _Parents, never: Collection[str]) -> Iterator[str]:
     for target in (target for target in routers if target in never):
         yield (
             f"node {target!r} never starts: only an ignored on_success list names it ({routers[target][0]!r}); "
@@ -116,7 +119,7 @@ def route_problems(graph: dict[str, Any], known: Collection[str]) -> Iterator[st
     """Yield the targets that are unknown or that are the node itself."""
     for raw in graph["nodes"]:
         for key in (ON_SUCCESS, ON_FAILURE):
-            for target in targets(raw, key):
+            for target in list_targets(raw, key):
                 place = f"node {raw['node_id']!r}: routing.{key} names"
                 if target not in known:
                     yield f"{place} {printed(target)}, which is not a node{suggestion(target, known)}"

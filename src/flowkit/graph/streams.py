@@ -32,7 +32,7 @@ class Streaming:
     warnings: tuple[str, ...] = ()
 
 
-def start_when_of(io: Mapping[str, Any]) -> StartWhen:
+def read_start_when(io: Mapping[str, Any]) -> StartWhen:
     """Return when the gate of a node may open. `io` is the valid input of the node."""
     given = io.get("start_when")
     return StartWhen(given.lower()) if given else StartWhen.READY
@@ -65,7 +65,7 @@ def edge_mode_problems(edge: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _streams(edge: Mapping[str, Any]) -> bool:
+def _is_async(edge: Mapping[str, Any]) -> bool:
     return edge.get("mode") == ASYNC or edge.get(_ON_BATCH) is True
 
 
@@ -73,7 +73,7 @@ def resolve_streams(
     graph: dict[str, Any], gate_parents: Mapping[str, Sequence[str]], fan_ins: Mapping[str, FanIn]
 ) -> Streaming:
     """Return the streaming edges of a graph. `gate_parents` are the parents of each node that do not route to it."""
-    edges = _async_edges(graph)
+    edges = _find_async_edges(graph)
     whole = [raw["node_id"] for raw in graph["nodes"] if _waits_for_batch(raw)]
     if not edges and not whole:
         return Streaming()
@@ -86,9 +86,9 @@ def resolve_streams(
     wanted |= {node_id: gate_parents[node_id] for node_id in whole if fan_ins[node_id].mode != "count"}
     parents = {node_id: tuple(p for p in named if p not in functions) for node_id, named in wanted.items()}
     warnings = [
-        *_whole_warnings(whole, edges, gate_parents, fan_ins),
-        *_function_warnings(wanted, functions),
-        *_edge_warnings(graph, gate_parents),
+        *_warn_of_nodes(whole, edges, gate_parents, fan_ins),
+        *_warn_of_functions(wanted, functions),
+        *_warn_of_edges(graph, gate_parents),
     ]
     return Streaming(
         parents={node_id: own for node_id, own in parents.items() if own}, warnings=tuple(warnings)
@@ -96,19 +96,19 @@ def resolve_streams(
 
 
 def _waits_for_batch(raw: Mapping[str, Any]) -> bool:
-    return start_when_of(raw.get("io") or {}) is StartWhen.FIRST_BATCH
+    return read_start_when(raw.get("io") or {}) is StartWhen.FIRST_BATCH
 
 
-def _async_edges(graph: dict[str, Any]) -> dict[str, set[str]]:
+def _find_async_edges(graph: dict[str, Any]) -> dict[str, set[str]]:
     """Return the parents whose edges to a node are `async`, by node id."""
     found: dict[str, set[str]] = {}
     for edge in graph.get("edges_ex") or []:
-        if _streams(edge):
+        if _is_async(edge):
             found.setdefault(edge["to"], set()).add(edge["from"])
     return found
 
 
-def _whole_warnings(
+def _warn_of_nodes(
     whole: Sequence[str],
     edges: Mapping[str, set[str]],
     gate_parents: Mapping[str, Sequence[str]],
@@ -127,7 +127,7 @@ def _whole_warnings(
             yield f"{where} applies to all parents, so the async edges that lead to the node are ignored; keep one of both"
 
 
-def _function_warnings(wanted: Mapping[str, Sequence[str]], functions: set[str]) -> Iterator[str]:
+def _warn_of_functions(wanted: Mapping[str, Sequence[str]], functions: set[str]) -> Iterator[str]:
     for node_id, parents in wanted.items():
         for parent in parents:
             if parent in functions:
@@ -137,12 +137,12 @@ def _function_warnings(wanted: Mapping[str, Sequence[str]], functions: set[str])
                 )
 
 
-def _edge_warnings(graph: dict[str, Any], gate_parents: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _warn_of_edges(graph: dict[str, Any], gate_parents: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for edge in graph.get("edges_ex") or []:
         where = f"graph.edges_ex {printed(edge['from'])} -> {printed(edge['to'])}"
         if not isinstance(edge.get(_ON_BATCH), (bool, type(None))):
             yield f"{where}: on_batch {printed(edge[_ON_BATCH])} is ignored; it must be true or false"
-        if _streams(edge) and edge["from"] not in gate_parents.get(edge["to"], ()):
+        if _is_async(edge) and edge["from"] not in gate_parents.get(edge["to"], ()):
             yield f"{where}: the async edge is ignored, because depends_on or a route takes precedence over it"
 
 

@@ -1,32 +1,33 @@
-"""Check the input of a new task in the client, before it starts the workflow. Pure."""
+"""Parse and check the input of a new task. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from flowkit import limits
-from flowkit.errors import GraphError
+from flowkit.errors import BadInput, GraphError
 from flowkit.graph.conditions import condition_problems
-from flowkit.graph.document_size import document_problem, external_problem
-from flowkit.graph.external_roles import external_warnings
-from flowkit.graph.task_input import parse_input
+from flowkit.graph.input_adapters import PULL, parse_pull
 from flowkit.graph.validation import parse_graph, raise_if
-from flowkit.storable import storage_problems
-from flowkit.text import clean, shorten
+from flowkit.limits import EXTERNAL_NODES, ID_CHARS, NODE_STATE_BYTES, TASK_DOCUMENT_BYTES
+from flowkit.models import RUNTIME_KEYS
+from flowkit.storable import storage_problems, stored_bytes
+from flowkit.text import clean, did_you_mean, printed, shorten, truncate
+from flowkit.validation.values import is_task_id
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from flowkit.graph.task_input import NewTask
-    from flowkit.models import Graph
+    from flowkit.models import Graph, Node, StoredGraph
+
 
 _REASON_CHARS = 300
 
 
-def checked(
+def validate_input(
     task_id: str,
     given: object,
     *,
@@ -52,7 +53,7 @@ def _document_problems(new: NewTask, graph: Graph) -> list[str]:
     return [problem] if problem else []
 
 
-def jsonable(name: str, value: Any) -> Any:
+def convert_to_json(name: str, value: Any) -> Any:
     """Return a copy of `value` in JSON types: tuples become lists, and datetimes become ISO text.
 
     Raise GraphError, which contains `name`, if JSON cannot represent the value.
@@ -62,3 +63,132 @@ def jsonable(name: str, value: Any) -> Any:
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         text = shorten(clean(str(error)), _REASON_CHARS)
         raise GraphError([f"{name} cannot be written as JSON: {text}"]) from None
+
+
+_KEYS = ("params", "graph")
+_SHOWN_CHARS = 80
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewTask:
+    """The input with which a client starts a task."""
+
+    params: dict[str, Any] = field(default_factory=dict)
+    graph: dict[str, Any] = field(default_factory=dict)
+    stored: StoredGraph | None = None
+    """Where both are stored, if `create_task` stored them."""
+
+
+def parse_input(task_id: str, given: object) -> NewTask:
+    """Return the input of a new task. The content of the graph is not checked here.
+
+    Raise GraphError if the task id or the top-level structure of `given` is not valid.
+    """
+    problems = [*_id_problems(task_id), *_outer_problems(given)]
+    if problems or not isinstance(given, dict):
+        raise GraphError(problems)
+    return NewTask(params=given.get("params") or {}, graph=given["graph"])
+
+
+def _id_problems(task_id: str) -> list[str]:
+    if is_task_id(task_id):
+        return []
+    return [f"task id {truncate(task_id, _SHOWN_CHARS)!r} must be 1 to {ID_CHARS} characters and not '*'"]
+
+
+def _outer_problems(given: object) -> list[str]:
+    if not isinstance(given, dict):
+        shown = given if isinstance(given, str) else printed(given)
+        return [
+            f'the input of a task is {{"params": {{...}}, "graph": {{...}}}}, not {truncate(shown, _SHOWN_CHARS)!r}'
+        ]
+    problems = [_explain_key(key) for key in given if key not in _KEYS]
+    if "graph" not in given:
+        problems.append("the input of a task has no 'graph'")
+    elif not isinstance(given["graph"], dict):
+        problems.append(f"graph must be an object with 'nodes', not {printed(given['graph'])}")
+    if not isinstance(given.get("params"), (dict, type(None))):
+        problems.append(f"params must be an object, not {printed(given['params'])}")
+    return problems
+
+
+def _explain_key(key: object) -> str:
+    hint = did_you_mean(key, _KEYS, otherwise="it takes 'params' and 'graph'")
+    return f"the input of a task has the unknown key {printed(key)}; {hint}"
+
+
+def document_problem(
+    params: Mapping[str, Any], graph: Mapping[str, Any], parents: Iterable[Sequence[str]]
+) -> str | None:
+    """Return the problem of a task whose document would become too large, or None.
+
+    `parents` are the parents of each node, which the document holds even if the graph gives them as edges. The given
+    values must be storable (see `storage_problems`).
+    """
+    nodes = [_make_stored_node(raw, own) for raw, own in zip(graph["nodes"], parents, strict=True)]
+    sizes = {
+        "params": stored_bytes(params),
+        "graph": stored_bytes({**graph, "nodes": nodes}) + NODE_STATE_BYTES * len(nodes),
+    }
+    total = sum(sizes.values())
+    if total <= TASK_DOCUMENT_BYTES:
+        return None
+    field = max(sizes, key=lambda name: sizes[name])
+    return (
+        f"{field} has {sizes[field]:,} bytes of BSON, so that the task document would have {total:,}, more than "
+        f"{TASK_DOCUMENT_BYTES:,}: {_REMEDIES[field]}"
+    )
+
+
+_REMEDIES = {
+    "params": "put data into a store and pass a reference",
+    "graph": f"split the task, or put data into a store and pass a reference; each node counts {NODE_STATE_BYTES} "
+    "bytes for its state",
+}
+
+
+def _make_stored_node(raw: Mapping[str, Any], parents: Sequence[str]) -> dict[str, Any]:
+    given = {key: value for key, value in raw.items() if key not in RUNTIME_KEYS}
+    return {**given, "depends_on": list(parents)}
+
+
+def external_problem(nodes: Sequence[Mapping[str, Any]], roles: Collection[str]) -> str | None:
+    """Return the problem of a graph with an external role and more than EXTERNAL_NODES nodes, or None."""
+    if len(nodes) <= EXTERNAL_NODES or not roles:
+        return None
+    found = next((node for node in nodes if node["type"] in roles), None)
+    if found is None:
+        return None
+    return (
+        f"node {found['node_id']!r}: type is the external role {found['type']!r}, and graph.nodes has {len(nodes):,} "
+        f"entries, more than {EXTERNAL_NODES:,}: external workers read the whole task document twice a second; split "
+        "the task, or run the role with native workers"
+    )
+
+
+def external_warnings(graph: Graph, roles: Collection[str]) -> Iterator[str]:
+    """Yield a warning for each node of an external role that pulls unchanged batches from several nodes."""
+    for node in graph.nodes:
+        if node.max_ahead and node.type in roles:
+            yield (
+                f"node {node.node_id!r}: io.max_ahead has no effect, because FlowKit cannot hold the workers of the "
+                f"external role {node.type!r}"
+            )
+        sources = _find_sources(node) if node.type in roles else ()
+        if len(sources) > 1:
+            yield (
+                f"node {node.node_id!r} has the external role {node.type!r} and pulls from {len(sources)} nodes "
+                f"({', '.join(map(repr, sources))}): their batch uids must differ, because external workers treat equal "
+                "ones as one batch; the attempt fails as batch_uid_clash if they do not"
+            )
+
+
+def _find_sources(node: Node) -> tuple[str, ...]:
+    """Return the nodes from which a node pulls unchanged batches. Rechunking makes uids unique."""
+    inline = node.io.input_inline or {}
+    if inline.get("input_adapter") != PULL:
+        return ()
+    try:
+        return tuple(dict.fromkeys(parse_pull(inline, parents=node.depends_on).from_nodes))
+    except BadInput:
+        return ()

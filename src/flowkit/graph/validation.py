@@ -1,24 +1,23 @@
 """Validate and normalize a graph as users write it.
 
 Pure: no Temporal, no I/O. The client and the workflow use the same checks, so they report the same errors. Each check
-yields problems as texts that name the place, the value and what is allowed (spec: graph schema, validation).
-"""
+yields problems as texts that name the place, the value and what is allowed (spec: graph schema, validation)."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from flowkit import limits, temporal_names
 from flowkit.errors import GraphError
 from flowkit.graph import field_checks
-from flowkit.graph.cycles import find_cycle
 from flowkit.graph.field_checks import json_bytes
-from flowkit.graph.input_adapters import with_alias
-from flowkit.graph.routes import resolve_routes, route_problems, routers_by_node
-from flowkit.graph.streams import max_ahead_warnings, resolve_streams, start_when_of
+from flowkit.graph.input_adapters import replace_alias
+from flowkit.graph.routes import find_routers, resolve_routes, route_problems
+from flowkit.graph.streams import max_ahead_warnings, read_start_when, resolve_streams
 from flowkit.models import (
     COORDINATOR_FN,
     FanIn,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from flowkit.graph.routes import Routes
+
 
 RESERVED_FUNCTIONS = frozenset(temporal_names.ENGINE_ACTIVITIES)
 """Names that coordinator functions must not have, because the engine's own activities use them."""
@@ -161,7 +161,7 @@ def dependency_path(graph: dict[str, Any], node_id: str, sources: Sequence[str])
     The path leads from the node, over nodes that depend on it, back to itself. It is empty if no source depends on it.
     """
     waits = _waits(graph, _parents_by_node(graph)[0])
-    waits[node_id] = [*sources, *routers_by_node(graph).get(node_id, ())]
+    waits[node_id] = [*sources, *find_routers(graph).get(node_id, ())]
     cycle = find_cycle(waits)[1:]
     if node_id not in cycle:
         return []
@@ -187,7 +187,7 @@ def _relation_problems(graph: dict[str, Any], parents: dict[str, list[str]]) -> 
 
 
 def _cycle_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> Iterator[str]:
-    routers = routers_by_node(graph)
+    routers = find_routers(graph)
     routed = {node_id: [*own, *routers.get(node_id, ())] for node_id, own in parents.items()}
     if cycle := find_cycle(parents):
         yield f"the graph has a cycle: {' -> '.join(cycle)}; remove one of these dependencies"
@@ -199,7 +199,7 @@ def _cycle_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> 
 
 def _waits(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """Return the nodes that each node must wait for: the parents it cannot start without, its routers, its sources."""
-    waits, routers = {}, routers_by_node(graph)
+    waits, routers = {}, find_routers(graph)
     for raw in graph["nodes"]:
         own, fan_in = parents[raw["node_id"]], field_checks.parse_fan_in(raw.get("fan_in"))
         needs_all = fan_in is None or fan_in.mode == "all" or len(own) == (fan_in.count or 1)
@@ -275,7 +275,7 @@ def _io(raw: dict[str, Any], depends_on: tuple[str, ...]) -> NodeIO:
         input_ref=raw.get("input_ref"),
         input_inline=_with_sources(raw.get("input_inline"), depends_on),
         batching=raw.get("batching"),
-        start_when=start_when_of(raw),
+        start_when=read_start_when(raw),
         fn=raw.get("fn") or temporal_names.NOOP,
         fn_args=raw.get("fn_args") or {},
     )
@@ -285,7 +285,7 @@ def _with_sources(inline: dict[str, Any] | None, depends_on: tuple[str, ...]) ->
     """Set `from_nodes` to the parents if a pulling node leaves it out. An explicit `[]` means no sources."""
     if not inline or not str(inline.get("input_adapter", "")).startswith("pull."):
         return inline
-    args = with_alias(inline.get("input_args"))
+    args = replace_alias(inline.get("input_args"))
     if args.get("from_nodes") is None:
         args["from_nodes"] = list(depends_on)
     return {**inline, "input_args": args}
@@ -324,3 +324,13 @@ def too_many_nodes(count: int, limit: int) -> str | None:
     return (
         f"graph.nodes has {count:,} entries, more than {limit:,}: split the task" if count > limit else None
     )
+
+
+def find_cycle(parents: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return one cycle, from a node back to itself in order of execution, or an empty list if there is none."""
+    try:
+        TopologicalSorter(parents).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        return cycle
+    return []

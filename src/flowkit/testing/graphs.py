@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit.activities.builtin_functions import default_adapters
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
-from flowkit.graph.submission import checked, jsonable
-from flowkit.graph.task_input import parse_input
+from flowkit.graph.submission import convert_to_json, parse_input, validate_input
 from flowkit.graph.validation import raise_if, unknown_function
 from flowkit.models import NodeStatus
 from flowkit.testing.executors import executors
@@ -75,8 +74,8 @@ async def run_graph(
     no process crashes. Retries follow immediately. Requires the extra `flowkit-temporal[testing]`.
     """
     task_id = str(uuid.uuid4())
-    given = {"params": jsonable("params", params or {}), "graph": jsonable("graph", graph)}
-    parsed, new = checked(task_id, given), parse_input(task_id, given)
+    given = {"params": convert_to_json("params", params or {}), "graph": convert_to_json("graph", graph)}
+    parsed, new = validate_input(task_id, given), parse_input(task_id, given)
     database = memory_database() if db is None else db
     known = {**default_adapters(db=database), **(functions or {})}
     raise_if([problem for node in new.graph["nodes"] if (problem := unknown_function(node, known))])

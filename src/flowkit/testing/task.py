@@ -32,7 +32,7 @@ from flowkit.workflows.scheduling.scheduler import Scheduler
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from flowkit.graph.task_input import NewTask
+    from flowkit.graph.submission import NewTask
     from flowkit.models import FirstBatch, Graph, Node, NodeRecord
     from flowkit.testing.executors import Executors
     from flowkit.workflows.evaluations import Results

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from flowkit.cli.screen import add_names, plain_table
-from flowkit.graph.description import rows
+from flowkit.graph.description import group_rows
 from flowkit.text import one_line
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def graph_table(nodes: Sequence[NodeDescription], *, wide: bool) -> Table:
 
     `wide` fills the width of the terminal. The last row counts the nodes that do not fit.
     """
-    every = rows(nodes, MOST_ROWS)
+    every = group_rows(nodes, MOST_ROWS)
     shown = every[:MOST_ROWS]
     table = plain_table(wide=wide)
     add_names(table, "node", [_name(row) for row in shown])
