@@ -111,21 +111,6 @@ def _is_json(value: object) -> bool:
     return True
 
 
-def edge_pairs(graph: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return `edges` and `edges_ex` as (parent, child) pairs."""
-    pairs = [(source, target) for source, target in graph.get("edges") or []]
-    return pairs + [(edge["from"], edge["to"]) for edge in graph.get("edges_ex") or []]
-
-
-def edge_conditions(graph: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the conditions of edges by child and parent. Values of another type are left to `conditions`, which rejects them."""
-    found: dict[str, dict[str, str]] = {}
-    for edge in graph.get("edges_ex") or []:
-        if isinstance(edge.get("when"), str):
-            found.setdefault(edge["to"], {})[edge["from"]] = edge["when"]
-    return found
-
-
 def parse_fan_in(value: object) -> FanIn | None:
     """Return the fan-in, which is `all` when `value` is None. Return None if `value` is not valid."""
     if value is None:
@@ -140,23 +125,6 @@ def _fan_in_of(text: str) -> FanIn | None:
     if match is None:
         return None
     return FanIn(mode="count", count=int(match[2])) if match[2] else FanIn(mode=match[1].lower())
-
-
-def is_pulling(node: dict[str, Any]) -> bool:
-    """Return whether the node uses an input adapter that reads other nodes' artifacts."""
-    inline = (node.get("io") or {}).get("input_inline") or {}
-    return inline.get("input_adapter") in (input_adapters.PULL, input_adapters.RECHUNK)
-
-
-def pull_sources(node: dict[str, Any]) -> list[str] | None:
-    """Return the `from_nodes` of a pulling node.
-
-    Return None if the node does not pull, or if it leaves `from_nodes` out and therefore pulls from its parents.
-    """
-    if not is_pulling(node):
-        return None
-    named = input_adapters.replace_alias(node["io"]["input_inline"].get("input_args")).get("from_nodes")
-    return None if named is None else list(named)
 
 
 def _edge_problems(graph: dict[str, Any]) -> Iterator[str]:
@@ -253,11 +221,6 @@ def when_problem(value: object) -> str | None:
 def _when(value: object) -> Iterator[str]:
     if problem := when_problem(value):
         yield problem
-
-
-def graph_deadline(graph: dict[str, Any]) -> float | None:
-    """Return the `deadline_sec` of a valid graph, or None."""
-    return graph.get("deadline_sec")
 
 
 def _routing(value: object) -> Iterator[str]:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from flowkit import limits, temporal_names
 from flowkit.errors import GraphError
-from flowkit.graph import field_checks
-from flowkit.graph.field_checks import json_bytes
-from flowkit.graph.input_adapters import replace_alias
+from flowkit.graph.field_checks import graph_problems, json_bytes, parse_fan_in
+from flowkit.graph.input_adapters import PULL, RECHUNK, replace_alias
 from flowkit.graph.routes import find_routers, resolve_routes, route_problems
 from flowkit.graph.streams import max_ahead_warnings, read_start_when, resolve_streams
 from flowkit.models import (
@@ -54,16 +53,20 @@ def parse_graph(
     `Graph.warnings` lists problems that do not prevent the graph from running.
     """
     raise_if(list(_size_problems(graph, params, max_nodes, max_bytes)))
-    raise_if(_first(field_checks.graph_problems(graph)))
+    raise_if(_first(graph_problems(graph)))
     assert isinstance(graph, dict)
-    parents, _ = _parents_by_node(graph)
-    raise_if(_first(_relation_problems(graph, parents)))
-    return normalized(graph)
+    wiring = _read_wiring(graph)
+    raise_if(_first(_wiring_problems(graph, wiring)))
+    return _take_last(_normalize(graph, wiring))
 
 
 def normalized(graph: dict[str, Any]) -> Graph:
     """Return the normalized form of a graph that was accepted before, without validating it again."""
-    *_, found = normalizing(graph)
+    return _take_last(normalizing(graph))
+
+
+def _take_last(steps: Iterator[Graph | None]) -> Graph:
+    *_, found = steps
     assert found is not None, "the last step yields the graph"
     return found
 
@@ -73,27 +76,27 @@ def normalizing(graph: dict[str, Any]) -> Iterator[Graph | None]:
 
     Yield None between two steps, and in the end the graph.
     """
-    parents, warnings = _parents_by_node(graph)
-    routes = resolve_routes(graph, parents, field_checks.edge_pairs(graph))
-    fan_ins = {
-        raw["node_id"]: field_checks.parse_fan_in(raw.get("fan_in")) or FanIn() for raw in graph["nodes"]
-    }
-    streams = resolve_streams(graph, routes.parents, fan_ins)
-    edge_when = field_checks.edge_conditions(graph)
+    yield from _normalize(graph, _read_wiring(graph))
+
+
+def _normalize(graph: dict[str, Any], wiring: _Wiring) -> Iterator[Graph | None]:
+    streams = resolve_streams(graph, wiring.routes.parents, wiring.fan_ins)
     nodes: list[Node] = []
     for index, raw in enumerate(graph["nodes"]):
         if len(graph["nodes"]) > STEP_NODES and index % STEP_NODES == 0:
             yield None
-        node_id = raw["node_id"]
-        node = _node(index, raw, parents[node_id], routes, edge_when.get(node_id, {}))
-        own = streams.parents.get(node_id)
-        nodes.append(replace(node, streams_from=own) if own else node)
+        nodes.append(_make_node(index, raw, wiring, streams.parents.get(raw["node_id"], ())))
     yield Graph(
         nodes=tuple(nodes),
         name=graph.get("name") if isinstance(graph.get("name"), str) else None,
         on_node_failure=OnNodeFailure(graph.get("on_node_failure", "fail")),
-        warnings=(*warnings, *routes.warnings, *streams.warnings, *max_ahead_warnings(tuple(nodes))),
-        deadline_sec=field_checks.graph_deadline(graph),
+        warnings=(
+            *wiring.warnings,
+            *wiring.routes.warnings,
+            *streams.warnings,
+            *max_ahead_warnings(tuple(nodes)),
+        ),
+        deadline_sec=graph.get("deadline_sec"),
     )
 
 
@@ -121,16 +124,65 @@ def _size_problems(
         yield problem
 
 
-def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wiring:
+    """How the nodes of a graph depend on each other, by node id: what their keys and the edges say, read once."""
+
+    edges: list[tuple[str, str]]
+    """`edges` and `edges_ex` as (parent, child) pairs."""
+    edge_when: dict[str, dict[str, str]]
+    """The conditions of edges by child and parent."""
+    parents: dict[str, list[str]]
+    """The parents of each node: its own `depends_on`, else the sources of the edges that lead to it."""
+    fan_ins: dict[str, FanIn]
+    sources: dict[str, list[str] | None]
+    """`from_nodes` of each pulling node; None if the node leaves it out and therefore pulls from its parents."""
+    routers: dict[str, list[str]]
+    """The nodes that name a node in one of their lists of `routing`, including lists that FlowKit ignores."""
+    routes: Routes
+    warnings: list[str]
+
+
+def _read_wiring(graph: dict[str, Any]) -> _Wiring:
+    edges, edge_when = _read_edges(graph), _read_edge_conditions(graph)
+    parents, warnings = _read_parents(graph, edges, edge_when)
+    return _Wiring(
+        edges=edges,
+        edge_when=edge_when,
+        parents=parents,
+        fan_ins={raw["node_id"]: parse_fan_in(raw.get("fan_in")) or FanIn() for raw in graph["nodes"]},
+        sources={raw["node_id"]: _read_sources(raw) for raw in graph["nodes"] if _is_pulling(raw)},
+        routers=find_routers(graph),
+        routes=resolve_routes(graph, parents, edges),
+        warnings=warnings,
+    )
+
+
+def _read_edges(graph: dict[str, Any]) -> list[tuple[str, str]]:
+    pairs = [(source, target) for source, target in graph.get("edges") or []]
+    return pairs + [(edge["from"], edge["to"]) for edge in graph.get("edges_ex") or []]
+
+
+def _read_edge_conditions(graph: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the conditions of edges. Values of another type are left to `conditions`, which rejects them."""
+    found: dict[str, dict[str, str]] = {}
+    for edge in graph.get("edges_ex") or []:
+        if isinstance(edge.get("when"), str):
+            found.setdefault(edge["to"], {})[edge["from"]] = edge["when"]
+    return found
+
+
+def _read_parents(
+    graph: dict[str, Any], edges: Sequence[tuple[str, str]], conditional: Mapping[str, Mapping[str, str]]
+) -> tuple[dict[str, list[str]], list[str]]:
     """Return the parents of each node, and warnings. `depends_on` takes precedence over edges.
 
     A node without edges causes no warning, and neither do edges that only add conditions to its parents.
     """
     wired: dict[str, dict[str, None]] = {}
-    pairs, conditional = field_checks.edge_pairs(graph), field_checks.edge_conditions(graph)
-    for source, target in pairs:
+    for source, target in edges:
         wired.setdefault(target, {})[source] = None
-    wires = any(source not in conditional.get(target, ()) for source, target in pairs)
+    wires = any(source not in conditional.get(target, ()) for source, target in edges)
     parents: dict[str, list[str]] = {}
     warnings: list[str] = []
     for raw in graph["nodes"]:
@@ -145,9 +197,19 @@ def _parents_by_node(graph: dict[str, Any]) -> tuple[dict[str, list[str]], list[
     return parents, warnings
 
 
+def _is_pulling(raw: dict[str, Any]) -> bool:
+    inline = (raw.get("io") or {}).get("input_inline") or {}
+    return inline.get("input_adapter") in (PULL, RECHUNK)
+
+
+def _read_sources(pulling: dict[str, Any]) -> list[str] | None:
+    named = replace_alias(pulling["io"]["input_inline"].get("input_args")).get("from_nodes")
+    return None if named is None else list(named)
+
+
 def parents_by_node(graph: dict[str, Any]) -> dict[str, list[str]]:
     """Return the parents of each node: its own `depends_on`, else the sources of the edges that lead to it."""
-    return _parents_by_node(graph)[0]
+    return _read_parents(graph, _read_edges(graph), _read_edge_conditions(graph))[0]
 
 
 def parents_of(graph: dict[str, Any], node_id: str) -> list[str]:
@@ -160,8 +222,9 @@ def dependency_path(graph: dict[str, Any], node_id: str, sources: Sequence[str])
 
     The path leads from the node, over nodes that depend on it, back to itself. It is empty if no source depends on it.
     """
-    waits = _waits(graph, _parents_by_node(graph)[0])
-    waits[node_id] = [*sources, *find_routers(graph).get(node_id, ())]
+    wiring = _read_wiring(graph)
+    waits = _find_waits(wiring)
+    waits[node_id] = [*sources, *wiring.routers.get(node_id, ())]
     cycle = find_cycle(waits)[1:]
     if node_id not in cycle:
         return []
@@ -169,66 +232,47 @@ def dependency_path(graph: dict[str, Any], node_id: str, sources: Sequence[str])
     return [node_id, *cycle[place + 1 :], *cycle[: place + 1]]
 
 
-def _relation_problems(graph: dict[str, Any], parents: dict[str, list[str]]) -> Iterator[str]:
+def _wiring_problems(graph: dict[str, Any], wiring: _Wiring) -> Iterator[str]:
     counts = Counter(raw["node_id"] for raw in graph["nodes"])
     duplicates = [node_id for node_id, n in counts.items() if n > 1]
     for node_id in duplicates:
         yield f"node id {node_id!r} is used {counts[node_id]} times: give each node its own id"
-    for source, target in field_checks.edge_pairs(graph):
+    for source, target in wiring.edges:
         for end in (source, target):
             if end not in counts:
                 yield f"edge [{printed(source)}, {printed(target)}]: there is no node {printed(end)}{suggestion(end, counts)}"
     yield from route_problems(graph, counts)
-    routes = resolve_routes(graph, parents, field_checks.edge_pairs(graph))
     for raw in graph["nodes"]:
-        yield from _parent_problems(raw, parents[raw["node_id"]], len(routes.parents[raw["node_id"]]), counts)
+        yield from _parent_problems(raw["node_id"], wiring, counts)
     if not duplicates:
-        yield from _cycle_problems(graph, parents)
+        yield from _cycle_problems(wiring)
 
 
-def _cycle_problems(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> Iterator[str]:
-    routers = find_routers(graph)
-    routed = {node_id: [*own, *routers.get(node_id, ())] for node_id, own in parents.items()}
-    if cycle := find_cycle(parents):
-        yield f"the graph has a cycle: {' -> '.join(cycle)}; remove one of these dependencies"
-    elif len(cycle := find_cycle(routed)) > 2:
-        yield f"the graph has a cycle: {' -> '.join(cycle)}; remove one of these dependencies or routes"
-    elif not cycle and (cycle := find_cycle(_waits(graph, parents))):
-        yield f"input_args.from_nodes makes nodes wait for each other: {' -> '.join(cycle)}; pull from earlier nodes"
-
-
-def _waits(graph: dict[str, Any], parents: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return the nodes that each node must wait for: the parents it cannot start without, its routers, its sources."""
-    waits, routers = {}, find_routers(graph)
-    for raw in graph["nodes"]:
-        own, fan_in = parents[raw["node_id"]], field_checks.parse_fan_in(raw.get("fan_in"))
-        needs_all = fan_in is None or fan_in.mode == "all" or len(own) == (fan_in.count or 1)
-        sources = field_checks.pull_sources(raw) or ()
-        waits[raw["node_id"]] = [*(own if needs_all else ()), *routers.get(raw["node_id"], ()), *sources]
-    return waits
-
-
-def _parent_problems(
-    raw: dict[str, Any], own: list[str], gate_parents: int, known: Mapping[str, int]
-) -> Iterator[str]:
-    where = f"node {raw['node_id']!r}"
+def _parent_problems(node_id: str, wiring: _Wiring, known: Mapping[str, int]) -> Iterator[str]:
+    where, own, fan_in = f"node {node_id!r}", wiring.parents[node_id], wiring.fan_ins[node_id]
     for parent in own:
         if parent not in known:
             yield f"{where}: depends_on names {printed(parent)}, which is not a node{suggestion(parent, known)}"
-    fan_in = field_checks.parse_fan_in(raw.get("fan_in"))
-    assert fan_in is not None
+    gate_parents = len(wiring.routes.parents[node_id])
     if fan_in.mode == "count" and not 1 <= fan_in.count <= gate_parents:
         routing = ", not counting those that route to it" if gate_parents < len(own) else ""
         yield (
             f"{where}: fan_in 'count:{fan_in.count}' must be between 1 and the number of parents "
             f"({gate_parents}){routing}"
         )
-    sources = field_checks.pull_sources(raw)
-    if field_checks.is_pulling(raw) and sources is None and not own:
+    if node_id in wiring.sources:
+        yield from _source_problems(where, wiring.sources[node_id], own, known)
+
+
+def _source_problems(
+    where: str, sources: list[str] | None, parents: list[str], known: Mapping[str, int]
+) -> Iterator[str]:
+    """Yield the problems of the nodes from which a node pulls; None in place of `sources` means its parents."""
+    if sources is None and not parents:
         yield f"{where}: input_args.from_nodes is missing, and the node has no parents to pull from"
-    if field_checks.is_pulling(raw) and sources is None and (size := json_bytes(own)) > limits.SOURCES_BYTES:
+    if sources is None and (size := json_bytes(parents)) > limits.SOURCES_BYTES:
         yield (
-            f"{where}: the ids of its {len(own):,} sources are {size:,} bytes of JSON, more than "
+            f"{where}: the ids of its {len(parents):,} sources are {size:,} bytes of JSON, more than "
             f"{limits.SOURCES_BYTES:,}: combine the sources in several nodes, or give them shorter ids"
         )
     for source in sources or ():
@@ -236,27 +280,52 @@ def _parent_problems(
             yield f"{where}: input_args.from_nodes names {printed(source)}, which is not a node{suggestion(source, known)}"
 
 
+def _cycle_problems(wiring: _Wiring) -> Iterator[str]:
+    routed = {node_id: [*own, *wiring.routers.get(node_id, ())] for node_id, own in wiring.parents.items()}
+    if cycle := find_cycle(wiring.parents):
+        yield f"the graph has a cycle: {' -> '.join(cycle)}; remove one of these dependencies"
+    elif len(cycle := find_cycle(routed)) > 2:
+        yield f"the graph has a cycle: {' -> '.join(cycle)}; remove one of these dependencies or routes"
+    elif not cycle and (cycle := find_cycle(_find_waits(wiring))):
+        yield f"input_args.from_nodes makes nodes wait for each other: {' -> '.join(cycle)}; pull from earlier nodes"
+
+
+def _find_waits(wiring: _Wiring) -> dict[str, list[str]]:
+    """Return the nodes that each node must wait for: the parents it cannot start without, its routers, its sources."""
+    waits: dict[str, list[str]] = {}
+    for node_id, own in wiring.parents.items():
+        fan_in, sources = wiring.fan_ins[node_id], wiring.sources.get(node_id) or ()
+        needs_all = fan_in.mode == "all" or len(own) == (fan_in.count or 1)
+        waits[node_id] = [*(own if needs_all else ()), *wiring.routers.get(node_id, ()), *sources]
+    return waits
+
+
+def find_cycle(parents: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return one cycle, from a node back to itself in order of execution, or an empty list if there is none."""
+    try:
+        TopologicalSorter(parents).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        return cycle
+    return []
+
+
 def _first(problems: Iterator[str]) -> list[str]:
     """Return one problem more than an error shows. Limited because finding the suggested name is slow."""
     return list(itertools.islice(problems, _ENOUGH))
 
 
-def _node(
-    index: int,
-    raw: dict[str, Any],
-    parents: list[str],
-    routes: Routes,
-    edge_when: dict[str, str],
-) -> Node:
-    node_id, fan_in, io = raw["node_id"], field_checks.parse_fan_in(raw.get("fan_in")), raw.get("io") or {}
+def _make_node(index: int, raw: dict[str, Any], wiring: _Wiring, streams_from: tuple[str, ...]) -> Node:
+    node_id, io, routes = raw["node_id"], raw.get("io") or {}, wiring.routes
+    conditions = wiring.edge_when.get(node_id, {})
     return Node(
         node_id=node_id,
         index=index,
         type=raw["type"],
         depends_on=tuple(routes.parents[node_id]),
-        fan_in=fan_in or FanIn(),
-        io=_io(io, tuple(parents)),
-        retry_policy=_retry_policy(raw.get("retry_policy") or {}),
+        fan_in=wiring.fan_ins[node_id],
+        io=_make_io(io, tuple(wiring.parents[node_id])),
+        retry_policy=_make_retry_policy(raw.get("retry_policy") or {}),
         allow_failure=bool(raw.get("allow_failure", False)),
         timeout_sec=raw.get("timeout_sec"),
         io_bytes=json_bytes(io) if io else len("{}"),
@@ -265,15 +334,16 @@ def _node(
         on_success=routes.on_success.get(node_id, ()),
         on_failure=routes.on_failure.get(node_id, ()),
         conditional=node_id in routes.conditional,
+        streams_from=streams_from,
         when=raw.get("when"),
-        edge_when={parent: when for parent, when in edge_when.items() if parent in routes.parents[node_id]},
+        edge_when={parent: when for parent, when in conditions.items() if parent in routes.parents[node_id]},
     )
 
 
-def _io(raw: dict[str, Any], depends_on: tuple[str, ...]) -> NodeIO:
+def _make_io(raw: dict[str, Any], depends_on: tuple[str, ...]) -> NodeIO:
     return NodeIO(
         input_ref=raw.get("input_ref"),
-        input_inline=_with_sources(raw.get("input_inline"), depends_on),
+        input_inline=_add_sources(raw.get("input_inline"), depends_on),
         batching=raw.get("batching"),
         start_when=read_start_when(raw),
         fn=raw.get("fn") or temporal_names.NOOP,
@@ -281,7 +351,7 @@ def _io(raw: dict[str, Any], depends_on: tuple[str, ...]) -> NodeIO:
     )
 
 
-def _with_sources(inline: dict[str, Any] | None, depends_on: tuple[str, ...]) -> dict[str, Any] | None:
+def _add_sources(inline: dict[str, Any] | None, depends_on: tuple[str, ...]) -> dict[str, Any] | None:
     """Set `from_nodes` to the parents if a pulling node leaves it out. An explicit `[]` means no sources."""
     if not inline or not str(inline.get("input_adapter", "")).startswith("pull."):
         return inline
@@ -297,7 +367,7 @@ STEP_NODES = 5_000
 _DEFAULT_RETRIES = RetryPolicy()
 
 
-def _retry_policy(raw: dict[str, Any]) -> RetryPolicy:
+def _make_retry_policy(raw: dict[str, Any]) -> RetryPolicy:
     if not raw:
         return _DEFAULT_RETRIES
     given = {key: value for key, value in raw.items() if value is not None and not key.startswith("x-")}
@@ -324,13 +394,3 @@ def too_many_nodes(count: int, limit: int) -> str | None:
     return (
         f"graph.nodes has {count:,} entries, more than {limit:,}: split the task" if count > limit else None
     )
-
-
-def find_cycle(parents: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return one cycle, from a node back to itself in order of execution, or an empty list if there is none."""
-    try:
-        TopologicalSorter(parents).prepare()
-    except CycleError as error:
-        cycle: list[str] = error.args[1]
-        return cycle
-    return []
