@@ -15,7 +15,7 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import CoordinatorConfig, temporal_names
-from flowkit.engine.limits import grants, leaks
+from flowkit.engine import slot_grants, slot_leaks
 from flowkit.models import SlotReply, SlotRequest, slot_wait_id
 from flowkit.testing import memory_database
 
@@ -104,8 +104,8 @@ def _pending(activity_id: str, name: str) -> PendingActivityInfo:
 class Engine(NamedTuple):
     """One engine."""
 
-    grants: grants.SlotGrants
-    loop: leaks.SlotLoop
+    grants: slot_grants.SlotGrants
+    loop: slot_leaks.SlotLoop
 
 
 class World:
@@ -127,8 +127,8 @@ class World:
         """Let the engines use this clock and these workers."""
         clock = SimpleNamespace(time=lambda: STARTED_AT + self.now, monotonic=lambda: self.now)
         with (
-            patch.multiple(grants, time=clock, ServedRoles=lambda *_: self),
-            patch.multiple(leaks, time=clock),
+            patch.multiple(slot_grants, time=clock, ServedRoles=lambda *_: self),
+            patch.multiple(slot_leaks, time=clock),
         ):
             yield
 
@@ -166,8 +166,8 @@ class World:
     def engine(self, config: CoordinatorConfig) -> Engine:
         """Return a new engine."""
         client: Any = self
-        granting = grants.SlotGrants(client, self._db, _namespace, config)
-        return Engine(granting, leaks.SlotLoop(granting))
+        granting = slot_grants.SlotGrants(client, self._db, _namespace, config)
+        return Engine(granting, slot_leaks.SlotLoop(granting))
 
 
 class _Turn:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+from flowkit.engine.limits import grants, leaks
 from pymongo import ASCENDING
 from tests.fuzz.budget import MINUTES, SLOTS_SHARE, chosen_seed, first_of, only_in_fuzz, show
 from tests.fuzz.slot_campaign import engine_play, slot_campaign, workflow_play
@@ -18,7 +19,6 @@ from tests.unit.property_examples import examples
 
 from flowkit.adapters.limits import store
 from flowkit.adapters.limits.rules import Limits
-from flowkit.engine.limits import grants, leaks
 from flowkit.workflows import slots as workflow_slots
 from flowkit.workflows.slots import Slots
 
@@ -84,7 +84,7 @@ def without_turns(right: Callable[..., Any]) -> Callable[..., Any]:
 def overtaking(right: Callable[..., Any]) -> Callable[..., Any]:
     """An attempt that asks gets a free slot although others wait for it."""
 
-    async def is_first(engine: grants.SlotGrants, slots: SlotStore, role: str) -> bool:
+    async def is_first(engine: slot_grants.SlotGrants, slots: SlotStore, role: str) -> bool:
         return await engine._may_grant(role)
 
     return is_first
@@ -111,7 +111,7 @@ def twice(right: Callable[..., Any]) -> Callable[..., Any]:
 def to_all(right: Callable[..., Any]) -> Callable[..., Any]:
     """Roles without workers get slots."""
 
-    async def may_grant(engine: grants.SlotGrants, role: str) -> bool:
+    async def may_grant(engine: slot_grants.SlotGrants, role: str) -> bool:
         return True
 
     return may_grant
@@ -120,9 +120,9 @@ def to_all(right: Callable[..., Any]) -> Callable[..., Any]:
 def never_unused(right: Callable[..., Any]) -> Callable[..., Any]:
     """The check for leaks believes that a running workflow uses its slots."""
 
-    def use_of(*args: Any) -> leaks.Use:
-        use: leaks.Use = right(*args)
-        return leaks.Use.IN_FLIGHT if use is leaks.Use.UNUSED else use
+    def use_of(*args: Any) -> slot_leaks.Use:
+        use: slot_leaks.Use = right(*args)
+        return slot_leaks.Use.IN_FLIGHT if use is slot_leaks.Use.UNUSED else use
 
     return use_of
 
@@ -130,9 +130,9 @@ def never_unused(right: Callable[..., Any]) -> Callable[..., Any]:
 def soon_unused(right: Callable[..., Any]) -> Callable[..., Any]:
     """The check for leaks overlooks attempts in flight."""
 
-    def use_of(*args: Any) -> leaks.Use:
-        use: leaks.Use = right(*args)
-        return leaks.Use.UNUSED if use is leaks.Use.IN_FLIGHT else use
+    def use_of(*args: Any) -> slot_leaks.Use:
+        use: slot_leaks.Use = right(*args)
+        return slot_leaks.Use.UNUSED if use is slot_leaks.Use.IN_FLIGHT else use
 
     return use_of
 
@@ -140,9 +140,9 @@ def soon_unused(right: Callable[..., Any]) -> Callable[..., Any]:
 def undelivered(right: Callable[..., Any]) -> Callable[..., Any]:
     """Nothing repeats a report of a slot that an engine could not send before it died."""
 
-    def use_of(*args: Any) -> leaks.Use:
-        use: leaks.Use = right(*args)
-        return leaks.Use.IN_FLIGHT if use is leaks.Use.UNDELIVERED else use
+    def use_of(*args: Any) -> slot_leaks.Use:
+        use: slot_leaks.Use = right(*args)
+        return slot_leaks.Use.IN_FLIGHT if use is slot_leaks.Use.UNDELIVERED else use
 
     return use_of
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.engine.limits.grants import SlotGrants
+from flowkit.engine.slot_grants import SlotGrants
 from flowkit.errors import StoreUnavailable
 from flowkit.models import TaskStatus
 from tests.integration.counted import Counted, holders, most, requests, started

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.engine.limits.grants import SlotGrants
+from flowkit.engine.slot_grants import SlotGrants
 from flowkit.temporal_names import SLOT_ACTIVITIES
 from tests.integration.counted import Counted, holders, most
 from tests.integration.harness import Harness, eventually, node

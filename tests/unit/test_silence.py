@@ -12,7 +12,7 @@ from tests.unit.graphs import node
 
 from flowkit import CoordinatorConfig
 from flowkit.adapters.worker_registry import WorkerRegistry
-from flowkit.engine.silence import SilenceCheck, running_attempts
+from flowkit.engine.silent_attempts import SilenceCheck, running_attempts
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SilenceReport, SilentAttempt, TaskStatus
 from flowkit.testing import memory_database

@@ -16,7 +16,7 @@ from temporalio.client import WorkflowExecutionStatus
 from flowkit import CoordinatorConfig, temporal_names
 from flowkit.adapters.limits.rules import Limits, Usage, full_roles, has_room, is_full, wait_reason
 from flowkit.adapters.limits.store import Holder
-from flowkit.engine.limits.leaks import Use, use_of
+from flowkit.engine.slot_leaks import Use, use_of
 from flowkit.errors import ConfigError
 from flowkit.models import slot_wait_id
 from flowkit.workflows.slots import priority_of

@@ -23,9 +23,8 @@ from flowkit.coordinator.hosting import HostedRoles
 from flowkit.coordinator.removed import RemovedAttributes
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.core.time import SystemClock
-from flowkit.engine.background import EngineLoops
-from flowkit.engine.limits.grants import SlotGrants
-from flowkit.engine.worker import check_functions, engine_workers, prepared_settings
+from flowkit.engine.slot_grants import SlotGrants
+from flowkit.engine.worker import EngineLoops, check_functions, engine_workers, prepared_settings
 from flowkit.protocol.messages import (
     Envelope,
     EventKind,

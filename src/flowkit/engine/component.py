@@ -15,9 +15,9 @@ from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.attempt.failures import failed_attempt, handed_over
 from flowkit.connection import Namespace
 from flowkit.core.loop_portal import LoopPortal
-from flowkit.engine.background import EngineLoops
-from flowkit.engine.limits.grants import SlotGrants
+from flowkit.engine.slot_grants import SlotGrants
 from flowkit.engine.worker import (
+    EngineLoops,
     activity_name,
     check_functions,
     engine_activities,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from flowkit.activities.function_attempt import Function
     from flowkit.adapters.mongo import Database
     from flowkit.config import CoordinatorConfig
+
 
 _logger = logging.getLogger("flowkit.engine.worker")
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.task_store import TaskStore
     from flowkit.attempt.background import LoopHealth
     from flowkit.connection import Namespace
-    from flowkit.engine.silence import SilenceCheck
+    from flowkit.engine.silent_attempts import SilenceCheck
 
     Document = dict[str, Any]
 

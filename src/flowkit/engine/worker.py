@@ -1,7 +1,8 @@
-"""The engine's Temporal workers: the Task workflow, its activities and the coordinator functions."""
+"""The engine's Temporal workers, with the Task workflow, its activities and the coordinator functions, and its loops."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -21,7 +22,10 @@ from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.adapters.limits.rules import Limits
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
-from flowkit.engine.limits.activities import SlotActivities
+from flowkit.engine.silent_attempts import SilenceCheck
+from flowkit.engine.slot_grants import SlotActivities
+from flowkit.engine.slot_leaks import SlotLoop
+from flowkit.engine.sweep import Sweep
 from flowkit.errors import ConfigError
 from flowkit.graph.validation import RESERVED_FUNCTIONS
 from flowkit.models import (
@@ -42,9 +46,11 @@ if TYPE_CHECKING:
     from flowkit.activities.function_attempt import Function
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.attempt.background import LoopHealth
     from flowkit.config import CoordinatorConfig
+    from flowkit.connection import Namespace
     from flowkit.core.loop_portal import LoopPortal
-    from flowkit.engine.limits.grants import SlotGrants
+    from flowkit.engine.slot_grants import SlotGrants
 
 _logger = logging.getLogger("flowkit.engine.worker")
 
@@ -282,3 +288,26 @@ async def registered_search_attributes(client: Client) -> tuple[str, ...]:
         _logger.info("search attributes were not set: %s", error.message)
         return ()
     return tuple(name for name in SEARCH_ATTRIBUTES if name in known.custom_attributes)
+
+
+class EngineLoops:
+    """Runs the background loops of one engine between its creation and `stop`, on the loop of the database handle."""
+
+    def __init__(
+        self, tasks: TaskStore, config: CoordinatorConfig, namespace: Namespace, grants: SlotGrants
+    ) -> None:
+        silence = SilenceCheck(grants.client, tasks.database, config)
+        sweep = Sweep(grants.client, tasks, namespace, every_sec=config.sweep_sec, silence=silence)
+        self._loops = (sweep, SlotLoop(grants))
+        self._running = [asyncio.create_task(loop.run()) for loop in self._loops]
+
+    @property
+    def health(self) -> tuple[LoopHealth, ...]:
+        """The health of each loop."""
+        return tuple(loop.health for loop in self._loops)
+
+    async def stop(self) -> None:
+        """Stop the loops."""
+        for each in self._running:
+            each.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)

@@ -69,7 +69,9 @@ def graph_problems(graph: object) -> Iterator[str]:
     if graph.get("on_node_failure", "fail") not in modes:
         yield f"graph.on_node_failure is {printed(graph['on_node_failure'])}; allowed: {', '.join(modes)}"
     if graph.get("deadline_sec") is not None:
-        yield from (f"graph.{problem}" for problem in _time_limit("deadline_sec", graph["deadline_sec"]))
+        yield from (
+            f"graph.{problem}" for problem in _check_time_limit("deadline_sec", graph["deadline_sec"])
+        )
     yield from _edge_problems(graph)
     yield from _extended_edge_problems(graph)
     for index, node in enumerate(nodes):
@@ -82,16 +84,16 @@ def json_bytes(value: object, name: str = "the input") -> int:
     Raise GraphError, which names the first part that JSON cannot represent.
     """
     try:
-        return len(_json(value))
+        return len(_encode_json(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise GraphError([f"{_place(value, name, 0)} must be JSON: {error}"]) from None
+        raise GraphError([f"{_find_place(value, name, 0)} must be JSON: {error}"]) from None
 
 
-def _json(value: object) -> bytes:
+def _encode_json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _place(value: Any, path: str, depth: int) -> str:
+def _find_place(value: Any, path: str, depth: int) -> str:
     """Return the path to the first part of `value` that JSON cannot represent, with the id of its node."""
     if isinstance(value, dict | list | tuple) and depth < _PATH_STEPS:
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
@@ -99,13 +101,13 @@ def _place(value: Any, path: str, depth: int) -> str:
             if not _is_json(part):
                 step = f".{key}" if isinstance(value, dict) else f"[{key}]"
                 owner = f" (node {part['node_id']!r})" if isinstance(part, dict) and "node_id" in part else ""
-                return _place(part, f"{path}{step}{owner}", depth + 1)
+                return _find_place(part, f"{path}{step}{owner}", depth + 1)
     return f"{shown_path(path, _PATH_CHARS)} = {printed(value)}"
 
 
 def _is_json(value: object) -> bool:
     try:
-        _json(value)
+        _encode_json(value)
     except (TypeError, ValueError, RecursionError):
         return False
     return True
@@ -115,11 +117,11 @@ def parse_fan_in(value: object) -> FanIn | None:
     """Return the fan-in, which is `all` when `value` is None. Return None if `value` is not valid."""
     if value is None:
         return FanIn()
-    return _fan_in_of(value) if isinstance(value, str) else None
+    return _parse_fan_in_text(value) if isinstance(value, str) else None
 
 
 @lru_cache(maxsize=100)
-def _fan_in_of(text: str) -> FanIn | None:
+def _parse_fan_in_text(text: str) -> FanIn | None:
     """Return the fan-in, parsed once for all nodes: a workflow task has two seconds for a graph of 20,000."""
     match = FAN_IN.fullmatch(text)
     if match is None:
@@ -174,35 +176,35 @@ def _node_problems(index: int, node: object) -> Iterator[str]:
             f"{where}: type {printed(node.get('type'))} must be {COORDINATOR_FN!r} or a role: 1 to 100 of "
             "letters, digits, '.', '_', '-', beginning with a letter or digit"
         )
-    yield from _unknown_keys(where, node, NODE_KEYS | RUNTIME_KEYS)
+    yield from _find_unknown_keys(where, node, NODE_KEYS | RUNTIME_KEYS)
     for key, check in _NODE_CHECKS.items():
         if node.get(key) is not None:
             yield from (f"{where}: {problem}" for problem in check(node[key]))
 
 
-def _unknown_keys(where: str, given: dict[str, Any], known: frozenset[str]) -> Iterator[str]:
+def _find_unknown_keys(where: str, given: dict[str, Any], known: frozenset[str]) -> Iterator[str]:
     for key in given:
         if key not in known and not str(key).startswith("x-"):
             hint = did_you_mean(key, known, otherwise="start your own keys with 'x-'")
             yield f"{where}: unknown key {printed(key)}; {hint}"
 
 
-def _depends_on(value: object) -> Iterator[str]:
+def _check_depends_on(value: object) -> Iterator[str]:
     if not isinstance(value, list) or not all(isinstance(parent, str) for parent in value):
         yield f"depends_on {printed(value)} must be a list of node ids"
 
 
-def _fan_in(value: object) -> Iterator[str]:
+def _check_fan_in(value: object) -> Iterator[str]:
     if parse_fan_in(value) is None:
         yield f"fan_in {printed(value)} must be 'all', 'any' or 'count:n'"
 
 
-def _allow_failure(value: object) -> Iterator[str]:
+def _check_allow_failure(value: object) -> Iterator[str]:
     if not isinstance(value, bool):
         yield f"allow_failure {printed(value)} must be true or false"
 
 
-def _time_limit(key: str, value: object) -> Iterator[str]:
+def _check_time_limit(key: str, value: object) -> Iterator[str]:
     if not is_seconds(value):
         yield (
             f"{key} {printed(value)} must be a number of seconds above 0 "
@@ -218,26 +220,26 @@ def when_problem(value: object) -> str | None:
     return f"when {shown} must be a CEL expression of 1 to {limits.CONDITION_CHARS:,} characters"
 
 
-def _when(value: object) -> Iterator[str]:
+def _check_when(value: object) -> Iterator[str]:
     if problem := when_problem(value):
         yield problem
 
 
-def _routing(value: object) -> Iterator[str]:
+def _check_routing(value: object) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"routing {printed(value)} must be an object with 'on_success' and 'on_failure'"
     elif any(value.values()):
-        yield from _unknown_keys("routing", value, ROUTING_KEYS)
+        yield from _find_unknown_keys("routing", value, ROUTING_KEYS)
         for key in sorted(ROUTING_KEYS):
             if value.get(key) is not None and not _is_text_list(value[key]):
                 yield f"routing.{key} {printed(value[key])} must be a list of node ids"
 
 
-def _io(value: object) -> Iterator[str]:
+def _check_io(value: object) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"io {printed(value)} must be an object"
         return
-    yield from _unknown_keys("io", value, IO_KEYS)
+    yield from _find_unknown_keys("io", value, IO_KEYS)
     for key in ("input_ref", "input_inline", "batching", "fn_args"):
         if not isinstance(value.get(key), (dict, type(None))):
             yield f"io.{key} {printed(value[key])} must be an object"
@@ -251,11 +253,11 @@ def _io(value: object) -> Iterator[str]:
         yield f"io is {size:,} bytes of JSON, more than {limits.NODE_IO_BYTES:,}: pass a reference in input_ref"
 
 
-def _retry_policy(value: object) -> Iterator[str]:
+def _check_retry_policy(value: object) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"retry_policy {printed(value)} must be an object"
         return
-    yield from _unknown_keys("retry_policy", value, RETRY_KEYS)
+    yield from _find_unknown_keys("retry_policy", value, RETRY_KEYS)
     for key, (allowed, fits) in RETRY_CHECKS.items():
         if value.get(key) is not None and not fits(value[key]):
             yield f"retry_policy.{key} {printed(value[key])} must be {allowed}"
@@ -282,13 +284,13 @@ RETRY_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 _NODE_CHECKS: dict[str, Callable[[object], Iterator[str]]] = {
-    "depends_on": _depends_on,
-    "fan_in": _fan_in,
-    "allow_failure": _allow_failure,
-    "when": _when,
-    "timeout_sec": partial(_time_limit, "timeout_sec"),
-    "deadline_sec": partial(_time_limit, "deadline_sec"),
-    "routing": _routing,
-    "io": _io,
-    "retry_policy": _retry_policy,
+    "depends_on": _check_depends_on,
+    "fan_in": _check_fan_in,
+    "allow_failure": _check_allow_failure,
+    "when": _check_when,
+    "timeout_sec": partial(_check_time_limit, "timeout_sec"),
+    "deadline_sec": partial(_check_time_limit, "deadline_sec"),
+    "routing": _check_routing,
+    "io": _check_io,
+    "retry_policy": _check_retry_policy,
 }

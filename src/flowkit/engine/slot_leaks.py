@@ -14,7 +14,7 @@ from temporalio.service import RPCError
 
 from flowkit import temporal_names
 from flowkit.attempt.background import BackgroundLoop, Expected, new_owner
-from flowkit.engine.limits.grants import is_closed
+from flowkit.engine.slot_grants import is_closed
 from flowkit.errors import FlowKitError
 from flowkit.models import slot_wait_id
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.limits.store import Holder, SlotStore
     from flowkit.attempt.background import LoopHealth
-    from flowkit.engine.limits.grants import SlotGrants
+    from flowkit.engine.slot_grants import SlotGrants
 
 _logger = logging.getLogger("flowkit.engine.limits")
 

@@ -1,7 +1,8 @@
 """Grants the slots of the limits across tasks to the attempts of all tasks of a queue.
 
 An attempt asks for its slot with the activity `acquire_slot`. If it must wait, the activity `await_slot` stays open
-without a worker until some engine grants the slot and completes it.
+without a worker until some engine grants the slot and completes it. A role without workers gets no slots, so that it
+does not block other roles.
 """
 
 from __future__ import annotations
@@ -9,28 +10,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
+from flowkit import temporal_names
 from flowkit.adapters.limits.rules import Limits, Usage, full_roles, has_room, is_full, wait_reason
 from flowkit.adapters.limits.store import PAGE, SlotStore
-from flowkit.adapters.worker_registry import WorkerRegistry
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX, WorkerRegistry
+from flowkit.attempt.failures import cut
+from flowkit.attempt.pollers import recent_pollers
 from flowkit.connection import TemporalUnavailable
-from flowkit.engine.limits.served_roles import ServedRoles
-from flowkit.models import Slot, SlotReply, SlotRequest, slot_wait_id
+from flowkit.errors import FlowKitError
+from flowkit.models import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait_id
+from flowkit.temporal_names import role_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from temporalio.client import Client, WorkflowExecutionDescription
 
     from flowkit.adapters.mongo import Database
     from flowkit.config import CoordinatorConfig
-    from flowkit.models import ReleaseSlots
+    from flowkit.core.loop_portal import LoopPortal
+
+
+T = TypeVar("T")
 
 _logger = logging.getLogger("flowkit.engine.limits")
+
+_CACHE_SEC = 3.0
+"""How long FlowKit remembers whether a role has workers."""
 
 
 class SlotGrants:
@@ -215,3 +229,70 @@ def is_closed(description: WorkflowExecutionDescription | None) -> bool:
         WorkflowExecutionStatus.RUNNING,
         WorkflowExecutionStatus.CONTINUED_AS_NEW,
     )
+
+
+class ServedRoles:
+    """Says which roles of a queue have native workers, or external workers that are connected to a bridge."""
+
+    def __init__(self, client: Client, registry: WorkerRegistry, queue: str) -> None:
+        self._client = client
+        self._registry = registry
+        self._queue = queue
+        self._known: dict[str, tuple[bool, float]] = {}
+
+    async def has_workers(self, role: str) -> bool:
+        """Return whether the role has a worker. The result may be three seconds old."""
+        served, until = self._known.get(role, (False, 0.0))
+        if time.monotonic() >= until:
+            served = await self._look(role)
+            self._known[role] = served, time.monotonic() + _CACHE_SEC
+        return served
+
+    async def _look(self, role: str) -> bool:
+        pollers = await recent_pollers(self._client, role_queue(self._queue, role))
+        if not pollers:
+            return False
+        native = {poller for poller in pollers if not poller.startswith(BRIDGE_PREFIX)}
+        if native - await self._registry.find_stopped(native):
+            return True
+        return native != pollers and await self._registry.is_served(role)
+
+
+class SlotActivities:
+    """The activities `acquire_slot`, `await_slot` and `release_slots`."""
+
+    def __init__(self, grants: SlotGrants, portal: LoopPortal) -> None:
+        self._grants = grants
+        self._portal = portal
+
+    @property
+    def all(self) -> list[Callable[..., Any]]:
+        """Return the activities to register with a Temporal worker."""
+        return [self.acquire_slot, self.await_slot, self.release_slots]
+
+    @activity.defn(name=temporal_names.ACQUIRE_SLOT)
+    async def acquire_slot(self, request: SlotRequest) -> SlotReply:
+        """Return whether the attempt has its slot now, or why it must wait."""
+        return await self._guarded(self._grants.acquire(_of_this_run(request)))
+
+    @activity.defn(name=temporal_names.AWAIT_SLOT)
+    async def await_slot(self, request: SlotRequest) -> SlotReply:
+        """Let the attempt wait. The engine that grants its slot completes the activity; until then, no worker runs it."""
+        await self._guarded(self._grants.wait(_of_this_run(request)))
+        activity.raise_complete_async()
+
+    @activity.defn(name=temporal_names.RELEASE_SLOTS)
+    async def release_slots(self, record: ReleaseSlots) -> None:
+        """Free slots of attempts that have ended."""
+        await self._guarded(self._grants.release(record))
+
+    async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work`. Temporal retries every error, because the workflow cannot continue without the slot."""
+        try:
+            return await self._portal.run(work)
+        except FlowKitError as error:
+            raise ApplicationError(cut(str(error)), type=error.code) from None
+
+
+def _of_this_run(request: SlotRequest) -> SlotRequest:
+    return replace(request, run_id=activity.info().workflow_run_id or "")
