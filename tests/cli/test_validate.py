@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from flowkit.cli.app import run
-from flowkit.cli.tasks.graph_table import MOST_ROWS, graph_table
+from flowkit.cli.tasks.display import MOST_ROWS, graph_table
 from flowkit.graph.description import describe
 from flowkit.graph.validation import parse_graph
 from tests.unit.graphs import node

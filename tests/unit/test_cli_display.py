@@ -13,11 +13,16 @@ from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.converter import DataConverter
 
-from flowkit.cli.screen import Lines, node_line, node_note, screen, task_table
 from flowkit.cli.tasks import view as task_view
-from flowkit.cli.tasks.pending import shown_waits
-from flowkit.cli.tasks.show import tasks_table
-from flowkit.cli.tasks.view import NodeView, TaskView, with_waiting, with_waits
+from flowkit.cli.tasks.display import (
+    Lines,
+    format_line,
+    format_note,
+    open_task_screen,
+    task_table,
+    tasks_table,
+)
+from flowkit.cli.tasks.view import NodeView, TaskView, add_waits, mark_waiting, read_waits
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
 
@@ -42,19 +47,19 @@ def printed(renderable: object, width: int = 100) -> str:
 
 
 def test_running_node_waits_until_a_worker_has_taken_its_attempt() -> None:
-    seen = with_waiting(task(node("a"), node("b"), node("c", attempt=2)), frozenset({"a.1", "c.1"}))
+    seen = mark_waiting(task(node("a"), node("b"), node("c", attempt=2)), frozenset({"a.1", "c.1"}))
     assert [each.waiting for each in seen.nodes] == [True, False, False]
 
 
 @pytest.mark.parametrize("status", ["queued", "deferred", "cancelling", "finished", "failed"])
 def test_only_a_running_node_waits_for_a_worker(status: str) -> None:
-    (seen,) = with_waiting(task(node("a", status)), frozenset({"a.1"})).nodes
+    (seen,) = mark_waiting(task(node("a", status)), frozenset({"a.1"})).nodes
     assert not seen.waiting
 
 
 def test_node_taken_by_a_worker_no_longer_waits() -> None:
-    once = with_waiting(task(node("a")), frozenset({"a.1"}))
-    assert not with_waiting(once, frozenset()).nodes[0].waiting
+    once = mark_waiting(task(node("a")), frozenset({"a.1"}))
+    assert not mark_waiting(once, frozenset()).nodes[0].waiting
 
 
 def heartbeat(activity_id: str, *details: Any) -> PendingActivityInfo:
@@ -74,13 +79,13 @@ async def test_waits_come_from_the_heartbeats_of_running_attempts() -> None:
         PendingActivityInfo(activity_id="f.1", heartbeat_details=Payloads(payloads=[unreadable])),
     ]
     description: Any = SimpleNamespace(raw_description=SimpleNamespace(pending_activities=pending))
-    assert await shown_waits(description, DataConverter.default) == {"a.1": "node b"}
-    assert await shown_waits(None, DataConverter.default) == {}
+    assert await read_waits(description, DataConverter.default) == {"a.1": "node b"}
+    assert await read_waits(None, DataConverter.default) == {}
 
 
 def test_only_the_current_attempt_of_a_running_node_shows_its_wait() -> None:
     nodes = node("a"), node("b", attempt=2), node("c", "finished")
-    seen = with_waits(task(*nodes), {"a.1": "node b", "b.1": "node c", "c.1": "node a"})
+    seen = add_waits(task(*nodes), {"a.1": "node b", "b.1": "node c", "c.1": "node a"})
     assert [each.waits_for for each in seen.nodes] == ["node b", "", ""]
 
 
@@ -102,13 +107,13 @@ NOTES: list[tuple[NodeView, str]] = [
 
 @pytest.mark.parametrize(("view", "reported"), NOTES)
 def test_note_shows_what_a_node_waits_for_and_the_node_of_an_error(view: NodeView, reported: str) -> None:
-    assert node_note(view) == reported
+    assert format_note(view) == reported
 
 
 def test_long_wait_is_shown_in_minutes_and_hours() -> None:
     retry_soon = node(status="deferred", next_retry_at=time.time() + 5_400.2, note=ERROR)
-    assert node_note(retry_soon) == f"retry in 1 h 30 min: {ERROR}"
-    assert node_note(node(status="deferred", next_retry_at=time.time() - 5)) == "retry in 0 s"
+    assert format_note(retry_soon) == f"retry in 1 h 30 min: {ERROR}"
+    assert format_note(node(status="deferred", next_retry_at=time.time() - 5)) == "retry in 0 s"
 
 
 def test_without_a_terminal_a_taken_node_gets_its_own_line() -> None:
@@ -117,7 +122,7 @@ def test_without_a_terminal_a_taken_node_gets_its_own_line() -> None:
     for view in (task(node(waiting=True)), task(node(waiting=True)), task(node())):
         lines.show(view, [])
     reported = [line.partition(" s  ")[2] for line in out.getvalue().splitlines()]
-    assert reported == ["enrich  running, attempt 1 (no worker has started it yet)", node_line(node())]
+    assert reported == ["enrich  running, attempt 1 (no worker has started it yet)", format_line(node())]
 
 
 def test_status_shows_complete_errors() -> None:
@@ -134,7 +139,8 @@ def test_watched_task_has_one_line_for_each_node() -> None:
 
 def test_watched_table_shows_how_long_it_has_been_watched() -> None:
     out = io.StringIO()
-    with screen(Console(file=out, width=90, height=30, force_terminal=True, color_system=None)) as shown:
+    console = Console(file=out, width=90, height=30, force_terminal=True, color_system=None)
+    with open_task_screen(console) as shown:
         shown.show(task(node()), ["no worker polls role enrich"])
     assert "task orders: running (watched for 0 s)" in out.getvalue()
     assert "! no worker polls role enrich" in out.getvalue()

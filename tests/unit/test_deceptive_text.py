@@ -14,8 +14,9 @@ from tests.unit.test_cli_display import node, task
 from tests.unit.test_details import only_row
 
 from flowkit.cli import output
-from flowkit.cli.logs import VisibleFormatter
-from flowkit.cli.screen import LiveTable, task_table
+from flowkit.cli.output import VisibleFormatter
+from flowkit.cli.screen import LiveScreen
+from flowkit.cli.tasks.display import draw_task, task_table
 from flowkit.errors import GraphError
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus
@@ -78,7 +79,7 @@ def test_tables_show_deceptive_characters_as_escapes(capsys: pytest.CaptureFixtu
 def test_a_live_table_keeps_its_own_control_sequences_only() -> None:
     out = io.StringIO()
     with Live(console=Console(file=out, width=150, force_terminal=True), auto_refresh=False) as live:
-        table = LiveTable(live)
+        table = LiveScreen(live, draw_task)
         for _ in range(2):
             table.show(task(node(status="failed", note=ATTACK)), [ATTACK])
     assert IN_TERMINAL in out.getvalue()

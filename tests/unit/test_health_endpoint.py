@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from flowkit.attempt.background import BridgeHealth, Health, LoopHealth, RoleHealth
-from flowkit.cli.health_endpoint import health_endpoint
+from flowkit.cli.health import health_endpoint
 from flowkit.cli.options import DEFAULT_HEALTH_HOST
 from flowkit.errors import ConfigError
 from flowkit.local.ports import free_port

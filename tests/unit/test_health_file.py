@@ -12,8 +12,8 @@ import pytest
 from tests.integration.harness import ROOT
 
 from flowkit.attempt.background import Health, LoopHealth
-from flowkit.cli import health_file as module
-from flowkit.cli.health_file import health_file
+from flowkit.cli import health as module
+from flowkit.cli.health import health_file
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,7 +26,7 @@ import os, signal, sys, time
 from pathlib import Path
 from flowkit.attempt.background import Health
 from flowkit.cli.errors import exit_code_of, exit_process
-from flowkit.cli.health_file import health_file
+from flowkit.cli.health import health_file
 from flowkit.cli.options import HealthOptions
 from flowkit.cli.replicas import run_processes
 from flowkit.errors import ConfigError

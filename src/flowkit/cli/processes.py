@@ -7,7 +7,6 @@ import typer
 from flowkit.cli.loading import (
     load_config,
 )
-from flowkit.cli.logs import log_processes
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_HEALTH_HOST,
@@ -25,6 +24,7 @@ from flowkit.cli.options import (
     Verbose,
     Where,
 )
+from flowkit.cli.output import log_processes
 from flowkit.cli.replicas import run_processes
 from flowkit.cli.running import EngineCommand, WorkerCommand, run_until_stopped
 from flowkit.loops import run

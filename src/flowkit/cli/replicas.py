@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.cli import output
 from flowkit.cli.errors import exit_code_of, exit_process
-from flowkit.cli.health_endpoint import health_endpoint
-from flowkit.cli.health_file import health_file
+from flowkit.cli.health import health_endpoint, health_file
 from flowkit.cli.options import HealthOptions
 
 if TYPE_CHECKING:

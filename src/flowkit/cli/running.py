@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flowkit.cli import output
-from flowkit.cli.health_endpoint import health_endpoint
-from flowkit.cli.health_file import health_file
+from flowkit.cli.health import health_endpoint, health_file
 from flowkit.cli.loading import chosen_roles, load_config, load_functions, load_handlers, load_worker_config
-from flowkit.cli.logs import log_processes
+from flowkit.cli.output import log_processes
 from flowkit.loops import run
 from flowkit.ready_line import ready_line
 

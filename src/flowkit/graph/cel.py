@@ -1,4 +1,4 @@
-"""Compile and evaluate expressions in CEL, the Common Expression Language. Pure.
+"""Compile expressions in CEL, the Common Expression Language, find the values that they name, and evaluate them. Pure.
 
 The CEL package loads 50 MB of native code, so FlowKit imports it only when a graph contains an expression, and never in
 workflow code."""
@@ -35,6 +35,48 @@ _STATUS = re.compile(r"^[A-Z_]+: |\s*\[[A-Z_]+\]$")
 _NOISE = re.compile(r"Syntax error: | \(in container ''\)| expecting \{.*")
 _UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
 _NOT_UNICODE = "the expression is not valid Unicode"
+_PACKAGE = "flowkit.cel"
+_TEXT, _NUMBER, _FLAG = "TYPE_STRING", "TYPE_INT64", "TYPE_BOOL"
+_MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
+    "Position": {"key": (1, _NUMBER), "value": (2, _NUMBER)},
+    "SourceInfo": {"positions": (4, "Position*")},
+    "Constant": {"string_value": (6, _TEXT)},
+    "Ident": {"name": (1, _TEXT)},
+    "Select": {"operand": (1, "Expr"), "field": (2, _TEXT), "test_only": (3, _FLAG)},
+    "Call": {"target": (1, "Expr"), "function": (2, _TEXT), "args": (3, "Expr*")},
+    "CreateList": {"elements": (1, "Expr*")},
+    "Entry": {"map_key": (3, "Expr"), "value": (4, "Expr")},
+    "CreateStruct": {"entries": (2, "Entry*")},
+    "Comprehension": {
+        "iter_var": (1, _TEXT),
+        "iter_range": (2, "Expr"),
+        "accu_var": (3, _TEXT),
+        "accu_init": (4, "Expr"),
+        "loop_condition": (5, "Expr"),
+        "loop_step": (6, "Expr"),
+        "result": (7, "Expr"),
+        "iter_var2": (8, _TEXT),
+    },
+    "Expr": {
+        "id": (2, _NUMBER),
+        "const_expr": (3, "Constant"),
+        "ident_expr": (4, "Ident"),
+        "select_expr": (5, "Select"),
+        "call_expr": (6, "Call"),
+        "list_expr": (7, "CreateList"),
+        "struct_expr": (8, "CreateStruct"),
+        "comprehension_expr": (9, "Comprehension"),
+    },
+    "CheckedExpr": {"expr": (4, "Expr"), "source_info": (5, "SourceInfo")},
+}
+"""For each message, its fields with number and type; `*` marks a repeated field.
+
+The CEL package has no syntax tree in Python. It serializes an expression as the message `CheckedExpr` of the CEL
+specification, of which these are the parts that FlowKit needs.
+"""
+
+_INDEX = "_[_]"
+"""The function of CEL's operator `a[b]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,47 +156,6 @@ def add_caret(problem: str, text: str, position: int) -> str:
     first = max(0, column - _SHOWN_CHARS // 2)
     shown = "".join(c if c.isprintable() else " " for c in line[first : first + _SHOWN_CHARS])
     return f"{problem}\n  | {shown}\n  | {' ' * (column - first)}^"
-
-
-_PACKAGE = "flowkit.cel"
-_TEXT, _NUMBER, _FLAG = "TYPE_STRING", "TYPE_INT64", "TYPE_BOOL"
-
-_MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
-    "Position": {"key": (1, _NUMBER), "value": (2, _NUMBER)},
-    "SourceInfo": {"positions": (4, "Position*")},
-    "Constant": {"string_value": (6, _TEXT)},
-    "Ident": {"name": (1, _TEXT)},
-    "Select": {"operand": (1, "Expr"), "field": (2, _TEXT), "test_only": (3, _FLAG)},
-    "Call": {"target": (1, "Expr"), "function": (2, _TEXT), "args": (3, "Expr*")},
-    "CreateList": {"elements": (1, "Expr*")},
-    "Entry": {"map_key": (3, "Expr"), "value": (4, "Expr")},
-    "CreateStruct": {"entries": (2, "Entry*")},
-    "Comprehension": {
-        "iter_var": (1, _TEXT),
-        "iter_range": (2, "Expr"),
-        "accu_var": (3, _TEXT),
-        "accu_init": (4, "Expr"),
-        "loop_condition": (5, "Expr"),
-        "loop_step": (6, "Expr"),
-        "result": (7, "Expr"),
-        "iter_var2": (8, _TEXT),
-    },
-    "Expr": {
-        "id": (2, _NUMBER),
-        "const_expr": (3, "Constant"),
-        "ident_expr": (4, "Ident"),
-        "select_expr": (5, "Select"),
-        "call_expr": (6, "Call"),
-        "list_expr": (7, "CreateList"),
-        "struct_expr": (8, "CreateStruct"),
-        "comprehension_expr": (9, "Comprehension"),
-    },
-    "CheckedExpr": {"expr": (4, "Expr"), "source_info": (5, "SourceInfo")},
-}
-"""For each message, its fields with number and type; `*` marks a repeated field."""
-
-_INDEX = "_[_]"
-"""The function of CEL's operator `a[b]`."""
 
 
 class Access(NamedTuple):

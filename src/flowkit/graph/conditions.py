@@ -1,7 +1,8 @@
-"""Check the conditions of a graph: the expressions in `when` of its nodes and of its edges. Pure.
+"""The conditions of a graph: the expressions in `when` of its nodes and of its edges, and the values that they read. Pure.
 
-`create_task`, `flowkit validate` and the engine's activity `open_task` call these checks. The workflow does not, because
-it must not load the CEL package. Its own validation checks only the type and the length of a node's `when`."""
+`create_task`, `flowkit validate` and the engine's activity `open_task` check conditions. The workflow does not, because
+it must not load the CEL package. Its own validation checks only the type and the length of a node's `when`.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +35,14 @@ FACTS = (STATUS, ERROR_CODE, STATS)
 """What a condition can read of an ancestor."""
 
 _ENOUGH = 11
+_Paths = dict[str, Any]
+"""A tree of keys. None in place of a subtree selects the whole value."""
+
+_SHOWN_CHARS = 80
+_SHOWN_TEXT_CHARS = 400
+_SHOWN_VALUES = 10
+_HIDDEN = "(hidden)"
+_MISSING = object()
 
 
 def has_conditions(graph: dict[str, Any]) -> bool:
@@ -150,16 +159,6 @@ def _find_ancestors(graph: Graph) -> list[int]:
         for parent in parents[index]:
             found[index] |= found[parent] | 1 << parent
     return found
-
-
-_Paths = dict[str, Any]
-"""A tree of keys. None in place of a subtree selects the whole value."""
-
-_SHOWN_CHARS = 80
-_SHOWN_TEXT_CHARS = 400
-_SHOWN_VALUES = 10
-_HIDDEN = "(hidden)"
-_MISSING = object()
 
 
 def select_values(values: Mapping[str, Any], accesses: Iterable[Access]) -> dict[str, Any]:

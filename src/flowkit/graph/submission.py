@@ -1,4 +1,7 @@
-"""Parse and check the input of a new task. Pure."""
+"""Parse the input of a new task, and check it before its workflow starts. Pure.
+
+Malformed input fails with a message, because an error while decoding would be retried forever.
+"""
 
 from __future__ import annotations
 
@@ -25,48 +28,13 @@ if TYPE_CHECKING:
 
 
 _REASON_CHARS = 300
-
-
-def validate_input(
-    task_id: str,
-    given: object,
-    *,
-    max_nodes: int | None = limits.MAX_NODES,
-    external_roles: Collection[str] = (),
-) -> Graph:
-    """Return the validated graph of a new task. Its warnings include those about nodes of `external_roles`.
-
-    Raise GraphError if the input is not valid or contains something that MongoDB cannot store, or if the task document
-    would become too large.
-    """
-    new = parse_input(task_id, given)
-    graph = parse_graph(new.graph, params=new.params, max_nodes=max_nodes, max_bytes=None)
-    problem = external_problem(new.graph["nodes"], external_roles)
-    raise_if([problem] if problem else condition_problems(new.graph, graph))
-    raise_if(storage_problems({"params": new.params, "graph": new.graph}))
-    raise_if(_document_problems(new, graph))
-    return replace(graph, warnings=(*graph.warnings, *external_warnings(graph, external_roles)))
-
-
-def _document_problems(new: NewTask, graph: Graph) -> list[str]:
-    problem = document_problem(new.params, new.graph, [node.depends_on for node in graph.nodes])
-    return [problem] if problem else []
-
-
-def convert_to_json(name: str, value: Any) -> Any:
-    """Return a copy of `value` in JSON types: tuples become lists, and datetimes become ISO text.
-
-    Raise GraphError, which contains `name`, if JSON cannot represent the value.
-    """
-    try:
-        return to_jsonable_python(value)
-    except (PydanticSerializationError, ValueError, RecursionError) as error:
-        text = shorten(clean(str(error)), _REASON_CHARS)
-        raise GraphError([f"{name} cannot be written as JSON: {text}"]) from None
-
-
 _KEYS = ("params", "graph")
 _SHOWN_CHARS = 80
+_REMEDIES = {
+    "params": "put data into a store and pass a reference",
+    "graph": f"split the task, or put data into a store and pass a reference; each node counts {NODE_STATE_BYTES} "
+    "bytes for its state",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +85,44 @@ def _explain_key(key: object) -> str:
     return f"the input of a task has the unknown key {printed(key)}; {hint}"
 
 
+def validate_input(
+    task_id: str,
+    given: object,
+    *,
+    max_nodes: int | None = limits.MAX_NODES,
+    external_roles: Collection[str] = (),
+) -> Graph:
+    """Return the validated graph of a new task. Its warnings include those about nodes of `external_roles`.
+
+    Raise GraphError if the input is not valid or contains something that MongoDB cannot store, or if the task document
+    would become too large.
+    """
+    new = parse_input(task_id, given)
+    graph = parse_graph(new.graph, params=new.params, max_nodes=max_nodes, max_bytes=None)
+    problem = external_problem(new.graph["nodes"], external_roles)
+    raise_if([problem] if problem else condition_problems(new.graph, graph))
+    raise_if(storage_problems({"params": new.params, "graph": new.graph}))
+    raise_if(_document_problems(new, graph))
+    return replace(graph, warnings=(*graph.warnings, *external_warnings(graph, external_roles)))
+
+
+def _document_problems(new: NewTask, graph: Graph) -> list[str]:
+    problem = document_problem(new.params, new.graph, [node.depends_on for node in graph.nodes])
+    return [problem] if problem else []
+
+
+def convert_to_json(name: str, value: Any) -> Any:
+    """Return a copy of `value` in JSON types: tuples become lists, and datetimes become ISO text.
+
+    Raise GraphError, which contains `name`, if JSON cannot represent the value.
+    """
+    try:
+        return to_jsonable_python(value)
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        text = shorten(clean(str(error)), _REASON_CHARS)
+        raise GraphError([f"{name} cannot be written as JSON: {text}"]) from None
+
+
 def document_problem(
     params: Mapping[str, Any], graph: Mapping[str, Any], parents: Iterable[Sequence[str]]
 ) -> str | None:
@@ -138,13 +144,6 @@ def document_problem(
         f"{field} has {sizes[field]:,} bytes of BSON, so that the task document would have {total:,}, more than "
         f"{TASK_DOCUMENT_BYTES:,}: {_REMEDIES[field]}"
     )
-
-
-_REMEDIES = {
-    "params": "put data into a store and pass a reference",
-    "graph": f"split the task, or put data into a store and pass a reference; each node counts {NODE_STATE_BYTES} "
-    "bytes for its state",
-}
 
 
 def _make_stored_node(raw: Mapping[str, Any], parents: Sequence[str]) -> dict[str, Any]:

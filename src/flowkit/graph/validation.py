@@ -38,6 +38,10 @@ RESERVED_FUNCTIONS = frozenset(temporal_names.ENGINE_ACTIVITIES)
 """Names that coordinator functions must not have, because the engine's own activities use them."""
 
 _ENOUGH = 11
+STEP_NODES = 5_000
+"""A step takes a tenth of a second on a machine without other load. A workflow task may take two seconds."""
+
+_DEFAULT_RETRIES = RetryPolicy()
 
 
 def parse_graph(
@@ -359,12 +363,6 @@ def _add_sources(inline: dict[str, Any] | None, depends_on: tuple[str, ...]) -> 
     if args.get("from_nodes") is None:
         args["from_nodes"] = list(depends_on)
     return {**inline, "input_args": args}
-
-
-STEP_NODES = 5_000
-"""A step takes a tenth of a second on a machine without other load. A workflow task may take two seconds."""
-
-_DEFAULT_RETRIES = RetryPolicy()
 
 
 def _make_retry_policy(raw: dict[str, Any]) -> RetryPolicy:

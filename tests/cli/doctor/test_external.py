@@ -10,8 +10,8 @@ from tests.integration.handlers import ALL
 from tests.integration.harness import eventually
 
 from flowkit.bridge_runner import BridgeRunner
-from flowkit.cli.doctor.external import check_external_roles
 from flowkit.cli.doctor.findings import State
+from flowkit.cli.doctor.servers import check_external_roles
 from flowkit.config import CoordinatorConfig
 
 if TYPE_CHECKING:

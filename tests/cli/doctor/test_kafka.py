@@ -9,7 +9,7 @@ import pytest
 from tests.local.processes import create_program
 
 from flowkit.cli.doctor.findings import State
-from flowkit.cli.doctor.kafka import check_kafka
+from flowkit.cli.doctor.servers import check_kafka
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flowkit.cli.up.exports import SERVERS, make_exports, script_exports, terminal_exports
-from flowkit.cli.up.plan import Plan, UpOptions, make_plan
+from flowkit.cli.up.plan import (
+    SERVERS,
+    Plan,
+    UpOptions,
+    make_exports,
+    make_plan,
+    script_exports,
+    terminal_exports,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

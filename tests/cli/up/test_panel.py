@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console, Group
 
-from flowkit.cli.up.panel import Lines, UpInfo, render_panel
-from flowkit.cli.up.status import EXITED, UNRESPONSIVE, ProcessRow, Snapshot, TaskOverview
+from flowkit.cli.up.monitor import (
+    EXITED,
+    UNRESPONSIVE,
+    Lines,
+    ProcessRow,
+    Snapshot,
+    TaskOverview,
+    UpInfo,
+    render_panel,
+)
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
 
@@ -38,7 +46,7 @@ def summaries(*statuses: str) -> tuple[TaskSummary, ...]:
 def panel_lines(snapshot: Snapshot, info: UpInfo = INFO, *, height: int = 40, width: int = 100) -> list[str]:
     """Return the lines of the panel."""
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-    console.print(Group(*render_panel(snapshot, info, height, 3661)))
+    console.print(Group(*render_panel(info, height, 3661, snapshot)))
     file = console.file
     assert isinstance(file, io.StringIO)
     return [line.rstrip() for line in file.getvalue().splitlines()]

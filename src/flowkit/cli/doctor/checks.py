@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from flowkit.cli.doctor import machine
 from flowkit.cli.doctor.findings import Finding, State, bad, note, ok
-from flowkit.cli.doctor.kafka import check_kafka
-from flowkit.cli.doctor.servers import check_mongo, check_temporal
+from flowkit.cli.doctor.servers import check_kafka, check_mongo, check_temporal
 from flowkit.cli.options import DEFAULT_MONGO_URL
 from flowkit.cli.up.plan import Ports
 from flowkit.errors import FlowKitError

@@ -6,7 +6,6 @@ from dataclasses import asdict
 import typer
 
 from flowkit.cli import output
-from flowkit.cli.logs import log_warnings
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_MONGO_URL,
@@ -18,6 +17,7 @@ from flowkit.cli.options import (
     Verbose,
     Where,
 )
+from flowkit.cli.output import log_warnings
 
 _VERDICTS = {
     True: "ready to run tasks: the servers respond, or `flowkit up` can start them",

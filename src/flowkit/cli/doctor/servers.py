@@ -1,8 +1,9 @@
-"""Checks of Temporal and MongoDB."""
+"""Checks of Temporal, MongoDB, Kafka and external roles."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from pymongo.errors import PyMongoError
@@ -12,23 +13,33 @@ from temporalio.service import RPCError
 from flowkit import reason_codes
 from flowkit.adapters.durability import durable, weaknesses
 from flowkit.adapters.mongo import words
-from flowkit.attempt.pollers import recent_pollers
-from flowkit.cli.doctor.external import check_external_roles
+from flowkit.attempt.pollers import native_pollers, recent_pollers
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
+from flowkit.cli.kafka import accepts_connections, describe_brokers
 from flowkit.cli.servers import database, temporal_client
-from flowkit.cli.tasks.view import missing
+from flowkit.cli.tasks.view import find_missing_processes
+from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig
 from flowkit.connection import temporal_address
-from flowkit.errors import FlowKitError
-from flowkit.temporal_names import SEARCH_ATTRIBUTES
+from flowkit.errors import ConfigError, FlowKitError
+from flowkit.local.kafka import kafka_program
+from flowkit.local.sources import Source, allowed_sources
+from flowkit.temporal_names import SEARCH_ATTRIBUTES, role_queue
 from flowkit.text import one_line, shown_address
 
 if TYPE_CHECKING:
     from temporalio.client import Client
 
     from flowkit.cli.options import Where
+    from flowkit.local.sources import Program
+
 
 TIMEOUT_SEC = 2.5
 START_REMEDY = "`flowkit up` starts one"
+
+ROLES_VARIABLE = "WORKER_TYPES"
+KAFKA_VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
+PURPOSE = "only external workers need it"
+SECURED_REMEDY = f"correct {KAFKA_VARIABLE}; if the brokers require TLS or a password, they may still work"
 
 INDEXES: dict[str, tuple[str, ...]] = {
     "tasks": ("uniq_task_id", "ix_task_status_updated", "ix_task_started", "ix_task_open"),
@@ -118,7 +129,9 @@ async def _check_engine(client: Client, where: Where) -> Finding:
     queue = where.engine_queue
     if await recent_pollers(client, queue, workflows=True):
         return ok("engine", f"an engine polls queue {queue}")
-    hint = (await missing(client, queue, []) or [f"no engine polls queue {queue}; start one"])[0]
+    hint = (await find_missing_processes(client, queue, []) or [f"no engine polls queue {queue}; start one"])[
+        0
+    ]
     found, _, remedy = hint.partition("; ")
     return note("engine", found, remedy)
 
@@ -148,3 +161,67 @@ async def _check_indexes(db: Any, name: str) -> Finding:
         return ok("indexes", f"database {name} has all indexes")
     found = f"database {name} lacks {', '.join(missing_names)}"
     return note("indexes", found, "engines and workers create them when they start")
+
+
+async def check_external_roles(client: Client, queue: str) -> list[Finding]:
+    """Check each role of WORKER_TYPES: whether a bridge serves it, and no native worker."""
+    try:
+        roles = CoordinatorConfig.load().worker_types if os.environ.get(ROLES_VARIABLE) else []
+    except ConfigError as error:
+        return [bad("external roles", one_line(error), f"correct {ROLES_VARIABLE}, or unset it")]
+    return list(await asyncio.gather(*(_check_role(client, queue, role) for role in roles)))
+
+
+async def _check_role(client: Client, queue: str, role: str) -> Finding:
+    name, polls = f"role {role}", role_queue(queue, role)
+    native = await native_pollers(client, polls)
+    if native:
+        found = f"external ({ROLES_VARIABLE}), but native workers poll its queue: {', '.join(native)}"
+        return bad(name, found, f"stop these workers, or remove {role} from {ROLES_VARIABLE}")
+    if await recent_pollers(client, polls):
+        return ok(name, "external; a bridge serves it")
+    option = "" if queue == DEFAULT_QUEUE else f" --queue {queue}"
+    found = f"external ({ROLES_VARIABLE}), but no bridge serves it"
+    return note(name, found, f"start one with `flowkit bridge {role}{option}`")
+
+
+async def check_kafka() -> Finding:
+    """Check the brokers of KAFKA_BOOTSTRAP_SERVERS; if it is not set, where a local broker would come from."""
+    bootstrap = os.environ.get(KAFKA_VARIABLE)
+    if not bootstrap:
+        return await asyncio.to_thread(_local_broker)
+    address = shown_address(bootstrap)
+    found = await _describe(bootstrap)
+    if found is not None:
+        return ok("kafka", f"responds at {address}: {found}")
+    if await accepts_connections(bootstrap, TIMEOUT_SEC):
+        text = f"{address} accepts connections, but refuses a client without TLS and password"
+        return note("kafka", text, SECURED_REMEDY)
+    remedy = f"start it, or correct {KAFKA_VARIABLE}; without external workers, unset it"
+    return bad("kafka", f"no broker responds at {address}", remedy)
+
+
+async def _describe(bootstrap: str) -> str | None:
+    try:
+        async with asyncio.timeout(TIMEOUT_SEC):
+            return await describe_brokers(bootstrap)
+    except TimeoutError:
+        return None
+
+
+def _local_broker() -> Finding:
+    """Report the local broker. It is optional, so nothing about it is a problem."""
+    try:
+        program = kafka_program(allowed_sources())
+    except FlowKitError as error:
+        return ok("kafka here", f"{one_line(error).partition('; ')[0]}; {PURPOSE}")
+    return ok("kafka here", f"{_describe_program(program)}; {PURPOSE}")
+
+
+def _describe_program(program: Program) -> str:
+    found = f"{program.source}: {program.description}"
+    return (
+        f"{found}, which `flowkit up --external ROLE` installs"
+        if program.source is Source.DOWNLOAD
+        else found
+    )

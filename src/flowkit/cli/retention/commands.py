@@ -7,7 +7,6 @@ import typer
 
 from flowkit.cli import output
 from flowkit.cli.errors import remedied
-from flowkit.cli.logs import log_warnings
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_MONGO_URL,
@@ -17,6 +16,7 @@ from flowkit.cli.options import (
     Verbose,
     Where,
 )
+from flowkit.cli.output import log_warnings
 from flowkit.errors import ConfigError
 from flowkit.models import TaskStatus
 

@@ -11,7 +11,6 @@ from flowkit import reason_codes
 from flowkit.cli import output
 from flowkit.cli.errors import remedied
 from flowkit.cli.inputs import read_task
-from flowkit.cli.logs import log_warnings
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_MONGO_URL,
@@ -25,6 +24,7 @@ from flowkit.cli.options import (
     Verbose,
     Where,
 )
+from flowkit.cli.output import log_warnings
 from flowkit.cli.tasks.validate import GraphFile
 from flowkit.errors import ConfigError
 from flowkit.limits import LIST_TASKS
@@ -54,8 +54,7 @@ def run(
     _timeout_needs_watch(timeout, watch)
     task = read_task(graph, params)
     task.checked()
-    from flowkit.cli.tasks.start import start
-    from flowkit.cli.tasks.watch import Watch
+    from flowkit.cli.tasks.operations import Watch, start
 
     where = Where(mongo_url=mongo_url, database=database, queue=queue)
     how = Watch(timeout=timeout, as_json=as_json) if watch else None
@@ -74,12 +73,11 @@ def status(
     """Show a task and its nodes. With --watch, show them until the task ends and exit with its outcome."""
     log_warnings(verbose)
     _timeout_needs_watch(timeout, watch)
-    from flowkit.cli.tasks.show import show
-    from flowkit.cli.tasks.watch import Watch, rejoin
+    from flowkit.cli.tasks.operations import Watch, show, watch_existing
 
     where = Where(mongo_url=mongo_url, database=database)
     if watch:
-        raise typer.Exit(asyncio.run(rejoin(task, where, Watch(timeout=timeout, as_json=as_json))))
+        raise typer.Exit(asyncio.run(watch_existing(task, where, Watch(timeout=timeout, as_json=as_json))))
     asyncio.run(show(task, where, as_json=as_json))
 
 
@@ -95,7 +93,7 @@ def cancel(
 ) -> None:
     """Request the cancellation of a task, without waiting for its end."""
     log_warnings(verbose)
-    from flowkit.cli.tasks.show import cancel as request_cancel
+    from flowkit.cli.tasks.operations import cancel as request_cancel
 
     kept = asyncio.run(request_cancel(task, reason, Where(mongo_url=mongo_url, database=database)))
     if as_json:
@@ -115,9 +113,9 @@ def list_tasks(
 ) -> None:
     """List tasks, newest first, from their documents in MongoDB."""
     log_warnings(verbose)
-    from flowkit.cli.tasks.show import newest, print_tasks
+    from flowkit.cli.tasks.operations import list_newest, print_tasks
 
-    tasks, more = asyncio.run(newest(status, limit, Where(mongo_url=mongo_url, database=database)))
+    tasks, more = asyncio.run(list_newest(status, limit, Where(mongo_url=mongo_url, database=database)))
     if as_json:
         return output.document({"tasks": [asdict(task) for task in tasks], "more": more})
     if tasks:

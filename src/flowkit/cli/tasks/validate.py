@@ -59,7 +59,7 @@ def _print_graph(path: str, graph: Graph) -> None:
     output.echo(f"{'stdin' if path == '-' else path} is valid: {nodes:,} node{'' if nodes == 1 else 's'}")
     for each in describe_graph(graph):
         output.echo(each.text)
-    from flowkit.cli.tasks.graph_table import graph_table
+    from flowkit.cli.tasks.display import graph_table
 
     console = output.console()
     console.print()

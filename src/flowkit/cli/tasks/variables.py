@@ -15,7 +15,6 @@ import typer
 from flowkit.cli import output
 from flowkit.cli.errors import remedied
 from flowkit.cli.inputs import read_object
-from flowkit.cli.logs import log_warnings
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_MONGO_URL,
@@ -26,6 +25,7 @@ from flowkit.cli.options import (
     Verbose,
     Where,
 )
+from flowkit.cli.output import log_warnings
 from flowkit.errors import AdapterError, ConfigError
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import temporal_names
 from flowkit.attempt.pollers import recent_pollers
-from flowkit.cli.tasks.pending import not_taken, shown_waits
 from flowkit.client import UnknownTask
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.engine.sweep import CLOSE_REASONS
@@ -22,12 +22,15 @@ from flowkit.temporal_names import role_queue
 from flowkit.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
+    from temporalio.api.workflow.v1 import PendingActivityInfo
     from temporalio.client import Client, WorkflowExecutionDescription
+    from temporalio.converter import DataConverter
 
     from flowkit.adapters.tasks.task_queries import ExternalRun
     from flowkit.cli.servers import Servers
+
 
 T = TypeVar("T")
 
@@ -43,6 +46,7 @@ _ENDS = {
     WorkflowExecutionStatus.TERMINATED: TaskStatus.FAILED,
     WorkflowExecutionStatus.TIMED_OUT: TaskStatus.FAILED,
 }
+_SCHEDULED = PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,10 +133,10 @@ class TaskReader:
         for refresh in (False, True):
             if refresh:
                 self._description = await describe(self._servers.temporal, self._task_id)
-            view = with_waiting(view, not_taken(self._description))
+            view = mark_waiting(view, find_untaken(self._description))
             if not any(node.waiting for node in view.nodes):
                 break
-        view = with_waits(view, await shown_waits(self._description, self._servers.temporal.data_converter))
+        view = add_waits(view, await read_waits(self._description, self._servers.temporal.data_converter))
         return with_external(view, await self._from_store(self._servers.catalog.external_runs) or {})
 
     async def _queried(self) -> TaskView | None:
@@ -177,7 +181,7 @@ class TaskReader:
             return hints
         if self._unresponsive:
             return [*hints, f"the engine of queue {self.queue} does not respond; check that it still runs"]
-        return hints + await missing(self._servers.temporal, self.queue, running_roles(view))
+        return hints + await find_missing_processes(self._servers.temporal, self.queue, running_roles(view))
 
 
 async def describe(client: Client, task_id: str) -> WorkflowExecutionDescription | None:
@@ -191,18 +195,19 @@ async def describe(client: Client, task_id: str) -> WorkflowExecutionDescription
     return description if description.workflow_type == temporal_names.TASK else None
 
 
-def with_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
+def mark_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
     """Return `view` with `waiting` set for the running nodes whose attempt no worker has started."""
     nodes = tuple(
         replace(
-            node, waiting=node.status == NodeStatus.RUNNING and f"{node.node_id}.{node.attempt}" in not_taken
+            node,
+            waiting=node.status == NodeStatus.RUNNING and f"{node.node_id}.{node.attempt}" in not_taken,
         )
         for node in view.nodes
     )
     return replace(view, nodes=nodes)
 
 
-def with_waits(view: TaskView, waits: Mapping[str, str]) -> TaskView:
+def add_waits(view: TaskView, waits: Mapping[str, str]) -> TaskView:
     """Return `view` with what the running attempts wait for, by the ids of their activities."""
     nodes = tuple(
         replace(node, waits_for=waits[f"{node.node_id}.{node.attempt}"])
@@ -227,7 +232,7 @@ def _with_run(node: NodeView, run: ExternalRun | None) -> NodeView:
     return replace(node, waits_for=run.waits_for or _NOT_ACCEPTED)
 
 
-async def missing(client: Client, queue: str, roles: list[str]) -> list[str]:
+async def find_missing_processes(client: Client, queue: str, roles: list[str]) -> list[str]:
     """Return a hint if no engine polls the queue, or else one for each role that no worker polls."""
     option = "" if queue == DEFAULT_QUEUE else f" --queue {queue}"
     if not await recent_pollers(client, queue, workflows=True):
@@ -298,3 +303,40 @@ def _node(node: dict[str, Any], retry_at: float | None, batches: dict[str, int],
 def _bare(task_id: str) -> TaskView:
     """Return the view of a task when only the status of its workflow is known."""
     return TaskView(task_id=task_id, status=TaskStatus.QUEUED, source="workflow")
+
+
+def _list_pending(description: WorkflowExecutionDescription | None) -> Sequence[PendingActivityInfo]:
+    return description.raw_description.pending_activities if description else ()
+
+
+def find_untaken(description: WorkflowExecutionDescription | None) -> frozenset[str]:
+    """Return the ids of the activities that no worker has started."""
+    return frozenset(each.activity_id for each in _list_pending(description) if each.state == _SCHEDULED)
+
+
+async def read_waits(
+    description: WorkflowExecutionDescription | None, converter: DataConverter
+) -> dict[str, str]:
+    """Return what running attempts wait for according to their last heartbeats, by activity id.
+
+    Omit heartbeats that this process cannot decode.
+    """
+    found = {}
+    for each in _list_pending(description):
+        if each.heartbeat_details.payloads and (wait := _read_wait(await _decode_details(each, converter))):
+            found[each.activity_id] = wait
+    return found
+
+
+async def _decode_details(activity: PendingActivityInfo, converter: DataConverter) -> Any:
+    try:
+        (details, *_) = await converter.decode(activity.heartbeat_details.payloads)
+    except (KeyError, RuntimeError, ValueError):
+        return None
+    return details
+
+
+def _read_wait(details: Any) -> str:
+    """Return the wait of an attempt that runs. Of an external attempt that waits, the task document has the text."""
+    known = details if isinstance(details, dict) else {}
+    return str(known.get("waits_for") or "") if known.get("state") == "running" else ""

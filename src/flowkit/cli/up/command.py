@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from flowkit.cli import output
-from flowkit.cli.logs import log_warnings
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     Functions,
@@ -18,6 +17,7 @@ from flowkit.cli.options import (
     Queue,
     Verbose,
 )
+from flowkit.cli.output import log_warnings
 from flowkit.config import DEFAULT_QUEUE
 
 

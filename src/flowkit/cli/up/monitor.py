@@ -1,32 +1,53 @@
-"""Showing the processes of `flowkit up` until a signal arrives or a process exits unexpectedly."""
+"""The display of `flowkit up`: the health of its servers and processes, and the newest tasks, until a signal arrives."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.service import RPCError
 
 from flowkit.cli import output
+from flowkit.cli.kafka import accepts_connections
 from flowkit.cli.options import DEFAULT_MONGO_URL, Where
+from flowkit.cli.screen import open_screen, plain_table
 from flowkit.cli.servers import database
-from flowkit.cli.up.exports import terminal_exports
-from flowkit.cli.up.panel import UpInfo, screen
-from flowkit.cli.up.status import ProcessRow, StatusPoller
-from flowkit.connection import temporal_address
+from flowkit.cli.tasks.display import tasks_table
+from flowkit.cli.up.plan import terminal_exports
+from flowkit.client import TaskCatalog
+from flowkit.connection import TemporalUnavailable, connect, temporal_address
+from flowkit.errors import FlowKitError
+from flowkit.text import shown_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from flowkit.cli.up.panel import Screen
+    from rich.console import Console, RenderableType
+    from temporalio.client import Client
+
+    from flowkit.cli.screen import Screen
     from flowkit.cli.up.plan import Plan
-    from flowkit.cli.up.processes import Processes
+    from flowkit.cli.up.run import Processes
+    from flowkit.client import TaskSummary
     from flowkit.local.process import FlowkitProcess, LocalServer, ServerProcess
 
-_REFRESH_SEC = 1.0
 
-MonitoredRow = tuple[ProcessRow, "ServerProcess | None"]
+RUNNING, UNRESPONSIVE, EXITED = "running", "not responding", "exited"
+
+MAX_TASKS = 20
+TIMEOUT_SEC = 3.0
+
+_REFRESH_SEC = 1.0
+_MIN_TASKS, _MAX_TASKS = 3, 10
 
 
 def monitor(plan: Plan, processes: Processes, folder: Path) -> None:
@@ -42,19 +63,23 @@ def monitor(plan: Plan, processes: Processes, folder: Path) -> None:
     where = Where(
         mongo_url=processes.exports.get("MONGO_URL", DEFAULT_MONGO_URL), database=plan.options.database
     )
-    with screen(output.console(), output.console(stderr=True), info) as shown:
+    lines = partial(Lines, output.console(stderr=True), info)
+    with open_screen(output.console(), partial(render_panel, info), lines) as shown:
         asyncio.run(_monitor(create_rows(plan, processes), where, processes.all, shown))
 
 
 async def _monitor(
-    rows: list[MonitoredRow], where: Where, processes: Sequence[ServerProcess], shown: Screen
+    rows: list[tuple[ProcessRow, ServerProcess | None]],
+    where: Where,
+    processes: Sequence[ServerProcess],
+    shown: Screen[[Snapshot]],
 ) -> None:
     async with database(where) as db:
         await _refresh_until_signal(StatusPoller(rows, db), processes, shown)
 
 
 async def _refresh_until_signal(
-    poller: StatusPoller, processes: Sequence[ServerProcess], shown: Screen
+    poller: StatusPoller, processes: Sequence[ServerProcess], shown: Screen[[Snapshot]]
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -68,25 +93,224 @@ async def _refresh_until_signal(
         await asyncio.wait([stopped], timeout=_REFRESH_SEC)
 
 
-def create_rows(plan: Plan, processes: Processes) -> list[MonitoredRow]:
+def create_rows(plan: Plan, processes: Processes) -> list[tuple[ProcessRow, ServerProcess | None]]:
     """Return a row for each server and process, with the local process behind it, if any."""
-    rows: list[MonitoredRow] = []
+    rows: list[tuple[ProcessRow, ServerProcess | None]] = []
     if plan.uses_temporal:
-        rows.append(_server_row("temporal", temporal_address()[0], processes.temporal))
+        rows.append(_create_row("temporal", temporal_address()[0], processes.temporal))
     if processes.temporal is not None:
         rows.append((ProcessRow(name="Web UI", address=processes.temporal.ui_url), processes.temporal))
     if plan.uses_mongo:
-        rows.append(_server_row("mongo", processes.exports["MONGO_URL"], processes.mongo))
+        rows.append(_create_row("mongo", processes.exports["MONGO_URL"], processes.mongo))
     if plan.uses_kafka:
-        rows.append(_server_row("kafka", processes.exports["KAFKA_BOOTSTRAP_SERVERS"], processes.kafka))
-    return rows + [(ProcessRow(name=each.name, detail=_summary(each)), each) for each in processes.flowkit]
+        rows.append(_create_row("kafka", processes.exports["KAFKA_BOOTSTRAP_SERVERS"], processes.kafka))
+    return rows + [
+        (ProcessRow(name=each.name, detail=_shorten_summary(each)), each) for each in processes.flowkit
+    ]
 
 
-def _summary(process: FlowkitProcess) -> str:
+def _shorten_summary(process: FlowkitProcess) -> str:
     """Return what the process runs, without its leading `engine`, `bridge` or `worker`."""
     return process.summary.partition(" ")[2]
 
 
-def _server_row(name: str, address: str, server: LocalServer | None) -> MonitoredRow:
+def _create_row(
+    name: str, address: str, server: LocalServer | None
+) -> tuple[ProcessRow, ServerProcess | None]:
     detail = f"{server.program.source}: {server.program.description}" if server else "external server"
     return ProcessRow(name=name, address=address, detail=detail), server
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessRow:
+    """One process or server, for display."""
+
+    name: str
+    state: str = RUNNING
+    address: str = ""
+    detail: str = ""
+    """Where its program comes from, or what it runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskOverview:
+    """Counts of open tasks, and the newest tasks."""
+
+    open: dict[str, int]
+    """Number of open tasks by status."""
+    newest: tuple[TaskSummary, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """The state at one moment."""
+
+    rows: tuple[ProcessRow, ...]
+    tasks: TaskOverview | None = None
+    """None while MongoDB does not respond, or if no part uses it."""
+
+
+class StatusPoller:
+    """Polls the servers and processes of one `flowkit up`."""
+
+    def __init__(self, rows: Sequence[tuple[ProcessRow, ServerProcess | None]], db: Any) -> None:
+        self._rows = rows
+        self._catalog = TaskCatalog(db)
+        self._client: Client | None = None
+
+    async def poll(self) -> Snapshot:
+        """Return the current state."""
+        temporal, tasks, kafka = await asyncio.gather(
+            self._temporal_responds(), self._tasks(), self._kafka_responds()
+        )
+        responds = {"temporal": temporal, "mongo": tasks is not None, "kafka": kafka}
+        rows = [_add_state(row, process, responds.get(row.name, True)) for row, process in self._rows]
+        return Snapshot(rows=tuple(rows), tasks=tasks)
+
+    async def _temporal_responds(self) -> bool:
+        if not self._has_row("temporal"):
+            return False
+        with suppress(TemporalUnavailable, RPCError, RuntimeError, TimeoutError):
+            async with asyncio.timeout(TIMEOUT_SEC):
+                self._client = client = self._client or await connect()
+                request = DescribeNamespaceRequest(namespace=client.namespace)
+                timeout = timedelta(seconds=TIMEOUT_SEC)
+                await client.workflow_service.describe_namespace(request, timeout=timeout)
+                return True
+        return False
+
+    async def _kafka_responds(self) -> bool:
+        address = next((row.address for row, _ in self._rows if row.name == "kafka"), None)
+        return address is not None and await accepts_connections(address, TIMEOUT_SEC)
+
+    async def _tasks(self) -> TaskOverview | None:
+        if not self._has_row("mongo"):
+            return None
+        reads = asyncio.gather(self._catalog.open_counts(), self._catalog.list_tasks(limit=MAX_TASKS))
+        with suppress(FlowKitError, TimeoutError):
+            counts, newest = await asyncio.wait_for(reads, TIMEOUT_SEC)
+            return TaskOverview(open=counts, newest=tuple(newest))
+        return None
+
+    def _has_row(self, name: str) -> bool:
+        return any(row.name == name for row, _ in self._rows)
+
+
+def _add_state(row: ProcessRow, process: ServerProcess | None, responds: bool) -> ProcessRow:
+    exited = process is not None and not process.running
+    state = EXITED if exited else RUNNING if responds else UNRESPONSIVE
+    return ProcessRow(name=row.name, state=state, address=shown_address(row.address), detail=row.detail)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpInfo:
+    """Facts that do not change while `flowkit up` runs."""
+
+    folder: str
+    kept: bool
+    """Whether the folder remains when `flowkit up` exits."""
+    runs_tasks: bool
+    runs_workers: bool = True
+    exports: tuple[str, ...] = ()
+    """`export` lines that another terminal needs first."""
+
+
+class Lines:
+    """Prints one line for each change."""
+
+    def __init__(self, console: Console, info: UpInfo) -> None:
+        self._console = console
+        self._states: dict[str, str] = {}
+        self._tasks: dict[str, str] | None = None
+        for line in format_header(info):
+            self._print(line)
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print the changes since the last call. The first call prints no tasks."""
+        for row in snapshot.rows:
+            if self._states.setdefault(row.name, RUNNING) != row.state:
+                self._states[row.name] = row.state
+                self._print(f"{row.name}: {row.state}")
+        if snapshot.tasks is not None:
+            self._show_tasks(snapshot.tasks)
+
+    def _show_tasks(self, tasks: TaskOverview) -> None:
+        now = {task.task_id: task.status.value for task in reversed(tasks.newest)}
+        known, self._tasks = self._tasks, {**(self._tasks or {}), **now}
+        for task_id, status in now.items():
+            if known is not None and known.get(task_id) != status:
+                self._print(f"task {task_id}: {status}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text)
+
+
+def format_header(info: UpInfo) -> list[str]:
+    """Return the first lines of a log. The `export` lines are on stdout."""
+    return [f"{name}: {text}" for name, text in _list_facts(info, "the lines on stdout")]
+
+
+def render_panel(info: UpInfo, height: int, seconds: float, snapshot: Snapshot) -> list[RenderableType]:
+    """Return the parts of the panel from top to bottom, in `height` lines if possible."""
+    info_rows = _list_facts(info, "these lines")
+    other_lines = len(snapshot.rows) + len(info_rows) + len(info.exports) + 10
+    rows = min(_MAX_TASKS, max(_MIN_TASKS, height - other_lines))
+    parts: list[RenderableType] = [
+        _draw_processes(snapshot.rows, f"FlowKit has been up for {_format_duration(seconds)}"),
+        "",
+    ]
+    if info.runs_tasks:
+        parts += [*_draw_tasks(snapshot.tasks, rows), ""]
+    parts += [Text.assemble((f"{name:<6}", "bold"), text) for name, text in info_rows]
+    parts += [Text(f"      {line}") for line in info.exports]
+    parts.append(Text("Press Ctrl-C to stop everything", style="dim"))
+    return parts
+
+
+def _format_duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def _draw_processes(rows: tuple[ProcessRow, ...], title: str) -> RenderableType:
+    table = plain_table(title)
+    table.add_column("", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("", no_wrap=True, overflow="fold")
+    table.add_column("", ratio=1, no_wrap=True)
+    table.show_header = False
+    for row in rows:
+        style = "green" if row.state == RUNNING else "red"
+        state = Text(row.state, style=style)
+        table.add_row(Text(row.name), state, Text(row.address, style="bold"), Text(row.detail, style="dim"))
+    return table
+
+
+def _draw_tasks(tasks: TaskOverview | None, rows: int) -> list[RenderableType]:
+    if tasks is None:
+        return [Text("tasks: MongoDB is not responding", style="red")]
+    title = Text(summarize_tasks(tasks))
+    return [title, tasks_table(list(tasks.newest[:rows]), wide=True)] if tasks.newest else [title]
+
+
+def summarize_tasks(tasks: TaskOverview) -> str:
+    """Return how many tasks are open, by status."""
+    if not tasks.newest:
+        return "no tasks yet"
+    each = ", ".join(f"{count} {status}" for status, count in sorted(tasks.open.items()))
+    total = sum(tasks.open.values())
+    return f"{total} open task{'' if total == 1 else 's'}" + (f": {each}" if each else "")
+
+
+def _list_facts(info: UpInfo, lines: str) -> list[tuple[str, str]]:
+    """Return name and text of each fact; `lines` says where the `export` lines are."""
+    kept = "kept" if info.kept else "temporary, removed on exit; use --data DIR to keep it"
+    info_rows = [("logs", f"{info.folder}/*.log"), ("data", f"{info.folder} ({kept})")]
+    if info.runs_tasks:
+        suffix = f" (in another terminal, after {lines})" if info.exports else ""
+        prefix = "" if info.runs_workers else "flowkit worker module:CLASS …, then "
+        info_rows.append(("next", f"{prefix}flowkit run graph.json --watch{suffix}"))
+    elif info.exports:
+        info_rows.append(("next", f"run {lines} to connect other programs"))
+    return info_rows

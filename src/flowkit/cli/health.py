@@ -1,0 +1,141 @@
+"""The health of an engine, a bridge or a worker: a file for the health check of its container, and an HTTP endpoint."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from flowkit.cli.errors import remedied
+from flowkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+_logger = logging.getLogger("flowkit.loops")
+
+_EVERY_SEC = 5.0
+_OK, _UNAVAILABLE = 200, 503
+
+
+class Reported(Protocol):
+    """Health of one process or of several: a dataclass whose fields are written as JSON."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything runs."""
+
+
+@contextmanager
+def health_file(path: str | None, health: Callable[[], Reported]) -> Iterator[None]:
+    """Write the file every five seconds, and remove it at the end. Do nothing if `path` is None.
+
+    A separate thread writes the file, so a handler that blocks the event loop does not make the process look unhealthy.
+    """
+    if path is None:
+        yield
+        return
+    end = threading.Event()
+    writer = threading.Thread(target=_write_until, args=(end, Path(path), health), daemon=True)
+    writer.start()
+    try:
+        yield
+    finally:
+        end.set()
+        writer.join()
+        Path(path).unlink(missing_ok=True)
+
+
+def _write_until(end: threading.Event, path: Path, health: Callable[[], Reported]) -> None:
+    while True:
+        try:
+            _write(path, health())
+        except OSError as error:
+            _logger.warning("the health file %s cannot be written: %s", path, error)
+        if end.wait(_EVERY_SEC):
+            return
+
+
+def _write(path: Path, health: Reported) -> None:
+    """Replace the file atomically, so that readers never see a part of it."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(health_json(health), encoding="utf-8")
+    os.replace(beside, path)
+
+
+def health_json(health: Reported) -> str:
+    """Return the health and the current time as JSON."""
+    return json.dumps({"at": time.time(), "ok": health.ok, **asdict(health)})
+
+
+@contextmanager
+def health_endpoint(host: str, port: int | None, health: Callable[[], Reported]) -> Iterator[None]:
+    """Serve the health at `http://host:port/`, any path. Do nothing if `port` is None.
+
+    The status is 200 if the process is healthy and 503 if not; the body is JSON. Separate threads serve it, so a handler
+    that blocks the event loop does not make the process look unhealthy. Raise ConfigError if the port is not usable.
+    """
+    if port is None:
+        yield
+        return
+    server = _create_server(host, port, health)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _create_server(host: str, port: int, health: Callable[[], Reported]) -> ThreadingHTTPServer:
+    try:
+        return _HealthServer((host, port), _create_handler(health))
+    except OSError as error:
+        problem = ConfigError(f"--health-port {port} is not usable on {host}: {error.strerror or error}")
+        raise remedied(problem, "choose a free port, and an address of this machine") from None
+
+
+class _HealthServer(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+
+def _create_handler(health: Callable[[], Reported]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        """Returns the health for GET and HEAD."""
+
+        timeout = 10
+
+        def do_GET(self) -> None:
+            """Return status and body."""
+            self.wfile.write(self._head())
+
+        def do_HEAD(self) -> None:
+            """Return the status only."""
+            self._head()
+
+        def _head(self) -> bytes:
+            found = health()
+            body = health_json(found).encode()
+            self.send_response(_OK if found.ok else _UNAVAILABLE)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            return body
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing: probes call every few seconds."""
+
+    return Handler

@@ -1,0 +1,201 @@
+"""The display of tasks: the nodes of one as a table, a live table or lines; a list of tasks; the nodes of a graph."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from flowkit.cli.screen import add_names, open_screen, plain_table
+from flowkit.graph.description import group_rows
+from flowkit.models import NodeStatus
+from flowkit.text import format_duration, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from flowkit.cli.screen import Screen
+    from flowkit.cli.tasks.view import NodeView, TaskView
+    from flowkit.client import TaskSummary
+    from flowkit.graph.description import NodeDescription, Row
+
+_STYLES = {
+    "running": "cyan",
+    "deferred": "yellow",
+    "cancelling": "yellow",
+    "finished": "green",
+    "failed": "red",
+    "cancelled": "red",
+    "queued": "dim",
+    "skipped": "dim",
+}
+_DISPLAY_ORDER = ("failed", "cancelling", "deferred", "running", "cancelled", "skipped", "queued", "finished")
+"""Order of the rows when they do not all fit."""
+
+_ACTIVE = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
+"""Statuses in which the last error of a node is from an earlier attempt."""
+
+_OTHER_LINES = 8
+"""Lines of a live display that show no node."""
+
+_ID_CHARS = 36
+_MINUTE = len("2026-01-31 12:00")
+
+MOST_ROWS = 40
+"""Rows of the table of a graph. A larger graph has one row for each series of equal nodes."""
+
+
+@contextmanager
+def open_task_screen(console: Console) -> Iterator[Screen[[TaskView, Sequence[str]]]]:
+    """Yield a live table of a task if the terminal can move its cursor; otherwise plain lines."""
+    with open_screen(console, draw_task, partial(Lines, console)) as shown:
+        yield shown
+
+
+def draw_task(height: int, seconds: float, view: TaskView, hints: Sequence[str]) -> list[RenderableType]:
+    """Return the parts of the live display of a task, in `height` lines if possible."""
+    rows = max(3, height - _OTHER_LINES - len(hints))
+    title = f"task {view.task_id}: {view.status} (watched for {format_duration(round(seconds))})"
+    return [
+        task_table(view, title, rows=rows),
+        *(Text(f"! {hint}", style="yellow") for hint in hints),
+    ]
+
+
+class Lines:
+    """Prints one line for each change."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._since = time.monotonic()
+        self._nodes: dict[str, tuple[str, int, bool, str, str, bool]] = {}
+        self._printed_hints: set[str] = set()
+
+    def show(self, view: TaskView, hints: Sequence[str]) -> None:
+        """Print the changes since the last call; print each hint only once."""
+        for hint in hints:
+            if hint not in self._printed_hints:
+                self._printed_hints.add(hint)
+                self._print(f"! {hint}")
+        for node in view.nodes:
+            state = (node.status, node.attempt, node.waiting, node.waits_for, node.worker, node.silent)
+            if self._nodes.get(node.node_id, (NodeStatus.QUEUED.value, 0, False, "", "", False)) != state:
+                self._nodes[node.node_id] = state
+                self._print(format_line(node))
+
+    def _print(self, text: str) -> None:
+        self._console.print(f"{time.monotonic() - self._since:6.1f} s  {text}")
+
+
+def task_table(
+    view: TaskView, title: str | None = None, *, rows: int | None = None, wide: bool = True
+) -> Table:
+    """Return a table with a row for each node, or the most relevant nodes in at most `rows` lines.
+
+    `wide` fills the width of the terminal.
+    """
+    wrap = wide and rows is None
+    table = plain_table(title, wide=wide)
+    shown = _select_relevant(view.nodes, rows)
+    add_names(table, "node", [node.node_id for node in shown])
+    add_names(table, "role", [node.role for node in shown])
+    table.add_column("status", width=10, no_wrap=True)
+    for heading in ("attempt", "batches"):
+        table.add_column(heading, width=len(heading), justify="right", no_wrap=True)
+    table.add_column(
+        "note", ratio=1 if wide else None, no_wrap=not wrap, overflow="fold" if wrap else "ellipsis"
+    )
+    for node in shown:
+        table.add_row(*_format_cells(node))
+    if hidden := len(view.nodes) - len(shown):
+        table.add_row(Text(f"… {hidden:,} more", style="dim"))
+    return table
+
+
+def _select_relevant(nodes: Sequence[NodeView], rows: int | None) -> Sequence[NodeView]:
+    if rows is None or len(nodes) <= rows:
+        return nodes
+    return sorted(nodes, key=lambda node: _DISPLAY_ORDER.index(node.status))[: rows - 1]
+
+
+def _format_cells(node: NodeView) -> Iterator[Text]:
+    yield Text(node.node_id)
+    yield Text(node.role)
+    yield Text(node.status, style=_STYLES.get(node.status, ""))
+    yield Text(str(node.attempt or ""))
+    yield Text(f"{node.batches:,}" if node.batches else "")
+    yield Text(format_note(node))
+
+
+def format_note(node: NodeView) -> str:
+    """Return what the node waits for, and its last error."""
+    if node.next_retry_at is not None:
+        wait = format_duration(max(0, round(node.next_retry_at - time.time())))
+        return f"retry in {wait}" + (f": {node.note}" if node.note else "")
+    if node.status not in _ACTIVE and not node.waits_for:
+        return node.note
+    waits = ["no worker has started it yet"] if node.waiting else []
+    external = [f"waits for {node.waits_for}"] if node.waits_for else []
+    silent = ["sends no heartbeats"] if node.silent else []
+    worker = [f"external worker {node.worker}"] if node.worker else []
+    before = [f"last attempt: {node.note}"] if node.note else []
+    return "; ".join([*waits, *silent, *external, *worker, *before])
+
+
+def format_line(node: NodeView) -> str:
+    """Return a line that describes a node."""
+    attempt = f", attempt {node.attempt}" if node.attempt else ""
+    stored = f", {node.batches:,} batch{'' if node.batches == 1 else 'es'}" if node.batches else ""
+    note = format_note(node)
+    return f"{node.node_id}  {node.status}{attempt}{stored}" + (f" ({note})" if note else "")
+
+
+def tasks_table(tasks: list[TaskSummary], *, wide: bool, reasons: bool = False) -> Table:
+    """Return a table with a row for each task; `wide` fills the width of the terminal."""
+    table = plain_table(wide=wide)
+    add_names(table, "task", [task.task_id for task in tasks], most=_ID_CHARS)
+    table.add_column("status", width=9, no_wrap=True)
+    table.add_column("created (UTC)", width=_MINUTE, no_wrap=True)
+    add_names(table, "name", [task.name or "" for task in tasks])
+    if reasons:
+        table.add_column("reason", no_wrap=True, ratio=1 if wide else None)
+    for task in tasks:
+        created = (task.started_at or "")[:_MINUTE].replace("T", " ")
+        cells = (task.task_id, task.status.value, created, task.name or "", one_line(task.reason or ""))
+        table.add_row(*map(Text, cells[: len(table.columns)]))
+    return table
+
+
+def graph_table(nodes: Sequence[NodeDescription], *, wide: bool) -> Table:
+    """Return a table with a row for each node: when it starts, and how it differs from the defaults.
+
+    `wide` fills the width of the terminal. The last row counts the nodes that do not fit.
+    """
+    every = group_rows(nodes, MOST_ROWS)
+    shown = every[:MOST_ROWS]
+    table = plain_table(wide=wide)
+    add_names(table, "node", [_format_row_name(row) for row in shown])
+    add_names(table, "role", [_format_row_role(row.node) for row in shown])
+    table.add_column("starts", overflow="fold")
+    if any(row.node.differs for row in shown):
+        table.add_column("options", overflow="fold")
+    for row in shown:
+        cells = (_format_row_name(row), _format_row_role(row.node), row.node.starts, row.node.differs)
+        table.add_row(*(Text(one_line(cell)) for cell in cells[: len(table.columns)]))
+    if hidden := sum(1 + row.others for row in every[MOST_ROWS:]):
+        table.add_row(Text(f"… {hidden:,} more", style="dim"))
+    return table
+
+
+def _format_row_name(row: Row) -> str:
+    return f"{row.node.node_id} and {row.others:,} more" if row.others else row.node.node_id
+
+
+def _format_row_role(node: NodeDescription) -> str:
+    return f"{node.role}()" if node.is_function else node.role

@@ -1,0 +1,234 @@
+"""Start, show, watch, list and cancel tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import uuid
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from flowkit.cli import output
+from flowkit.cli.errors import Exit, remedied
+from flowkit.cli.servers import database, servers
+from flowkit.cli.tasks.display import open_task_screen, task_table, tasks_table
+from flowkit.cli.tasks.view import TaskReader, describe, find_missing_processes
+from flowkit.client import TaskCancelled, TaskCatalog, TaskFailed, TaskStillOpen, UnknownTask, cancel_reason
+from flowkit.errors import ConfigError, TaskIdTaken
+from flowkit.models import TaskStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowkit.cli.inputs import GivenTask
+    from flowkit.cli.options import Where
+    from flowkit.cli.screen import Screen
+    from flowkit.cli.servers import Servers
+    from flowkit.cli.tasks.view import TaskView
+    from flowkit.client import TaskSummary
+
+
+_WIDE = 110
+"""Minimum width of a terminal, in columns, for the reasons in a list; `status` always shows them."""
+
+_PAUSE_SEC = 0.5
+_NODES_A_SECOND = 500
+"""A large task is read less often, because every read returns all its nodes."""
+
+_HINTS_EVERY = 4
+"""Number of reads between two checks for missing processes."""
+
+EXITS = {
+    TaskStatus.FINISHED: Exit.OK,
+    TaskStatus.FAILED: Exit.TASK_FAILED,
+    TaskStatus.CANCELLED: Exit.TASK_CANCELLED,
+}
+
+
+async def start(
+    task: GivenTask, task_id: str | None, where: Where, how: Watch | None, *, as_json: bool
+) -> Exit:
+    """Start a task, watch it if `how` is given, and return the exit code. Raise TaskIdTaken if the id is taken."""
+    async with servers(where) as both:
+        if task_id is not None:
+            await _refuse_taken(both, task_id)
+        started = await both.tasks.create_task(
+            params=task.params, graph=task.graph, task_id=task_id or str(uuid.uuid4())
+        )
+        if how is None:
+            hints = await find_missing_processes(both.temporal, where.engine_queue, [])
+            _print_started(_started(both, started, where), hints, as_json)
+            return Exit.OK
+        if not as_json:
+            output.echo(f"task {started} started on queue {where.engine_queue}")
+        return await watch(both, started, how)
+
+
+async def _refuse_taken(both: Servers, task_id: str) -> None:
+    description = await describe(both.temporal, task_id)
+    if description is not None or await both.catalog.document(task_id) is not None:
+        problem = TaskIdTaken(f"task id {task_id!r} belongs to an earlier task")
+        raise remedied(
+            problem, f"choose another id, or see that task: `flowkit status {shlex.quote(task_id)}`"
+        )
+
+
+def _started(both: Servers, task_id: str, where: Where) -> dict[str, Any]:
+    return {"task_id": task_id, "queue": where.engine_queue, "namespace": both.temporal.namespace}
+
+
+def _print_started(started: dict[str, Any], hints: list[str], as_json: bool) -> None:
+    if as_json:
+        return output.document({**started, "hints": hints})
+    task_id = started["task_id"]
+    name = shlex.quote(task_id)
+    output.echo(f"task {task_id} started on queue {started['queue']}")
+    output.note(f"  watch it  flowkit status {name} --watch")
+    output.note(f"  stop it   flowkit cancel {name}")
+    output.note(f"  Web UI    workflow {task_id} in namespace {started['namespace']}")
+    for hint in hints:
+        output.warn(hint)
+    return None
+
+
+async def show(task_id: str, where: Where, *, as_json: bool) -> None:
+    """Print the state of a task. Raise UnknownTask if it does not exist."""
+    async with servers(where) as both:
+        reader = await TaskReader.at(both, task_id)
+        view = await reader.view()
+        hints = await reader.hints(view)
+    if as_json:
+        return output.document({**asdict(view), "hints": hints})
+    _print_task(view)
+    for hint in hints:
+        output.warn(hint)
+    return None
+
+
+def _print_task(view: TaskView) -> None:
+    source = "" if view.source == "workflow" or view.status.closed else " (from its document)"
+    output.echo(f"{format_outcome(view)}{source}")
+    if view.nodes:
+        console = output.console()
+        console.print(task_table(view, wide=console.is_terminal))
+
+
+async def cancel(task_id: str, reason: str, where: Where) -> str:
+    """Request the cancellation of a task and return the reason as it is stored.
+
+    Raise UnknownTask if Temporal has no workflow for the task, and ConfigError if it has ended.
+    """
+    kept = cancel_reason(reason)
+    async with servers(where) as both:
+        reader = await TaskReader.at(both, task_id)
+        _refuse_ended(await reader.view())
+        if not await both.tasks.cancel_task(task_id, reason=kept):
+            _refuse_ended(await reader.view())
+            raise _explain_missing_workflow(task_id)
+    return kept
+
+
+def _explain_missing_workflow(task_id: str) -> UnknownTask:
+    message = f"Temporal has no workflow for task {task_id!r}; only its document exists in MongoDB"
+    return remedied(UnknownTask(task_id, message), "a running engine soon closes the document")
+
+
+def _refuse_ended(view: TaskView) -> None:
+    if view.status.closed:
+        raise remedied(
+            ConfigError(f"task {view.task_id} is already {view.status}"), "there is nothing to cancel"
+        )
+
+
+async def list_newest(status: str | None, limit: int, where: Where) -> tuple[list[TaskSummary], bool]:
+    """Return the newest tasks, and whether there are more. Raise ConfigError for an unknown status."""
+    async with database(where) as db:
+        found = await TaskCatalog(db).list_tasks(status, limit + 1)
+    return found[:limit], len(found) > limit
+
+
+def print_tasks(tasks: list[TaskSummary]) -> None:
+    """Print a table with a row for each task."""
+    console = output.console()
+    console.print(tasks_table(tasks, wide=console.is_terminal, reasons=console.width >= _WIDE))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watch:
+    """How to watch a task; `timeout` is in seconds."""
+
+    timeout: float | None = None
+    as_json: bool = False
+
+
+async def watch(both: Servers, task_id: str, how: Watch) -> Exit:
+    """Show a task until it ends, print its outcome and return the exit code. Raise TaskStillOpen after the timeout."""
+    reader = await TaskReader.at(both, task_id)
+    ending = asyncio.create_task(_wait_for_end(both, task_id, how.timeout))
+    try:
+        with open_task_screen(output.console(stderr=how.as_json)) as shown:
+            await _follow(reader, ending, shown)
+            status, reason = await ending
+            last = await reader.view()
+            last = replace(last, status=status, reason=last.reason or reason)
+            shown.show(last, [])
+    except asyncio.CancelledError:
+        output.note(f"stopped watching; task {task_id} continues: {suggest_commands(task_id)}")
+        raise
+    except TaskStillOpen as error:
+        raise remedied(error, suggest_commands(task_id)) from None
+    finally:
+        ending.cancel()
+    print_view(last, as_json=how.as_json)
+    return EXITS[last.status]
+
+
+async def watch_existing(task_id: str, where: Where, how: Watch) -> Exit:
+    """Watch an existing task and return the exit code. Raise UnknownTask if the task does not exist."""
+    async with servers(where) as both:
+        return await watch(both, task_id, how)
+
+
+async def _wait_for_end(both: Servers, task_id: str, seconds: float | None) -> tuple[TaskStatus, str | None]:
+    """Wait for the end of the task; return its status and its reason."""
+    try:
+        return (await both.tasks.result(task_id, seconds)).status, None
+    except TaskFailed as failed:
+        return TaskStatus.FAILED, failed.reason
+    except TaskCancelled as cancelled:
+        return TaskStatus.CANCELLED, cancelled.reason
+
+
+async def _follow(
+    reader: TaskReader, ending: asyncio.Task[Any], shown: Screen[[TaskView, Sequence[str]]]
+) -> None:
+    reads = 0
+    hints: list[str] = []
+    while not ending.done():
+        view = await reader.view()
+        if reads % _HINTS_EVERY == 0:
+            hints = await reader.hints(view)
+        reads += 1
+        shown.show(view, hints)
+        await asyncio.wait([ending], timeout=max(_PAUSE_SEC, len(view.nodes) / _NODES_A_SECOND))
+
+
+def suggest_commands(task_id: str) -> str:
+    """Return the commands that watch the task again or cancel it."""
+    name = shlex.quote(task_id)
+    return f"`flowkit status {name} --watch` watches it again, `flowkit cancel {name}` cancels it"
+
+
+def print_view(view: TaskView, *, as_json: bool) -> None:
+    """Print the state of a task, or its view as JSON."""
+    if as_json:
+        output.document(asdict(view))
+    else:
+        output.echo(format_outcome(view))
+
+
+def format_outcome(view: TaskView) -> str:
+    """Return one line with the task, its status and the reason."""
+    reason = f": {' '.join(view.reason.split())}" if view.reason else ""
+    tolerated = f"; tolerated failures: {', '.join(view.handled_failures)}" if view.handled_failures else ""
+    return f"task {view.task_id} {view.status}{reason}{tolerated}"
