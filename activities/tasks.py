@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flowkit.validation.storage import storage_problems
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
@@ -27,6 +26,7 @@ from flowkit.graph.conditions import condition_problems, has_conditions
 from flowkit.graph.submission import external_problem
 from flowkit.graph.validation import normalized, parse_graph, raise_if, too_many_nodes, unknown_function
 from flowkit.models import CloseTask, Opened, OpenTask, ReadStoredGraph, RecordTask
+from flowkit.validation.storage import storage_problems
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping

@@ -1,7 +1,7 @@
 """The registry of worker processes, `worker_registry` (spec: collections; protocol: announces).
 
 The registry is for operators and monitoring. FlowKit bases two decisions on it: the sweep counts the silence of an
-attempt only while a worker serves its role, and only roles with a worker get slots of the limits across tasks.
+attempt only while a worker serves its role, and only roles with a worker get slots of the concurrency limits.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ LINKED = ("workflows", "activities", "adapters", "bridge")
 BASE = frozenset(
     f"flowkit.{name}"
     for name in (
-        *("models", "limits", "errors", "hashing", "text", "validation", "storable", "version"),
+        *("models", "limits", "errors", "hashing", "text", "validation", "version"),
         *("reason_codes", "temporal_names"),
         *("protocol", "graph", "core", "config"),
     )

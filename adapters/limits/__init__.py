@@ -1,1 +1,1 @@
-"""The limits across tasks: which attempts hold a slot, and which wait for one."""
+"""The concurrency limits: which attempts hold a slot, and which wait for one."""

@@ -1,4 +1,4 @@
-"""Store the slots of the limits across tasks, and the requests that wait for one.
+"""Store the slots of the concurrency limits, and the requests that wait for one.
 
 One document in `slots` for each namespace and engine queue holds the counters and the attempts that hold a slot. A grant
 is one update, whose filter checks the limits and that the attempt does not hold a slot yet. It is therefore exact with

@@ -29,7 +29,7 @@ ACQUIRE_SLOT: Final = "acquire_slot"
 AWAIT_SLOT: Final = "await_slot"
 RELEASE_SLOTS: Final = "release_slots"
 SLOT_ACTIVITIES: Final = (ACQUIRE_SLOT, AWAIT_SLOT, RELEASE_SLOTS)
-"""The activities of the limits across tasks."""
+"""The activities of the concurrency limits."""
 
 INLINE_ATTEMPT: Final = "inline attempt"
 """The local activity that runs an attempt inside the engine.

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit import CoordinatorConfig
 from flowkit.adapters.remote_database import RemoteDatabase
-from flowkit.coordinator.handler_thread import HandlerThread
-from flowkit.coordinator.hosting import HostedRoles
+from flowkit.coordinator.hosting import HandlerThread, HostedRoles
 from flowkit.worker import RoleHandler
 
 if TYPE_CHECKING:

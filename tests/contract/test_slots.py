@@ -1,4 +1,4 @@
-"""The slots of the limits across tasks: grants are exact, repeatable and ordered."""
+"""The slots of the concurrency limits: grants are exact, repeatable and ordered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays many random tasks under limits across tasks, and looks for a short play if one goes wrong."""
+"""Plays many random tasks under concurrency limits, and looks for a short play if one goes wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays random tasks against the engine's part of the limits across tasks, and compares it with the model."""
+"""Plays random tasks against the engine's part of the concurrency limits, and compares it with the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What surrounds the slots of the limits across tasks in the fuzz: Temporal, the workers, the clock and the engines."""
+"""What surrounds the slots of the concurrency limits in the fuzz: Temporal, the workers, the clock and the engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits across tasks: how many attempts are in flight together, over all tasks and engines of a queue."""
+"""Concurrency limits: how many attempts are in flight together, over all tasks and engines of a queue."""
 
 from __future__ import annotations
 

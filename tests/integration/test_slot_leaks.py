@@ -1,4 +1,4 @@
-"""Slots of the limits across tasks become free after kills, cancels and what Temporal's Web UI does to a task."""
+"""Slots of the concurrency limits become free after kills, cancels and what Temporal's Web UI does to a task."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.core import log
-from flowkit.core.log_output import StdoutHandler
+from flowkit.core.log import StdoutHandler
 from flowkit.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.adapters.remote_database import RemoteDatabase
-from flowkit.coordinator.handler_thread import HandlerThread
+from flowkit.coordinator.hosting import HandlerThread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine

@@ -1,4 +1,4 @@
-"""Leaked slots of the limits across tasks become free within ten seconds, counted in rounds of the engines."""
+"""Leaked slots of the concurrency limits become free within ten seconds, counted in rounds of the engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which roles may get another slot of the limits across tasks, and which slots are leaked."""
+"""Which roles may get another slot of the concurrency limits, and which slots are leaked."""
 
 from __future__ import annotations
 

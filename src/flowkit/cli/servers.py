@@ -1,11 +1,12 @@
-"""Connections to Temporal and MongoDB. Errors name the address and the remedy, but never a password."""
+"""Connections to Temporal and MongoDB, and whether Kafka brokers respond. Errors name the address and the remedy, but never a password."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import warnings
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,12 @@ from flowkit.errors import ConfigError, StoreDenied, StoreUnavailable
 from flowkit.text import one_line, printed, shown_address
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from temporalio.client import Client
 
     from flowkit.cli.options import Where
+
 
 _logger = logging.getLogger("flowkit.client")
 
@@ -127,3 +129,51 @@ async def temporal_client() -> Client:
     except Exception as error:
         problem = ConfigError(f"invalid settings for Temporal's client: {one_line(error)}")
         raise remedied(problem, "check TEMPORAL_ADDRESS and the other TEMPORAL_* variables") from error
+
+
+DEFAULT_PORT = 9092
+
+
+async def accepts_connections(bootstrap: str, seconds: float) -> bool:
+    """Whether at least one of the brokers, `host:port` separated by commas, accepts a connection."""
+    addresses = [text.strip() for text in bootstrap.split(",") if text.strip()]
+    return any(await asyncio.gather(*(_accepts(address, seconds) for address in addresses)))
+
+
+async def describe_brokers(bootstrap: str) -> str | None:
+    """Return the number of brokers and the id of their cluster; None if they do not respond."""
+    from aiokafka.admin import AIOKafkaAdminClient
+    from aiokafka.errors import KafkaError
+
+    with _without_its_log(), suppress(KafkaError, OSError, ValueError):
+        client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        try:
+            await client.start()
+            cluster = await client.describe_cluster()
+        finally:
+            await client.close()
+        count = len(cluster["brokers"])
+        return f"{count} broker{'s' if count > 1 else ''}, cluster {cluster['cluster_id']}"
+    return None
+
+
+async def _accepts(address: str, seconds: float) -> bool:
+    host, _, port = address.rpartition(":") if ":" in address else (address, "", str(DEFAULT_PORT))
+    with suppress(OSError, TimeoutError, ValueError):
+        async with asyncio.timeout(seconds):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        writer.close()
+        return True
+    return False
+
+
+@contextmanager
+def _without_its_log() -> Iterator[None]:
+    """Keep aiokafka from logging a failed connection, which the caller reports."""
+    logger = logging.getLogger("aiokafka")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from flowkit.activities.role_attempt import refuse_inline
 from flowkit.adapters.remote_database import RemoteDatabase
 from flowkit.config import WorkerConfig
-from flowkit.coordinator.handler_thread import HandlerThread
+from flowkit.connection import WorkerThread
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import ConfigError
 from flowkit.worker.runner import Worker, inline_roles
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from flowkit.activities.role_attempt import RoleActivities
     from flowkit.attempt.background import LoopHealth
     from flowkit.config import CoordinatorConfig
+
 
 T = TypeVar("T")
 
@@ -116,3 +119,39 @@ def _worker(db: Any, cfg: CoordinatorConfig, handlers: Mapping[str, RoleHandler]
         max_concurrent=dict.fromkeys(inline, _INLINE_SLOTS),
     )
     return Worker(db=db, cfg=settings, handlers=dict(handlers), clock=clock)
+
+
+class HandlerThread:
+    """A thread that runs an event loop until `stop`."""
+
+    def __init__(self) -> None:
+        self._thread = WorkerThread("flowkit-handlers", lambda: [_IdleService(self)])
+        self.portal: LoopPortal
+        """Access to the loop, after `started`."""
+
+    @classmethod
+    async def started(cls) -> Self:
+        """Return a new thread whose loop is running."""
+        thread = cls()
+        await thread._thread.start()
+        return thread
+
+    async def stop(self) -> None:
+        """Cancel what still runs on the loop, and wait until the thread has ended."""
+        await self._thread.stop()
+
+
+class _IdleService:
+    """Keeps the loop of a thread running, and gives access to it."""
+
+    def __init__(self, thread: HandlerThread) -> None:
+        thread.portal = LoopPortal()
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run until `shutdown`."""
+        await self._stop.wait()
+
+    async def shutdown(self) -> None:
+        """End `run`."""
+        self._stop.set()

@@ -20,11 +20,11 @@ from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, Namespace, WorkerThread, connect
 from flowkit.coordinator.hosting import HostedRoles
-from flowkit.coordinator.removed import RemovedAttributes
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.core.time import SystemClock
 from flowkit.engine.slot_grants import SlotGrants
 from flowkit.engine.worker import EngineLoops, check_functions, engine_workers, prepared_settings
+from flowkit.errors import Removed
 from flowkit.protocol.messages import (
     Envelope,
     EventKind,
@@ -58,6 +58,27 @@ if TYPE_CHECKING:
     from flowkit.client import TaskSummary
     from flowkit.connection import Service
     from flowkit.models import Settings, TaskResult, TaskStatus
+
+
+class RemovedAttributes:
+    """Raises `Removed` for attributes that earlier releases had."""
+
+    @property
+    def bus(self) -> Any:
+        """Removed. Raise `Removed`, an AttributeError, so that `hasattr` returns False."""
+        raise Removed(
+            "Coordinator.bus was removed: engines and workers communicate through Temporal. Omit it; to exchange Kafka "
+            "messages with external workers, use the models in flowkit.protocol.messages and a Kafka client"
+        )
+
+    @property
+    def outbox(self) -> Any:
+        """Removed. Raise `Removed`, an AttributeError, so that `hasattr` returns False."""
+        raise Removed(
+            "Coordinator.outbox was removed: Temporal workflows now dispatch attempts durably. Omit it; you do not need "
+            "a replacement"
+        )
+
 
 __all__ = [
     "Coordinator",

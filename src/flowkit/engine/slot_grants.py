@@ -1,4 +1,4 @@
-"""Grants the slots of the limits across tasks to the attempts of all tasks of a queue.
+"""Grants the slots of the concurrency limits to the attempts of all tasks of a queue.
 
 An attempt asks for its slot with the activity `acquire_slot`. If it must wait, the activity `await_slot` stays open
 without a worker until some engine grants the slot and completes it. A role without workers gets no slots, so that it

@@ -84,7 +84,7 @@ class SlotLoop:
         """The request that the last check of requests ended with."""
         log = partial(_logger.warning, "could not check concurrency slots; retrying: %s")
         outages = Expected(errors=(FlowKitError, RPCError), log=log)
-        self._loop = BackgroundLoop("limits across tasks", self._step, expected=outages)
+        self._loop = BackgroundLoop("concurrency limits", self._step, expected=outages)
 
     @property
     def health(self) -> LoopHealth:

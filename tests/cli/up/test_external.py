@@ -14,7 +14,7 @@ from tests.integration.harness import eventually
 from tests.kafka_server import Broker
 from tests.local.processes import create_program
 
-from flowkit.cli.kafka import accepts_connections
+from flowkit.cli.servers import accepts_connections
 from flowkit.cli.up.monitor import create_rows
 from flowkit.cli.up.plan import UpOptions, make_plan
 from flowkit.cli.up.run import create_processes

@@ -1,4 +1,4 @@
-"""Limits across tasks for roles that external workers serve."""
+"""Concurrency limits for roles that external workers serve."""
 
 from __future__ import annotations
 

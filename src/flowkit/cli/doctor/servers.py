@@ -15,8 +15,7 @@ from flowkit.adapters.durability import durable, weaknesses
 from flowkit.adapters.mongo import words
 from flowkit.attempt.pollers import native_pollers, recent_pollers
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
-from flowkit.cli.kafka import accepts_connections, describe_brokers
-from flowkit.cli.servers import database, temporal_client
+from flowkit.cli.servers import accepts_connections, database, describe_brokers, temporal_client
 from flowkit.cli.tasks.view import find_missing_processes
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig
 from flowkit.connection import temporal_address

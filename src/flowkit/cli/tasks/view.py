@@ -68,7 +68,7 @@ class NodeView:
     worker: str = ""
     """The external worker that runs the attempt."""
     waits_for: str = ""
-    """What the node waits for: a slot of the limits across tasks, an external worker that accepts the attempt, or a
+    """What the node waits for: a slot of the concurrency limits, an external worker that accepts the attempt, or a
     node that pulls from it."""
     silent: bool = False
     """Whether its attempt sends no heartbeats."""

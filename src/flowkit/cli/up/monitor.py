@@ -16,10 +16,9 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.service import RPCError
 
 from flowkit.cli import output
-from flowkit.cli.kafka import accepts_connections
 from flowkit.cli.options import DEFAULT_MONGO_URL, Where
 from flowkit.cli.screen import open_screen, plain_table
-from flowkit.cli.servers import database
+from flowkit.cli.servers import accepts_connections, database
 from flowkit.cli.tasks.display import tasks_table
 from flowkit.cli.up.plan import terminal_exports
 from flowkit.client import TaskCatalog

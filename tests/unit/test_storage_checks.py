@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.unit.property_examples import examples
 
-from flowkit import storable
 from flowkit.limits import DOCUMENT_LEVELS
-from flowkit.storable import storage_problems
+from flowkit.validation import storage
+from flowkit.validation.storage import storage_problems
 
 TEXTS = st.text(st.characters(), max_size=4)
 ANY_TEXTS = st.text(st.one_of(st.characters(), st.sampled_from(["\0", "\ud800", "\udfff", "ä"])), max_size=4)
@@ -53,7 +53,7 @@ def test_check_accepts_exactly_what_the_driver_can_encode(document: dict[str, An
     problems, sent = storage_problems(document), encoded(document)
     assert bool(problems) == (sent is None), problems
     if sent is not None:
-        assert storable._Search().members(document, None, 1) == len(sent)
+        assert storage._Search().members(document, None, 1) == len(sent)
     assert all(problem.isprintable() and len(problem) < 400 for problem in problems)
 
 
@@ -84,9 +84,9 @@ def test_circular_reference_is_rejected_as_too_deep() -> None:
 def test_document_over_the_limit_is_rejected_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     document = {"params": {"text": "x" * 100}, "graph": {}}
     size = len(bson.encode(document))
-    monkeypatch.setattr(storable, "DOCUMENT_BYTES", size)
+    monkeypatch.setattr(storage, "DOCUMENT_BYTES", size)
     assert storage_problems(document) == []
-    monkeypatch.setattr(storable, "DOCUMENT_BYTES", size - 1)
+    monkeypatch.setattr(storage, "DOCUMENT_BYTES", size - 1)
     [problem] = storage_problems(document)
     assert f"params, graph make a document of {size} bytes, more than MongoDB's {size - 1}" in problem
 
