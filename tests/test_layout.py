@@ -179,7 +179,7 @@ def test_the_four_links_point_to_the_folders_at_the_root(name: str) -> None:
             "flowkit",
             ["motor", "pymongo", "temporalio", "cel_expr_python", "flowkit.models", "flowkit.config"],
         ),
-        ("flowkit.cli.up.run", ["aiokafka"]),
+        ("flowkit.cli.up.processes", ["aiokafka"]),
         ("flowkit.cli.doctor.checks", ["aiokafka"]),
         (
             "flowkit.workflows.task",

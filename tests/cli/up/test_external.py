@@ -17,7 +17,7 @@ from tests.local.processes import create_program
 from flowkit.cli.servers import accepts_connections
 from flowkit.cli.up.monitor import create_rows
 from flowkit.cli.up.plan import UpOptions, make_plan
-from flowkit.cli.up.run import create_processes
+from flowkit.cli.up.processes import create_processes
 from flowkit.local.ports import is_free
 from flowkit.testing import ExternalWorker
 from flowkit.testing.external.handlers import scripted

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from flowkit.cli.screen import Screen
     from flowkit.cli.up.plan import Plan
-    from flowkit.cli.up.run import Processes
+    from flowkit.cli.up.processes import Processes
     from flowkit.client import TaskSummary
     from flowkit.local.process import FlowkitProcess, LocalServer, ServerProcess
 
