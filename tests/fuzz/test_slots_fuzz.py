@@ -162,11 +162,11 @@ def without_priority(right: object) -> object:
             (store.SlotStore, "release", without_withdrawals),
             (store.SlotStore, "release", twice),
             (store, "_ORDER", without_priority),
-            (grants.SlotGrants, "_is_first", overtaking),
-            (grants.SlotGrants, "_may_grant", to_all),
-            (leaks, "use_of", never_unused),
-            (leaks, "use_of", soon_unused),
-            (leaks, "use_of", undelivered),
+            (slot_grants.SlotGrants, "_is_first", overtaking),
+            (slot_grants.SlotGrants, "_may_grant", to_all),
+            (slot_leaks, "use_of", never_unused),
+            (slot_leaks, "use_of", soon_unused),
+            (slot_leaks, "use_of", undelivered),
         ]
     ),
 )
