@@ -99,21 +99,21 @@ class TaskCatalog(TaskQueries):
         if status is not None:
             require(choice_problem(status, "status", [each.value for each in TaskStatus]))
         require(whole_problem(limit, "limit", 1, limits.LIST_TASKS))
-        return [_summary(document) for document in await self.newest(status, limit)]
+        return [_make_summary(document) for document in await self.newest(status, limit)]
 
 
-def _summary(document: dict[str, Any]) -> TaskSummary:
+def _make_summary(document: dict[str, Any]) -> TaskSummary:
     return TaskSummary(
         task_id=document["id"],
         status=TaskStatus(document["status"]),
         name=pipeline_name(document.get("graph", {}).get("name"), document.get("params") or {}),
         started_at=document.get("started_at"),
-        finished_at=_iso(document.get("finished_at")),
+        finished_at=_format_time(document.get("finished_at")),
         reason=document.get("reason"),
     )
 
 
-def _iso(moment: datetime | None) -> str | None:
+def _format_time(moment: datetime | None) -> str | None:
     """Return a stored date as ISO 8601 text. Stored dates are in UTC, with or without a time zone."""
     return None if moment is None else (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
 
@@ -210,7 +210,7 @@ class TaskClient:
         [outcome] = await asyncio.gather(self._insert(task_id, given), return_exceptions=True)
         if isinstance(outcome, BaseException):
             _logger.warning(
-                "task %s is running, but its document does not exist yet: %s", task_id, _cause(outcome)
+                "task %s is running, but its document does not exist yet: %s", task_id, _format_cause(outcome)
             )
 
     async def _insert(self, task_id: str, given: dict[str, Any]) -> None:
@@ -259,12 +259,12 @@ class TaskClient:
         A failed or cancelled task raises no error. Raise UnknownTask if the task does not exist, and
         TaskStillOpen (a TimeoutError) if it is still running.
         """
-        return _status_of(self.result(task_id, timeout))
+        return _read_status(self.result(task_id, timeout))
 
     async def _result_within(self, task_id: str, seconds: float | None) -> TaskResult:
         check_wait(task_id, seconds)
         try:
-            return await asyncio.wait_for(self._result(task_id), _bounded(seconds))
+            return await asyncio.wait_for(self._result(task_id), _bound_timeout(seconds))
         except TimeoutError:
             raise TaskStillOpen(task_id, seconds or 0.0) from None
 
@@ -276,11 +276,11 @@ class TaskClient:
                 return await handle.result(follow_runs=True)
             except WorkflowFailureError as error:
                 if not await self._is_running(handle):
-                    raise _error_for_end(task_id, error.cause) from None
+                    raise _make_end_error(task_id, error.cause) from None
             except RPCError as error:
                 if error.status is not RPCStatusCode.NOT_FOUND:
                     raise
-                return _result_from_document(task_id, await self._catalog.document(task_id))
+                return _read_result(task_id, await self._catalog.document(task_id))
 
     async def _is_running(self, handle: WorkflowHandle[Task, TaskResult]) -> bool:
         return (await handle.describe()).status is WorkflowExecutionStatus.RUNNING
@@ -295,7 +295,7 @@ class TaskClient:
         return self._client.get_workflow_handle_for(Task.run, task_id)
 
 
-async def _status_of(work: Coroutine[Any, Any, TaskResult]) -> TaskStatus:
+async def _read_status(work: Coroutine[Any, Any, TaskResult]) -> TaskStatus:
     try:
         return (await work).status
     except TaskFailed:
@@ -304,7 +304,7 @@ async def _status_of(work: Coroutine[Any, Any, TaskResult]) -> TaskStatus:
         return TaskStatus.CANCELLED
 
 
-def _error_for_end(task_id: str, cause: BaseException | None) -> FlowKitError:
+def _make_end_error(task_id: str, cause: BaseException | None) -> FlowKitError:
     """Return the FlowKit error for a workflow that ended without finishing."""
     match cause:
         case temporal.CancelledError():
@@ -318,7 +318,7 @@ def _error_for_end(task_id: str, cause: BaseException | None) -> FlowKitError:
     return TaskFailed(task_id, str(cause))
 
 
-def _result_from_document(task_id: str, document: dict[str, Any] | None) -> TaskResult:
+def _read_result(task_id: str, document: dict[str, Any] | None) -> TaskResult:
     """Return the result of a task from its document, or raise its error: Temporal no longer retains the workflow."""
     if document is None:
         raise UnknownTask(task_id)
@@ -336,12 +336,12 @@ def _result_from_document(task_id: str, document: dict[str, Any] | None) -> Task
     )
 
 
-def _bounded(seconds: float | None) -> float | None:
+def _bound_timeout(seconds: float | None) -> float | None:
     """Return the timeout, capped at a value that every event loop supports."""
     return None if seconds is None else min(seconds, _LONGEST_WAIT_SEC)
 
 
-def _cause(error: BaseException) -> str:
+def _format_cause(error: BaseException) -> str:
     """Return the error as one short line."""
     text = one_line(clean(str(error)))
     if isinstance(error, StoreUnavailable):

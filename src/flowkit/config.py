@@ -37,14 +37,14 @@ class _Ms:
         return int(getattr(config, self._seconds) * 1000) if config is not None else 0
 
 
-def _derived(cls: type[Any]) -> set[str]:
+def _list_derived(cls: type[Any]) -> set[str]:
     """Return the names of the settings that are computed from other settings."""
     return {name for base in cls.__mro__ for name, value in vars(base).items() if isinstance(value, _Ms)}
 
 
-def _ignoring_derived(cls: type[T]) -> type[T]:
+def _ignore_derived(cls: type[T]) -> type[T]:
     """Make the constructor accept and ignore the computed settings, as documented."""
-    create, derived = cls.__init__, _derived(cls)
+    create, derived = cls.__init__, _list_derived(cls)
 
     @functools.wraps(create)
     def __init__(self: T, *args: Any, **settings: Any) -> None:
@@ -98,7 +98,7 @@ class _Kafka(_Topics):
     """Number of replicas of new topics; -1 for the default of the broker."""
 
 
-@_ignoring_derived
+@_ignore_derived
 @dataclass
 class CoordinatorConfig(_Kafka):
     """Settings of the engine. Settings that end in `_sec` are in seconds and may be fractions."""
@@ -166,10 +166,12 @@ class CoordinatorConfig(_Kafka):
         The layers are: defaults, JSON file, environment (`KAFKA_…`, `WORKER_TYPES`), `overrides`.
         The file may be missing. Raise TypeError for an unknown key, and ConfigError for an invalid value.
         """
-        return cls(**_merged(cls, [*_file(path), *_environment(), ("overrides", overrides or {})]))
+        return cls(
+            **_merge_layers(cls, [*_read_file(path), *_read_environment(), ("overrides", overrides or {})])
+        )
 
 
-@_ignoring_derived
+@_ignore_derived
 @dataclass
 class WorkerConfig(_Topics):
     """Settings of a native worker."""
@@ -215,7 +217,7 @@ class WorkerConfig(_Topics):
         The path is relative to the working directory, and the file may be missing. Raise TypeError for an unknown
         key, and ConfigError for an invalid value.
         """
-        return cls(**_merged(cls, [*_file(path), ("overrides", overrides or {})]))
+        return cls(**_merge_layers(cls, [*_read_file(path), ("overrides", overrides or {})]))
 
     def slots(self, role: str) -> int:
         """Return the maximum number of attempts of a role that this process runs concurrently."""
@@ -291,13 +293,13 @@ RULES = {
 `hold_starts_…`, the Temporal server fails workflow tasks or terminates the workflow."""
 
 
-def _merged(cls: type[Any], layers: Iterable[Layer]) -> dict[str, Any]:
+def _merge_layers(cls: type[Any], layers: Iterable[Layer]) -> dict[str, Any]:
     """Return the last value of each setting, validated. Errors name the layer that contains the value."""
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     known = {each.name for each in fields(cls)}
     for place, given in layers:
-        for name in given.keys() - known - _derived(cls):
+        for name in given.keys() - known - _list_derived(cls):
             guess = suggestion(name, known)
             raise TypeError(f"{place}: {cls.__name__} has no setting {name!r}{guess}")
         values |= {name: value for name, value in given.items() if name in known}
@@ -307,7 +309,7 @@ def _merged(cls: type[Any], layers: Iterable[Layer]) -> dict[str, Any]:
     return values
 
 
-def _file(path: str | Path | None) -> Iterator[Layer]:
+def _read_file(path: str | Path | None) -> Iterator[Layer]:
     if path is None:
         return
     try:
@@ -336,7 +338,7 @@ _VARIABLES = {
 }
 
 
-def _environment() -> Iterator[Layer]:
+def _read_environment() -> Iterator[Layer]:
     """Yield a layer for each environment variable that is set and not empty."""
     for variable, name in _VARIABLES.items():
         if value := os.environ.get(variable):

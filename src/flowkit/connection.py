@@ -55,7 +55,7 @@ async def connect() -> Client:
     Raise ConfigError if a setting is invalid, otherwise TemporalUnavailable. It names the address if the server does not respond. It also names the namespace if the
     namespace does not exist or the server denies access to it.
     """
-    settings = _settings()
+    settings = _read_settings()
     address, namespace = settings["target_host"], settings["namespace"]
     converter = configured_converter()
     compression = GrpcCompression.NONE if is_loopback(address) else GrpcCompression.GZIP
@@ -69,11 +69,11 @@ async def connect() -> Client:
 
 def temporal_address() -> tuple[str, str]:
     """Return address and namespace from `TEMPORAL_*` or the Temporal profile. Raises ConfigError."""
-    settings = _settings()
+    settings = _read_settings()
     return settings["target_host"], settings["namespace"]
 
 
-def _settings() -> ClientConnectConfig:
+def _read_settings() -> ClientConnectConfig:
     """Return the settings of the connection. Raises ConfigError without the lines of a profile, which hold secrets."""
     try:
         settings = ClientConfig.load_client_connect_config()

@@ -26,7 +26,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
     Raise ConfigError if the named loop is unknown or not installed.
     """
-    if _chosen() == ASYNCIO:
+    if _choose_loop() == ASYNCIO:
         return asyncio.new_event_loop()
     import uvloop
 
@@ -45,7 +45,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-def _chosen() -> str:
+def _choose_loop() -> str:
     installed = find_spec(UVLOOP) is not None
     selected = os.environ.get(VARIABLE) or (UVLOOP if installed else ASYNCIO)
     if selected not in (ASYNCIO, UVLOOP):

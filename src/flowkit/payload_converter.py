@@ -32,7 +32,7 @@ VARIABLE = "FLOWKIT_DATA_CONVERTER"
 
 
 @cache
-def _parts() -> Mapping[bytes, EncodingPayloadConverter]:
+def _list_parts() -> Mapping[bytes, EncodingPayloadConverter]:
     return PydanticPayloadConverter().converters
 
 
@@ -40,7 +40,7 @@ class SharedPayloadConverter(CompositePayloadConverter):
     """Converts values as `PydanticPayloadConverter` does."""
 
     def __init__(self) -> None:
-        self.converters = _parts()
+        self.converters = _list_parts()
 
     def with_context(self, context: SerializationContext) -> Self:
         """Return this converter, because its results do not depend on the context."""

@@ -17,7 +17,7 @@ from flowkit.activities.builtin_functions import default_adapters
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig, WorkerConfig
 from flowkit.coordinator.hosting import HostedRoles
 from flowkit.engine.component import EngineComponent, WorkerComponent
-from flowkit.engine.worker import activity_name, check_functions, throttled, with_task
+from flowkit.engine.worker import add_task, check_functions, limit_heartbeats, read_activity_name
 from flowkit.errors import ConfigError
 from flowkit.models import COORDINATOR_FN
 from flowkit.payload_converter import complete_converter, configured_converter, uses_pydantic
@@ -71,7 +71,7 @@ class FlowKitPlugin(SimplePlugin):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(
-            "flowkit.FlowKitPlugin", data_converter=_with_pydantic, workflow_runner=_with_passed_records
+            "flowkit.FlowKitPlugin", data_converter=_complete_converter, workflow_runner=_pass_records_through
         )
         if db is not None:
             require(database_problem(db))
@@ -79,7 +79,7 @@ class FlowKitPlugin(SimplePlugin):
         require(settings_problem(worker_config, "worker_config", WorkerConfig))
         require(functions_problem(functions or {}, "functions"))
         self._db = db
-        self._config, self._worker_config = _matching_configs(config, worker_config)
+        self._config, self._worker_config = _match_configs(config, worker_config)
         self._functions: dict[str, Function] = {
             **(default_adapters(db=db) if db is not None else {}),
             **(functions or {}),
@@ -91,7 +91,7 @@ class FlowKitPlugin(SimplePlugin):
     def configure_replayer(self, config: temporal.ReplayerConfig) -> temporal.ReplayerConfig:
         """Add the Task workflow and the data converter, so that the Replayer can replay tasks."""
         config = super().configure_replayer(config)
-        config["workflows"] = with_task(config.get("workflows"))
+        config["workflows"] = add_task(config.get("workflows"))
         return config
 
     def configure_worker(self, config: temporal.WorkerConfig) -> temporal.WorkerConfig:
@@ -106,7 +106,7 @@ class FlowKitPlugin(SimplePlugin):
         if role is None:
             self._check_not_idle(config, asked_for=self in given)
             return config
-        if (role or EngineComponent.MARK) in map(activity_name, config.get("activities") or ()):
+        if (role or EngineComponent.MARK) in map(read_activity_name, config.get("activities") or ()):
             return config  # already configured, or an engine or worker of FlowKit itself
         self._check(config)
         try:
@@ -197,7 +197,7 @@ class RoleComponent(WorkerComponent):
 
     def configured(self, config: temporal.WorkerConfig) -> temporal.WorkerConfig:
         """Return the worker's settings, with WorkerConfig filling in those that the worker leaves out."""
-        config = super().configured(throttled(config))
+        config = super().configured(limit_heartbeats(config))
         config["identity"] = self._worker.worker_id = config.get("identity") or self._worker.worker_id
         if at_once := config.get("max_concurrent_activities"):
             self._worker.cfg.max_concurrent = at_once
@@ -214,7 +214,7 @@ class RoleComponent(WorkerComponent):
         await self._worker.stop()
 
 
-def _matching_configs(
+def _match_configs(
     config: CoordinatorConfig | None, worker_config: WorkerConfig | None
 ) -> tuple[CoordinatorConfig, WorkerConfig]:
     """Return copies of both configurations, or their defaults. Raise ConfigError if their queues differ."""
@@ -229,14 +229,14 @@ def _matching_configs(
     return own, workers
 
 
-def _with_pydantic(existing: DataConverter | None) -> DataConverter:
+def _complete_converter(existing: DataConverter | None) -> DataConverter:
     """Return the user's data converter with what FlowKit needs, or the configured one if the user gives none."""
     if existing is None or existing is DataConverter.default:
         return configured_converter()
     return complete_converter(existing)
 
 
-def _with_passed_records(runner: temporal.WorkflowRunner | None) -> temporal.WorkflowRunner:
+def _pass_records_through(runner: temporal.WorkflowRunner | None) -> temporal.WorkflowRunner:
     runner = runner or SandboxedWorkflowRunner()
     if not isinstance(runner, SandboxedWorkflowRunner):
         return runner

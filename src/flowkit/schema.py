@@ -38,88 +38,91 @@ def graph_schema() -> Schema:
         "type": "object",
         "required": ["nodes"],
         "properties": {
-            "nodes": {"type": "array", "minItems": 1, "items": _node()},
-            "edges": _or_null({"type": "array", "items": pair}, "[parent, child] pairs of node ids"),
-            "edges_ex": _or_null({"type": "array", "items": _extended_edge()}),
+            "nodes": {"type": "array", "minItems": 1, "items": _describe_node()},
+            "edges": _allow_null({"type": "array", "items": pair}, "[parent, child] pairs of node ids"),
+            "edges_ex": _allow_null({"type": "array", "items": _describe_extended_edge()}),
             "name": {"description": "Name of the task if params contain no pipeline_name."},
             "on_node_failure": {"enum": [mode.value for mode in OnNodeFailure]},
-            "deadline_sec": _time_limit("seconds from the opening of the task to its end"),
+            "deadline_sec": _describe_time_limit("seconds from the opening of the task to its end"),
         },
     }
 
 
-def _or_null(schema: Schema, description: str | None = None) -> Schema:
+def _allow_null(schema: Schema, description: str | None = None) -> Schema:
     """Return `schema` extended to accept null, which means the same as an absent key."""
     kinds = schema.get("type")
     nullable = {**schema, "type": [kinds, "null"]} if kinds else {"anyOf": [schema, {"type": "null"}]}
     return nullable if description is None else {"description": description, **nullable}
 
 
-def _object(properties: Schema, **more: Any) -> Schema:
+def _describe_object(properties: Schema, **more: Any) -> Schema:
     """Return the schema of an object that allows only these keys and keys that start with `x-`."""
     own = {"type": "object", "properties": properties, "patternProperties": {"^x-": _ANY}}
     return {**own, "additionalProperties": False, **more}
 
 
-def _keyed(keys: frozenset[str], schemas: dict[str, Schema]) -> Schema:
+def _describe_keys(keys: frozenset[str], schemas: dict[str, Schema]) -> Schema:
     """Return the schema of each key that validation allows. Raise KeyError if a key has no schema."""
     return {key: schemas[key] for key in sorted(keys)}
 
 
-def _extended_edge() -> Schema:
+def _describe_extended_edge() -> Schema:
     properties = {"from": _TEXT, "to": _TEXT, "mode": {"enum": [*EDGE_MODES]}, "on_batch": _ANY}
-    properties["when"] = _when("edge")
+    properties["when"] = _describe_when("edge")
     return {"type": "object", "required": ["from", "to"], "properties": properties}
 
 
-def _node() -> Schema:
-    own = _keyed(field_checks.NODE_KEYS, _node_keys())
+def _describe_node() -> Schema:
+    own = _describe_keys(field_checks.NODE_KEYS, _describe_node_keys())
     written = {key: {"description": "Written by an engine; ignored."} for key in sorted(RUNTIME_KEYS)}
-    return _object({**own, **written}, required=["node_id", "type"])
+    return _describe_object({**own, **written}, required=["node_id", "type"])
 
 
-def _node_keys() -> dict[str, Schema]:
-    fan_in = f"^(?:{_any_case(field_checks.FAN_IN.pattern)}){_END}"
+def _describe_node_keys() -> dict[str, Schema]:
+    fan_in = f"^(?:{_ignore_case(field_checks.FAN_IN.pattern)}){_END}"
     return {
-        "node_id": _node_id(),
+        "node_id": _describe_node_id(),
         "type": {
             "type": "string",
             "pattern": f"^(?:{limits.ROLE.pattern}){_END}",
             "description": f"A role, or {COORDINATOR_FN}.",
         },
-        "depends_on": _or_null({"type": "array", "items": _TEXT}, "ids of the parents"),
-        "fan_in": _or_null({"type": "string", "pattern": fan_in}, "all, any or count:n"),
-        "io": _or_null(_object(_keyed(field_checks.IO_KEYS, _io_keys()))),
-        "retry_policy": _or_null(_retry_policy()),
-        "routing": _routing(),
-        "allow_failure": _or_null({"type": "boolean"}),
-        "when": _when("node"),
-        "timeout_sec": _time_limit("time limit of one attempt, in seconds"),
-        "deadline_sec": _time_limit("seconds from the opening of the node's gate to its end"),
+        "depends_on": _allow_null({"type": "array", "items": _TEXT}, "ids of the parents"),
+        "fan_in": _allow_null({"type": "string", "pattern": fan_in}, "all, any or count:n"),
+        "io": _allow_null(_describe_object(_describe_keys(field_checks.IO_KEYS, _describe_io_keys()))),
+        "retry_policy": _allow_null(_retry_policy()),
+        "routing": _describe_routing(),
+        "allow_failure": _allow_null({"type": "boolean"}),
+        "when": _describe_when("node"),
+        "timeout_sec": _describe_time_limit("time limit of one attempt, in seconds"),
+        "deadline_sec": _describe_time_limit("seconds from the opening of the node's gate to its end"),
         "name": _ANY,
         "meta": _ANY,
     }
 
 
-def _when(part: str) -> Schema:
+def _describe_when(part: str) -> Schema:
     text: Schema = {"type": "string", "minLength": 1, "maxLength": limits.CONDITION_CHARS}
-    return _or_null(text, f"the condition of the {part}, in CEL")
+    return _allow_null(text, f"the condition of the {part}, in CEL")
 
 
-def _time_limit(description: str) -> Schema:
+def _describe_time_limit(description: str) -> Schema:
     shortest, longest = SHORTEST_SEC, YEAR_SEC
-    return _or_null({"type": "number", "minimum": shortest, "maximum": longest}, description)
+    return _allow_null({"type": "number", "minimum": shortest, "maximum": longest}, description)
 
 
 _NOTHING: list[Any] = [None, False, 0, "", [], {}]
 
 
-def _routing() -> Schema:
+def _describe_routing() -> Schema:
     """Return the schema of `routing`. Earlier releases accepted any key with an empty value."""
     assert ROUTING_KEYS == _ROUTES.keys()
-    lists = {key: _or_null({"type": "array", "items": _TEXT}, text) for key, text in _ROUTES.items()}
+    lists = {key: _allow_null({"type": "array", "items": _TEXT}, text) for key, text in _ROUTES.items()}
     empty = {"type": "object", "additionalProperties": {"enum": _NOTHING}}
-    return {"description": "nodes that this node starts", "anyOf": [_object(lists), empty, {"type": "null"}]}
+    return {
+        "description": "nodes that this node starts",
+        "anyOf": [_describe_object(lists), empty, {"type": "null"}],
+    }
 
 
 _ROUTES = {
@@ -128,7 +131,7 @@ _ROUTES = {
 }
 
 
-def _node_id() -> Schema:
+def _describe_node_id() -> Schema:
     refused = [
         {"const": "*"},
         {"pattern": ELEMENT_SUFFIX.pattern},
@@ -137,7 +140,7 @@ def _node_id() -> Schema:
     return {"type": "string", "minLength": 1, "maxLength": limits.ID_CHARS, "not": {"anyOf": refused}}
 
 
-def _any_case(pattern: str) -> str:
+def _ignore_case(pattern: str) -> str:
     """Return a case-insensitive `pattern` for tools without regex flags: each letter in both cases."""
     return re.sub(r"(?<!\\)[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", pattern)
 
@@ -145,36 +148,39 @@ def _any_case(pattern: str) -> str:
 _START_WHEN = "|".join(word.value for word in StartWhen)
 
 
-def _io_keys() -> dict[str, Schema]:
-    some_object = _or_null({"type": "object"})
+def _describe_io_keys() -> dict[str, Schema]:
+    some_object = _allow_null({"type": "object"})
     return {
         "input_ref": some_object,
-        "input_inline": _or_null({"type": "object", "anyOf": _input_routes()}),
+        "input_inline": _allow_null({"type": "object", "anyOf": _describe_input_routes()}),
         "batching": some_object,
-        "start_when": _or_null({"type": "string", "pattern": f"^(?:{_any_case(_START_WHEN)}){_END}"}),
-        "max_ahead": _or_null(_COUNT, "batches that the node may be ahead of its streaming children"),
-        "fn": _or_null(_TEXT, "name of a coordinator function"),
+        "start_when": _allow_null({"type": "string", "pattern": f"^(?:{_ignore_case(_START_WHEN)}){_END}"}),
+        "max_ahead": _allow_null(_COUNT, "batches that the node may be ahead of its streaming children"),
+        "fn": _allow_null(_TEXT, "name of a coordinator function"),
         "fn_args": some_object,
     }
 
 
-def _input_routes() -> list[Schema]:
+def _describe_input_routes() -> list[Schema]:
     """Return one schema for each input adapter, and one for a node without an adapter."""
     none = {"properties": {"input_adapter": {"enum": [None, input_adapters.NOOP]}}}
-    rechunk = {**_input_args(input_adapters._RECHUNK_CHECKS), "required": ["size"]}
+    rechunk = {**_describe_input_args(input_adapters._RECHUNK_CHECKS), "required": ["size"]}
     return [
         none,
-        _route(input_adapters.PULL, {"input_args": _or_null(_input_args(input_adapters._PULL_CHECKS))}),
-        _route(input_adapters.RECHUNK, {"input_args": rechunk}, "input_args"),
+        _describe_route(
+            input_adapters.PULL,
+            {"input_args": _allow_null(_describe_input_args(input_adapters._PULL_CHECKS))},
+        ),
+        _describe_route(input_adapters.RECHUNK, {"input_args": rechunk}, "input_args"),
     ]
 
 
-def _route(adapter: str, properties: Schema, *required: str) -> Schema:
+def _describe_route(adapter: str, properties: Schema, *required: str) -> Schema:
     named = {"input_adapter": {"const": adapter}, **properties}
     return {"required": ["input_adapter", *required], "properties": named}
 
 
-def _input_args(checks: dict[str, Any]) -> Schema:
+def _describe_input_args(checks: dict[str, Any]) -> Schema:
     properties = {key: {"description": allowed, **_ARGS[key]} for key, (allowed, _) in checks.items()}
     both = {"required": ["from_node", "from_nodes"]}
     return {"type": "object", "properties": properties, "additionalProperties": False, "not": both}
@@ -194,7 +200,9 @@ _ARGS: dict[str, Schema] = {
 def _retry_policy() -> Schema:
     assert field_checks.RETRY_KEYS == field_checks.RETRY_CHECKS.keys()
     descriptions = {key: allowed for key, (allowed, _) in field_checks.RETRY_CHECKS.items()}
-    return _object({key: _or_null(_RETRY[key], descriptions[key]) for key in sorted(descriptions)})
+    return _describe_object(
+        {key: _allow_null(_RETRY[key], descriptions[key]) for key in sorted(descriptions)}
+    )
 
 
 _RETRY: dict[str, Schema] = {

@@ -11,7 +11,7 @@ from temporalio.worker import Worker
 
 from flowkit import Coordinator, CoordinatorConfig
 from flowkit.attempt.pollers import recent_pollers
-from flowkit.engine.worker import settings_of
+from flowkit.engine.worker import make_settings
 from flowkit.errors import ConfigError
 from flowkit.models import TaskStatus
 from flowkit.plugin import FlowKitPlugin
@@ -28,7 +28,7 @@ CALLS = 60
 
 
 def test_task_keeps_its_function_queue() -> None:
-    settings = settings_of(
+    settings = make_settings(
         CoordinatorConfig(queue="jobs"), deployment="d", search_attributes=(), functions={}
     )
     assert settings.function_queue == "jobs.coordinator_fn"

@@ -17,7 +17,7 @@ from flowkit.activities.builtin_functions import CoordinatorAdapters, default_ad
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.core.loop_portal import LoopPortal
-from flowkit.engine.worker import function_activities
+from flowkit.engine.worker import create_function_activities
 from flowkit.local import MongoServer
 from flowkit.models import AttemptResult, FailureKind, NodeIO, OpenTask
 from flowkit.worker import Batch, BatchResult, Worker
@@ -63,7 +63,7 @@ class StoppableDatabase:
 
     def function(self, name: str, function: Any) -> Activity:
         """Return the activity of a coordinator function."""
-        calls = function_activities(
+        calls = create_function_activities(
             config=CoordinatorConfig(),
             tasks=TaskStore(self.db),
             artifacts=ArtifactStore(self.db),

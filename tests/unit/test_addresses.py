@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flowkit import CoordinatorConfig
-from flowkit.cli.errors import described
+from flowkit.cli.errors import describe_error
 from flowkit.cli.options import Where
-from flowkit.cli.servers import database, temporal_client
+from flowkit.cli.servers import connect_temporal, database
 from flowkit.connection import temporal_address
 from flowkit.errors import ConfigError, FlowKitError, StoreUnavailable
 from flowkit.text import shown_address
@@ -92,7 +92,7 @@ async def _failure(url: str) -> ErrorReport:
         async with database(Where(mongo_url=url)):
             raise StoreUnavailable("MongoDB is unavailable")
     except FlowKitError as error:
-        return described(error)
+        return describe_error(error)
 
 
 async def test_an_ignored_option_of_a_mongodb_address_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +117,7 @@ async def test_an_invalid_temporal_profile_is_reported_without_its_lines(
     file.write_text(f'[profile.default]\naddress = "localhost:1"\n{line}\n', encoding="utf-8")
     monkeypatch.setenv("TEMPORAL_CONFIG_FILE", str(file))
     with pytest.raises(ConfigError, match="line 3") as caught:
-        await temporal_client()
+        await connect_temporal()
     assert SECRET not in str(caught.value)
     assert NUMBER not in str(caught.value)
     with pytest.raises(ConfigError, match="line 3"):
@@ -130,8 +130,8 @@ async def test_an_error_of_temporals_address_contains_no_password(
 ) -> None:
     monkeypatch.setenv("TEMPORAL_ADDRESS", address)
     with pytest.raises(FlowKitError) as caught:
-        await temporal_client()
-    assert SECRET not in f"{caught.value} {described(caught.value)}"
+        await connect_temporal()
+    assert SECRET not in f"{caught.value} {describe_error(caught.value)}"
 
 
 @pytest.mark.parametrize("brokers", [f"user:{SECRET}@one:9092", f"{SECRET}@one:9092"])

@@ -22,7 +22,12 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.engine.component import EngineComponent, WorkerComponent
-from flowkit.engine.worker import activity_name, engine_activities, function_activities, settings_of
+from flowkit.engine.worker import (
+    create_engine_activities,
+    create_function_activities,
+    make_settings,
+    read_activity_name,
+)
 from flowkit.errors import ConfigError
 from flowkit.models import AttemptInput, FailureKind
 from flowkit.plugin import FlowKitPlugin
@@ -66,13 +71,13 @@ async def test_engine_component_registers_each_activity_of_an_engine() -> None:
     inline: Any = object()
     component = EngineComponent(db, CoordinatorConfig(), {"sum": greet}, inline)
     tasks, artifacts, config = TaskStore(db), ArtifactStore(db), CoordinatorConfig()
-    settings = settings_of(config, deployment="d", search_attributes=(), functions={})
+    settings = make_settings(config, deployment="d", search_attributes=(), functions={})
     portal = LoopPortal()
-    calls = function_activities(
+    calls = create_function_activities(
         config=config, tasks=tasks, artifacts=artifacts, portal=portal, functions={"sum": greet}, identity="e"
     )
     grants: Any = object()
-    of_engine = engine_activities(
+    of_engine = create_engine_activities(
         config=config,
         settings=settings,
         tasks=tasks,
@@ -82,7 +87,10 @@ async def test_engine_component_registers_each_activity_of_an_engine() -> None:
         by_name=True,
         grants=grants,
     )
-    assert {*map(activity_name, component.activities)} == {*map(activity_name, of_engine), INLINE_ATTEMPT}
+    assert {*map(read_activity_name, component.activities)} == {
+        *map(read_activity_name, of_engine),
+        INLINE_ATTEMPT,
+    }
 
 
 async def test_sandbox_passes_flowkit_records_through_and_keeps_user_modules() -> None:

@@ -12,7 +12,7 @@ from tests.unit.graphs import node
 
 from flowkit import CoordinatorConfig
 from flowkit.adapters.worker_registry import WorkerRegistry
-from flowkit.engine.silent_attempts import SilenceCheck, running_attempts
+from flowkit.engine.silent_attempts import SilenceCheck, find_running_attempts
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SilenceReport, SilentAttempt, TaskStatus
 from flowkit.testing import memory_database
@@ -146,7 +146,7 @@ def test_started_attempts_run_and_other_activities_do_not() -> None:
         pending("7"),
         pending("record.x"),
     ]
-    found = [*running_attempts(activities, "q")]
+    found = [*find_running_attempts(activities, "q")]
     assert [(each.node_id, each.epoch, each.heard_at, each.external) for each in found] == [
         ("a.b", 12, 150.0, False),
         ("c", 1, 100.0, True),

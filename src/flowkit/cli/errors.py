@@ -105,13 +105,13 @@ class ErrorReport:
         return [f"{self.message}; {self.remedy}" if self.remedy else self.message]
 
 
-def remedied(error: E, remedy: str) -> E:
+def add_remedy(error: E, remedy: str) -> E:
     """Add a remedy to `error` and return it."""
     error.add_note(remedy)
     return error
 
 
-def described(error: Exception) -> ErrorReport:
+def describe_error(error: Exception) -> ErrorReport:
     """Return the exit code, message and remedy of an error."""
     remedy = "; ".join(getattr(error, "__notes__", []))
     if isinstance(error, FlowKitError):
@@ -126,7 +126,7 @@ def described(error: Exception) -> ErrorReport:
             log_lines=getattr(error, "log_lines", []),
         )
     if isinstance(error, USAGE_ERRORS):
-        return _misused(error)
+        return _describe_misuse(error)
     message = f"unexpected {type(error).__name__}: {one_line(error)}"
     more = "add --verbose for the traceback; if this is a bug in FlowKit, please report it"
     return ErrorReport(
@@ -134,7 +134,7 @@ def described(error: Exception) -> ErrorReport:
     )
 
 
-def _misused(error: Exception) -> ErrorReport:
+def _describe_misuse(error: Exception) -> ErrorReport:
     text = getattr(error, "format_message", error.__str__)()
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "flowkit"
@@ -146,11 +146,11 @@ def _misused(error: Exception) -> ErrorReport:
 
 def shown_problems(error: GraphError) -> list[str]:
     """Return the first ten problems of a graph, and `and more` if there are others, like the text of `GraphError`."""
-    shown = [_with_excerpt(problem) for problem in error.problems[:10]]
+    shown = [_add_excerpt(problem) for problem in error.problems[:10]]
     return [*shown, "and more"] if len(error.problems) > len(shown) else shown
 
 
-def _with_excerpt(problem: str) -> str:
+def _add_excerpt(problem: str) -> str:
     """Return a problem on one line, with the excerpt and the caret below it that a condition's problem has."""
     text, *excerpt = problem.split("\n  | ")
     return "\n  | ".join([one_line(text), *excerpt])
@@ -160,7 +160,7 @@ def report(error: Exception, *, as_json: bool, verbose: bool) -> Exit:
     """Print an error to stderr, or to stdout as the command's JSON document. Return the exit code."""
     if verbose:
         traceback.print_exception(error, file=sys.stderr)
-    found = described(error)
+    found = describe_error(error)
     if as_json:
         fields = {"code": found.code, "message": found.message, "remedy": found.remedy}
         output.document({"error": {**fields, **({"problems": found.problems} if found.problems else {})}})

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from flowkit.cli.errors import remedied
+from flowkit.cli.errors import add_remedy
 from flowkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _create_server(host: str, port: int, health: Callable[[], Reported]) -> Thre
         return _HealthServer((host, port), _create_handler(health))
     except OSError as error:
         problem = ConfigError(f"--health-port {port} is not usable on {host}: {error.strerror or error}")
-        raise remedied(problem, "choose a free port, and an address of this machine") from None
+        raise add_remedy(problem, "choose a free port, and an address of this machine") from None
 
 
 class _HealthServer(ThreadingHTTPServer):

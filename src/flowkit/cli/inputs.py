@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowkit.cli.errors import remedied
+from flowkit.cli.errors import add_remedy
 from flowkit.errors import ConfigError
 from flowkit.graph.submission import parse_input, validate_input
 from flowkit.text import one_line
@@ -38,7 +38,7 @@ def read_task(path: str, params: str | None = None) -> GivenTask:
     The keys of `params` override those of the file. Raise ConfigError if the file cannot be read or is not JSON, and
     GraphError if the outer structure is invalid.
     """
-    given = _json(_read(path, "graph file"), path)
+    given = _parse_json(_read(path, "graph file"), path)
     if isinstance(given, dict) and "nodes" not in given and {"graph", "params"} & given.keys():
         new = parse_input(_HERE, given)
         task = GivenTask(graph=new.graph, params=new.params)
@@ -61,9 +61,9 @@ def read_object(text: str, option: str, remedy: str) -> dict[str, Any]:
     """
     path = text[1:] if text.startswith("@") else None
     place = option if path is None else path
-    value = _json(text if path is None else _read(path, f"file of {option}"), place)
+    value = _parse_json(text if path is None else _read(path, f"file of {option}"), place)
     if not isinstance(value, dict):
-        raise remedied(ConfigError(f"{place} holds {_name(value)}, not an object"), remedy)
+        raise add_remedy(ConfigError(f"{place} holds {_name(value)}, not an object"), remedy)
     return value
 
 
@@ -71,19 +71,21 @@ def _read(path: str, what: str) -> str:
     try:
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise remedied(ConfigError(f"there is no {what} {path!r}"), "give the path of a JSON file") from None
+        raise add_remedy(
+            ConfigError(f"there is no {what} {path!r}"), "give the path of a JSON file"
+        ) from None
     except (OSError, ValueError) as error:
         problem = ConfigError(f"{what} {path!r} cannot be read: {one_line(error)}")
-        raise remedied(problem, "give the path of a JSON file") from None
+        raise add_remedy(problem, "give the path of a JSON file") from None
 
 
-def _json(text: str, place: str) -> Any:
+def _parse_json(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         where = "stdin" if place == "-" else place
         problem = ConfigError(f"{where} is not JSON: {one_line(error)}")
-        raise remedied(
+        raise add_remedy(
             problem, "put names and strings in double quotes; remove comments and trailing commas"
         ) from None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import limits
 from flowkit.activities.handlers import RoleHandler
-from flowkit.cli.errors import remedied
+from flowkit.cli.errors import add_remedy
 from flowkit.config import CoordinatorConfig, WorkerConfig
 from flowkit.errors import ConfigError
 from flowkit.text import did_you_mean, one_line, truncate
@@ -24,7 +24,7 @@ C = TypeVar("C")
 
 def load_config(path: str | None, overrides: dict[str, Any]) -> CoordinatorConfig:
     """Return the settings of an engine. Raise ConfigError, which names the file or the setting, if one is invalid."""
-    return _settings(path, lambda: CoordinatorConfig.load(path, overrides=overrides))
+    return _load_settings(path, lambda: CoordinatorConfig.load(path, overrides=overrides))
 
 
 def load_worker_config(path: str | None, overrides: dict[str, Any]) -> WorkerConfig:
@@ -33,18 +33,18 @@ def load_worker_config(path: str | None, overrides: dict[str, Any]) -> WorkerCon
     Raise ConfigError, which names the file or the setting, if one is invalid.
     """
     if path is None:
-        return _settings(path, lambda: WorkerConfig(**overrides))
-    return _settings(path, lambda: WorkerConfig.load(path, overrides=overrides))
+        return _load_settings(path, lambda: WorkerConfig(**overrides))
+    return _load_settings(path, lambda: WorkerConfig.load(path, overrides=overrides))
 
 
-def _settings(path: str | None, load: Callable[[], C]) -> C:
+def _load_settings(path: str | None, load: Callable[[], C]) -> C:
     if path is not None and not Path(path).is_file():
-        raise remedied(ConfigError(f"there is no file {path!r}"), "pass an existing JSON file to --config")
+        raise add_remedy(ConfigError(f"there is no file {path!r}"), "pass an existing JSON file to --config")
     try:
         return load()
     except TypeError as error:
         problem = ConfigError(f"{path}: {error}" if path else str(error))
-        raise remedied(problem, "docs/configuration.md lists the settings") from None
+        raise add_remedy(problem, "docs/configuration.md lists the settings") from None
 
 
 def load_handlers(names: list[str]) -> dict[str, RoleHandler]:
@@ -52,10 +52,10 @@ def load_handlers(names: list[str]) -> dict[str, RoleHandler]:
     handlers: dict[str, RoleHandler] = {}
     sources: dict[str, str] = {}
     for name in names:
-        handler = _handler(name)
+        handler = _load_handler(name)
         if handler.role in handlers:
             problem = ConfigError(f"{sources[handler.role]} and {name} both handle role {handler.role!r}")
-            raise remedied(problem, "pass only one of them, or start another worker for the other one")
+            raise add_remedy(problem, "pass only one of them, or start another worker for the other one")
         handlers[handler.role], sources[handler.role] = handler, name
     return handlers
 
@@ -70,15 +70,15 @@ def check_names(names: list[str]) -> None:
         look_in_current_folder()
         top = module.partition(".")[0]
         if importlib.util.find_spec(top) is None:
-            raise _not_found(module, ModuleNotFoundError(name=top))
+            raise _explain_missing(module, ModuleNotFoundError(name=top))
 
 
-def chosen_roles(known: dict[str, RoleHandler], wanted: list[str]) -> list[str]:
+def choose_roles(known: dict[str, RoleHandler], wanted: list[str]) -> list[str]:
     """Return the roles to run: the wanted ones, or all. Raise ConfigError for a role without a handler."""
     for role in wanted:
         if role not in known:
             problem = ConfigError(f"no handler serves role {role!r}")
-            raise remedied(problem, f"the handlers serve {', '.join(sorted(known))}")
+            raise add_remedy(problem, f"the handlers serve {', '.join(sorted(known))}")
     return list(dict.fromkeys(wanted)) or list(known)
 
 
@@ -89,47 +89,49 @@ def load_functions(pairs: list[str]) -> dict[str, Any]:
         name, separator, target = pair.partition("=")
         if not separator or not name:
             problem = ConfigError(f"--function {pair!r} is not NAME=module:function")
-            raise remedied(problem, "for example --function send_report=mypackage.functions:send_report")
+            raise add_remedy(problem, "for example --function send_report=mypackage.functions:send_report")
         functions[name] = _load(target)
         if not callable(functions[name]):
             problem = ConfigError(
-                f"--function {pair!r}: {target} is {_kind(functions[name])} and cannot be called"
+                f"--function {pair!r}: {target} is {_describe_kind(functions[name])} and cannot be called"
             )
-            raise remedied(problem, "name an `async def` function")
+            raise add_remedy(problem, "name an `async def` function")
     return functions
 
 
-def _handler(name: str) -> RoleHandler:
+def _load_handler(name: str) -> RoleHandler:
     found = _load(name)
-    handler = _instance(name, found) if isinstance(found, type) else found
+    handler = _make_instance(name, found) if isinstance(found, type) else found
     if not isinstance(handler, RoleHandler):
-        problem = ConfigError(f"{name} is {_kind(handler)}, not a handler")
-        raise remedied(problem, "name a subclass of flowkit.worker.RoleHandler, or an instance of one")
+        problem = ConfigError(f"{name} is {_describe_kind(handler)}, not a handler")
+        raise add_remedy(problem, "name a subclass of flowkit.worker.RoleHandler, or an instance of one")
     if not handler.role:
-        raise remedied(ConfigError(f"{name} has no role"), 'set the class attribute role = "..."')
+        raise add_remedy(ConfigError(f"{name} has no role"), 'set the class attribute role = "..."')
     if not isinstance(handler.role, str) or not limits.ROLE.fullmatch(handler.role):
         problem = ConfigError(f"{name}: role {handler.role!r} cannot be a role's name")
-        raise remedied(problem, "use 1 to 100 letters, digits, '.', '_', '-', a letter or digit first")
+        raise add_remedy(problem, "use 1 to 100 letters, digits, '.', '_', '-', a letter or digit first")
     return handler
 
 
-def _instance(name: str, kind: type[Any]) -> Any:
+def _make_instance(name: str, kind: type[Any]) -> Any:
     """Instantiate a handler class. Any other class is refused, because its constructor may have side effects."""
     if not issubclass(kind, RoleHandler):
         problem = ConfigError(f"{name} is a class, not a handler's")
-        raise remedied(problem, "name a subclass of flowkit.worker.RoleHandler, or an instance of one")
+        raise add_remedy(problem, "name a subclass of flowkit.worker.RoleHandler, or an instance of one")
     try:
         return kind()
     except Exception as error:
-        problem = ConfigError(f"{name} cannot be created without arguments: {_raised(error)}")
-        raise remedied(problem, "create an instance in the module and pass it as module:instance") from error
+        problem = ConfigError(f"{name} cannot be created without arguments: {_format_error(error)}")
+        raise add_remedy(
+            problem, "create an instance in the module and pass it as module:instance"
+        ) from error
 
 
 def _split(name: str) -> tuple[str, str]:
     module, separator, attribute = name.partition(":")
     if not separator or not module or not attribute:
         problem = ConfigError(f"{name!r} is not module:name")
-        raise remedied(problem, "for example mypackage.handlers:MyHandler")
+        raise add_remedy(problem, "for example mypackage.handlers:MyHandler")
     return module, attribute
 
 
@@ -141,39 +143,39 @@ def look_in_current_folder() -> None:
 
 def _load(name: str) -> Any:
     module_name, attribute = _split(name)
-    module = _module(module_name)
+    module = _import_module(module_name)
     if not hasattr(module, attribute):
         problem = ConfigError(f"module {module_name!r} has no {attribute!r}")
-        raise remedied(problem, _instead(module, attribute))
+        raise add_remedy(problem, _suggest_instead(module, attribute))
     return getattr(module, attribute)
 
 
-def _module(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     look_in_current_folder()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise _not_found(name, error) from error
+        raise _explain_missing(name, error) from error
     except SyntaxError as error:
         problem = ConfigError(
             f"module {name!r} has a syntax error: {error.msg} ({error.filename}:{error.lineno})"
         )
-        raise remedied(problem, "correct the line") from error
+        raise add_remedy(problem, "correct the line") from error
     except (Exception, SystemExit) as error:
-        problem = ConfigError(f"module {name!r} cannot be imported: it raises {_raised(error)}")
-        raise remedied(problem, "correct the module; --verbose shows the traceback") from error
+        problem = ConfigError(f"module {name!r} cannot be imported: it raises {_format_error(error)}")
+        raise add_remedy(problem, "correct the module; --verbose shows the traceback") from error
 
 
-def _not_found(name: str, error: ModuleNotFoundError) -> ConfigError:
+def _explain_missing(name: str, error: ModuleNotFoundError) -> ConfigError:
     missing = error.name or ""
     if name == missing or name.startswith(f"{missing}."):
         problem = ConfigError(f"module {missing!r} was not found")
-        return remedied(problem, "run flowkit in the folder that contains it, or set PYTHONPATH")
+        return add_remedy(problem, "run flowkit in the folder that contains it, or set PYTHONPATH")
     problem = ConfigError(f"module {name!r} imports {missing!r}, which is not installed")
-    return remedied(problem, "install it where flowkit is installed")
+    return add_remedy(problem, "install it where flowkit is installed")
 
 
-def _instead(module: ModuleType, attribute: str) -> str:
+def _suggest_instead(module: ModuleType, attribute: str) -> str:
     """Return a remedy that suggests a similar name, or lists the handlers of the module."""
     own = [name for name, value in vars(module).items() if _is_own_handler(module, value)]
     handlers = f"its handlers are {', '.join(own)}" if own else "correct the name after the colon"
@@ -184,9 +186,9 @@ def _is_own_handler(module: ModuleType, value: object) -> bool:
     return isinstance(value, type) and issubclass(value, RoleHandler) and value.__module__ == module.__name__
 
 
-def _kind(value: object) -> str:
+def _describe_kind(value: object) -> str:
     return "None" if value is None else f"of type {type(value).__name__}"
 
 
-def _raised(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     return truncate(f"{type(error).__name__}: {one_line(error)}", 300)

@@ -17,25 +17,25 @@ DEFAULT_HEALTH_HOST = "127.0.0.1"
 """Only this machine can read the health, unless the address is set."""
 
 
-def _checked_queue(given: str | None) -> str | None:
+def _check_queue(given: str | None) -> str | None:
     for _, found, wanted in settings.optional(settings.text())(given):
         raise ConfigError(f"--queue (FLOWKIT_QUEUE) is {shown(found)}; it must be {wanted}")
     return given
 
 
-def _checked_timeout(given: float | None) -> float | None:
+def _check_timeout(given: float | None) -> float | None:
     if arguments.timeout_problem(given):
         how = "a number of seconds, 0 or more; omit it to watch without a timeout"
         raise ConfigError(f"--timeout is {given}; it must be {how}")
     return given
 
 
-def _checked_id(given: str) -> str:
+def _check_id(given: str) -> str:
     arguments.require(arguments.task_id_problem(given, "TASK"))
     return given
 
 
-def _checked_new_id(given: str | None) -> str | None:
+def _check_new_id(given: str | None) -> str | None:
     if given is not None:
         arguments.require(arguments.new_task_id_problem(given, "--task-id"))
     return given
@@ -49,7 +49,7 @@ Queue = Annotated[
     str | None,
     typer.Option(
         envvar="FLOWKIT_QUEUE",
-        callback=_checked_queue,
+        callback=_check_queue,
         help="Task queue of the engine; workers use it too.",
     ),
 ]
@@ -59,7 +59,7 @@ Timeout = Annotated[
     float | None,
     typer.Option(
         min=0,
-        callback=_checked_timeout,
+        callback=_check_timeout,
         help="With --watch: seconds after which to stop watching (exit code 124).",
     ),
 ]
@@ -112,10 +112,10 @@ HostedRoles = Annotated[
         "Can be repeated.",
     ),
 ]
-TaskId = Annotated[str, typer.Argument(callback=_checked_id, help="Id of the task.")]
+TaskId = Annotated[str, typer.Argument(callback=_check_id, help="Id of the task.")]
 NewTaskId = Annotated[
     str | None,
-    typer.Option("--task-id", callback=_checked_new_id, help="Id of the task. Default: a new UUID."),
+    typer.Option("--task-id", callback=_check_new_id, help="Id of the task. Default: a new UUID."),
 ]
 
 

@@ -93,7 +93,7 @@ def log_processes(verbose: bool) -> None:
 def log_warnings(verbose: bool) -> None:
     """Configure logging for a short command: warnings of FlowKit's client, but only errors from libraries."""
     _configure(logging.INFO if verbose else logging.ERROR, "%(levelname)s %(name)s: %(message)s")
-    handler = _handler("warning: %(message)s")
+    handler = _create_handler("warning: %(message)s")
     logger = logging.getLogger("flowkit.client")
     logger.setLevel(logging.WARNING)
     logger.addHandler(handler)
@@ -101,10 +101,10 @@ def log_warnings(verbose: bool) -> None:
 
 
 def _configure(level: int, form: str) -> None:
-    logging.basicConfig(level=level, handlers=[_handler(form)])
+    logging.basicConfig(level=level, handlers=[_create_handler(form)])
 
 
-def _handler(form: str) -> logging.Handler:
+def _create_handler(form: str) -> logging.Handler:
     handler = logging.StreamHandler()
     handler.setFormatter(VisibleFormatter(form))
     return handler

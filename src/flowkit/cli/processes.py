@@ -86,7 +86,7 @@ def bridge(
         from flowkit.cli import servers
 
         async with servers.database(where) as db:
-            process = BridgeRunner(db=db, cfg=settings, client=await servers.temporal_client())
+            process = BridgeRunner(db=db, cfg=settings, client=await servers.connect_temporal())
             served = ", ".join(process.roles)
             summary = (
                 f"bridge connects {served} on queue {settings.queue} to Kafka at {settings.kafka_bootstrap}"

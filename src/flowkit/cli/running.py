@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from flowkit.cli import output
 from flowkit.cli.health import health_endpoint, health_file
-from flowkit.cli.loading import chosen_roles, load_config, load_functions, load_handlers, load_worker_config
+from flowkit.cli.loading import choose_roles, load_config, load_functions, load_handlers, load_worker_config
 from flowkit.cli.output import log_processes
 from flowkit.loops import run
 from flowkit.ready_line import ready_line
@@ -70,7 +70,7 @@ class EngineCommand:
         from flowkit.coordinator import Coordinator
 
         async with servers.database(self.where) as db:
-            client = await servers.temporal_client()
+            client = await servers.connect_temporal()
             process = Coordinator(
                 db=db,
                 cfg=settings,
@@ -98,7 +98,7 @@ class WorkerCommand:
         """Return the settings and the handlers by role. Raise ConfigError if an option is invalid."""
         loaded = load_handlers(self.handlers)
         given: dict[str, Any] = {
-            "roles": chosen_roles(loaded, self.roles),
+            "roles": choose_roles(loaded, self.roles),
             "queue": self.where.queue,
             "max_concurrent": self.concurrency,
         }
@@ -120,7 +120,7 @@ class WorkerCommand:
         from flowkit.worker import Worker
 
         async with servers.database(self.where) as db:
-            client = await servers.temporal_client()
+            client = await servers.connect_temporal()
             process = Worker(db=db, cfg=settings, handlers=handlers, client=client)
             summary = f"worker runs {', '.join(settings.roles)} on queue {settings.queue}"
             await run_until_stopped(process, summary, reports)

@@ -16,7 +16,7 @@ from pymongo.errors import ConfigurationError, InvalidName, PyMongoError
 from temporalio.service import RPCError
 
 from flowkit.adapters.tasks.task_store import TaskStore
-from flowkit.cli.errors import remedied
+from flowkit.cli.errors import add_remedy
 from flowkit.cli.loading import look_in_current_folder
 from flowkit.client import TaskCatalog, TaskClient
 from flowkit.connection import TemporalUnavailable, connect
@@ -55,7 +55,7 @@ class Servers:
 async def servers(where: Where) -> AsyncIterator[Servers]:
     """Connect to both servers. Raises TemporalUnavailable, StoreUnavailable or ConfigError."""
     async with database(where) as db:
-        temporal = await temporal_client()
+        temporal = await connect_temporal()
         tasks = TaskClient(temporal, TaskStore(db), queue=where.engine_queue)
         try:
             yield Servers(temporal=temporal, tasks=tasks, catalog=TaskCatalog(db), db=db)
@@ -63,41 +63,43 @@ async def servers(where: Where) -> AsyncIterator[Servers]:
             problem = TemporalUnavailable(
                 f"Temporal rejected the request ({error.status.name}: {one_line(error)})"
             )
-            raise remedied(problem, "check that the server is running, then try again") from error
+            raise add_remedy(problem, "check that the server is running, then try again") from error
 
 
 @asynccontextmanager
 async def database(where: Where) -> AsyncIterator[Any]:
     """Yield a Motor database without connecting. A StoreUnavailable in the block gets the address added."""
-    client = _motor(where.mongo_url)
+    client = _create_motor(where.mongo_url)
     try:
-        yield _named(client, where.database)
+        yield _name_part(client, where.database)
     except StoreDenied as error:
         denied = StoreDenied(f"{one_line(error)} (at {shown_address(where.mongo_url)})")
-        raise remedied(denied, "check the user, its password and its roles in MONGO_URL") from error
+        raise add_remedy(denied, "check the user, its password and its roles in MONGO_URL") from error
     except StoreUnavailable as error:
         problem = StoreUnavailable(f"no MongoDB server responds at {shown_address(where.mongo_url)}")
-        raise remedied(problem, "start one, or set MONGO_URL") from error
+        raise add_remedy(problem, "start one, or set MONGO_URL") from error
     finally:
         client.close()
 
 
-def _motor(url: str) -> Any:
+def _create_motor(url: str) -> Any:
     try:
         with warnings.catch_warnings(record=True) as ignored:
             warnings.simplefilter("always")
             client: Any = AsyncIOMotorClient(url, tz_aware=True, serverSelectionTimeoutMS=_ANSWER_MS)
     except (PyMongoError, ValueError, OSError) as error:
-        problem = ConfigError(f"MONGO_URL ({shown_address(url)}) is not a MongoDB address{_detail(error)}")
-        raise remedied(
+        problem = ConfigError(
+            f"MONGO_URL ({shown_address(url)}) is not a MongoDB address{_explain_url(error)}"
+        )
+        raise add_remedy(
             problem, "use the form mongodb://host:27017, and percent-encode user and password"
         ) from None
     for warning in ignored:
-        _logger.warning("MONGO_URL has an option that the driver ignores%s", _detail(warning.message))
+        _logger.warning("MONGO_URL has an option that the driver ignores%s", _explain_url(warning.message))
     return client
 
 
-def _detail(error: Exception | str) -> str:
+def _explain_url(error: Exception | str) -> str:
     """Return what the driver says about an address, without its words, which may contain parts of a password."""
     if isinstance(error, OSError) and error.strerror:
         return f": {error.strerror}"
@@ -107,28 +109,28 @@ def _detail(error: Exception | str) -> str:
     return next((f": check {word}" for word in words if word in _NAMED), "")
 
 
-def _named(client: Any, name: str) -> Any:
+def _name_part(client: Any, name: str) -> Any:
     try:
         if len(name.encode()) > _DATABASE_BYTES:
             raise InvalidName(f"it is longer than {_DATABASE_BYTES} bytes")
         return client[name]
     except (PyMongoError, UnicodeEncodeError) as error:
         problem = ConfigError(f"database name {printed(name)} is invalid: {one_line(error)}")
-        raise remedied(problem, "set MONGO_DATABASE to a valid name") from None
+        raise add_remedy(problem, "set MONGO_DATABASE to a valid name") from None
 
 
-async def temporal_client() -> Client:
+async def connect_temporal() -> Client:
     """Connect to the server that `TEMPORAL_*` names. Raises TemporalUnavailable or ConfigError."""
     look_in_current_folder()  # FLOWKIT_DATA_CONVERTER may name a module there, as options may
     try:
         return await connect()
     except TemporalUnavailable as error:
-        raise remedied(TemporalUnavailable(error.problem), error.remedy) from error
+        raise add_remedy(TemporalUnavailable(error.problem), error.remedy) from error
     except ConfigError:
         raise
     except Exception as error:
         problem = ConfigError(f"invalid settings for Temporal's client: {one_line(error)}")
-        raise remedied(problem, "check TEMPORAL_ADDRESS and the other TEMPORAL_* variables") from error
+        raise add_remedy(problem, "check TEMPORAL_ADDRESS and the other TEMPORAL_* variables") from error
 
 
 DEFAULT_PORT = 9092

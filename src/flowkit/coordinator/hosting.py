@@ -65,7 +65,7 @@ class HostedRoles:
             )
         self.inline_roles = inline_roles(handlers)
         self._remote = RemoteDatabase(db) if own_loop else None
-        self._worker = _worker(self._remote or db, cfg, handlers, clock) if handlers else None
+        self._worker = _create_worker(self._remote or db, cfg, handlers, clock) if handlers else None
         self._thread: HandlerThread | None = None
         self._activities: RoleActivities | None = None
 
@@ -110,7 +110,9 @@ class HostedRoles:
         return await (work if self._thread is None else self._thread.portal.run(work))
 
 
-def _worker(db: Any, cfg: CoordinatorConfig, handlers: Mapping[str, RoleHandler], clock: Any) -> Worker:
+def _create_worker(
+    db: Any, cfg: CoordinatorConfig, handlers: Mapping[str, RoleHandler], clock: Any
+) -> Worker:
     inline = inline_roles(handlers)
     settings = WorkerConfig(
         roles=list(handlers),

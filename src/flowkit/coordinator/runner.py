@@ -23,7 +23,7 @@ from flowkit.coordinator.hosting import HostedRoles
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.core.time import SystemClock
 from flowkit.engine.slot_grants import SlotGrants
-from flowkit.engine.worker import EngineLoops, check_functions, engine_workers, prepared_settings
+from flowkit.engine.worker import EngineLoops, check_functions, create_workers, prepare_settings
 from flowkit.errors import Removed
 from flowkit.protocol.messages import (
     Envelope,
@@ -183,7 +183,7 @@ class Coordinator(RemovedAttributes):
         if self._thread is not None:
             await self.stop()
         client = await self._connect()
-        settings = await prepared_settings(
+        settings = await prepare_settings(
             client,
             config=self.cfg,
             tasks=self._tasks,
@@ -217,7 +217,7 @@ class Coordinator(RemovedAttributes):
 
         def build() -> list[Service]:
             bridge = self._new_bridge(client, settings, portal)
-            workers = engine_workers(
+            workers = create_workers(
                 client,
                 config=self.cfg,
                 settings=settings,

@@ -113,11 +113,11 @@ class FieldLogger:
             exc_info=exc_info,
             stack_info=stack_info,
             stacklevel=depth,
-            extra=_attributes({**_bound.get(), **extra}),
+            extra=_make_attributes({**_bound.get(), **extra}),
         )
 
 
-def _attributes(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _make_attributes(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {
         f"field_{name}" if name in _STANDARD_ATTRIBUTES else name: value for name, value in fields.items()
     }
@@ -201,7 +201,7 @@ def warn_once(
 
 def set_level(level: int | str) -> None:
     """Set the minimum level of log records for all of FlowKit's loggers."""
-    logging.getLogger(ROOT).setLevel(_level(level, "the level"))
+    logging.getLogger(ROOT).setLevel(_read_level(level, "the level"))
 
 
 def enable_stdout_logging(
@@ -212,7 +212,7 @@ def enable_stdout_logging(
     `level` applies to stdout only. Another call replaces the previous configuration.
     """
     handler = StdoutHandler(Layout(bound=_bound.get, taken=_STANDARD_ATTRIBUTES, pretty=pretty, stack=stack))
-    handler.setLevel(logging.NOTSET if level is None else _level(level, "the level"))
+    handler.setLevel(logging.NOTSET if level is None else _read_level(level, "the level"))
     disable_stdout_logging()
     logging.getLogger(ROOT).addHandler(handler)
 
@@ -231,10 +231,10 @@ def configure_from_env() -> None:
     A variable that is not set has no effect. Raise ConfigError, which names the variable, for an invalid value.
     """
     level = os.environ.get("FLOWKIT_LOG_LEVEL") or None
-    stdout = _switch("FLOWKIT_LOG_STDOUT", os.environ.get("FLOWKIT_LOG_STDOUT"))
-    pretty = _switch("FLOWKIT_LOG_PRETTY", os.environ.get("FLOWKIT_LOG_PRETTY"))
-    stack = _switch("FLOWKIT_LOG_STACK", os.environ.get("FLOWKIT_LOG_STACK"))
-    number = None if level is None else _level(level, "FLOWKIT_LOG_LEVEL")
+    stdout = _read_switch("FLOWKIT_LOG_STDOUT", os.environ.get("FLOWKIT_LOG_STDOUT"))
+    pretty = _read_switch("FLOWKIT_LOG_PRETTY", os.environ.get("FLOWKIT_LOG_PRETTY"))
+    stack = _read_switch("FLOWKIT_LOG_STACK", os.environ.get("FLOWKIT_LOG_STACK"))
+    number = None if level is None else _read_level(level, "FLOWKIT_LOG_LEVEL")
     if number is not None:
         set_level(number)
     if stdout:
@@ -245,7 +245,7 @@ def configure_from_env() -> None:
         disable_stdout_logging()
 
 
-def _switch(name: str, text: str | None) -> bool | None:
+def _read_switch(name: str, text: str | None) -> bool | None:
     if not text:
         return None
     if text.lower() in {"1", "true", "yes", "on"}:
@@ -255,7 +255,7 @@ def _switch(name: str, text: str | None) -> bool | None:
     raise ConfigError(f"{name} is {text!r}; it must be 1 or 0 (or true, yes, on; false, no, off)")
 
 
-def _level(level: int | str, name: str) -> int:
+def _read_level(level: int | str, name: str) -> int:
     if isinstance(level, str):
         if level.strip().upper() not in LEVELS:
             raise ConfigError(f"{name} is {level!r}; it must be one of {', '.join(LEVELS)}")
@@ -304,7 +304,7 @@ class Layout(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a record."""
         fields = {**self._bound(), **self._own(record)}
-        return _text(record, fields) if self._pretty else _json(record, fields)
+        return _format_text(record, fields) if self._pretty else _format_json(record, fields)
 
     def _own(self, record: logging.LogRecord) -> dict[str, Any]:
         fields = {name: value for name, value in vars(record).items() if name not in self._taken}
@@ -316,7 +316,7 @@ class Layout(logging.Formatter):
         return fields
 
 
-def _json(record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
+def _format_json(record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
     """Return the record as one line of ASCII that is valid JSON for any values."""
     at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
     head = {"ts": at, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
@@ -324,16 +324,16 @@ def _json(record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
     try:
         return json.dumps(whole, default=str, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        return json.dumps({str(name): _shown(value) for name, value in whole.items()})
+        return json.dumps({str(name): _to_json_value(value) for name, value in whole.items()})
 
 
-def _shown(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     return value if isinstance(value, (str, bool, int)) or value is None else repr(value)
 
 
-def _text(record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
+def _format_text(record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
     at = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
-    shown = " ".join(f"{name}={_json_value(value)}" for name, value in fields.items() if name != "stack")
+    shown = " ".join(f"{name}={_format_value(value)}" for name, value in fields.items() if name != "stack")
     text = f"{at} {record.levelname:<8} {record.name}: {record.getMessage()}  {shown}".rstrip()
     if "stack" in fields:
         text = f"{text}\n{fields['stack']}"
@@ -341,7 +341,7 @@ def _text(record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _json_value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Return a value as JSON, without line breaks and control characters."""
     try:
         return json.dumps(value, default=str, ensure_ascii=False)

@@ -18,16 +18,16 @@ from flowkit.core.loop_portal import LoopPortal
 from flowkit.engine.slot_grants import SlotGrants
 from flowkit.engine.worker import (
     EngineLoops,
-    activity_name,
+    add_task,
     check_functions,
-    engine_activities,
-    function_activities,
-    function_worker,
-    own_activities,
-    prepared_settings,
-    throttled,
-    with_task,
-    workflow_tasks_at_once,
+    count_workflow_tasks,
+    create_engine_activities,
+    create_function_activities,
+    create_function_worker,
+    limit_heartbeats,
+    list_activities,
+    prepare_settings,
+    read_activity_name,
 )
 from flowkit.models import AttemptInput, AttemptResult
 from flowkit.workflows.interceptor import TaskInterceptor
@@ -69,14 +69,14 @@ class WorkerComponent:
 
     def bind(self, activities: Iterable[Callable[..., Any]]) -> None:
         """Set the activities to which the registered activities of the same names delegate."""
-        self._bound = {activity_name(each): each for each in activities}
+        self._bound = {read_activity_name(each): each for each in activities}
 
     def delegate(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return an activity with the name and types of `method`, which `bind` binds to an object.
 
         Until then it raises KeyError, which Temporal retries.
         """
-        name = activity_name(method)
+        name = read_activity_name(method)
 
         async def run(request: Any) -> Any:
             return await self._bound[name](request)
@@ -131,7 +131,7 @@ class EngineComponent(WorkerComponent):
     ) -> None:
         check_functions(functions)
         attempts = (*functions, temporal_names.INLINE_ATTEMPT)
-        super().__init__([*map(self.delegate, own_activities()), *map(self.attempt, attempts)])
+        super().__init__([*map(self.delegate, list_activities()), *map(self.attempt, attempts)])
         self._inline = inline
         self._config = config
         self._functions = functions
@@ -142,15 +142,15 @@ class EngineComponent(WorkerComponent):
 
     def configured(self, config: WorkerConfig) -> WorkerConfig:
         """Return the worker's settings with the Task workflow, its interceptor and the activities added."""
-        config["workflows"] = with_task(config.get("workflows"))
+        config["workflows"] = add_task(config.get("workflows"))
         config["interceptors"] = [*(config.get("interceptors") or ()), TaskInterceptor()]
         if not config.get("tuner") and not config.get("max_concurrent_workflow_tasks"):
-            config["max_concurrent_workflow_tasks"] = workflow_tasks_at_once(self._inline.inline_roles)
-        return super().configured(throttled(config))
+            config["max_concurrent_workflow_tasks"] = count_workflow_tasks(self._inline.inline_roles)
+        return super().configured(limit_heartbeats(config))
 
     async def start(self, worker: Worker) -> None:
         """Start as an engine does, but without a thread."""
-        settings = await prepared_settings(
+        settings = await prepare_settings(
             worker.client,
             config=self._config,
             tasks=self._tasks,
@@ -164,7 +164,7 @@ class EngineComponent(WorkerComponent):
         portal = LoopPortal()
         identity = worker.config(active_config=True).get("identity") or worker.client.identity
         grants = SlotGrants(worker.client, self._tasks.database, namespace.id, self._config)
-        calls = function_activities(
+        calls = create_function_activities(
             config=self._config,
             tasks=self._tasks,
             artifacts=self._artifacts,
@@ -172,7 +172,7 @@ class EngineComponent(WorkerComponent):
             functions=self._functions,
             identity=identity,
         )
-        own = engine_activities(
+        own = create_engine_activities(
             config=self._config,
             settings=settings,
             tasks=self._tasks,
@@ -184,7 +184,9 @@ class EngineComponent(WorkerComponent):
             grants=grants,
         )
         self.bind([*own, self._inline.local_activity])
-        side_worker = function_worker(worker.client, config=self._config, calls=calls, identity=identity)
+        side_worker = create_function_worker(
+            worker.client, config=self._config, calls=calls, identity=identity
+        )
         self._function_worker = SideWorker(side_worker, main=worker)
         self._loops = EngineLoops(self._tasks, self._config, namespace, grants)
 

@@ -56,7 +56,7 @@ class RunningAttempt:
     external: bool
 
 
-def running_attempts(pending: Iterable[Any], queue: str) -> Iterator[RunningAttempt]:
+def find_running_attempts(pending: Iterable[Any], queue: str) -> Iterator[RunningAttempt]:
     """Yield the attempts among a workflow's pending activities. `queue` is the task queue of the engine."""
     for each in pending:
         node_id, _, epoch = each.activity_id.rpartition(".")
@@ -92,25 +92,25 @@ class SilenceCheck:
         """Report the silent attempts of a task to its workflow, unless its document shows them already."""
         if description.task_queue != self._queue or not (self._soft_sec or self._hard_sec):
             return
-        silent = [attempt async for attempt in self._silent(document["id"], description)]
-        if _shown(document) != {each.node_id for each in silent} or any(map(self._is_lost, silent)):
+        silent = [attempt async for attempt in self._find_silent(document["id"], description)]
+        if _list_shown(document) != {each.node_id for each in silent} or any(map(self._is_lost, silent)):
             await self._report(description, sorted(silent, key=lambda each: each.node_id))
 
     def _is_lost(self, attempt: SilentAttempt) -> bool:
         return 0 < self._hard_sec <= attempt.silent_sec
 
-    async def _silent(self, task_id: str, description: WorkflowExecutionDescription) -> Any:
+    async def _find_silent(self, task_id: str, description: WorkflowExecutionDescription) -> Any:
         pending = description.raw_description.pending_activities
-        attempts = [*running_attempts(pending, self._queue)]
+        attempts = [*find_running_attempts(pending, self._queue)]
         least, now = min(sec for sec in (self._soft_sec, self._hard_sec) if sec), time.time()
-        for attempt in await self._with_events(task_id, attempts):
+        for attempt in await self._add_events(task_id, attempts):
             if attempt.heard_at is None or now - attempt.heard_at < least:
                 continue
-            silent_sec = now - max(attempt.heard_at, await self._unserved_until(attempt))
+            silent_sec = now - max(attempt.heard_at, await self._find_unserved_until(attempt))
             if silent_sec >= least:
                 yield SilentAttempt(node_id=attempt.node_id, epoch=attempt.epoch, silent_sec=silent_sec)
 
-    async def _with_events(self, task_id: str, attempts: list[RunningAttempt]) -> list[RunningAttempt]:
+    async def _add_events(self, task_id: str, attempts: list[RunningAttempt]) -> list[RunningAttempt]:
         """Return the attempts; those of external workers with the time of their workers' last events."""
         if not any(attempt.external for attempt in attempts):
             return attempts
@@ -122,7 +122,7 @@ class SilenceCheck:
             for attempt in attempts
         ]
 
-    async def _unserved_until(self, attempt: RunningAttempt) -> float:
+    async def _find_unserved_until(self, attempt: RunningAttempt) -> float:
         """Return when a check last found no process that serves the attempt's role; 0 if none ever did."""
         key, now = (attempt.queue, attempt.external), time.time()
         checked_at, served = self._served.get(key, (0.0, True))
@@ -160,7 +160,7 @@ class SilenceCheck:
             _logger.info("task %s did not take the report of silent attempts: %s", description.id, why)
 
 
-def _shown(document: dict[str, Any]) -> set[str]:
+def _list_shown(document: dict[str, Any]) -> set[str]:
     """Return the ids of the nodes that the task document shows as silent."""
     found = (document.get("coordinator") or {}).get("liveness") or {}
     return {*(found.get("silent_nodes") or ())}

@@ -273,20 +273,20 @@ class SlotActivities:
     @activity.defn(name=temporal_names.ACQUIRE_SLOT)
     async def acquire_slot(self, request: SlotRequest) -> SlotReply:
         """Return whether the attempt has its slot now, or why it must wait."""
-        return await self._guarded(self._grants.acquire(_of_this_run(request)))
+        return await self._run_retried(self._grants.acquire(_add_run_id(request)))
 
     @activity.defn(name=temporal_names.AWAIT_SLOT)
     async def await_slot(self, request: SlotRequest) -> SlotReply:
         """Let the attempt wait. The engine that grants its slot completes the activity; until then, no worker runs it."""
-        await self._guarded(self._grants.wait(_of_this_run(request)))
+        await self._run_retried(self._grants.wait(_add_run_id(request)))
         activity.raise_complete_async()
 
     @activity.defn(name=temporal_names.RELEASE_SLOTS)
     async def release_slots(self, record: ReleaseSlots) -> None:
         """Free slots of attempts that have ended."""
-        await self._guarded(self._grants.release(record))
+        await self._run_retried(self._grants.release(record))
 
-    async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _run_retried(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work`. Temporal retries every error, because the workflow cannot continue without the slot."""
         try:
             return await self._portal.run(work)
@@ -294,5 +294,5 @@ class SlotActivities:
             raise ApplicationError(cut(str(error)), type=error.code) from None
 
 
-def _of_this_run(request: SlotRequest) -> SlotRequest:
+def _add_run_id(request: SlotRequest) -> SlotRequest:
     return replace(request, run_id=activity.info().workflow_run_id or "")

@@ -224,7 +224,7 @@ class Sweep:
         first = seen[key] = self._missing.get(key, now)
         if key not in self._missing or now - first < self._second_check_sec:
             return False
-        updated = _seconds(document.get("updated_at"), default=time.time() - (now - first))
+        updated = _to_seconds(document.get("updated_at"), default=time.time() - (now - first))
         return time.time() - updated > _NEW_TASK_SEC
 
 
@@ -259,7 +259,7 @@ def failure_text(cause: BaseException | None) -> str | None:
     return truncate(f"{cause.type}: {cause.message}" if named else cause.message, LAST_ERROR_CHARS)
 
 
-def _seconds(moment: Any, *, default: float) -> float:
+def _to_seconds(moment: Any, *, default: float) -> float:
     """Return a stored date in seconds since the Unix epoch, or `default` if the value is not a date."""
     if not isinstance(moment, datetime):
         return default

@@ -62,7 +62,7 @@ slow each other down so much that workflow tasks take more than five seconds.
 """
 
 
-def throttled(config: WorkerConfig) -> WorkerConfig:
+def limit_heartbeats(config: WorkerConfig) -> WorkerConfig:
     """Return the worker's settings with heartbeats sent at least every HEARTBEAT_THROTTLE."""
     longest = config.get("max_heartbeat_throttle_interval", HEARTBEAT_THROTTLE)
     usual = config.get("default_heartbeat_throttle_interval", HEARTBEAT_THROTTLE)
@@ -71,12 +71,12 @@ def throttled(config: WorkerConfig) -> WorkerConfig:
     return config
 
 
-def workflow_tasks_at_once(inline_roles: Collection[str]) -> int | None:
+def count_workflow_tasks(inline_roles: Collection[str]) -> int | None:
     """Return how many workflow tasks an engine with these inline roles runs at once; None for the SDK's default."""
     return _INLINE_WORKFLOW_TASKS if inline_roles else None
 
 
-def settings_of(
+def make_settings(
     config: CoordinatorConfig,
     *,
     deployment: str,
@@ -97,13 +97,13 @@ def settings_of(
         search_attributes=search_attributes,
         local_functions=built_in(functions),
         max_in_flight=config.max_in_flight,
-        function_queue=function_queue(config.queue),
+        function_queue=name_function_queue(config.queue),
         limits=Limits.of(config).configured,
         inline_roles=inline_roles,
     )
 
 
-def function_queue(queue: str) -> str:
+def name_function_queue(queue: str) -> str:
     """Return the task queue of user-defined functions. They share no slots with the engine's own activities."""
     return role_queue(queue, COORDINATOR_FN)
 
@@ -116,7 +116,7 @@ def check_functions(functions: Iterable[str]) -> None:
         )
 
 
-async def prepared_settings(
+async def prepare_settings(
     client: Client,
     *,
     config: CoordinatorConfig,
@@ -129,16 +129,16 @@ async def prepared_settings(
     await tasks.prepare()
     await artifacts.prepare()
     await WorkerEvents(tasks.database).expire_after(config.worker_events_ttl_sec)
-    return settings_of(
+    return make_settings(
         config,
         deployment=await tasks.deployment(),
-        search_attributes=await registered_search_attributes(client),
+        search_attributes=await find_search_attributes(client),
         functions=functions,
         inline_roles=inline_roles,
     )
 
 
-def function_activities(
+def create_function_activities(
     *,
     config: CoordinatorConfig,
     tasks: TaskStore,
@@ -153,7 +153,7 @@ def function_activities(
     return FunctionActivities(worker=context, artifacts=artifacts, functions=functions, threads=threads)
 
 
-def engine_activities(
+def create_engine_activities(
     *,
     config: CoordinatorConfig,
     settings: Settings,
@@ -189,7 +189,7 @@ def engine_activities(
     ]
 
 
-def engine_workers(
+def create_workers(
     client: Client,
     *,
     config: CoordinatorConfig,
@@ -210,10 +210,10 @@ def engine_workers(
     The workers run without Temporal's sandbox, which would take a third of the engine's time. They run only FlowKit's
     own workflow, and every test run replays recorded histories of it in the sandbox.
     """
-    calls = function_activities(
+    calls = create_function_activities(
         config=config, tasks=tasks, artifacts=artifacts, portal=portal, functions=functions, identity=identity
     )
-    activities = engine_activities(
+    activities = create_engine_activities(
         config=config,
         settings=settings,
         tasks=tasks,
@@ -233,18 +233,18 @@ def engine_workers(
         identity=identity,
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
-        max_concurrent_workflow_tasks=workflow_tasks_at_once(settings.inline_roles),
+        max_concurrent_workflow_tasks=count_workflow_tasks(settings.inline_roles),
     )
-    return [runs_tasks, function_worker(client, config=config, calls=calls, identity=identity)]
+    return [runs_tasks, create_function_worker(client, config=config, calls=calls, identity=identity)]
 
 
-def function_worker(
+def create_function_worker(
     client: Client, *, config: CoordinatorConfig, calls: FunctionActivities, identity: str
 ) -> Worker:
     """Return the Temporal worker for user-defined functions, so that slow functions do not delay the engine."""
     return Worker(
         client,
-        task_queue=function_queue(config.queue),
+        task_queue=name_function_queue(config.queue),
         activities=[calls.dynamic_activity()],
         identity=identity,
         max_concurrent_activities=config.function_slots,
@@ -253,24 +253,24 @@ def function_worker(
     )
 
 
-def with_task(workflows: Sequence[type] | None) -> list[type]:
+def add_task(workflows: Sequence[type] | None) -> list[type]:
     """Return `workflows` with Task added, without duplicates of Task."""
     return [*(each for each in workflows or () if each is not Task), Task]
 
 
-def activity_name(function: Callable[..., Any]) -> str | None:
+def read_activity_name(function: Callable[..., Any]) -> str | None:
     """Return the name of an activity, or None. Temporal's SDK has no public API for this."""
     definition = activity._Definition.from_callable(function)
     return definition.name if definition else None
 
 
-def own_activities() -> list[Callable[..., Any]]:
+def list_activities() -> list[Callable[..., Any]]:
     """Return the methods that are the engine's own activities, without those that run functions."""
     members = (vars(kind).values() for kind in (TaskActivities, ConditionActivities, SlotActivities))
-    return [member for member in chain.from_iterable(members) if activity_name(member)]
+    return [member for member in chain.from_iterable(members) if read_activity_name(member)]
 
 
-async def registered_search_attributes(client: Client) -> tuple[str, ...]:
+async def find_search_attributes(client: Client) -> tuple[str, ...]:
     """Try to register FlowKit's search attributes, and return those that the namespace has."""
     namespace = client.namespace
     wanted = dict.fromkeys(SEARCH_ATTRIBUTES, IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD)

@@ -198,16 +198,16 @@ class _Reader:
 
     def read(self, expr: Any) -> Iterator[Access]:
         """Yield the accesses in `expr`."""
-        access = self._access(expr)
+        access = self._read_access(expr)
         if access is not None:
             yield access
         elif expr.HasField("comprehension_expr"):
-            yield from self._comprehension(expr.comprehension_expr)
+            yield from self._read_comprehension(expr.comprehension_expr)
         else:
             for part in _list_operands(expr):
                 yield from self.read(part)
 
-    def _comprehension(self, loop: Any) -> Iterator[Access]:
+    def _read_comprehension(self, loop: Any) -> Iterator[Access]:
         self.iterates = True
         yield from self.read(loop.iter_range)
         yield from self.read(loop.accu_init)
@@ -217,7 +217,7 @@ class _Reader:
             yield from self.read(part)
         self._hidden.subtract(own)
 
-    def _access(self, expr: Any) -> Access | None:
+    def _read_access(self, expr: Any) -> Access | None:
         """Return the access that `expr` is, if it is a variable followed by keys that the text contains."""
         if expr.HasField("ident_expr"):
             name = expr.ident_expr.name.removeprefix(".")
@@ -225,7 +225,7 @@ class _Reader:
                 return None
             return Access(name, (), self._positions.get(expr.id, 0))
         operand, key = _split_access(expr)
-        access = None if operand is None else self._access(operand)
+        access = None if operand is None else self._read_access(operand)
         return None if access is None else access._replace(path=(*access.path, key))
 
 

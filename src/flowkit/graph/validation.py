@@ -57,10 +57,10 @@ def parse_graph(
     `Graph.warnings` lists problems that do not prevent the graph from running.
     """
     raise_if(list(_size_problems(graph, params, max_nodes, max_bytes)))
-    raise_if(_first(graph_problems(graph)))
+    raise_if(_take_first(graph_problems(graph)))
     assert isinstance(graph, dict)
     wiring = _read_wiring(graph)
-    raise_if(_first(_wiring_problems(graph, wiring)))
+    raise_if(_take_first(_wiring_problems(graph, wiring)))
     return _take_last(_normalize(graph, wiring))
 
 
@@ -314,7 +314,7 @@ def find_cycle(parents: Mapping[str, Sequence[str]]) -> list[str]:
     return []
 
 
-def _first(problems: Iterator[str]) -> list[str]:
+def _take_first(problems: Iterator[str]) -> list[str]:
     """Return one problem more than an error shows. Limited because finding the suggested name is slow."""
     return list(itertools.islice(problems, _ENOUGH))
 

@@ -12,7 +12,12 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.task_store import TaskStore
 from flowkit.config import CoordinatorConfig
 from flowkit.core.loop_portal import LoopPortal
-from flowkit.engine.worker import activity_name, engine_activities, function_activities, settings_of
+from flowkit.engine.worker import (
+    create_engine_activities,
+    create_function_activities,
+    make_settings,
+    read_activity_name,
+)
 from flowkit.errors import ConfigError
 from flowkit.worker.runner import Worker
 
@@ -79,10 +84,10 @@ async def executors(
     db: Database, graph: Graph, handlers: Sequence[RoleHandler], functions: Mapping[str, Any]
 ) -> AsyncIterator[Executors]:
     """Yield the executors for `graph` over one database. Raise ConfigError if a role has no handler or two."""
-    worker = Worker(db=db, roles=_roles(graph), handlers=_by_role(handlers))
+    worker = Worker(db=db, roles=_create_roles(graph), handlers=_group_by_role(handlers))
     tasks, config = TaskStore(db), CoordinatorConfig()
     await tasks.prepare()
-    settings = settings_of(
+    settings = make_settings(
         config, deployment=await tasks.deployment(), search_attributes=(), functions=functions
     )
     stores: dict[str, Any] = {
@@ -91,9 +96,9 @@ async def executors(
         "artifacts": ArtifactStore(db),
         "portal": LoopPortal(),
     }
-    calls = function_activities(**stores, functions=functions, identity="test-engine")
-    engine = engine_activities(**stores, settings=settings, calls=calls, by_name=True)
-    by_name = {activity_name(each): each for each in engine}
+    calls = create_function_activities(**stores, functions=functions, identity="test-engine")
+    engine = create_engine_activities(**stores, settings=settings, calls=calls, by_name=True)
+    by_name = {read_activity_name(each): each for each in engine}
     try:
         yield Executors(
             settings=settings, signals=Signals(), _engine=by_name, _role=(await worker.open()).activity_for
@@ -102,11 +107,11 @@ async def executors(
         await worker.stop()
 
 
-def _roles(graph: Graph) -> list[str]:
+def _create_roles(graph: Graph) -> list[str]:
     return list(dict.fromkeys(node.type for node in graph.nodes if not node.is_function))
 
 
-def _by_role(handlers: Sequence[RoleHandler]) -> dict[str, RoleHandler]:
+def _group_by_role(handlers: Sequence[RoleHandler]) -> dict[str, RoleHandler]:
     found: dict[str, RoleHandler] = {}
     for handler in handlers:
         if found.setdefault(handler.role, handler) is not handler:

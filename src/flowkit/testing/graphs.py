@@ -86,13 +86,13 @@ async def run_graph(
         task_id=task_id,
         status=task.status.value,
         reason=task.reason,
-        nodes={node.node_id: await _node_run(task, node, database) for node in parsed.nodes},
+        nodes={node.node_id: await _read_node_run(task, node, database) for node in parsed.nodes},
         vars=await TaskStore(database).variables(task_id),
         db=database,
     )
 
 
-async def _node_run(task: InProcessTask, node: Node, db: Database) -> NodeRun:
+async def _read_node_run(task: InProcessTask, node: Node, db: Database) -> NodeRun:
     state, metas = task.scheduler.states[node.index], []
     async for page in ArtifactStore(db).pages(task.task_id, node.node_id):
         metas += [partial["meta"] for partial in page]
@@ -100,13 +100,13 @@ async def _node_run(task: InProcessTask, node: Node, db: Database) -> NodeRun:
         status=state.status.value,
         attempts=state.epoch,
         batches=metas,
-        final=await _final(task, node, db) if state.status is NodeStatus.FINISHED else {},
+        final=await _read_final(task, node, db) if state.status is NodeStatus.FINISHED else {},
         error=state.last_error,
         skip_reason=state.skip_reason.value if state.skip_reason else None,
     )
 
 
-async def _final(task: InProcessTask, node: Node, db: Database) -> dict[str, Any]:
+async def _read_final(task: InProcessTask, node: Node, db: Database) -> dict[str, Any]:
     marker = {"task_id": task.task_id, "node_id": node.node_id, "status": "complete"}
     complete: dict[str, Any] = await db.artifacts.find_one(marker) or {}
     return complete.get("meta") or {}

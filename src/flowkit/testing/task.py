@@ -52,7 +52,10 @@ class InProcessTask:
         self._new = new
         self._executors = executors
         self._pulled = pulled_nodes(graph.nodes)
-        self._history = [_change(None, TaskStatus.QUEUED), _change(TaskStatus.QUEUED, TaskStatus.RUNNING)]
+        self._history = [
+            _make_change(None, TaskStatus.QUEUED),
+            _make_change(TaskStatus.QUEUED, TaskStatus.RUNNING),
+        ]
         self._index_of = {node.node_id: node.index for node in graph.nodes}
         self._batch_stored = asyncio.Event()
         """Set when a node has stored the first batch that other nodes wait for."""
@@ -80,12 +83,12 @@ class InProcessTask:
 
     async def run(self) -> None:
         """Run the whole task: open its document, run its nodes and close the document."""
-        await self._executors.engine(temporal_names.OPEN_TASK, self._opening())
+        await self._executors.engine(temporal_names.OPEN_TASK, self._make_opening())
         await self._run_nodes()
         if self.scheduler.failures:
             self.scheduler.end_all(NodeStatus.CANCELLED, SkipReason.TASK_FAILED)
             self.reason = failure_text(self.scheduler)
-        await self._executors.engine(temporal_names.CLOSE_TASK, self._closing())
+        await self._executors.engine(temporal_names.CLOSE_TASK, self._make_closing())
 
     async def _run_nodes(self) -> None:
         running: dict[asyncio.Task[NodeStatus], int] = {}
@@ -130,14 +133,14 @@ class InProcessTask:
 
     async def _run_node(self, node: Node) -> NodeStatus:
         state = self.scheduler.states[node.index]
-        while failure := await self._attempt(node, state):
+        while failure := await self._run_attempt(node, state):
             decision = decide(node.retry_policy, failure, state, 0.0)
             if isinstance(decision, Fail):
                 note_failure(state, decision.code, decision.message)
                 return NodeStatus.FAILED
         return NodeStatus.FINISHED
 
-    async def _attempt(self, node: Node, state: NodeState) -> AttemptFailure | None:
+    async def _run_attempt(self, node: Node, state: NodeState) -> AttemptFailure | None:
         state.epoch += 1
         state.status = NodeStatus.RUNNING
         try:
@@ -148,11 +151,11 @@ class InProcessTask:
 
     async def _record(self) -> None:
         """Record the nodes that ended without writing their own end. Nodes that pull from them wait for this."""
-        nodes = self._unfinished()
+        nodes = self._list_unfinished()
         if nodes:
-            await self._executors.engine(temporal_names.RECORD, self._recording(nodes))
+            await self._executors.engine(temporal_names.RECORD, self._make_recording(nodes))
 
-    def _unfinished(self) -> list[NodeRecord]:
+    def _list_unfinished(self) -> list[NodeRecord]:
         states = self.scheduler.states
         return [
             node_record(node, states[node.index], pulled=node.node_id in self._pulled)
@@ -160,7 +163,7 @@ class InProcessTask:
             if states[node.index].status.ended and states[node.index].status is not NodeStatus.FINISHED
         ]
 
-    def _opening(self) -> OpenTask:
+    def _make_opening(self) -> OpenTask:
         return OpenTask(
             task_id=self.task_id,
             first_run_id=RUN,
@@ -170,7 +173,7 @@ class InProcessTask:
             params=self._new.params,
         )
 
-    def _recording(self, nodes: list[NodeRecord]) -> RecordTask:
+    def _make_recording(self, nodes: list[NodeRecord]) -> RecordTask:
         return RecordTask(
             task_id=self.task_id,
             run_id=RUN,
@@ -181,19 +184,19 @@ class InProcessTask:
             status_history=self._history,
         )
 
-    def _closing(self) -> CloseTask:
+    def _make_closing(self) -> CloseTask:
         return CloseTask(
             task_id=self.task_id,
             run_id=RUN,
             run_seq=_RUN_SEQ,
             at=time.time(),
             status=self.status,
-            status_history=[*self._history, _change(TaskStatus.RUNNING, self.status)],
-            nodes=self._unfinished(),
+            status_history=[*self._history, _make_change(TaskStatus.RUNNING, self.status)],
+            nodes=self._list_unfinished(),
             handled_failures=self.scheduler.handled_failures,
             reason=self.reason,
         )
 
 
-def _change(before: TaskStatus | None, after: TaskStatus) -> StatusChange:
+def _make_change(before: TaskStatus | None, after: TaskStatus) -> StatusChange:
     return StatusChange(from_=before.value if before else None, to=after.value, at=time.time())

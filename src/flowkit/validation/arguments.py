@@ -75,7 +75,7 @@ def whole_problem(value: object, name: str, least: int, most: int) -> str | None
 def timeout_problem(value: object, name: str = "timeout") -> str | None:
     """Return why `value` is not a timeout, or None. A timeout is a number of seconds, or None for no limit."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    good = value is None or (number and not math.isnan(_float(value)) and _float(value) >= 0)
+    good = value is None or (number and not math.isnan(_to_float(value)) and _to_float(value) >= 0)
     return _problem(name, value, good, "a number of seconds, 0 or more, or None to wait without a timeout")
 
 
@@ -153,7 +153,7 @@ def _is_deceptive(char: str) -> bool:
     return char in "\t\n" or visible(char) != char
 
 
-def _float(value: Any) -> float:
+def _to_float(value: Any) -> float:
     """Return `value` as a float, or infinity for an integer that is too large for a float."""
     try:
         return float(value)

@@ -34,7 +34,7 @@ def check(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule], plac
 
 def seconds(least: float = SHORTEST_SEC) -> Rule:
     """Return a rule for a time in seconds, possibly a fraction, of at most one year."""
-    return _one(
+    return _make_rule(
         lambda value: is_seconds(value, least),
         f"a number of seconds between {least:g} and {YEAR_SEC}",
     )
@@ -43,7 +43,7 @@ def seconds(least: float = SHORTEST_SEC) -> Rule:
 def whole(least: int, most: int | None = None) -> Rule:
     """Return a rule for an integer within the bounds; None means no upper bound."""
     bound = f"of at least {least}" if most is None else f"between {least} and {most}"
-    return _one(lambda value: is_whole(value, least, most), f"a whole number {bound}")
+    return _make_rule(lambda value: is_whole(value, least, most), f"a whole number {bound}")
 
 
 def milliseconds(least: int) -> Rule:
@@ -53,12 +53,12 @@ def milliseconds(least: int) -> Rule:
 
 def above_zero(unit: str) -> Rule:
     """Return a rule for a number above 0, possibly a fraction."""
-    return _one(lambda value: is_number(value) and value > 0, f"a number of {unit} above 0")
+    return _make_rule(lambda value: is_number(value) and value > 0, f"a number of {unit} above 0")
 
 
 def switch() -> Rule:
     """Return a rule for a bool; 0 and 1 are not accepted."""
-    return _one(lambda value: isinstance(value, bool), "true or false")
+    return _make_rule(lambda value: isinstance(value, bool), "true or false")
 
 
 def one_of(*words: str) -> Rule:
@@ -73,7 +73,7 @@ def one_of(*words: str) -> Rule:
 
 def text() -> Rule:
     """Return a rule for the name of a queue, a worker or a version."""
-    return _one(
+    return _make_rule(
         _is_name, f"a string of 1 to {ID_CHARS} printable characters without leading or trailing spaces"
     )
 
@@ -90,7 +90,7 @@ def secret() -> Rule:
 
 def file() -> Rule:
     """Return a rule for the path of a file; whether the file exists is checked when it is used."""
-    return _one(
+    return _make_rule(
         lambda value: isinstance(value, str) and value.strip() != "" and "\0" not in value,
         "the path of a file",
     )
@@ -98,7 +98,7 @@ def file() -> Rule:
 
 def replication() -> Rule:
     """Return a rule for a number of replicas, or -1 for the default of the broker."""
-    return _one(
+    return _make_rule(
         lambda value: is_whole(value, 1, 32_767) or (is_whole(value, -1, -1)),
         "a whole number between 1 and 32767, or -1 for the default of the broker",
     )
@@ -144,7 +144,7 @@ def per_role() -> Rule:
             if not is_whole(value, 1, MOST_SLOTS):
                 yield "", value, f"{number}, or a mapping of role to such a number"
             return
-        yield from _bad_counts(value, number)
+        yield from _find_bad_counts(value, number)
 
     return rule
 
@@ -155,14 +155,14 @@ def by_role() -> Rule:
 
     def rule(value: Any) -> Iterator[Problem]:
         if isinstance(value, dict):
-            yield from _bad_counts(value, number)
+            yield from _find_bad_counts(value, number)
         else:
             yield "", value, f"a mapping of role to {number}, like {{'extract': 4}}"
 
     return rule
 
 
-def _bad_counts(counts: dict[Any, Any], number: str) -> Iterator[Problem]:
+def _find_bad_counts(counts: dict[Any, Any], number: str) -> Iterator[Problem]:
     for role, count in counts.items():
         if not is_role(role):
             yield "'s key", role, _A_ROLE
@@ -185,12 +185,14 @@ def brokers() -> Rule:
 
 def topic() -> Rule:
     """Return a rule for the name of a Kafka topic."""
-    return _one(_is_topic, "a Kafka topic: at most 249 of letters, digits and . _ -")
+    return _make_rule(_is_topic, "a Kafka topic: at most 249 of letters, digits and . _ -")
 
 
 def topic_format() -> Rule:
     """Return a rule for a Kafka topic with the placeholder `{type}` for the role."""
-    return _one(_is_topic_format, "a Kafka topic with {type} in place of the role, like 'cmd.{type}.v1'")
+    return _make_rule(
+        _is_topic_format, "a Kafka topic with {type} in place of the role, like 'cmd.{type}.v1'"
+    )
 
 
 class _Hidden:
@@ -200,7 +202,7 @@ class _Hidden:
         return "a hidden value"
 
 
-def _one(good: Callable[[Any], object], wanted: str) -> Rule:
+def _make_rule(good: Callable[[Any], object], wanted: str) -> Rule:
     def rule(value: Any) -> Iterator[Problem]:
         if not good(value):
             yield "", value, wanted

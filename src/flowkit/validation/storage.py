@@ -27,8 +27,8 @@ Steps = Any
 def storage_problems(document: Mapping[str, Any]) -> list[str]:
     """Return the reasons why MongoDB cannot store `document`, at most eleven. Each names place, problem and remedy."""
     search = _Search()
-    size = search.members(document, None, 1)
-    problems = [f"{_place(document, steps)} {problem}" for steps, problem in search.found]
+    size = search.measure(document, None, 1)
+    problems = [f"{_find_place(document, steps)} {problem}" for steps, problem in search.found]
     if not problems and size > DOCUMENT_BYTES:
         problems.append(
             f"{', '.join(document)} make a document of {size:,} bytes, more than MongoDB's {DOCUMENT_BYTES:,}: "
@@ -39,7 +39,7 @@ def storage_problems(document: Mapping[str, Any]) -> list[str]:
 
 def stored_bytes(document: Mapping[str, Any]) -> int:
     """Return the BSON size, in bytes, of a document in which `storage_problems` finds no problem."""
-    return _Search().members(document, None, 1)
+    return _Search().measure(document, None, 1)
 
 
 class _Search:
@@ -48,51 +48,53 @@ class _Search:
     def __init__(self) -> None:
         self.found: list[tuple[Steps, str]] = []
 
-    def members(self, held: Mapping[Any, Any], steps: Steps, level: int) -> int:
+    def measure(self, held: Mapping[Any, Any], steps: Steps, level: int) -> int:
         """Return the BSON size, in bytes, of an object at this nesting level."""
         if level > DOCUMENT_LEVELS:
             return self._add(steps, _TOO_DEEP)
         size = 5
         for key, value in held.items():
             here = (steps, key)
-            size += 2 + self._key(key, here) + self._value(value, here, level + 1)
+            size += 2 + self._measure_key(key, here) + self._measure_value(value, here, level + 1)
         return size
 
-    def _elements(self, held: Sequence[Any], steps: Steps, level: int) -> int:
+    def _measure_list(self, held: Sequence[Any], steps: Steps, level: int) -> int:
         """Return the BSON size, in bytes, of a list. BSON stores it as an object whose keys are the indexes."""
         if level > DOCUMENT_LEVELS:
             return self._add(steps, _TOO_DEEP)
-        values = (self._value(value, (steps, index), level + 1) for index, value in enumerate(held))
+        values = (self._measure_value(value, (steps, index), level + 1) for index, value in enumerate(held))
         return 5 + sum(values) + sum(2 + len(str(index)) for index in range(len(held)))
 
-    def _value(self, value: Any, steps: Steps, level: int) -> int:
+    def _measure_value(self, value: Any, steps: Steps, level: int) -> int:
         match value:
             case None:
                 return 0
             case bool():
                 return 1
             case int():
-                return self._int(value, steps)
+                return self._measure_int(value, steps)
             case float():
                 return 8
             case str():
-                return 5 + self._text(value, steps)
+                return 5 + self._measure_text(value, steps)
             case dict():
-                return self.members(value, steps, level)
+                return self.measure(value, steps, level)
             case list() | tuple():
-                return self._elements(value, steps, level)
+                return self._measure_list(value, steps, level)
         return self._add(
             steps, f"is {kind_of(value)}; use strings, numbers, true, false, null, lists and objects"
         )
 
-    def _int(self, value: int, steps: Steps) -> int:
+    def _measure_int(self, value: int, steps: Steps) -> int:
         if _SMALLEST_INT32 <= value <= _LARGEST_INT32:
             return 4
         if not SMALLEST_INT <= value <= LARGEST_INT:
-            self._add(steps, f"is {_digits(value)}, beyond MongoDB's 64-bit integers: pass it as a string")
+            self._add(
+                steps, f"is {_format_integer(value)}, beyond MongoDB's 64-bit integers: pass it as a string"
+            )
         return 8
 
-    def _text(self, text: str, steps: Steps) -> int:
+    def _measure_text(self, text: str, steps: Steps) -> int:
         if text.isascii():
             return len(text)
         try:
@@ -101,12 +103,12 @@ class _Search:
             half = text[error.start]
             return self._add(steps, f"contains {half!r}, half of a surrogate pair: correct or replace it")
 
-    def _key(self, key: Any, steps: Steps) -> int:
+    def _measure_key(self, key: Any, steps: Steps) -> int:
         if not isinstance(key, str):
             return self._add(steps, f"has the key {key!r:.80}, {kind_of(key)}: keys must be strings")
         if "\0" in key:
             self._add(steps, "has a key with NUL (\\x00) in it, which MongoDB rejects: rename the key")
-        return self._text(key, steps)
+        return self._measure_text(key, steps)
 
     def _add(self, steps: Steps, problem: str) -> int:
         if len(self.found) < _MAX_PROBLEMS:
@@ -120,7 +122,7 @@ _TOO_DEEP = (
 )
 
 
-def _place(document: Any, steps: Steps) -> str:
+def _find_place(document: Any, steps: Steps) -> str:
     """Return the path to a value, preceded by the id of the node that contains it, if any."""
     keys: list[Any] = []
     while steps is not None:
@@ -135,6 +137,6 @@ def _place(document: Any, steps: Steps) -> str:
     return owner + shown_path(path.removeprefix("."))
 
 
-def _digits(value: int) -> str:
+def _format_integer(value: int) -> str:
     """Return an integer as errors show it. Python refuses to print integers of several thousand digits."""
     return str(value) if value.bit_length() <= 128 else f"an integer of {value.bit_length():,} bits"

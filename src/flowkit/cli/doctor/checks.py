@@ -62,7 +62,7 @@ class ServerReport:
 
 async def run_checks(where: Where, port_base: int | None) -> tuple[list[Finding], bool]:
     """Return all findings, and whether tasks can run on these servers or on those of `flowkit up`."""
-    temporal, mongo = server_checks(where, port_base)
+    temporal, mongo = list_servers(where, port_base)
     *reports, kafka = await asyncio.gather(
         _check_server(temporal, check_temporal(where, configured=temporal.configured)),
         _check_server(mongo, check_mongo(where, configured=mongo.configured)),
@@ -89,7 +89,7 @@ async def run_checks(where: Where, port_base: int | None) -> tuple[list[Finding]
     return findings, working and all(server.usable for server in reports)
 
 
-def server_checks(where: Where, port_base: int | None) -> tuple[ServerCheck, ServerCheck]:
+def list_servers(where: Where, port_base: int | None) -> tuple[ServerCheck, ServerCheck]:
     """Return the servers to check."""
     ports = Ports.from_base(port_base)
     temporal = ServerCheck(
@@ -130,10 +130,10 @@ def _find_source(name: str, server: ServerCheck) -> tuple[Finding, tuple[str, ..
     except FlowKitError as error:
         found, _, remedy = one_line(error).partition("; ")
         return bad(name, found, remedy or "correct the setting"), ()
-    return _source_finding(name, program), program.requires
+    return _report_source(name, program), program.requires
 
 
-def _source_finding(name: str, program: Program) -> Finding:
+def _report_source(name: str, program: Program) -> Finding:
     found = f"{program.source}: {program.description}"
     missing = [name for name in program.requires if shutil.which(name) is None]
     if missing:

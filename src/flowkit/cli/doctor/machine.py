@@ -63,7 +63,7 @@ def check_program(name: str, required: Collection[str]) -> Finding:
         if name in required:
             return bad(name, f"not on PATH, but needed to {_PURPOSES[name]}", _REMEDIES[name])
         return ok(name, "not on PATH; not needed here")
-    version = _version_of(name, path)
+    version = _read_version(name, path)
     major = re.search(r"\d+", version)
     if name in ("java", "javac") and major and int(major[0]) < MIN_JAVA_VERSION:
         old = f"{version} is too old ({path})"
@@ -71,7 +71,7 @@ def check_program(name: str, required: Collection[str]) -> Finding:
     return ok(name, f"{version}, {path}" if version else path)
 
 
-def _version_of(name: str, path: str) -> str:
+def _read_version(name: str, path: str) -> str:
     """Return the first version number that the program prints, or an empty string."""
     arguments = _VERSION_COMMANDS.get(name)
     if arguments is None:
@@ -120,7 +120,7 @@ def check_cache() -> Finding:
 def check_disk() -> list[Finding]:
     """Check the free space for programs and for temporary data; one finding if both are on one disk."""
     folders = {"programs": cache_folder(), "temporary data": Path(tempfile.gettempdir())}
-    usages = {name: shutil.disk_usage(_nearest_existing(path)) for name, path in folders.items()}
+    usages = {name: shutil.disk_usage(_find_existing(path)) for name, path in folders.items()}
     if len(set(usages.values())) == 1:
         return [_check_space("disk", usages["programs"].free)]
     return [_check_space(f"disk for {name}", usage.free) for name, usage in usages.items()]
@@ -135,7 +135,7 @@ def _check_space(name: str, free: int) -> Finding:
     )
 
 
-def _nearest_existing(path: Path) -> Path:
+def _find_existing(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if each.exists())
 
 

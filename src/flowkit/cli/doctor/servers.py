@@ -15,7 +15,7 @@ from flowkit.adapters.durability import durable, weaknesses
 from flowkit.adapters.mongo import words
 from flowkit.attempt.pollers import native_pollers, recent_pollers
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
-from flowkit.cli.servers import accepts_connections, database, describe_brokers, temporal_client
+from flowkit.cli.servers import accepts_connections, connect_temporal, database, describe_brokers
 from flowkit.cli.tasks.view import find_missing_processes
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig
 from flowkit.connection import temporal_address
@@ -60,7 +60,7 @@ async def check_temporal(where: Where, *, configured: bool) -> list[Finding]:
         address = shown_address(address)
         fallback = f"no server responds at {address}"
         async with asyncio.timeout(TIMEOUT_SEC):
-            client = await temporal_client()
+            client = await connect_temporal()
             connected = ok("temporal", f"responds at {address}, namespace {namespace}")
             return [
                 connected,
@@ -69,7 +69,11 @@ async def check_temporal(where: Where, *, configured: bool) -> list[Finding]:
                 *await check_external_roles(client, where.engine_queue),
             ]
     except (FlowKitError, RPCError, TimeoutError) as error:
-        return [_unreachable("temporal", configured and "TEMPORAL_ADDRESS", _error_text(error, fallback))]
+        return [
+            _report_unreachable(
+                "temporal", configured and "TEMPORAL_ADDRESS", _explain_error(error, fallback)
+            )
+        ]
 
 
 async def check_mongo(where: Where, *, configured: bool) -> list[Finding]:
@@ -79,19 +83,19 @@ async def check_mongo(where: Where, *, configured: bool) -> list[Finding]:
         async with asyncio.timeout(TIMEOUT_SEC), database(where) as db:
             durable(db)
             build = await db.command("buildInfo")
-            connected = ok("mongo", f"{_version(build)} responds at {address}")
+            connected = ok("mongo", f"{_format_version(build)} responds at {address}")
             return [connected, _check_durability(db), await _check_indexes(db, where.database)]
     except (FlowKitError, PyMongoError, TimeoutError) as error:
         refused = isinstance(error, PyMongoError) and getattr(error, "code", None) is not None
         text = (
             f"the server at {address} rejects the request: {words(error)}"
             if refused
-            else _error_text(error, f"no server responds at {address}")
+            else _explain_error(error, f"no server responds at {address}")
         )
-        return [_unreachable("mongo", configured and "MONGO_URL", text)]
+        return [_report_unreachable("mongo", configured and "MONGO_URL", text)]
 
 
-def _error_text(error: Exception, fallback: str) -> str:
+def _explain_error(error: Exception, fallback: str) -> str:
     """Return the text of a FlowKit error, such as a wrong setting; otherwise the fallback."""
     return (
         one_line(error)
@@ -100,7 +104,7 @@ def _error_text(error: Exception, fallback: str) -> str:
     )
 
 
-def _unreachable(name: str, variable: str | Literal[False], text: str) -> Finding:
+def _report_unreachable(name: str, variable: str | Literal[False], text: str) -> Finding:
     """`variable` configures the server. Without it, an unreachable server is no problem."""
     if variable:
         return bad(name, text, f"start it, or correct {variable}; if {variable} is not set, {START_REMEDY}")
@@ -135,7 +139,7 @@ async def _check_engine(client: Client, where: Where) -> Finding:
     return note("engine", found, remedy)
 
 
-def _version(build: dict[str, Any]) -> str:
+def _format_version(build: dict[str, Any]) -> str:
     """Return product and version. Only MongoDB itself reports a `gitVersion`."""
     is_mongodb = "gitVersion" in build
     return f"MongoDB {build['version']}" if is_mongodb else f"a stand-in for MongoDB {build['version']}"
@@ -188,7 +192,7 @@ async def check_kafka() -> Finding:
     """Check the brokers of KAFKA_BOOTSTRAP_SERVERS; if it is not set, where a local broker would come from."""
     bootstrap = os.environ.get(KAFKA_VARIABLE)
     if not bootstrap:
-        return await asyncio.to_thread(_local_broker)
+        return await asyncio.to_thread(_report_local_broker)
     address = shown_address(bootstrap)
     found = await _describe(bootstrap)
     if found is not None:
@@ -208,7 +212,7 @@ async def _describe(bootstrap: str) -> str | None:
         return None
 
 
-def _local_broker() -> Finding:
+def _report_local_broker() -> Finding:
     """Report the local broker. It is optional, so nothing about it is a problem."""
     try:
         program = kafka_program(allowed_sources())

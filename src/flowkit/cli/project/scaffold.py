@@ -12,7 +12,7 @@ from string import Template
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from flowkit.cli.errors import remedied
+from flowkit.cli.errors import add_remedy
 from flowkit.errors import ConfigError
 from flowkit.version import __version__
 
@@ -83,11 +83,11 @@ def _templates(folder: Traversable, prefix: PurePosixPath) -> Iterator[tuple[Pur
 def new_project(name: str) -> Project:
     """Return the project with that name. Raises ConfigError if the name is not valid."""
     if problem := _name_problem(name):
-        raise remedied(ConfigError(f"NAME {name!r} is not a valid project name: {problem}"), _NAME_RULE)
+        raise add_remedy(ConfigError(f"NAME {name!r} is not a valid project name: {problem}"), _NAME_RULE)
     project = Project(name)
     if conflict := _name_conflict(project.package):
         problem = f"NAME {name!r} gives the Python package {project.package!r}, which is {conflict}"
-        raise remedied(ConfigError(problem), "choose another name")
+        raise add_remedy(ConfigError(problem), "choose another name")
     return project
 
 
@@ -127,7 +127,7 @@ def write_project(project: Project, folder: Path) -> list[PurePosixPath]:
         return _write(project.files(), folder)
     except OSError as error:
         problem = ConfigError(f"cannot write to folder {str(folder)!r}: {_error_text(error)}")
-        raise remedied(problem, "choose another folder with --dir") from error
+        raise add_remedy(problem, "choose another folder with --dir") from error
 
 
 def _error_text(error: OSError) -> str:
@@ -137,10 +137,10 @@ def _error_text(error: OSError) -> str:
 
 def _check_empty(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise remedied(ConfigError(f"{str(folder)!r} is a file"), "choose a folder with --dir")
+        raise add_remedy(ConfigError(f"{str(folder)!r} is a file"), "choose a folder with --dir")
     if folder.is_dir() and any(folder.iterdir()):
         problem = ConfigError(f"folder {str(folder)!r} is not empty, so nothing was written")
-        raise remedied(problem, "choose another name, or another folder with --dir")
+        raise add_remedy(problem, "choose another name, or another folder with --dir")
 
 
 def _write(files: dict[PurePosixPath, str], folder: Path) -> list[PurePosixPath]:

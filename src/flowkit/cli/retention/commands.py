@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from flowkit.cli import output
-from flowkit.cli.errors import remedied
+from flowkit.cli.errors import add_remedy
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_MONGO_URL,
@@ -50,7 +50,7 @@ def purge(
     for status in statuses or []:
         if status not in _ENDED:
             problem = ConfigError(f"--status {status!r} is not the status of an ended task")
-            raise remedied(problem, f"choose from {', '.join(_ENDED)}")
+            raise add_remedy(problem, f"choose from {', '.join(_ENDED)}")
     from flowkit.cli.retention.purging import PurgeOptions, purge_tasks
 
     where = Where(mongo_url=mongo_url, database=database)
@@ -103,5 +103,5 @@ def read_duration(text: str) -> float:
     seconds = int(number) * _SECONDS.get(unit, 0) if number.isascii() and number.isdigit() else 0
     if not 0 < seconds <= _LONGEST_DAYS * _SECONDS["d"]:
         problem = ConfigError(f"--older-than {text!r} is not a duration")
-        raise remedied(problem, "write a whole number and m, h or d, for example 90m, 12h or 30d")
+        raise add_remedy(problem, "write a whole number and m, h or d, for example 90m, 12h or 30d")
     return float(seconds)

@@ -12,8 +12,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import reason_codes
 from flowkit.adapters.tasks.open_tasks import OpenTasks
-from flowkit.cli.errors import remedied
-from flowkit.cli.retention.purging import known_namespace
+from flowkit.cli.errors import add_remedy
+from flowkit.cli.retention.purging import require_namespace
 from flowkit.cli.servers import servers
 from flowkit.errors import ConfigError
 
@@ -69,12 +69,12 @@ async def close_orphans(where: Where, namespace_id: str, *, dry_run: bool) -> in
     Raise ConfigError if the namespace still exists on the server.
     """
     async with servers(where) as both:
-        await known_namespace(both.temporal)
+        await require_namespace(both.temporal)
         if name := await _name(both.temporal, namespace_id):
             problem = ConfigError(
                 f"Temporal has namespace {namespace_id} ({name!r}): its tasks are not orphaned"
             )
-            raise remedied(
+            raise add_remedy(
                 problem, "the engines of the namespace close tasks whose workflow no longer exists"
             )
         tasks = OpenTasks(both.db)

@@ -12,7 +12,7 @@ from temporalio.client import WorkflowExecutionStatus
 
 from flowkit.adapters.tasks.purge import BELONGINGS, Purge
 from flowkit.cli import output
-from flowkit.cli.errors import remedied
+from flowkit.cli.errors import add_remedy
 from flowkit.cli.servers import servers
 from flowkit.cli.tasks.view import describe
 from flowkit.connection import Namespace, TemporalUnavailable
@@ -78,10 +78,10 @@ async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Pu
             both.db,
             before=time.time() - options.older_than_sec,
             statuses=options.statuses,
-            namespace_id=await known_namespace(both.temporal),
+            namespace_id=await require_namespace(both.temporal),
         )
         async for task_ids in purge.steps():
-            running = await _running(both.temporal, task_ids)
+            running = await _find_running(both.temporal, task_ids)
             purged.running += running
             ended = [task_id for task_id in task_ids if task_id not in running]
             purged.rows += Counter(await (purge.count(ended) if options.dry_run else purge.remove(ended)))
@@ -90,15 +90,15 @@ async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Pu
     return purged
 
 
-async def known_namespace(client: Client) -> str:
+async def require_namespace(client: Client) -> str:
     """Return the id of the client's namespace. Raise TemporalUnavailable if the server does not report it."""
     if found := await Namespace(client).id():
         return found
     problem = TemporalUnavailable(f"Temporal did not return the id of namespace {client.namespace!r}")
-    raise remedied(problem, "use credentials with permission to describe the namespace")
+    raise add_remedy(problem, "use credentials with permission to describe the namespace")
 
 
-async def _running(client: Client, task_ids: Sequence[str]) -> list[str]:
+async def _find_running(client: Client, task_ids: Sequence[str]) -> list[str]:
     found = await asyncio.gather(*(describe(client, task_id) for task_id in task_ids))
     return [
         task_id

@@ -9,7 +9,7 @@ import typer
 
 from flowkit import reason_codes
 from flowkit.cli import output
-from flowkit.cli.errors import remedied
+from flowkit.cli.errors import add_remedy
 from flowkit.cli.inputs import read_task
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
@@ -51,7 +51,7 @@ def run(
 ) -> None:
     """Start a task. With --watch, show it until it ends. An engine and workers must be running."""
     log_warnings(verbose)
-    _timeout_needs_watch(timeout, watch)
+    _require_watch(timeout, watch)
     task = read_task(graph, params)
     task.checked()
     from flowkit.cli.tasks.operations import Watch, start
@@ -72,7 +72,7 @@ def status(
 ) -> None:
     """Show a task and its nodes. With --watch, show them until the task ends and exit with its outcome."""
     log_warnings(verbose)
-    _timeout_needs_watch(timeout, watch)
+    _require_watch(timeout, watch)
     from flowkit.cli.tasks.operations import Watch, show, watch_existing
 
     where = Where(mongo_url=mongo_url, database=database)
@@ -130,6 +130,6 @@ def list_tasks(
     return None
 
 
-def _timeout_needs_watch(timeout: float | None, watch: bool) -> None:
+def _require_watch(timeout: float | None, watch: bool) -> None:
     if timeout is not None and not watch:
-        raise remedied(ConfigError("--timeout requires --watch"), "add --watch")
+        raise add_remedy(ConfigError("--timeout requires --watch"), "add --watch")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flowkit.cli import output
-from flowkit.cli.errors import Exit, remedied
+from flowkit.cli.errors import Exit, add_remedy
 from flowkit.cli.servers import database, servers
 from flowkit.cli.tasks.display import open_task_screen, task_table, tasks_table
 from flowkit.cli.tasks.view import TaskReader, describe, find_missing_processes
@@ -57,7 +57,7 @@ async def start(
         )
         if how is None:
             hints = await find_missing_processes(both.temporal, where.engine_queue, [])
-            _print_started(_started(both, started, where), hints, as_json)
+            _print_started(_describe_start(both, started, where), hints, as_json)
             return Exit.OK
         if not as_json:
             output.echo(f"task {started} started on queue {where.engine_queue}")
@@ -68,12 +68,12 @@ async def _refuse_taken(both: Servers, task_id: str) -> None:
     description = await describe(both.temporal, task_id)
     if description is not None or await both.catalog.document(task_id) is not None:
         problem = TaskIdTaken(f"task id {task_id!r} belongs to an earlier task")
-        raise remedied(
+        raise add_remedy(
             problem, f"choose another id, or see that task: `flowkit status {shlex.quote(task_id)}`"
         )
 
 
-def _started(both: Servers, task_id: str, where: Where) -> dict[str, Any]:
+def _describe_start(both: Servers, task_id: str, where: Where) -> dict[str, Any]:
     return {"task_id": task_id, "queue": where.engine_queue, "namespace": both.temporal.namespace}
 
 
@@ -130,12 +130,12 @@ async def cancel(task_id: str, reason: str, where: Where) -> str:
 
 def _explain_missing_workflow(task_id: str) -> UnknownTask:
     message = f"Temporal has no workflow for task {task_id!r}; only its document exists in MongoDB"
-    return remedied(UnknownTask(task_id, message), "a running engine soon closes the document")
+    return add_remedy(UnknownTask(task_id, message), "a running engine soon closes the document")
 
 
 def _refuse_ended(view: TaskView) -> None:
     if view.status.closed:
-        raise remedied(
+        raise add_remedy(
             ConfigError(f"task {view.task_id} is already {view.status}"), "there is nothing to cancel"
         )
 
@@ -176,7 +176,7 @@ async def watch(both: Servers, task_id: str, how: Watch) -> Exit:
         output.note(f"stopped watching; task {task_id} continues: {suggest_commands(task_id)}")
         raise
     except TaskStillOpen as error:
-        raise remedied(error, suggest_commands(task_id)) from None
+        raise add_remedy(error, suggest_commands(task_id)) from None
     finally:
         ending.cancel()
     print_view(last, as_json=how.as_json)

@@ -35,7 +35,9 @@ def validate(
     warnings = list(checked.warnings) if checked else []
     valid = not problems and not (strict and warnings)
     if as_json:
-        output.document({"valid": valid, "problems": problems, "warnings": warnings, **_json(checked)})
+        output.document(
+            {"valid": valid, "problems": problems, "warnings": warnings, **_describe_as_json(checked)}
+        )
     else:
         for warning in warnings:
             (output.error if strict else output.warn)(warning)
@@ -46,7 +48,7 @@ def validate(
     raise typer.Exit(Exit.OK if valid else Exit.USAGE)
 
 
-def _json(graph: Graph | None) -> dict[str, Any]:
+def _describe_as_json(graph: Graph | None) -> dict[str, Any]:
     """Return the description of a valid graph for programs."""
     if graph is None:
         return {"nodes": []}

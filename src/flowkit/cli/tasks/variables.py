@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from flowkit.cli import output
-from flowkit.cli.errors import remedied
+from flowkit.cli.errors import add_remedy
 from flowkit.cli.inputs import read_object
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
@@ -79,7 +79,7 @@ def task_vars(
     """Show a task's variables. Repeatable options change them first, in this order: --set, --merge, --incr, --unset."""
     log_warnings(verbose)
     if block_sensitive and not (sets or merges):
-        raise remedied(ConfigError("--block-sensitive requires --set or --merge"), "add one")
+        raise add_remedy(ConfigError("--block-sensitive requires --set or --merge"), "add one")
     steps = [
         *_set(sets or [], block_sensitive),
         *_merge(merges or [], block_sensitive),
@@ -108,9 +108,9 @@ def _set(texts: list[str], block: bool) -> Iterator[Step]:
         name, sign, value = text.partition("=")
         if not name or not sign:
             problem = ConfigError(f"--set {text!r} is not NAME=VALUE")
-            raise remedied(problem, "for example --set routing.sla=gold")
+            raise add_remedy(problem, "for example --set routing.sla=gold")
         if name in given:
-            raise remedied(ConfigError(f"--set names {name!r} twice"), "pass it once")
+            raise add_remedy(ConfigError(f"--set names {name!r} twice"), "pass it once")
         given[name] = read_value(value)
     if given:
         yield Step(option="--set", method="vars_set", arguments={"kv": given, "block_sensitive": block})
@@ -129,7 +129,7 @@ def _incr(text: str) -> Step:
     by = read_value(amount) if sign else 1
     if not name or isinstance(by, bool) or not isinstance(by, (int, float)):
         problem = ConfigError(f"--incr {text!r} is not NAME or NAME=NUMBER")
-        raise remedied(problem, "for example --incr counts.done=5")
+        raise add_remedy(problem, "for example --incr counts.done=5")
     return Step(option="--incr", method="vars_incr", arguments={"key": name, "by": by})
 
 
@@ -165,12 +165,12 @@ def _check(step: Step) -> None:
     try:
         change = changes[step.method](**step.arguments)
     except AdapterError as error:
-        raise remedied(error, f"correct {step.option}; docs/variables.md has the rules") from None
+        raise add_remedy(error, f"correct {step.option}; docs/variables.md has the rules") from None
     hits = Detector().hits((operations.full(path), value) for path, value in change.sets.items())
     if hits and change.block_sensitive:
         what = "a value that looks like a secret" if hits == 1 else f"{hits} values that look like secrets"
         problem = AdapterError(f"{step.option} has {what}")
-        raise remedied(problem, "store a reference instead, or omit --block-sensitive")
+        raise add_remedy(problem, "store a reference instead, or omit --block-sensitive")
 
 
 # --- running the operations -----------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ async def _run_steps(steps: list[Step], task_id: str, where: Where) -> Tree:
             try:
                 await getattr(adapters, step.method)(task_id, **step.arguments)
             except AdapterError as error:
-                raise remedied(error, _remedy(done, task_id)) from None
+                raise add_remedy(error, _remedy(done, task_id)) from None
             done.append(step.option)
         return await _read(variables, task_id)
 

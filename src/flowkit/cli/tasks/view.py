@@ -120,7 +120,7 @@ class TaskReader:
         status = self._description.status if self._description else None
         running = status is WorkflowExecutionStatus.RUNNING
         sources = [self._queried, self._read] if running else [self._read, self._queried]
-        seen = await sources[0]() or await sources[1]() or _bare(self._task_id)
+        seen = await sources[0]() or await sources[1]() or _make_bare_view(self._task_id)
         if status in _ENDS and not seen.status.closed:
             return replace(seen, status=_ENDS[status], reason=seen.reason or CLOSE_REASONS.get(status))
         return await self._with_waiting(seen)
@@ -137,7 +137,7 @@ class TaskReader:
             if not any(node.waiting for node in view.nodes):
                 break
         view = add_waits(view, await read_waits(self._description, self._servers.temporal.data_converter))
-        return with_external(view, await self._from_store(self._servers.catalog.external_runs) or {})
+        return add_external(view, await self._from_store(self._servers.catalog.external_runs) or {})
 
     async def _queried(self) -> TaskView | None:
         """Return the result of the workflow's query with the counts of batches.
@@ -155,11 +155,11 @@ class TaskReader:
             return None
         if state.get("nodes_omitted"):
             return None
-        return view_of_query(self._task_id, state, await self._batches())
+        return read_query(self._task_id, state, await self._batches())
 
     async def _read(self) -> TaskView | None:
         document = await self._from_store(self._servers.catalog.document)
-        return view_of_document(document, await self._batches()) if document else None
+        return read_document(document, await self._batches()) if document else None
 
     async def _batches(self) -> dict[str, int]:
         """Return the number of stored batches by node."""
@@ -181,7 +181,9 @@ class TaskReader:
             return hints
         if self._unresponsive:
             return [*hints, f"the engine of queue {self.queue} does not respond; check that it still runs"]
-        return hints + await find_missing_processes(self._servers.temporal, self.queue, running_roles(view))
+        return hints + await find_missing_processes(
+            self._servers.temporal, self.queue, list_running_roles(view)
+        )
 
 
 async def describe(client: Client, task_id: str) -> WorkflowExecutionDescription | None:
@@ -218,13 +220,13 @@ def add_waits(view: TaskView, waits: Mapping[str, str]) -> TaskView:
     return replace(view, nodes=nodes)
 
 
-def with_external(view: TaskView, runs: Mapping[tuple[str, int], ExternalRun]) -> TaskView:
+def add_external(view: TaskView, runs: Mapping[tuple[str, int], ExternalRun]) -> TaskView:
     """Return `view` with the workers of the external attempts, or with what these attempts wait for."""
-    nodes = tuple(_with_run(node, runs.get((node.node_id, node.attempt))) for node in view.nodes)
+    nodes = tuple(_add_run(node, runs.get((node.node_id, node.attempt))) for node in view.nodes)
     return replace(view, nodes=nodes)
 
 
-def _with_run(node: NodeView, run: ExternalRun | None) -> NodeView:
+def _add_run(node: NodeView, run: ExternalRun | None) -> NodeView:
     if run is None or node.status not in (NodeStatus.RUNNING, NodeStatus.CANCELLING) or node.waiting:
         return node
     if run.worker_id is not None:
@@ -244,13 +246,13 @@ async def find_missing_processes(client: Client, queue: str, roles: list[str]) -
     ]
 
 
-def running_roles(view: TaskView) -> list[str]:
+def list_running_roles(view: TaskView) -> list[str]:
     """Return the roles of the running nodes, without coordinator functions."""
     running = (node.role for node in view.nodes if node.status == NodeStatus.RUNNING)
     return [role for role in dict.fromkeys(running) if role != COORDINATOR_FN]
 
 
-def view_of_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) -> TaskView:
+def read_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) -> TaskView:
     """Return the view from the result of a workflow's `status` query."""
     nodes, silent = state["nodes"], state.get("silent_nodes") or ()
     return TaskView(
@@ -258,33 +260,35 @@ def view_of_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) 
         status=TaskStatus(state["status"]),
         source="workflow",
         nodes=tuple(
-            _node(node, node.get("next_retry_at"), batches, silent=node["node_id"] in silent)
+            _read_node(node, node.get("next_retry_at"), batches, silent=node["node_id"] in silent)
             for node in nodes
         ),
         handled_failures=tuple(state.get("handled_failures") or ()),
     )
 
 
-def view_of_document(document: dict[str, Any], batches: dict[str, int]) -> TaskView:
+def read_document(document: dict[str, Any], batches: dict[str, int]) -> TaskView:
     """Return the view from a task document."""
     return TaskView(
         task_id=document["id"],
         status=TaskStatus(document["status"]),
         source="document",
-        nodes=tuple(_document_nodes(document, batches)),
+        nodes=tuple(_read_document_nodes(document, batches)),
         reason=document.get("reason"),
         handled_failures=tuple((document.get("result") or {}).get("handled_failures") or ()),
     )
 
 
-def _document_nodes(document: dict[str, Any], batches: dict[str, int]) -> Iterator[NodeView]:
+def _read_document_nodes(document: dict[str, Any], batches: dict[str, int]) -> Iterator[NodeView]:
     for node in document["graph"]["nodes"]:
         retry_ms = node.get("next_retry_at_ms")
         silent = node.get("liveness") is not None
-        yield _node(node, retry_ms / 1000 if retry_ms else None, batches, silent=silent)
+        yield _read_node(node, retry_ms / 1000 if retry_ms else None, batches, silent=silent)
 
 
-def _node(node: dict[str, Any], retry_at: float | None, batches: dict[str, int], *, silent: bool) -> NodeView:
+def _read_node(
+    node: dict[str, Any], retry_at: float | None, batches: dict[str, int], *, silent: bool
+) -> NodeView:
     status = node["status"]
     error = node.get("last_error") if status != NodeStatus.FINISHED else None
     return NodeView(
@@ -300,7 +304,7 @@ def _node(node: dict[str, Any], retry_at: float | None, batches: dict[str, int],
     )
 
 
-def _bare(task_id: str) -> TaskView:
+def _make_bare_view(task_id: str) -> TaskView:
     """Return the view of a task when only the status of its workflow is known."""
     return TaskView(task_id=task_id, status=TaskStatus.QUEUED, source="workflow")
 

@@ -83,7 +83,7 @@ def up(
         verbose=verbose,
     )
     plan = make_plan(options, os.environ)
-    check_names([*options.handlers, *options.roles, *_targets(functions or [])])
+    check_names([*options.handlers, *options.roles, *_list_targets(functions or [])])
     look_in_current_folder()
     configured_converter()
     from flowkit.cli.up.run import run
@@ -91,7 +91,7 @@ def up(
     return run(plan)
 
 
-def _targets(functions: list[str]) -> list[str]:
+def _list_targets(functions: list[str]) -> list[str]:
     """Return the part after `NAME=` of each function. The engine reports a function that has no name."""
     return [target for _, separator, target in (text.partition("=") for text in functions) if separator]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from flowkit.cli.errors import remedied
+from flowkit.cli.errors import add_remedy
 from flowkit.cli.options import DEFAULT_DATABASE, DEFAULT_MONGO_URL
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.errors import ConfigError
@@ -109,7 +109,7 @@ def parse_parts(only: Sequence[str]) -> frozenset[Part]:
     known = [part.value for part in Part]
     for name in names:
         if name not in known:
-            raise remedied(ConfigError(f"--only {name!r} is unknown"), f"choose from {', '.join(known)}")
+            raise add_remedy(ConfigError(f"--only {name!r} is unknown"), f"choose from {', '.join(known)}")
     return frozenset(map(Part, names))
 
 
@@ -117,7 +117,7 @@ def parse_external(external: Sequence[str]) -> tuple[str, ...]:
     """Return the roles that `--external` names. Raises ConfigError for one that is no role, or named twice."""
     roles = [name.strip() for text in external for name in text.split(",") if name.strip()]
     for _, found, wanted in settings.roles()(roles):
-        raise remedied(ConfigError(f"--external {found!r} is not allowed"), f"it must be {wanted}")
+        raise add_remedy(ConfigError(f"--external {found!r} is not allowed"), f"it must be {wanted}")
     return tuple(roles)
 
 
@@ -141,7 +141,7 @@ def make_plan(options: UpOptions, environment: Mapping[str, str]) -> Plan:
 def _check_options(options: UpOptions, parts: frozenset[Part]) -> None:
     if Part.WORKER in parts and not options.handlers:
         problem = ConfigError("a worker needs handlers, but none are given")
-        raise remedied(
+        raise add_remedy(
             problem, "name them as module:CLASS, for example flowkit up mypackage.handlers:MyHandler"
         )
     for name, value, part in (
@@ -152,10 +152,12 @@ def _check_options(options: UpOptions, parts: frozenset[Part]) -> None:
         ("--role is given", options.roles, Part.ENGINE),
     ):
         if value and part not in parts:
-            raise remedied(ConfigError(f"{name}, but this command starts no {part}"), _remedy(part, options))
+            raise add_remedy(
+                ConfigError(f"{name}, but this command starts no {part}"), _suggest_remedy(part, options)
+            )
 
 
-def _remedy(part: Part, options: UpOptions) -> str:
+def _suggest_remedy(part: Part, options: UpOptions) -> str:
     if part is Part.WORKER and not options.only:
         return "name the handlers of a worker as module:CLASS"
     return f"add {part} to --only, or omit --only"
@@ -184,9 +186,9 @@ def script_exports(plan: Plan, environment: Mapping[str, str], exports: Mapping[
     """
     own = own_servers(plan)
     lines = [
-        _export(name, value)
+        _format_export(name, value)
         for name, value in exports.items()
-        if name in own or (name not in SERVERS and value != environment.get(name, _default(name)))
+        if name in own or (name not in SERVERS and value != environment.get(name, _find_default(name)))
     ]
     return lines + [f"# {name}: keep your value" for name in exports if name in SERVERS and name not in own]
 
@@ -198,10 +200,10 @@ def terminal_exports(plan: Plan, environment: Mapping[str, str], exports: Mappin
         name: value
         for name, value in exports.items()
         if value != environment.get(name)
-        and (name in environment or value not in _default_values(name))
+        and (name in environment or value not in _list_defaults(name))
         and (name in own or name not in SERVERS)
     }
-    return [_export(name, value) for name, value in changed.items()]
+    return [_format_export(name, value) for name, value in changed.items()]
 
 
 def own_servers(plan: Plan) -> set[str]:
@@ -210,13 +212,13 @@ def own_servers(plan: Plan) -> set[str]:
     return {name for name, started in zip(SERVERS, starts, strict=True) if started}
 
 
-def _export(name: str, value: str) -> str:
+def _format_export(name: str, value: str) -> str:
     return f"export {name}={shlex.quote(value)}"
 
 
-def _default_values(name: str) -> set[str]:
+def _list_defaults(name: str) -> set[str]:
     return _DEFAULTS.get(name, {"default"})
 
 
-def _default(name: str) -> str:
-    return next(iter(_default_values(name)))
+def _find_default(name: str) -> str:
+    return next(iter(_list_defaults(name)))
