@@ -191,6 +191,6 @@ async def test_truncated_workflow_status_is_not_used_for_the_view(
 def test_wait_for_a_slot_is_part_of_the_view_until_the_attempt_starts(status: str, shown: bool) -> None:
     waits_for = "a slot of role r (2 of 2)"
     entry = {"node_id": "a", "type": "r", "status": status, "waits_for": waits_for, "next_retry_at": 1.0}
-    view = task_view.view_of_query("t", {"status": "running", "nodes": [entry]}, {})
+    view = task_view.read_query("t", {"status": "running", "nodes": [entry]}, {})
     assert view.nodes[0].waits_for == (waits_for if shown else "")
     assert view.nodes[0].next_retry_at is None
