@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from flowkit.engine.limits import grants, leaks
 from pymongo import ASCENDING
 from tests.fuzz.budget import MINUTES, SLOTS_SHARE, chosen_seed, first_of, only_in_fuzz, show
 from tests.fuzz.slot_campaign import engine_play, slot_campaign, workflow_play
@@ -19,6 +18,7 @@ from tests.unit.property_examples import examples
 
 from flowkit.adapters.limits import store
 from flowkit.adapters.limits.rules import Limits
+from flowkit.engine import slot_grants, slot_leaks
 from flowkit.workflows import slots as workflow_slots
 from flowkit.workflows.slots import Slots
 
