@@ -258,14 +258,14 @@ class DispatchStore:
             await self._records.insert_one(document)
         except DuplicateKeyError:
             stored = await self._records.find_one({"_id": record.key})
-            return _record(stored) if stored else record
+            return _read_record(stored) if stored else record
         return record
 
     @translate_errors
     async def find(self, task_id: str, node_id: str, epoch: int) -> Dispatch | None:
         """Return the record of one attempt, or None."""
         found = await self._records.find_one({"_id": key_of(task_id, node_id, epoch)})
-        return _record(found) if found else None
+        return _read_record(found) if found else None
 
     @translate_errors
     async def find_all(self, keys: Collection[str]) -> dict[str, Dispatch]:
@@ -273,7 +273,7 @@ class DispatchStore:
         if not keys:
             return {}
         cursor = self._records.find({"_id": {"$in": list(keys)}})
-        return {record.key: record for record in await self._readable(cursor)}
+        return {record.key: record for record in await self._read_all(cursor)}
 
     @translate_errors
     async def store_offset(self, key: str, partition: int, offset: int) -> None:
@@ -288,7 +288,7 @@ class DispatchStore:
             {"$set": {"owner": owner, "updated_at": moment(at)}},
             return_document=ReturnDocument.AFTER,
         )
-        return _record(found) if found else None
+        return _read_record(found) if found else None
 
     @translate_errors
     async def accept(self, record: Dispatch, lease: WorkerLease, at: float) -> bool:
@@ -347,7 +347,7 @@ class DispatchStore:
         request = {"cancel": {"reason": reason, "at": at}, "updated_at": moment(at)}
         await self._records.update_one({"_id": key, "state": _ACTIVE, "cancel": None}, {"$set": request})
         found = await self._records.find_one({"_id": key, "state": _ACTIVE})
-        return _record(found) if found else None
+        return _read_record(found) if found else None
 
     @translate_errors
     async def hold(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
@@ -396,9 +396,9 @@ class DispatchStore:
         """Move a record to `state` if it matches `held`, and add `batches` to its count of stored batches."""
         stored = {"state": state, "outcome": outcome_fields(outcome), "updated_at": moment(outcome.at)}
         found = await self._records.find_one_and_update(
-            held, {"$set": stored, **_counted(batches)}, return_document=ReturnDocument.AFTER
+            held, {"$set": stored, **_add_batches(batches)}, return_document=ReturnDocument.AFTER
         )
-        return _record(found) if found else None
+        return _read_record(found) if found else None
 
     @translate_errors
     async def mark_reported(self, key: str, batches: int | None = None) -> None:
@@ -429,7 +429,7 @@ class DispatchStore:
         """
         wanted = {"state": _UNREPORTED, "role": {"$in": list(roles)}, "updated_at": {"$lt": moment(before)}}
         found = self._records.find({**wanted, "_id": {"$gt": after}})
-        return await self._readable(found.sort("_id", ASCENDING).limit(limit))
+        return await self._read_all(found.sort("_id", ASCENDING).limit(limit))
 
     @translate_errors
     async def find_placed_by_others(self, owner: str, roles: Iterable[str]) -> list[PlacedCommand]:
@@ -469,7 +469,7 @@ class DispatchStore:
         wanted: Fields = {"state": _ACTIVE, "role": role, "queue": queue}
         found = await self._records.find_one(wanted)
         count = await self._records.count_documents(wanted) if found else 0
-        return count, _record(found) if found else None
+        return count, _read_record(found) if found else None
 
     @translate_errors
     async def count_open(self, roles: Iterable[str]) -> dict[str, int]:
@@ -477,14 +477,14 @@ class DispatchStore:
         return {role: await self._records.count_documents({"state": _ACTIVE, "role": role}) for role in roles}
 
     async def _read(self, wanted: Fields) -> list[Dispatch]:
-        return await self._readable(self._records.find(wanted))
+        return await self._read_all(self._records.find(wanted))
 
-    async def _readable(self, cursor: Any) -> list[Dispatch]:
+    async def _read_all(self, cursor: Any) -> list[Dispatch]:
         """Return the records that `cursor` finds. Skip those that cannot be read, with one warning for each."""
         found = []
         async for document in cursor:
             try:
-                found.append(_record(document))
+                found.append(_read_record(document))
             except StoreRefused as error:
                 if document["_id"] not in self._unreadable:
                     self._unreadable.add(document["_id"])
@@ -492,7 +492,7 @@ class DispatchStore:
         return found
 
 
-def _record(document: Fields) -> Dispatch:
+def _read_record(document: Fields) -> Dispatch:
     """Return the record of a document. Raise StoreRefused if it is none."""
     try:
         return from_document(document)
@@ -500,11 +500,11 @@ def _record(document: Fields) -> Dispatch:
         node, epoch, task = (document.get(name) for name in ("node_id", "attempt_epoch", "task_id"))
         raise StoreRefused(
             f"the dispatch record {document['_id']!r} of node {node!r}, attempt {epoch}, of task {task!r} cannot be "
-            f"read: {_problem(error)}. If a newer release of FlowKit wrote it, run that release; otherwise delete it"
+            f"read: {_find_problem(error)}. If a newer release of FlowKit wrote it, run that release; otherwise delete it"
         ) from error
 
 
-def _problem(error: Exception) -> str:
+def _find_problem(error: Exception) -> str:
     """Return the first problem of a document, without its values, which may be large."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
@@ -512,7 +512,7 @@ def _problem(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _counted(batches: int) -> Fields:
+def _add_batches(batches: int) -> Fields:
     return {"$inc": {"batches": batches}} if batches else {}
 
 
@@ -523,7 +523,7 @@ def _renewal(key: str, lease: WorkerLease, batches: int, at: float) -> tuple[Fie
         "$set": {"lease.ttl_sec": lease.ttl_sec, "lease.ended": False, "updated_at": moment(at)},
     }
     held = {"_id": key, "state": _OPEN, "lease.lease_id": lease.lease_id}
-    return held, update | _counted(batches)
+    return held, update | _add_batches(batches)
 
 
 @translate_errors

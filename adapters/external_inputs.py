@@ -42,24 +42,24 @@ class ExternalInputs:
         self._claims = stored.stream_progress
 
     @translate_errors
-    async def unfinished(self, attempt: AttemptInput, pull: PullArgs) -> dict[str, Uids]:
+    async def find_unfinished(self, attempt: AttemptInput, pull: PullArgs) -> dict[str, Uids]:
         """Return the uids of stored source batches that the node has not finished, by source; only non-empty sets.
 
         A claim alone does not count: a worker that runs an outdated attempt may claim a batch, and its result is ignored.
         """
-        stored = await self._stored(attempt.task_id, (*pull.from_nodes, attempt.node_id))
-        claimed, finished = await self._claimed(attempt), stored[attempt.node_id]
+        stored = await self._read_stored(attempt.task_id, (*pull.from_nodes, attempt.node_id))
+        claimed, finished = await self._read_claimed(attempt), stored[attempt.node_id]
         missing: dict[str, Uids] = {}
         for source in pull.from_nodes:
             known = stored[source] & claimed.get(source, set())
-            unfinished = await self._unfinished(attempt.task_id, source, known, finished, pull)
+            unfinished = await self._find_unfinished_claims(attempt.task_id, source, known, finished, pull)
             missing[source] = (stored[source] - known) | set(unfinished)
         return {source: uids for source, uids in missing.items() if uids}
 
     @translate_errors
-    async def clashing_uid(self, task_id: str, sources: Sequence[str]) -> tuple[str, list[str]] | None:
+    async def find_clashing_uid(self, task_id: str, sources: Sequence[str]) -> tuple[str, list[str]] | None:
         """Return a batch uid that several of `sources` use, and these sources; None if there is none."""
-        stored = await self._stored(task_id, sources)
+        stored = await self._read_stored(task_id, sources)
         counts = Counter(uid for uids in stored.values() for uid in uids)
         shared = next((uid for uid, count in counts.items() if count > 1), None)
         return None if shared is None else (shared, [name for name in stored if shared in stored[name]])
@@ -67,11 +67,11 @@ class ExternalInputs:
     @translate_errors
     async def release_claims(self, attempt: AttemptInput, pull: PullArgs) -> int:
         """Delete claims of batches that earlier attempts of the node did not finish. Return their number (H21)."""
-        claimed = await self._claimed(attempt)
-        finished = (await self._stored(attempt.task_id, [attempt.node_id]))[attempt.node_id]
+        claimed = await self._read_claimed(attempt)
+        finished = (await self._read_stored(attempt.task_id, [attempt.node_id]))[attempt.node_id]
         released = 0
         for source, uids in claimed.items():
-            unfinished = await self._unfinished(attempt.task_id, source, uids, finished, pull)
+            unfinished = await self._find_unfinished_claims(attempt.task_id, source, uids, finished, pull)
             released += await self._delete_claims(attempt, source, unfinished)
         return released
 
@@ -92,7 +92,7 @@ class ExternalInputs:
             return 0
         moved = 0
         while True:
-            seen = await self._oldest(attempt.task_id, source)
+            seen = await self._read_oldest(attempt.task_id, source)
             found = self._claims.find({**claims, "batch_uid": {"$in": seen}}, {"_id": 0, "batch_uid": 1})
             claimed = [claim["batch_uid"] async for claim in found]
             now_moved = await self._restamp(attempt.task_id, source, claimed, at)
@@ -107,7 +107,7 @@ class ExternalInputs:
             {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": {"$exists": False}}
         )
 
-    async def _stored(self, task_id: str, sources: Iterable[str]) -> dict[str, Uids]:
+    async def _read_stored(self, task_id: str, sources: Iterable[str]) -> dict[str, Uids]:
         found: dict[str, Uids] = {source: set() for source in sources}
         cursor = self._artifacts.find(
             {"task_id": task_id, "node_id": {"$in": list(found)}, "status": "partial"},
@@ -117,7 +117,7 @@ class ExternalInputs:
             found[batch["node_id"]].add(uid_text(batch.get("batch_uid")))
         return found
 
-    async def _claimed(self, attempt: AttemptInput) -> dict[str, Uids]:
+    async def _read_claimed(self, attempt: AttemptInput) -> dict[str, Uids]:
         found: dict[str, Uids] = {}
         cursor = self._claims.find(
             {"task_id": attempt.task_id, "consumer_node": attempt.node_id},
@@ -127,7 +127,7 @@ class ExternalInputs:
             found.setdefault(claim["from_node"], set()).add(uid_text(claim.get("batch_uid")))
         return found
 
-    async def _unfinished(
+    async def _find_unfinished_claims(
         self, task_id: str, source: str, claimed: Uids, finished: Uids, pull: PullArgs
     ) -> list[str]:
         """Return those claimed batches whose results are not all stored."""
@@ -165,7 +165,7 @@ class ExternalInputs:
             deleted += int(done.deleted_count)
         return deleted
 
-    async def _oldest(self, task_id: str, source: str) -> list[Any]:
+    async def _read_oldest(self, task_id: str, source: str) -> list[Any]:
         """Return the uids of the batches of a source that an external worker sees."""
         wanted = {"task_id": task_id, "node_id": source, "status": "partial"}
         found = self._artifacts.find(wanted, {"_id": 0, "batch_uid": 1})

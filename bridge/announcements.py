@@ -58,25 +58,25 @@ class Announcements:
         for record in records:
             try:
                 if record.topic == self._context.topics.reply:
-                    await self._reply(record.value)
+                    await self._handle_reply(record.value)
                 else:
-                    await self._announce(record.value)
+                    await self._handle_announcement(record.value)
             except (Malformed, StoreRefused) as error:
                 self._context.malformed.skip(record, error)
 
-    async def _announce(self, value: bytes | None) -> None:
+    async def _handle_announcement(self, value: bytes | None) -> None:
         found = read_announce(value)
         if found is None:
             return
         envelope, announcement = found
-        worker_id = _checked_id(announcement.worker_id)
+        worker_id = _check_id(announcement.worker_id)
         if isinstance(announcement, EvWorkerOnline):
-            await self._online(worker_id, envelope, announcement, len(value or b""))
+            await self._handle_online(worker_id, envelope, announcement, len(value or b""))
         elif isinstance(announcement, EvWorkerOffline):
             await self._context.db(lambda: self._registry.mark_offline(worker_id, self._context.now()))
             await self._worker_stopped(worker_id, envelope.ts_ms)
 
-    async def _online(
+    async def _handle_online(
         self, worker_id: str, envelope: Envelope, announcement: EvWorkerOnline, size: int
     ) -> None:
         now = self._context.now()
@@ -114,7 +114,7 @@ class Announcements:
         if await self._context.db(lambda: self._dispatches.expire(record.key, lease_id, ts_ms, at)):
             self._supervisor.refresh_soon()
 
-    async def _reply(self, value: bytes | None) -> None:
+    async def _handle_reply(self, value: bytes | None) -> None:
         found = read_reply(value)
         if found is None:
             return
@@ -159,7 +159,7 @@ def announced_fields(announcement: EvWorkerOnline, size: int) -> dict[str, objec
         return shown
 
 
-def _checked_id(worker_id: str) -> str:
+def _check_id(worker_id: str) -> str:
     if len(worker_id) > ID_CHARS:
         raise Malformed(f"worker_id must have 1 to {ID_CHARS} characters")
     return clean(worker_id)

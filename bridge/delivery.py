@@ -140,7 +140,7 @@ class Delivery:
             except FlowKitError as error:
                 outcome = outcome_of_error(error, outcome.at, outcome.worker_id)
         if await self._report(record, outcome):
-            await self._context.db(lambda: self._reported(record, outcome.kind))
+            await self._context.db(lambda: self._record_report(record, outcome.kind))
 
     async def _finish_node(self, record: Dispatch, outcome: Outcome) -> None:
         """Write final metrics, complete marker and the end of the node concurrently."""
@@ -158,7 +158,7 @@ class Delivery:
 
         await self._context.db(write)
 
-    async def _reported(self, record: Dispatch, kind: OutcomeKind) -> None:
+    async def _record_report(self, record: Dispatch, kind: OutcomeKind) -> None:
         """Record that Temporal knows the outcome, and the number of batches of a finished run.
 
         The record's own number may be wrong: too high if a bridge was killed before it committed events, which then

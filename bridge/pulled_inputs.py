@@ -37,7 +37,7 @@ class PulledInputs:
         if record.attempt.epoch > 1:
             await self._context.db(lambda: self._inputs.release_claims(record.attempt, pull))
             await self._show_unclaimed_first(record, pull)
-        return await self._clash(record, pull)
+        return await self._find_clash(record, pull)
 
     async def check(self, record: Dispatch) -> Dispatch | None:
         """Store the final outcome of a run whose worker has finished. Return None while a source has not ended.
@@ -49,7 +49,7 @@ class PulledInputs:
         assert outcome is not None
         if not await self._sources_ended(record, pull):
             return None
-        problem = await self._clash(record, pull) or await self._missed(record, pull)
+        problem = await self._find_clash(record, pull) or await self._find_missed(record, pull)
         if problem is not None:
             await self._context.db(lambda: self._inputs.delete_marker(record.attempt))
         final = problem or outcome
@@ -68,7 +68,7 @@ class PulledInputs:
         pull = record.pull
         if pull is None or await self._runs_or_ended(record, pull):
             return False
-        return not await self._context.db(lambda: self._inputs.unfinished(record.attempt, pull))
+        return not await self._context.db(lambda: self._inputs.find_unfinished(record.attempt, pull))
 
     async def _runs_or_ended(self, record: Dispatch, pull: PullArgs) -> bool:
         """Return whether a source is running, or all of them have ended."""
@@ -95,20 +95,20 @@ class PulledInputs:
         )
         return all(states[source][0].ended for source in pull.from_nodes if source in states)
 
-    async def _missed(self, record: Dispatch, pull: PullArgs) -> Outcome | None:
-        missing = await self._context.db(lambda: self._inputs.unfinished(record.attempt, pull))
+    async def _find_missed(self, record: Dispatch, pull: PullArgs) -> Outcome | None:
+        missing = await self._context.db(lambda: self._inputs.find_unfinished(record.attempt, pull))
         if not missing:
             return None
         count = sum(len(uids) for uids in missing.values())
         stored = await self._context.db(lambda: self._context.stores.artifacts.count_batches(record.attempt))
         return unclaimed(count, next(iter(missing)), self._context.now(), progressed=stored > 0)
 
-    async def _clash(self, record: Dispatch, pull: PullArgs) -> Outcome | None:
+    async def _find_clash(self, record: Dispatch, pull: PullArgs) -> Outcome | None:
         """Return the outcome of a node whose sources share a batch uid. Rechunking makes uids unique."""
         if pull.size is not None or len(pull.from_nodes) < 2:
             return None
         task_id, sources = record.attempt.task_id, pull.from_nodes
-        clash = await self._context.db(lambda: self._inputs.clashing_uid(task_id, sources))
+        clash = await self._context.db(lambda: self._inputs.find_clashing_uid(task_id, sources))
         return None if clash is None else uid_clash(clash[0], clash[1], self._context.now())
 
 

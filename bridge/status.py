@@ -32,7 +32,7 @@ from flowkit.bridge.rules.fencing import (
     new_lease,
     record_key,
 )
-from flowkit.bridge.rules.messages import BadEvent, Malformed, StatusEvent, bad_event, read_status
+from flowkit.bridge.rules.messages import BadEvent, Malformed, StatusEvent, read_bad_event, read_status
 from flowkit.bridge.rules.outcomes import outcome_of, outcome_of_error
 from flowkit.errors import Fenced, FlowKitError, StoreRefused, StoreUnavailable
 from flowkit.limits import LARGEST_EPOCH, LAST_ERROR_CHARS
@@ -128,7 +128,7 @@ class StatusEvents:
         try:
             return read_status(record.value, role)
         except Malformed as error:
-            bad = bad_event(record, role, error)
+            bad = read_bad_event(record, role, error)
             if bad is not None and bad.epoch is None:
                 bad = await self._attribute(bad)
             if bad is None:

@@ -236,7 +236,7 @@ async def start(client: Any) -> Any:
 
     A client that is cancelled while it connects would not close its socket, so it finishes in the background.
     """
-    _quiet()
+    _silence_aiokafka()
     starting = asyncio.create_task(client.start())
     try:
         await asyncio.shield(starting)
@@ -249,7 +249,7 @@ async def start(client: Any) -> Any:
     return client
 
 
-def _quiet() -> None:
+def _silence_aiokafka() -> None:
     """Silence aiokafka, which logs every retry, unless the application has set the level of its logger."""
     logger = logging.getLogger("aiokafka")
     if logger.level == logging.NOTSET:
@@ -283,11 +283,11 @@ def _find_stop(client: Any) -> Callable[[], Coroutine[Any, Any, None]]:
 def _close_soon(stop: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
     closing = asyncio.create_task(stop())
     _closing.add(closing)
-    closing.add_done_callback(_closed)
+    closing.add_done_callback(_note_closed)
     return closing
 
 
-def _closed(closing: asyncio.Task[None]) -> None:
+def _note_closed(closing: asyncio.Task[None]) -> None:
     _closing.discard(closing)
     if not closing.cancelled() and (error := closing.exception()) is not None:
         _logger.debug("a Kafka client did not close cleanly: %s", reason(error))

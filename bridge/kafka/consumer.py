@@ -95,15 +95,15 @@ class RecordConsumer:
 
     async def _connect_and_read(self) -> None:
         try:
-            client = await clients.start(self._client())
+            client = await clients.start(self._new_client())
         except clients.connect_errors() as error:
-            self._lost(error)
+            self._note_outage(error)
             return
         try:
             while True:
                 await self._poll(client)
         except clients.kafka_errors() as error:
-            self._lost(error)
+            self._note_outage(error)
         except asyncio.CancelledError:
             await self._commits.finish(LAST_COMMIT_SEC)
             raise
@@ -111,7 +111,7 @@ class RecordConsumer:
             await self._commits.stop()
             await clients.close(client)
 
-    def _client(self) -> Any:
+    def _new_client(self) -> Any:
         from aiokafka import AIOKafkaConsumer
         from aiokafka.abc import ConsumerRebalanceListener
 
@@ -139,11 +139,11 @@ class RecordConsumer:
         if not batches:
             await self._probe(client)
             return
-        self._worked()
+        self._note_success()
         records = [record for batch in batches.values() for record in batch]
         async with self._watch.handling() as seen:
             what = f"handle {len(records)} records"
-            if await self._repeated(lambda: self._handle(records), what, seen):
+            if await self._repeat(lambda: self._handle(records), what, seen):
                 ends = {place: batch[-1].offset + 1 for place, batch in batches.items()}
                 self.positions |= {(place.topic, place.partition): offset for place, offset in ends.items()}
                 self._commits.add(ends)
@@ -156,12 +156,12 @@ class RecordConsumer:
             async with asyncio.timeout(clients.REQUEST_TIMEOUT_SEC):
                 await client.end_offsets(list(client.assignment()))
         except clients.kafka_errors() as error:
-            self._lost(error)
+            self._note_outage(error)
         else:
             self._probed_at = time.monotonic()
-            self._worked()
+            self._note_success()
 
-    async def _repeated(self, call: Callable[[], Awaitable[None]], what: str, seen: int) -> bool:
+    async def _repeat(self, call: Callable[[], Awaitable[None]], what: str, seen: int) -> bool:
         """Repeat `call` until it succeeds. Return False if the partitions were revoked meanwhile."""
         while True:
             try:
@@ -169,7 +169,7 @@ class RecordConsumer:
             except (Exception, asyncio.CancelledError) as error:
                 if _is_being_cancelled():
                     raise
-                self._failed(error)
+                self._note_error(error)
                 _logger.exception(
                     "the consumer %s cannot %s; it tries again in %g s", self._group, what, AFTER_ERROR_SEC
                 )
@@ -183,7 +183,7 @@ class RecordConsumer:
         """Commit handled records. If the group has rebalanced, another member handles them again."""
         from aiokafka.errors import CommitFailedError, IllegalStateError
 
-        if self._settle and not await self._repeated(
+        if self._settle and not await self._repeat(
             self._settle, "write what it has handled", self._watch.revocations
         ):
             return
@@ -201,19 +201,19 @@ class RecordConsumer:
             except clients.kafka_errors() as error:
                 if not clients.is_transient(error):
                     raise
-                self._failed(error)
+                self._note_error(error)
                 self._commit_outage.failed(
                     clients.unavailable("the commit", self._connection.bootstrap, error)
                 )
             await asyncio.sleep(RECONNECT_PAUSE_SEC)
 
-    def _worked(self) -> None:
+    def _note_success(self) -> None:
         self.health.last_ok_at = time.time()
         if not self.connected:
             self.connected = True
             _logger.info("the consumer %s is connected to Kafka", self._group)
 
-    def _lost(self, error: Exception) -> None:
+    def _note_outage(self, error: Exception) -> None:
         """Record an outage; log it once."""
         if self.connected or self.health.last_error is None:
             _logger.warning(
@@ -221,9 +221,9 @@ class RecordConsumer:
                 *(self._group, self._connection.bootstrap, clients.reason(error), clients.remedy(error)),
             )
         self.connected = False
-        self._failed(error)
+        self._note_error(error)
 
-    def _failed(self, error: BaseException) -> None:
+    def _note_error(self, error: BaseException) -> None:
         self.health.last_error_at = time.time()
         self.health.last_error = clients.reason(error)
 

@@ -58,13 +58,15 @@ class Offsets:
     async def read_ends(self, topic: str) -> dict[int, int]:
         """Return, for each partition, the offset that its next record will get."""
         partitions = await self.list_partitions(topic)
-        return await self._call(lambda: self._edges("end_offsets", topic, partitions), f"reading {topic}")
+        return await self._call(
+            lambda: self._read_edges("end_offsets", topic, partitions), f"reading {topic}"
+        )
 
     async def read_begins(self, topic: str) -> dict[int, int]:
         """Return, for each partition, the offset of its oldest record that still exists."""
         partitions = await self.list_partitions(topic)
         return await self._call(
-            lambda: self._edges("beginning_offsets", topic, partitions), f"reading {topic}"
+            lambda: self._read_edges("beginning_offsets", topic, partitions), f"reading {topic}"
         )
 
     async def read_members(self, group: str) -> dict[str, frozenset[tuple[str, int]]]:
@@ -146,7 +148,7 @@ class Offsets:
             await self.close()
             raise
 
-    async def _edges(self, method: str, topic: str, partitions: tuple[int, ...]) -> dict[int, int]:
+    async def _read_edges(self, method: str, topic: str, partitions: tuple[int, ...]) -> dict[int, int]:
         from aiokafka import TopicPartition
 
         consumer = await self._open_consumer()
@@ -164,7 +166,7 @@ class Offsets:
 
         async with self._connecting:
             if self._admin is None:
-                self._admin = await clients.start(AIOKafkaAdminClient(**_options(self._connection)))
+                self._admin = await clients.start(AIOKafkaAdminClient(**_client_options(self._connection)))
             return self._admin
 
     async def _open_consumer(self) -> Any:
@@ -172,11 +174,11 @@ class Offsets:
 
         async with self._connecting:
             if self._consumer is None:
-                self._consumer = await clients.start(AIOKafkaConsumer(**_options(self._connection)))
+                self._consumer = await clients.start(AIOKafkaConsumer(**_client_options(self._connection)))
             return self._consumer
 
 
-def _options(connection: KafkaConnection) -> dict[str, Any]:
+def _client_options(connection: KafkaConnection) -> dict[str, Any]:
     return {**connection.options(), "request_timeout_ms": int(clients.REQUEST_TIMEOUT_SEC * 1000)}
 
 
@@ -201,7 +203,7 @@ class _Search:
 
         where = TopicPartition(self._topic, self._partition)
         if self._consumer is None:
-            options = {**_options(self._connection), "auto_offset_reset": "earliest"}
+            options = {**_client_options(self._connection), "auto_offset_reset": "earliest"}
             options |= dict.fromkeys(("max_partition_fetch_bytes", "fetch_max_bytes"), _FIND_BYTES)
             self._consumer = await clients.start(AIOKafkaConsumer(**options))
             self._consumer.assign([where])

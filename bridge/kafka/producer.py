@@ -55,8 +55,8 @@ class Producer:
             stored = await sent
         except clients.kafka_errors() as error:
             await self._replace(client)
-            raise self._not_stored(topic, value, error) from error
-        return stored.partition, _offset(stored)
+            raise self._send_error(topic, value, error) from error
+        return stored.partition, _read_offset(stored)
 
     async def _enqueue(
         self, topic: str, key: str | None, value: bytes, partition: int | None
@@ -64,7 +64,7 @@ class Producer:
         """Hand the record to a client, and to another one if the first can no longer send."""
         failed: Exception | None = None
         for _ in range(_TRIES):
-            client = await self._connected()
+            client = await self._open_client()
             await self._check_partition(client, topic, partition)
             encoded = None if key is None else key.encode()
             try:
@@ -76,8 +76,8 @@ class Producer:
                 await self._replace(client)
         assert failed is not None
         if _is_too_large(failed):
-            raise _too_large(topic, value) from failed
-        raise self._unavailable(topic, failed) from failed
+            raise _too_large_error(topic, value) from failed
+        raise self._unavailable_error(topic, failed) from failed
 
     async def _check_partition(self, client: Any, topic: str, partition: int | None) -> None:
         """Raise KafkaUnavailable for a partition that the client does not know, maybe because it is too new."""
@@ -86,7 +86,7 @@ class Producer:
         try:
             known = await client.partitions_for(topic)
         except clients.kafka_errors() as error:
-            raise self._unavailable(topic, error) from error
+            raise self._unavailable_error(topic, error) from error
         if partition not in known:
             await client.client.force_metadata_update()
             raise KafkaUnavailable(
@@ -94,7 +94,7 @@ class Producer:
                 f"it has {len(known)} partitions"
             )
 
-    async def _connected(self) -> Any:
+    async def _open_client(self) -> Any:
         """Return the client; connect until that succeeds."""
         async with self._connecting:
             reported = False
@@ -135,18 +135,18 @@ class Producer:
             self._client = None
             await _close(client)
 
-    def _not_stored(self, topic: str, value: bytes, error: Exception) -> Exception:
+    def _send_error(self, topic: str, value: bytes, error: Exception) -> Exception:
         if _is_too_large(error):
-            return _too_large(topic, value)
+            return _too_large_error(topic, value)
         if _is_about_topic(error):
-            return self._unavailable(topic, error)
+            return self._unavailable_error(topic, error)
         return SendUncertain(
             f"a record for the topic {topic} may or may not be stored in Kafka at "
             f"{self._connection.bootstrap}: {clients.reason(error)}; look for it in the topic before sending "
             "it again"
         )
 
-    def _unavailable(self, topic: str, error: Exception) -> KafkaUnavailable:
+    def _unavailable_error(self, topic: str, error: Exception) -> KafkaUnavailable:
         if type(error).__name__ == "UnknownTopicOrPartitionError":
             return KafkaUnavailable(
                 f"Kafka at {self._connection.bootstrap} has no topic {topic}; create it, or set "
@@ -155,7 +155,7 @@ class Producer:
         return clients.unavailable(f"sending to the topic {topic}", self._connection.bootstrap, error)
 
 
-def _offset(stored: Any) -> int:
+def _read_offset(stored: Any) -> int:
     """Return the offset, or -1: for a duplicate that Kafka no longer remembers, both numbers are negative or wrong."""
     unknown = stored.log_start_offset is not None and stored.log_start_offset < 0
     return NO_OFFSET if unknown or stored.offset < 0 else int(stored.offset)
@@ -174,7 +174,7 @@ def _is_about_topic(error: Exception) -> bool:
     )
 
 
-def _too_large(topic: str, value: bytes) -> CommandTooLarge:
+def _too_large_error(topic: str, value: bytes) -> CommandTooLarge:
     return CommandTooLarge(
         f"a record for the topic {topic} has {len(value)} bytes; the bridge sends at most {MAX_REQUEST_BYTES}, and "
         "the topic may allow less (max.message.bytes); pass a reference instead of data"

@@ -87,7 +87,7 @@ class Topics:
         return tuple(topic for _, topic in named)
 
 
-def _listed(topics: Collection[str]) -> str:
+def _join_names(topics: Collection[str]) -> str:
     return ", ".join(sorted(topics))
 
 
@@ -123,10 +123,10 @@ class Provisioner:
         """
         wanted = self._partitions_by_topic(list(roles))
         async with _Admin(self._connection) as admin:
-            missing = await self._missing(admin, wanted)
+            missing = await self._find_missing(admin, wanted)
             if missing and not self._cfg.kafka_create_topics:
                 raise KafkaUnavailable(
-                    f"Kafka at {self._connection.bootstrap} has no topics {_listed(missing)}, or its "
+                    f"Kafka at {self._connection.bootstrap} has no topics {_join_names(missing)}, or its "
                     "ACLs hide them; create them, allow this user to describe them, or set kafka_create_topics"
                 )
             if missing:
@@ -141,17 +141,17 @@ class Provisioner:
             )
         return wanted
 
-    async def _missing(self, admin: _Admin, wanted: Iterable[str]) -> set[str]:
+    async def _find_missing(self, admin: _Admin, wanted: Iterable[str]) -> set[str]:
         return set(wanted) - (await admin.usable_partitions()).keys()
 
     async def _create(self, admin: _Admin, partitions: Mapping[str, int]) -> None:
         for topic, code, message in await admin.create(partitions, self._cfg.kafka_replication_factor):
-            name = await self._outcome(topic, code, message)
+            name = await self._read_outcome(topic, code, message)
             if name:
                 _logger.info("created the Kafka topic %s with %d partitions", name, partitions[name])
                 self._created.add(name)
 
-    async def _outcome(self, topic: str, code: int, message: str | None) -> str | None:
+    async def _read_outcome(self, topic: str, code: int, message: str | None) -> str | None:
         """Return the topic if this call created it, and None if another client did. Raise KafkaUnavailable."""
         from aiokafka import errors
 
@@ -176,12 +176,14 @@ class Provisioner:
         from aiokafka.errors import LeaderNotAvailableError
 
         async def check() -> None:
-            if missing := await self._missing(admin, topics):
-                raise LeaderNotAvailableError(f"no leader, or no ACL to describe them: {_listed(missing)}")
+            if missing := await self._find_missing(admin, topics):
+                raise LeaderNotAvailableError(
+                    f"no leader, or no ACL to describe them: {_join_names(missing)}"
+                )
 
         await clients.call_with_retries(
             check,
-            what=f"creating the topics {_listed(topics)}",
+            what=f"creating the topics {_join_names(topics)}",
             address=self._connection.bootstrap,
             limit=CREATE_TIMEOUT_SEC,
         )
@@ -273,13 +275,13 @@ class _Seeding:
                     f"Kafka at {self._connection.bootstrap} has no topic {self._topic}, or its ACLs hide it; "
                     "create the topics first, or grant DESCRIBE on it"
                 )
-            consumer = await self._consumer()
+            consumer = await self._open_consumer()
             try:
                 return await self._commit(admin, consumer, range(count))
             finally:
                 await clients.close(consumer)
 
-    async def _consumer(self) -> Any:
+    async def _open_consumer(self) -> Any:
         """Return a consumer that names the group but does not join it, because it assigns itself partitions."""
         from aiokafka import AIOKafkaConsumer
 

@@ -59,14 +59,14 @@ def judge(record: Dispatch | None, event: StatusEvent) -> Verdict:
     if event.role != record.attempt.role and event.event.kind is not EventKind.TASK_HEARTBEAT:
         return Verdict.IGNORE
     if record.state is not DispatchState.OPEN:
-        return _after_the_end(record, event)
+        return _judge_late(record, event)
     if event.event.kind is EventKind.TASK_ACCEPTED:
-        return _acceptance(record, event)
+        return _judge_acceptance(record, event)
     lease = record.lease
     if lease is None:
         return Verdict.ACCEPT if event.role == record.attempt.role else Verdict.IGNORE
     if event.worker_id != lease.worker_id:
-        return _foreign(event)
+        return _judge_foreign(event)
     return Verdict.APPLY if _is_of_lease(record, lease, event) else Verdict.IGNORE
 
 
@@ -82,7 +82,7 @@ def is_from_owner(record: Dispatch, bad: BadEvent) -> bool:
     return bad.worker_id is None or record.lease is None or bad.worker_id == record.lease.worker_id
 
 
-def _acceptance(record: Dispatch, event: StatusEvent) -> Verdict:
+def _judge_acceptance(record: Dispatch, event: StatusEvent) -> Verdict:
     lease, lease_id = record.lease, lease_id_of(event)
     if lease is None:
         return Verdict.ACCEPT
@@ -104,7 +104,7 @@ def _is_of_lease(record: Dispatch, lease: WorkerLease, event: StatusEvent) -> bo
     return event.role == record.attempt.role and lease_id not in record.past_leases
 
 
-def _foreign(event: StatusEvent) -> Verdict:
+def _judge_foreign(event: StatusEvent) -> Verdict:
     """Return the verdict on an event of a worker without a lease. It gets a signal unless the event ends its run.
 
     A worker that owns a later lease of the epoch gets none, because signals name only the epoch.
@@ -112,11 +112,11 @@ def _foreign(event: StatusEvent) -> Verdict:
     return Verdict.IGNORE if event.event.kind in TERMINAL else Verdict.STOP_WORKER
 
 
-def _after_the_end(record: Dispatch, event: StatusEvent) -> Verdict:
+def _judge_late(record: Dispatch, event: StatusEvent) -> Verdict:
     """Return the verdict on an event that arrives after the end. A late heartbeat of the same worker is normal."""
     outcome = record.outcome
     ended_itself = outcome is not None and outcome.worker_id and outcome.worker_id == event.worker_id
-    return Verdict.IGNORE if ended_itself else _foreign(event)
+    return Verdict.IGNORE if ended_itself else _judge_foreign(event)
 
 
 def new_lease(record: Dispatch, event: StatusEvent, received_at: float) -> WorkerLease:

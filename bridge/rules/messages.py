@@ -190,7 +190,7 @@ def read_status(value: bytes | None, role: str) -> StatusEvent | None:
     return StatusEvent(envelope=envelope, event=payload, role=role)
 
 
-def bad_event(record: KafkaRecord, role: str, why: Malformed) -> BadEvent | None:
+def read_bad_event(record: KafkaRecord, role: str, why: Malformed) -> BadEvent | None:
     """Return what a malformed record on the status topic of `role` says about its attempt; None if it says nothing.
 
     Workers write the payload after the other fields, so these can be read even if the payload cannot. The key of the
@@ -253,7 +253,7 @@ def _read(value: bytes | None, expected: MsgType) -> tuple[Envelope, Message | N
         envelope = Envelope.from_json(value)
         payload = read_payload(envelope)
     except (ValueError, RecursionError) as error:
-        raise Malformed(_short(error)) from None
+        raise Malformed(_describe(error)) from None
     _check(envelope, expected)
     return envelope, payload
 
@@ -280,7 +280,7 @@ def _check_event(event: Event) -> None:
         raise Malformed("lease_deadline_ts_ms is out of range")
 
 
-def _short(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Return the first problem as one line of at most 300 characters, without the value, which may be secret."""
     text = str(error)
     if isinstance(error, ValidationError):

@@ -23,7 +23,7 @@ def outcome_of(record: Dispatch, event: StatusEvent, at: float) -> Outcome:
     payload, worker_id = event.event, event.worker_id
     if record.cancel is None and isinstance(payload, EvTaskFailed):
         code, text = payload.reason_code or reason_codes.ERROR, payload.error or ""
-        return _failed(failure(code, text, permanent=payload.permanent), at, worker_id)
+        return _fail(failure(code, text, permanent=payload.permanent), at, worker_id)
     if record.cancel is None and isinstance(payload, EvTaskDone):
         return _done(payload, at, worker_id)
     return Outcome(kind=OutcomeKind.CANCELLED, at=at, worker_id=worker_id)
@@ -43,7 +43,7 @@ def _done(payload: EvTaskDone, at: float, worker_id: str) -> Outcome:
 def outcome_of_error(error: Exception, at: float, worker_id: str = "") -> Outcome:
     """Return the outcome of an attempt that ended with an error in the bridge. An unexpected one uses a retry."""
     cause = from_error(error) if isinstance(error, FlowKitError) else unexpected(error)
-    return _failed(cause, at, worker_id)
+    return _fail(cause, at, worker_id)
 
 
 def cancelled(at: float) -> Outcome:
@@ -56,14 +56,14 @@ def lease_lost(record: Dispatch, at: float) -> Outcome:
     lease = record.lease
     worker = f"worker {lease.worker_id!r}" if lease else "the worker"
     ttl = f" for {lease.ttl_sec:g} s" if lease else ""
-    return _failed(
+    return _fail(
         lost(reason_codes.LEASE_LOST, f"{worker} sent no event{ttl}, or has stopped or restarted"), at
     )
 
 
 def dispatch_lost(why: str, at: float) -> Outcome:
     """Return the outcome of an attempt whose command no worker runs. Its redispatch uses no budget."""
-    return _failed(yielded(reason_codes.DISPATCH_LOST, why), at)
+    return _fail(yielded(reason_codes.DISPATCH_LOST, why), at)
 
 
 def not_in_topic() -> AttemptFailure:
@@ -73,7 +73,7 @@ def not_in_topic() -> AttemptFailure:
 
 def timeout(limit_sec: float, at: float) -> Outcome:
     """Return the outcome of an attempt that exceeded its `timeout_sec`."""
-    return _failed(timed_out(limit_sec), at)
+    return _fail(timed_out(limit_sec), at)
 
 
 def unclaimed(count: int, source: str, at: float, *, progressed: bool) -> Outcome:
@@ -84,13 +84,13 @@ def unclaimed(count: int, source: str, at: float, *, progressed: bool) -> Outcom
     text = (
         f"the worker finished without {count} batches, for example of node {source!r}; another run reads them"
     )
-    return _failed(replace(yielded(reason_codes.UNCLAIMED_BATCHES, text), progressed=progressed), at)
+    return _fail(replace(yielded(reason_codes.UNCLAIMED_BATCHES, text), progressed=progressed), at)
 
 
 def idle_sources(at: float) -> Outcome:
     """Return the outcome of a run that has read all batches so far, and none of whose sources is running."""
     text = "no node that it pulls from is running; it continues when one runs"
-    return _failed(yielded(reason_codes.YIELDED, text), at)
+    return _fail(yielded(reason_codes.YIELDED, text), at)
 
 
 def uid_clash(uid: str, sources: list[str], at: float) -> Outcome:
@@ -99,13 +99,13 @@ def uid_clash(uid: str, sources: list[str], at: float) -> Outcome:
         f"batch uid {uid!r} occurs in the sources {', '.join(sources)}; an external worker cannot distinguish them: "
         "make batch uids unique within the task, or use pull.from_artifacts.rechunk:size"
     )
-    return _failed(failure(reason_codes.BATCH_UID_CLASH, text, permanent=True), at)
+    return _fail(failure(reason_codes.BATCH_UID_CLASH, text, permanent=True), at)
 
 
 def not_requested(at: float, worker_id: str) -> Outcome:
     """Return the outcome of a run that its worker cancelled on its own (H13). It uses one retry."""
     text = f"worker {worker_id!r} cancelled the run although no cancel was requested"
-    return _failed(failure(reason_codes.CANCELLED_BY_WORKER, text, permanent=False), at, worker_id)
+    return _fail(failure(reason_codes.CANCELLED_BY_WORKER, text, permanent=False), at, worker_id)
 
 
 def withdrawn() -> AttemptFailure:
@@ -114,5 +114,5 @@ def withdrawn() -> AttemptFailure:
     return yielded(reason_codes.CANCEL_PENDING, text)
 
 
-def _failed(cause: AttemptFailure, at: float, worker_id: str = "") -> Outcome:
+def _fail(cause: AttemptFailure, at: float, worker_id: str = "") -> Outcome:
     return Outcome(kind=OutcomeKind.FAILED, at=at, worker_id=worker_id, failure=cause)

@@ -24,7 +24,7 @@ async def test_claimed_batch_without_a_result_is_unfinished(db: Any) -> None:
             {"task_id": TASK, "consumer_node": "sink", "from_node": "u", "batch_uid": uid}
         )
     await artifacts.upsert_partial(sink, "b1", {}, "w", AT)
-    assert await inputs.unfinished(sink, PULL) == {"u": {"b2"}}
+    assert await inputs.find_unfinished(sink, PULL) == {"u": {"b2"}}
     await inputs.release_claims(sink, PULL)
     claims = [claim["batch_uid"] async for claim in db.stream_progress.find({})]
     assert claims == ["b1"]
@@ -48,7 +48,7 @@ async def test_only_the_batches_that_a_worker_reads_are_moved(db: Any) -> None:
     await stored_and_claimed(db, stored=450, claimed=300)
     inputs, later = ExternalInputs(db), AT + 1_000
     assert await inputs.show_unclaimed_first(attempt(), PULL, later) == 300
-    seen = await inputs._oldest(TASK, "u")
+    seen = await inputs._read_oldest(TASK, "u")
     assert {f"b{number:04}" for number in range(300, 450)} < set(seen)
     assert await inputs.show_unclaimed_first(attempt(), PULL, later + 1) == 50
 

@@ -19,8 +19,8 @@ from flowkit.bridge.rules.fencing import TERMINAL, document_deadline_ms, judge, 
 from flowkit.bridge.rules.messages import (
     Malformed,
     StatusEvent,
-    bad_event,
     read_announce,
+    read_bad_event,
     read_reply,
     read_status,
 )
@@ -220,7 +220,7 @@ def test_a_record_without_a_worker_is_malformed(kind: str) -> None:
 
 def bad(given_value: bytes | None, key: str | None = f"{TASK}:{NODE}") -> tuple[Any, ...] | None:
     """Return the nodes, the epoch and the worker that a malformed record names."""
-    found = bad_event(kafka_record("status", given_value, key), "indexer", Malformed("odd"))
+    found = read_bad_event(kafka_record("status", given_value, key), "indexer", Malformed("odd"))
     return None if found is None else (found.nodes, found.epoch, found.worker_id)
 
 

@@ -13,7 +13,7 @@ from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from flowkit.bridge.kafka import clients
 from flowkit.bridge.kafka.offsets import committed_offsets, group_members
-from flowkit.bridge.kafka.producer import _offset
+from flowkit.bridge.kafka.producer import _read_offset
 from flowkit.errors import KafkaUnavailable
 
 
@@ -153,4 +153,4 @@ async def test_members_without_an_assignment_have_no_partitions() -> None:
 def test_a_duplicate_without_a_known_offset_is_marked(
     offset: int, log_start: int | None, expected: int
 ) -> None:
-    assert _offset(SimpleNamespace(offset=offset, log_start_offset=log_start)) == expected
+    assert _read_offset(SimpleNamespace(offset=offset, log_start_offset=log_start)) == expected
