@@ -62,9 +62,9 @@ def test_schema_is_draft_2020_12_in_plain_json() -> None:
 BAD = [(name, two(**fields)) for name, fields, _ in BAD_FIELDS] + [(name, g) for name, g, _ in BAD_GRAPHS]
 
 
-@pytest.mark.parametrize(("name", "graph"), BAD, ids=[name for name, _ in BAD])
-def test_schema_accepts_an_invalid_graph_only_if_the_error_is_between_nodes(name: str, graph: object) -> None:
-    assert fits(graph) == (name in RELATIONS)
+def test_schema_accepts_an_invalid_graph_only_if_the_error_is_between_nodes() -> None:
+    for name, graph in BAD:
+        assert fits(graph) == (name in RELATIONS)
 
 
 @pytest.mark.parametrize("node_id", ["", "*", "a[0]", "[12]", "a\nb", "a\x00", "tab\t", 7, None, "é" * 201])

@@ -35,7 +35,6 @@ BOTH_DRIVERS = {
     "test_indexes",
     "test_mongodb_unavailable",
     "test_remote_database",
-    "test_vars_errors",
 }
 """Modules about errors, cursors, options, indexes and cancellation, in which the drivers differ."""
 

@@ -51,9 +51,9 @@ def test_every_shape_has_a_history_and_one_of_them_has_two_runs() -> None:
     assert [path.stem for path in POISONED] == sorted(POISONS)
 
 
-@pytest.mark.parametrize("path", [*GOOD, *POISONED], ids=lambda path: path.stem)
-def test_history_contains_no_data_of_the_recording_machine(path: Path) -> None:
-    text = "\n".join([path.read_text(encoding="utf-8"), *payload_texts(load(path).to_json_dict())])
-    assert [
-        sign for sign in ("/home/", "/root", "/work/", "site-packages", "engine-", "@vm") if sign in text
-    ] == []
+def test_history_contains_no_data_of_the_recording_machine() -> None:
+    for path in [*GOOD, *POISONED]:
+        text = "\n".join([path.read_text(encoding="utf-8"), *payload_texts(load(path).to_json_dict())])
+        assert [
+            sign for sign in ("/home/", "/root", "/work/", "site-packages", "engine-", "@vm") if sign in text
+        ] == []
