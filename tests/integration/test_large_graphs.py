@@ -37,6 +37,8 @@ BARRIERS = 3
 LAYERS = 20 if LARGE else 4
 """Layers next to a node that runs all the time."""
 WIDTH = 100
+BETWEEN_BARRIERS = WIDTH if LARGE else WIDTH // 2
+"""Width of the layers that barriers separate."""
 TIMEOUT_SEC = 300.0
 """Seconds for the largest graph, at about 10 ms per node."""
 
@@ -181,7 +183,7 @@ async def test_long_history_continues_as_new_whenever_nothing_is_in_flight(
 ) -> None:
     handlers = counters()
     await start(short_runs, handlers)
-    nodes = layers(BARRIERS * 2, barrier_every=2)
+    nodes = layers(BARRIERS * 2, barrier_every=2, width=BETWEEN_BARRIERS)
     begun = time.monotonic()
     task_id = await short_runs.create(*nodes)
     await finish(short_runs, task_id)
@@ -200,7 +202,7 @@ async def test_long_running_node_is_never_interrupted_by_a_new_run(
     long = Gated()
     handlers = {**counters(), "long": long}
     await start(short_runs, handlers)
-    nodes = layers(LAYERS, barrier_every=2)
+    nodes = layers(LAYERS, barrier_every=2, width=BETWEEN_BARRIERS)
     begun = time.monotonic()
     task_id = await short_runs.create(
         node("long", "long"), *nodes, node("last", "fetch", "long"), node("very_last", "fetch", "last")

@@ -107,8 +107,8 @@ async def test_child_that_finishes_before_its_source_reads_the_rest_in_another_r
 @pytest.mark.parametrize(
     ("batches", "adapter"),
     [
-        (450, "whole"),
-        (450, "rechunk"),
+        (250, "whole"),
+        (250, "rechunk"),
         pytest.param(1_000, "whole", marks=pytest.mark.nightly),
     ],
 )
