@@ -56,7 +56,7 @@ def test_renamed_uid_that_would_be_too_long_becomes_its_hash() -> None:
 
 def test_longest_uid_is_accepted_and_a_longer_one_is_named() -> None:
     check_uid("u" * BATCH_UID_CHARS)
-    with pytest.raises(BadBatchUid, match=r"^batch uid 'u{80}'… has 501 characters, more than 500"):
+    with pytest.raises(BadBatchUid, match=r"^batch uid 'u{79}…' has 501 characters, more than 500"):
         check_uid("u" * (BATCH_UID_CHARS + 1))
 
 
