@@ -18,7 +18,7 @@ COPY adapters ./adapters
 COPY bridge ./bridge
 COPY src ./src
 RUN /opt/flowkit/bin/pip install --no-deps . \
-    && /opt/flowkit/bin/python -c "import flowkit.workflows.task, flowkit.activities.role_attempt, flowkit.adapters.tasks.task_store, flowkit.bridge"
+    && /opt/flowkit/bin/python -c "import flowkit.workflows.task, flowkit.activities.role_attempt, flowkit.adapters.tasks.store, flowkit.bridge"
 
 FROM python:3.12-slim
 RUN useradd --create-home --uid 10001 flowkit

@@ -111,7 +111,7 @@ wheel: $(INSTALLED) ## Build the wheel, install it in a clean environment, impor
 	@$(BIN)/python -m build --wheel --outdir dist . >/dev/null
 	@rm -rf build/clean && $(PYTHON) -m venv build/clean
 	@build/clean/bin/pip install --quiet dist/*.whl
-	@cd build && clean/bin/python -c "import flowkit.workflows.task, flowkit.activities.role_attempt, flowkit.adapters.tasks.task_store, flowkit.bridge, flowkit; print('wheel', flowkit.__version__, 'imports from', flowkit.__path__[0].split('build/')[-1])"
+	@cd build && clean/bin/python -c "import flowkit.workflows.task, flowkit.activities.role_attempt, flowkit.adapters.tasks.store, flowkit.bridge, flowkit; print('wheel', flowkit.__version__, 'imports from', flowkit.__path__[0].split('build/')[-1])"
 	@build/clean/bin/flowkit --version
 	@cd build && rm -rf new-project && clean/bin/flowkit init new-project >/dev/null && clean/bin/flowkit validate new-project/graph.json
 

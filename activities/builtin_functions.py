@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit import temporal_names
 from flowkit.adapters.aggregates import Aggregates
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.vars import operations
 from flowkit.adapters.vars.sensitive import Detector
 from flowkit.adapters.vars.store import Variables

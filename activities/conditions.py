@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from flowkit.adapters.tasks.condition_reads import StoredValues
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
     from flowkit.adapters.vars.sensitive import Detector
     from flowkit.core.loop_portal import LoopPortal
     from flowkit.graph.cel import Expression

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
     from flowkit.core.loop_portal import LoopPortal
     from flowkit.models import Settings, StoredGraph
 

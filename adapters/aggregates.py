@@ -12,7 +12,7 @@ from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, iso, moment, translate_errors
-from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks import fields as task_fields
 from flowkit.errors import AdapterError, Fenced
 from flowkit.models import NodeStatus
 

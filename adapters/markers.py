@@ -13,7 +13,7 @@ from pymongo.errors import BulkWriteError
 
 from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import DUPLICATE_KEY, Database, moment, translate_errors
-from flowkit.adapters.tasks.recording import chunks
+from flowkit.adapters.tasks.record import chunks
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from benchmarks.batches import BATCHES, bare_loop, one_node
 from benchmarks.cases import CASES, Case, by_flowkit, by_hand, sample
 from benchmarks.processes import OPTIMIZING, flowkit, machine, process
 from benchmarks.streaming import Streaming
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.connection import connect
 from flowkit.local import Kafka, Stack

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.bare_bridge import ROLE as BARE_ROLE
 from benchmarks.bare_bridge import BareBridge
 from flowkit import CoordinatorConfig
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.bridge.kafka.clients import KafkaConnection
 from flowkit.bridge.kafka.topics import Provisioner
 from flowkit.client import TaskClient

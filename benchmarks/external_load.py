@@ -25,7 +25,7 @@ from motor.motor_asyncio import AsyncIOMotorClient
 
 from benchmarks.synthetic_workers import SyntheticWorkers
 from flowkit import CoordinatorConfig
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.bridge.kafka.clients import KafkaConnection
 from flowkit.bridge.kafka.topics import Provisioner
 from flowkit.client import TaskClient

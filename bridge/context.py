@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.dispatches import Dispatch
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
     from flowkit.bridge.kafka.offsets import Offsets
     from flowkit.bridge.kafka.producer import Producer
     from flowkit.bridge.kafka.topics import Topics

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client
 
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
     from flowkit.config import CoordinatorConfig
     from flowkit.core.loop_portal import LoopPortal
 

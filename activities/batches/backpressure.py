@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.notifications import Claimed, Subscription
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
     from flowkit.models import AttemptInput
 
 _logger = logging.getLogger("flowkit.worker")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flowkit.activities.handlers import RoleHandler
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.notifications import ByteBudget
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
     from flowkit.models import AttemptInput
 
 T = TypeVar("T")

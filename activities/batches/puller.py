@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.entries import Entry
     from flowkit.adapters.notifications import Held, Subscription
     from flowkit.adapters.scans import Scan
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
     from flowkit.graph.input_adapters import PullArgs
     from flowkit.models import AttemptInput
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import translate_errors
-from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks import fields as task_fields
 
 if TYPE_CHECKING:
     from flowkit.adapters.mongo import Database

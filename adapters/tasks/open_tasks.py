@@ -10,8 +10,8 @@ from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, ensure_index, iso, moment, translate_errors
-from flowkit.adapters.tasks import task_fields
-from flowkit.adapters.tasks.task_queries import aggregated
+from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks.queries import aggregated
 from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, SkipReason, TaskStatus
 
 if TYPE_CHECKING:

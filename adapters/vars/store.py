@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from flowkit.adapters.tasks.node_writes import NodeWrite
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
     from flowkit.adapters.vars.operations import Change, Tree
     from flowkit.adapters.vars.size_bound import Room
 

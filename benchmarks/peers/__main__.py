@@ -22,7 +22,7 @@ from benchmarks.cases import by_flowkit
 from benchmarks.peers import compare
 from benchmarks.peers.engines import ENGINES, missing
 from benchmarks.processes import OPTIMIZING, flowkit, machine, process
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.connection import connect
 from flowkit.local import Stack

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit import version
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.background import Health, error_summary
 from flowkit.bridge.kafka.topics import Topics
 from flowkit.bridge.service import Bridge

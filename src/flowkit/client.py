@@ -17,9 +17,9 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits, reason_codes, temporal_names
-from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
-from flowkit.adapters.tasks.task_queries import TaskQueries
 from flowkit.attempt.pollers import bridged_problems
 from flowkit.connection import Namespace
 from flowkit.errors import (
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from temporalio.client import Client, WorkflowHandle
 
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 __all__ = [
     "TaskCancelled",

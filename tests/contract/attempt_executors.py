@@ -12,7 +12,7 @@ from flowkit.activities.function_attempt import BuiltInFunctionExecutor, Functio
 from flowkit.activities.handlers import Batch, BatchResult, FinalizeResult, RoleHandler
 from flowkit.activities.role_attempt import RoleContext, RoleExecutor
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.failures import from_error
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext
 from flowkit.coordinator.adapters import CoordinatorAdapters

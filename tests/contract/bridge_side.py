@@ -13,7 +13,7 @@ from tests.unit.bridge_records import TASK, attempt, lease, message, record
 from flowkit import CoordinatorConfig
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches import Dispatch, key_of
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.bridge.service import Bridge
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.protocol.messages import Envelope

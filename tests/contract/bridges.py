@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit import CoordinatorConfig
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.bridge.context import BridgeContext, Stores
 from flowkit.core.loop_portal import LoopPortal
 

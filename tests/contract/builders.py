@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks import fields as task_fields
 from flowkit.models import (
     AttemptInput,
     CloseTask,
@@ -20,7 +20,7 @@ from flowkit.models import (
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 TASK, FIRST_RUN, RUN, WORKER = "task-1", "first-run", "run-1", "w-1"
 

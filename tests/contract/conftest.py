@@ -16,7 +16,7 @@ from tests.contract.drivers import DRIVERS, connected
 from tests.contract.pulling_node import Pull
 
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.local.ports import HOST, free_port
 from flowkit.testing import memory_database

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flowkit.activities.batches.puller import Delivery
     from flowkit.adapters.notifications import ByteBudget
     from flowkit.adapters.scans import Mark, Scan
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 TIMEOUT_SEC = 60.0
 

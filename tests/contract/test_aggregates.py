@@ -29,7 +29,7 @@ from flowkit.errors import Fenced
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 
 class Clock:

@@ -26,7 +26,7 @@ from flowkit.errors import EpochTaken, Fenced, StoreRefused
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
 
 if TYPE_CHECKING:
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 
 @pytest.fixture(autouse=True)

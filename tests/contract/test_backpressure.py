@@ -22,7 +22,7 @@ from flowkit.activities.handlers import BatchResult
 from flowkit.adapters.claims import Claims
 from flowkit.adapters.dispatches import DispatchState, DispatchStore
 from flowkit.adapters.notifications import ByteBudget
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import StoreUnavailable
 from flowkit.graph.input_adapters import PullArgs
 from flowkit.models import NodeIO, NodeStatus

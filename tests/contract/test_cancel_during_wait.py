@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from flowkit.activities.role_attempt import RoleExecutor
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 SOON = 25.0
 """Seconds; much less than the grace period, and less than the longest pause between two reads."""

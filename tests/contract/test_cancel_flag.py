@@ -25,7 +25,7 @@ from flowkit import reason_codes
 from flowkit.adapters.tasks.cancel_flags import CancelFlag, Flagged
 from flowkit.adapters.tasks.node_writes import NodeWrite
 from flowkit.adapters.tasks.open_tasks import OpenTasks
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.vars import operations, store
 from flowkit.errors import EpochTaken, Fenced
 from flowkit.models import NodeStatus, TaskStatus

@@ -21,7 +21,7 @@ from tests.contract.builders import (
 from tests.contract.recording_database import RecordingDatabase
 from tests.contract.size_limited_database import SizeLimitedDatabase
 
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import StoreTooLarge
 from flowkit.models import NodeStatus, SkipReason, StatusChange, TaskStatus
 

@@ -26,7 +26,7 @@ from tests.contract.builders import (
 from tests.contract.recording_database import RecordingDatabase
 
 from flowkit.adapters.tasks.open_tasks import OpenTasks
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.durability import durable, durable_concern, weaknesses
 from flowkit.adapters.remote_database import RemoteDatabase
 from flowkit.adapters.tasks.open_tasks import OpenTasks
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.cli.doctor.servers import _check_durability
 from flowkit.errors import ConfigError
 from flowkit.testing import memory_database

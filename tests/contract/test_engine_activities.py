@@ -14,7 +14,7 @@ from tests.contract.builders import RUN, TASK, close, documents_of, opening, rec
 from flowkit.activities import tasks as activities
 from flowkit.activities.tasks import TaskActivities
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import StoreRefused, StoreTooLarge
 from flowkit.models import NodeStatus, Settings, TaskStatus

@@ -11,7 +11,7 @@ from tests.contract.size_limited_database import SizeLimitedDatabase
 from tests.unit.bridge_records import TASK
 
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks import fields as task_fields
 from flowkit.bridge.rules.outcomes import lease_lost
 from flowkit.errors import Fenced
 from flowkit.graph.input_adapters import PullArgs

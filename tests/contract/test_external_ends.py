@@ -15,7 +15,7 @@ from tests.unit.event_loop import until
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches import DispatchStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.bridge.commands import CommandWatch
 from flowkit.bridge.delivery import Delivery
 from flowkit.bridge.status import StatusEvents

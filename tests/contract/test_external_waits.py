@@ -9,10 +9,10 @@ import pytest
 from tests.contract.builders import AT, RUN, TASK, attempt, opened, stored_node
 
 from flowkit.adapters.dispatches import Dispatch, DispatchStore, Outcome, OutcomeKind, WorkerLease
-from flowkit.adapters.tasks.task_queries import ExternalRun, TaskQueries
+from flowkit.adapters.tasks.queries import ExternalRun, TaskQueries
 
 if TYPE_CHECKING:
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 BRIDGE = "bridge-1"
 QUEUE = "flowkit"

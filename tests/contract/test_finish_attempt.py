@@ -11,7 +11,7 @@ from flowkit.errors import Fenced
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 
 @pytest.fixture(autouse=True)

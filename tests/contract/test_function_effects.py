@@ -26,7 +26,7 @@ from tests.contract.recording_database import RecordingDatabase
 from tests.contract.variables import held, hold, refused, unchanged, write
 
 from flowkit.adapters.tasks.open_tasks import OpenTasks
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
 from flowkit.errors import EpochTaken, Fenced, StoreRefused
 from flowkit.models import NodeStatus, SkipReason, TaskStatus

@@ -12,7 +12,7 @@ from tests.contract.builders import AT, RUN, WORKER, attempt, begun, close, docu
 from tests.contract.recording_database import RecordingDatabase
 from tests.unit.property_examples import examples
 
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, StoreRefused
 from flowkit.models import TaskStatus
 from flowkit.testing import memory_database

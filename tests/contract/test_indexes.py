@@ -9,7 +9,7 @@ from pymongo.errors import DuplicateKeyError, OperationFailure
 from tests.contract.builders import TASK
 
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import StoreRefused
 from flowkit.testing import memory_database
 

@@ -21,7 +21,7 @@ from flowkit.errors import CommandTooLarge, FlowKitError, KafkaUnavailable
 
 if TYPE_CHECKING:
     from flowkit.adapters.dispatches import Dispatch
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 STOP = ActivityCancellationDetails(worker_shutdown=True)
 CANCEL = ActivityCancellationDetails(cancel_requested=True)

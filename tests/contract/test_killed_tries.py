@@ -24,7 +24,7 @@ from flowkit.errors import EpochTaken, Fenced
 from flowkit.models import FailureKind
 
 if TYPE_CHECKING:
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 pytestmark = pytest.mark.usefixtures("open_task")
 

@@ -25,7 +25,7 @@ from flowkit.adapters.worker_registry import WorkerRegistry
 from flowkit.models import NodeStatus, TaskStatus
 
 if TYPE_CHECKING:
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 DEFERRED = TaskStatus.DEFERRED
 

@@ -17,7 +17,7 @@ from flowkit.adapters.claims import Claims
 from flowkit.adapters.entries import Entry
 from flowkit.adapters.mongo import is_outage, translate_errors
 from flowkit.adapters.tasks.open_tasks import OpenTasks
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
 
 if TYPE_CHECKING:

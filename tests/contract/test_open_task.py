@@ -23,13 +23,13 @@ from tests.contract.builders import (
     stored,
 )
 
-from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks import fields as task_fields
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.errors import TaskIdTaken
 from flowkit.models import TaskStatus
 
 if TYPE_CHECKING:
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 
 async def test_missing_document_is_inserted_as_running(db: Any, tasks: TaskStore) -> None:

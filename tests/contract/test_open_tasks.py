@@ -14,7 +14,7 @@ from flowkit.adapters.tasks import open_tasks
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 
 if TYPE_CHECKING:
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 
 @pytest.fixture

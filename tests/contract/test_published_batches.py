@@ -18,7 +18,7 @@ from flowkit.activities.handlers import BatchResult
 if TYPE_CHECKING:
     from flowkit.activities.handlers import Batch
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 TIMEOUT_SEC = 60.0
 OK = BatchResult(success=True)

@@ -9,7 +9,7 @@ import pytest
 from tests.contract.builders import AT, RUN, TASK, attempt, batches, begun, opened, record, shown
 from tests.contract.pulling_node import TIMEOUT_SEC, Pull, WatchedArtifacts, end, ended_source
 
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:

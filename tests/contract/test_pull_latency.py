@@ -14,7 +14,7 @@ from tests.integration.harness import wait_seconds
 from flowkit.activities.batches import puller
 from flowkit.adapters import notifications
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import StoreUnavailable
 
 if TYPE_CHECKING:

@@ -78,7 +78,7 @@ async def test_every_batch_arrives_exactly_once_in_any_graph() -> None:
     """The sources use the same few uids. The node fails and resumes until all batches are stored."""
     for seed in range(examples(15)):
         from flowkit.adapters.artifacts import ArtifactStore
-        from flowkit.adapters.tasks.task_store import TaskStore
+        from flowkit.adapters.tasks.store import TaskStore
         from flowkit.testing import memory_database
 
         chance, db = random.Random(seed), memory_database()

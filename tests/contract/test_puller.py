@@ -13,7 +13,7 @@ from flowkit.activities.batches.puller import split
 from flowkit.hashing import stable_hash
 
 if TYPE_CHECKING:
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 
 @pytest.fixture

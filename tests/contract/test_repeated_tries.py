@@ -25,7 +25,7 @@ from tests.contract.freezing_database import FreezingDatabase
 
 from flowkit import reason_codes
 from flowkit.activities.handlers import BatchResult, FinalizeResult
-from flowkit.adapters.tasks.attempt_writes import TriedBefore
+from flowkit.adapters.tasks.attempts import TriedBefore
 from flowkit.attempt.supervision import run_attempt
 from flowkit.errors import EpochTaken, Fenced
 from flowkit.models import FailureKind
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from flowkit.activities.role_attempt import RoleExecutor
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
     from flowkit.models import AttemptInput, AttemptResult
 
 pytestmark = pytest.mark.usefixtures("open_task")

@@ -17,7 +17,7 @@ from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.models import NodeIO
 from flowkit.testing import memory_database

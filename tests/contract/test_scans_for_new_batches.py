@@ -22,7 +22,7 @@ from flowkit.adapters.scans import Mark
 from flowkit.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 HOUR = 3600.0
 MARK = Mark(epoch=2, written_at=moment(AT))

@@ -19,7 +19,7 @@ from flowkit.core.loop_portal import LoopPortal
 from flowkit.models import Opened, OpenTask, ReadStoredGraph, Settings, StoredGraph
 
 if TYPE_CHECKING:
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 
 def engine(tasks: TaskStore, external_roles: tuple[str, ...] = ()) -> TaskActivities:

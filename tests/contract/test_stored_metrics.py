@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from flowkit.activities.handlers import Batch
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 HANDLER_VALUES = {
     "at": datetime(2026, 1, 31, tzinfo=UTC),

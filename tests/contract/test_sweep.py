@@ -19,7 +19,7 @@ from tests.contract.builders import AT, FIRST_RUN, RUN, new_task, opening, store
 from tests.integration.harness import eventually
 
 from flowkit.adapters.tasks.open_tasks import OpenTasks
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.engine.sweep import Sweep
 from flowkit.testing import memory_database
 

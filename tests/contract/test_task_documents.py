@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tests.contract.builders import AT, TASK, documents_of, new_task, seconds, stored, stored_node
 
 from flowkit.adapters.mongo import iso
-from flowkit.adapters.tasks import task_fields
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from tests.contract.variables import hold, write
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.open_tasks import OpenTasks
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
 from flowkit.testing import memory_database

@@ -16,7 +16,7 @@ from flowkit.errors import AdapterError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
     Call = Callable[[CoordinatorAdapters], Awaitable[dict[str, Any]]]
 

@@ -14,7 +14,7 @@ from flowkit.adapters.dispatches import Outcome, OutcomeKind
 from flowkit.bridge.delivery import Delivery
 
 if TYPE_CHECKING:
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
 
 
 class Temporal:

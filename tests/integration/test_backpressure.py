@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.cli.servers import Servers
 from flowkit.cli.tasks.view import TaskReader
 from flowkit.client import TaskCatalog, TaskClient

@@ -13,7 +13,7 @@ from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import WorkflowExecutionStatus
 
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
 from flowkit.errors import GraphError, StoreRefused, TaskCancelled, TaskFailed

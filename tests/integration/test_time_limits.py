@@ -15,7 +15,7 @@ from temporalio.testing import ActivityEnvironment
 from flowkit import CoordinatorConfig
 from flowkit.activities.builtin_functions import CoordinatorAdapters, default_adapters
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.engine.worker import create_function_activities
 from flowkit.local import MongoServer

@@ -13,7 +13,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import Coordinator, CoordinatorConfig
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.vars.store import Variables
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.coordinator.adapters import CoordinatorAdapters

@@ -16,7 +16,7 @@ from temporalio.testing import ActivityEnvironment
 from tests.contract.builders import RUN, TASK, attempt, begun, opened
 
 from flowkit.adapters.retry import retry_while_unavailable
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt import supervision
 from flowkit.attempt.supervision import Attempt, HeartbeatThrottle, WorkerContext
 from flowkit.core.loop_portal import LoopPortal

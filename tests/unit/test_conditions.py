@@ -15,7 +15,7 @@ from temporalio.testing import ActivityEnvironment
 from tests.unit.graphs import node
 
 from flowkit.activities.conditions import ConditionActivities, Evaluation
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.vars.sensitive import DefaultDetector, Detector
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import BadCondition, GraphError

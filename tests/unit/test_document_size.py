@@ -9,7 +9,7 @@ import bson
 import pytest
 
 from flowkit import limits
-from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks import fields as task_fields
 from flowkit.errors import GraphError
 from flowkit.graph import submission
 from flowkit.graph.submission import document_problem, external_problem, validate_input

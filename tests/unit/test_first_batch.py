@@ -22,7 +22,7 @@ from flowkit.activities.handlers import RoleHandler
 from flowkit.activities.role_attempt import RoleActivities, RoleContext
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches import Dispatch
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.first_batch import FirstBatchSignal, signal_first_batch
 from flowkit.bridge.delivery import FirstBatches
 from flowkit.models import AttemptInput, FirstBatch

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flowkit.activities.batches.inputs import Input, InputSettings
 from flowkit.activities.calls import Threads
 from flowkit.activities.handlers import RoleHandler
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import BadInput, GraphError
 from flowkit.graph.input_adapters import (

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.property_examples import examples
 
-from flowkit.adapters.tasks import task_fields
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.errors import GraphError
 from flowkit.testing import memory_database

@@ -19,7 +19,7 @@ from temporalio.workflow import NondeterminismError
 
 from flowkit import CoordinatorConfig, WorkerConfig
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.engine.component import EngineComponent, WorkerComponent
 from flowkit.engine.worker import (

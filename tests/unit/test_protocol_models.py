@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import ValidationError
 
-from flowkit.adapters.tasks.task_fields import new_task
+from flowkit.adapters.tasks.fields import new_task
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.protocol import messages

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks import fields as task_fields
 from flowkit.graph.validation import parents_of, parse_graph
 
 IDS = ["a", "b", "c", "d", "e"]

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from flowkit.adapters.tasks.cancel_flags import CancelFlag
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
     from flowkit.core.loop_portal import LoopPortal
     from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 

@@ -15,7 +15,7 @@ from pymongo.common import VALIDATORS
 from pymongo.errors import ConfigurationError, InvalidName, PyMongoError
 from temporalio.service import RPCError
 
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.loading import look_in_current_folder
 from flowkit.client import TaskCatalog, TaskClient

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowkit import reason_codes, version
 from flowkit.activities.builtin_functions import default_adapters
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.vars.store import Variables
 from flowkit.attempt.background import Health, error_summary
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason

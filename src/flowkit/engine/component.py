@@ -11,7 +11,7 @@ from temporalio import activity
 
 from flowkit import temporal_names
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.failures import failed_attempt, handed_over
 from flowkit.connection import Namespace
 from flowkit.core.loop_portal import LoopPortal

@@ -29,7 +29,7 @@ from flowkit.text import truncate
 if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecutionDescription
 
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
     from flowkit.attempt.background import LoopHealth
     from flowkit.connection import Namespace
     from flowkit.engine.silent_attempts import SilenceCheck

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from flowkit.activities.function_attempt import Function
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
     from flowkit.attempt.background import LoopHealth
     from flowkit.config import CoordinatorConfig
     from flowkit.connection import Namespace

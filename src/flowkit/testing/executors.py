@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio.testing import ActivityEnvironment
 
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.config import CoordinatorConfig
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.engine.worker import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.activities.builtin_functions import default_adapters
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.graph.submission import convert_to_json, parse_input, validate_input
 from flowkit.graph.validation import raise_if, unknown_function
 from flowkit.models import NodeStatus

@@ -20,7 +20,7 @@ from flowkit.activities.role_attempt import RoleActivities, RoleContext
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches import DispatchStore
 from flowkit.adapters.notifications import ByteBudget
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.background import Health, error_summary
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
 from flowkit.config import WorkerConfig

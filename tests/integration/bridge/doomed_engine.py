@@ -20,7 +20,7 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from flowkit import Coordinator, CoordinatorConfig
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches import Dispatch, DispatchStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.bridge.commands import CommandSender
 from flowkit.bridge.kafka import consumer
 from flowkit.bridge.kafka.consumer import RecordConsumer

@@ -179,7 +179,7 @@ def _check(step: Step) -> None:
 async def _run_steps(steps: list[Step], task_id: str, where: Where) -> Tree:
     """Run the operations and return the task's variables. Raise UnknownTask if the task does not exist."""
     from flowkit.activities.builtin_functions import CoordinatorAdapters
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
     from flowkit.adapters.vars.store import Variables
     from flowkit.cli.servers import database
 

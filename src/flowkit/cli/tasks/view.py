@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecutionDescription
     from temporalio.converter import DataConverter
 
-    from flowkit.adapters.tasks.task_queries import ExternalRun
+    from flowkit.adapters.tasks.queries import ExternalRun
     from flowkit.cli.servers import Servers
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit.activities.batches.puller import Puller, SourcesIdle
 from flowkit.activities.handlers import Batch
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.task_store import TaskStore
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.config import WorkerConfig
 from flowkit.graph.input_adapters import PULL, RECHUNK, parse_pull
 from flowkit.models import AttemptInput

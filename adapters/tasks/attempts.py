@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import UpdateOne
 
 from flowkit.adapters.group_commit import GroupCommit, Pace
-from flowkit.adapters.tasks import task_fields
+from flowkit.adapters.tasks import fields as task_fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused
 from flowkit.models import NodeStatus
 

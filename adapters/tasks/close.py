@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.mongo import fits, moment
-from flowkit.adapters.tasks import task_fields
-from flowkit.adapters.tasks.recording import NODES_OF_ONE_UPDATE, chunks
+from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks.record import NODES_OF_ONE_UPDATE, chunks
 from flowkit.errors import StoreTooLarge
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.text import truncate

@@ -12,7 +12,7 @@ from flowkit.attempt.steps import begin, mark
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.tasks.task_store import TaskStore
+    from flowkit.adapters.tasks.store import TaskStore
     from flowkit.models import AttemptInput
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pymongo import UpdateOne
 
 from flowkit.adapters.mongo import fits
-from flowkit.adapters.tasks import liveness, task_fields
+from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks import liveness
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:

@@ -18,14 +18,14 @@ from pymongo.errors import DuplicateKeyError, OperationFailure
 from flowkit.adapters.dispatches import external_runs
 from flowkit.adapters.durability import durable
 from flowkit.adapters.mongo import Database, denial, denied, ensure_index, moment, translate_errors
-from flowkit.adapters.tasks import task_fields
-from flowkit.adapters.tasks.attempt_writes import AttemptWrites
+from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks.attempts import AttemptWrites
 from flowkit.adapters.tasks.cancel_flags import CancelFlags
-from flowkit.adapters.tasks.closing import Closing
+from flowkit.adapters.tasks.close import Closing
 from flowkit.adapters.tasks.open_tasks import OpenTasks
-from flowkit.adapters.tasks.recording import Recording
+from flowkit.adapters.tasks.queries import TaskQueries
+from flowkit.adapters.tasks.record import Recording
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs
-from flowkit.adapters.tasks.task_queries import TaskQueries
 from flowkit.errors import StoreRefused, TaskIdTaken
 from flowkit.models import NodeStatus, TaskStatus
 
