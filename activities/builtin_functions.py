@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from flowkit.adapters.mongo import Database
-    from flowkit.adapters.tasks.node_writes import NodeWrite
+    from flowkit.adapters.tasks.attempts import NodeWrite
     from flowkit.adapters.vars.operations import Change
 
     Answer = Awaitable[dict[str, Any]]

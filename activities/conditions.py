@@ -14,7 +14,6 @@ from temporalio import activity
 from flowkit import temporal_names
 from flowkit.activities.condition_process import ConditionProcess
 from flowkit.activities.tasks import check_database, heartbeats
-from flowkit.adapters.tasks.condition_reads import ConditionReads
 from flowkit.attempt.failures import cut, refusal
 from flowkit.errors import AdapterError, BadCondition, FlowKitError, StoreRefused
 from flowkit.graph import cel
@@ -27,8 +26,7 @@ from flowkit.text import truncate_utf8
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from flowkit.adapters.tasks.condition_reads import StoredValues
-    from flowkit.adapters.tasks.store import TaskStore
+    from flowkit.adapters.tasks.store import StoredValues, TaskStore
     from flowkit.adapters.vars.sensitive import Detector
     from flowkit.core.loop_portal import LoopPortal
     from flowkit.graph.cel import Expression
@@ -59,7 +57,6 @@ class ConditionActivities:
 
     def __init__(self, *, tasks: TaskStore, portal: LoopPortal, detector: Detector) -> None:
         self._tasks = tasks
-        self._reads = ConditionReads(tasks.database)
         self._portal = portal
         self._detector = detector
 
@@ -83,7 +80,7 @@ class ConditionActivities:
 
     async def _read(self, due: EvaluateConditions) -> StoredValues:
         await check_database(self._tasks, due.task_id, due.deployment)
-        stored = await self._reads.values(due.task_id)
+        stored = await self._tasks.condition_values(due.task_id)
         if stored is None:
             raise StoreRefused(
                 f"the document of task {due.task_id!r} does not exist; a condition needs its values"

@@ -14,11 +14,11 @@ from temporalio.common import RawValue
 
 from flowkit import reason_codes
 from flowkit.activities.builtin_functions import IN_ONE_UPDATE, CoordinatorAdapters
-from flowkit.adapters.concurrent_writes import together
+from flowkit.adapters.mongo import gather_writes
 from flowkit.adapters.retry import retry_while_unavailable
-from flowkit.adapters.tasks.node_writes import NodeWrite
+from flowkit.adapters.tasks.attempts import NodeWrite, new_lease
 from flowkit.attempt.failures import failed_attempt, failure, lost, unexpected
-from flowkit.attempt.steps import begin, mark, new_lease
+from flowkit.attempt.storage import begin, mark
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
 from flowkit.errors import AdapterError, FlowKitError
 from flowkit.graph.input_adapters import FAILED_NODES
@@ -132,8 +132,8 @@ class FunctionExecutor:
         await begin(worker.tasks, self._artifacts, attempt, self._run_id, worker.worker_id)
         result = await self._await_call()
         marked, now = mark(self._artifacts, attempt, self._build_meta(result), worker.worker_id), time.time()
-        await together(
-            marked, retry_while_unavailable(lambda: worker.tasks.finish_attempt(attempt, self._run_id, now))
+        await gather_writes(
+            marked, retry_while_unavailable(lambda: worker.tasks.attempts.finish(attempt, self._run_id, now))
         )
         return AttemptResult(worker_id=worker.worker_id)
 
@@ -192,7 +192,7 @@ class BuiltInFunctionExecutor(FunctionExecutor):
             await self._await_call()
         except AdapterError:
             await retry_while_unavailable(
-                lambda: self._worker.tasks.begin_attempt(self._attempt, self._run_id, write.lease, write.at)
+                lambda: self._worker.tasks.attempts.begin(self._attempt, self._run_id, write.lease, write.at)
             )
             raise
         await mark(self._artifacts, self._attempt, {}, self._worker.worker_id)

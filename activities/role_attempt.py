@@ -22,8 +22,7 @@ from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.adapters.tasks.attempts import TriedBefore
 from flowkit.attempt.failures import failure, from_error, lost, unexpected
 from flowkit.attempt.first_batch import FirstBatchSignal
-from flowkit.attempt.steps import complete_end
-from flowkit.attempt.storage import AttemptStorage
+from flowkit.attempt.storage import AttemptStorage, complete_end
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
 from flowkit.errors import EpochTaken, FlowKitError
 from flowkit.graph.input_adapters import make_inline

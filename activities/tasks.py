@@ -11,7 +11,6 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from flowkit import temporal_names
-from flowkit.adapters.markers import Markers
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, unpack_task
 from flowkit.attempt.failures import refusal
 from flowkit.errors import (
@@ -66,7 +65,7 @@ class TaskActivities:
         namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
     ) -> None:
         self._tasks = tasks
-        self._markers = Markers(tasks.database, artifacts.notifier)
+        self._artifacts = artifacts
         self._portal = portal
         self._settings = settings
         self._functions = functions
@@ -118,7 +117,7 @@ class TaskActivities:
         self._check(opening)
         if has_conditions(opening.graph):
             await asyncio.to_thread(_check_conditions, opening.graph)
-        database_id = await self._tasks.deployment()
+        database_id = await self._tasks.database_id()
         try:
             run_seq, epochs = await self._tasks.open_task(
                 opening, namespace_id=namespace_id, database_id=database_id
@@ -140,12 +139,12 @@ class TaskActivities:
     async def _record(self, record: RecordTask) -> None:
         await check_database(self._tasks, record.task_id, record.deployment)
         await self._tasks.record(record)
-        await self._markers.write(record.task_id, record.nodes, record.at)
+        await self._artifacts.mark_ended(record.task_id, record.nodes, record.at)
 
     async def _close(self, close: CloseTask) -> bool:
         await check_database(self._tasks, close.task_id, close.deployment)
         found = await self._end(close)
-        await self._markers.write(close.task_id, close.nodes, close.at)
+        await self._artifacts.mark_ended(close.task_id, close.nodes, close.at)
         return found
 
     async def _end(self, close: CloseTask) -> bool:
@@ -220,7 +219,7 @@ def _unpack_valid(content: bytes) -> dict[str, Any]:
 
 async def check_database(tasks: TaskStore, task_id: str, wanted: str) -> None:
     """Raise an error if the task uses a different database. Temporal retries it, since another engine may fit."""
-    ours = await tasks.deployment()
+    ours = await tasks.database_id()
     if wanted and wanted != ours:
         raise ApplicationError(
             f"the document of task {task_id!r} is in the database with id {wanted}, but this engine uses {ours}: "

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import DuplicateKeyError
 
-from flowkit.adapters.durability import durable
-from flowkit.adapters.mongo import Database, iso, moment, translate_errors
-from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.mongo import Database, durable, iso, moment, translate_errors
 from flowkit.errors import AdapterError, Fenced
 from flowkit.models import NodeStatus
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
     from datetime import datetime
 
-    from flowkit.adapters.tasks.node_writes import NodeWrite
+    from flowkit.adapters.tasks.attempts import NodeWrite
 
 _NODE_IDS = {"_id": 0, "graph.nodes.node_id": 1}
 
@@ -98,7 +96,7 @@ class Aggregates:
         replaced it. If an earlier try of the same attempt has finished its node, the stats are stored already.
         """
         path = f"graph.nodes.{await self.place_of(task_id, node_id)}"
-        held = {"id": task_id} if write is None else task_fields.fence_filter(write.attempt, write.run_id)
+        held = {"id": task_id} if write is None else write.entry.held_by(write.run_id)
         fields = {f"{path}.stats": stats, f"{path}.stats_cached_at": at, "updated_at": at}
         same_node: dict[str, Any] = {f"{path}.node_id": node_id}
         done = await self._db.tasks.update_one({**held, **same_node}, {"$set": fields})
@@ -109,8 +107,7 @@ class Aggregates:
         """Return True if this attempt has already finished its node."""
         if write is None:
             return False
-        status = {f"{write.path}.status": NodeStatus.FINISHED.value}
-        own = {**task_fields.fence_filter(write.attempt, write.run_id), **status}
+        own = {**write.entry.taken_by(write.run_id), write.entry.path_of("status"): NodeStatus.FINISHED.value}
         return await self._db.tasks.find_one(own, {"_id": 1}) is not None
 
 

@@ -7,39 +7,154 @@ A rejected write raises Fenced, which ends an outdated attempt that is still run
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pymongo import ASCENDING
+from pymongo import ASCENDING, UpdateOne
+from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from flowkit.adapters.batch_uids import check_uid, uid_text
 from flowkit.adapters.claims import Claims
-from flowkit.adapters.concurrent_writes import together
-from flowkit.adapters.durability import durable
 from flowkit.adapters.entries import (
     PAGE_BYTES,
     PROJECTION,
+    SCANNED,
     Entry,
+    Scan,
+    as_scan,
     entries,
     fitting,
     is_whole,
+    scan_filter,
 )
-from flowkit.adapters.fenced_rows import FencedRows
+from flowkit.adapters.group_commit import GroupCommit
 from flowkit.adapters.metrics import EMPTY_BYTES, storable
-from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
+from flowkit.adapters.mongo import (
+    DUPLICATE_KEY,
+    Database,
+    durable,
+    ensure_index,
+    gather_writes,
+    moment,
+    translate_errors,
+)
 from flowkit.adapters.notifications import ArtifactNotifier
-from flowkit.adapters.scans import SCANNED, Scan, as_scan, scan_filter
+from flowkit.errors import Fenced
+from flowkit.models import NodeStatus
 from flowkit.protocol.messages import FINAL_UID
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
-    from flowkit.adapters.scans import Mark
-    from flowkit.models import AttemptInput
+    from flowkit.adapters.entries import Mark
+    from flowkit.models import AttemptInput, NodeRecord
 
 _NODE_BATCH = [("task_id", ASCENDING), ("node_id", ASCENDING), ("batch_uid", ASCENDING)]
 
 _REPLACED_FIELDS = ("artifacts_ref", "error")
 """Optional fields of an artifact that a new write of the same batch removes unless it sets them."""
+
+_LARGE_BYTES = 256 * 1024
+"""Rows with more than this many bytes are written by themselves, so that small rows do not wait for them."""
+
+_MARKERS_AT_ONCE = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Row:
+    key: dict[str, Any]
+    epoch: int
+    fields: dict[str, Any]
+    first: dict[str, Any]
+    """Fields that are written only when the row is created."""
+    forgotten: tuple[str, ...]
+    """Fields of an earlier write that this write removes unless it sets them."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return {name: value for name, value in self.key.items() if not isinstance(value, dict)}
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return {**self.values, **self.first, **self.fields, "attempt_epoch": self.epoch}
+
+    @property
+    def replaceable(self) -> dict[str, Any]:
+        """The filter for a stored row that this one may replace."""
+        return {**self.key, "attempt_epoch": {"$not": {"$gt": self.epoch}}}
+
+    @property
+    def update(self) -> dict[str, Any]:
+        fields = {**self.fields, "attempt_epoch": self.epoch}
+        gone = {name: "" for name in self.forgotten if name not in fields}
+        written = {"$set": fields}
+        return {**written, "$unset": gone} if gone else written
+
+
+class _FencedRows:
+    """Writes fenced rows to one collection, grouping rows that arrive at the same time into one call."""
+
+    def __init__(self, collection: Any) -> None:
+        self._collection = collection
+        self._rows = GroupCommit[_Row](alone=self._replace, together=self._insert)
+        self._existing = GroupCommit[_Row](alone=self._update, together=self._update_all)
+
+    async def put(
+        self,
+        key: dict[str, Any],
+        epoch: int,
+        fields: dict[str, Any],
+        first: dict[str, Any],
+        *,
+        size: int,
+        forgotten: tuple[str, ...] = (),
+        exists: bool = False,
+    ) -> None:
+        """Write the row with this `key`, which probably `exists`. Raise Fenced if a higher epoch has written it.
+
+        An existing row keeps its `first` fields and loses the `forgotten` fields that are not in `fields`. `size` is
+        the size of the user's part of the row in bytes.
+        """
+        row = _Row(key=key, epoch=epoch, fields=fields, first=first, forgotten=forgotten)
+        if size > _LARGE_BYTES:
+            await (self._update(row) if exists else self._replace(row))
+        else:
+            await (self._existing if exists else self._rows).write(row)
+
+    async def _insert(self, rows: Sequence[_Row]) -> Collection[int]:
+        """Insert the new rows. Return the indexes of those that could not be inserted."""
+        try:
+            await self._collection.insert_many([row.document for row in rows], ordered=False)
+        except BulkWriteError as error:
+            if error.details.get("writeConcernErrors"):
+                raise
+            return {problem["index"] for problem in error.details.get("writeErrors", [])}
+        return ()
+
+    async def _update(self, row: _Row) -> None:
+        """Replace the row if it exists, otherwise insert it. Raise Fenced if the stored row is not replaceable."""
+        replaced = await self._collection.update_one(row.replaceable, row.update)
+        if not replaced.matched_count:
+            await self._replace(row)
+
+    async def _update_all(self, rows: Sequence[_Row]) -> Collection[int]:
+        """Replace the rows. Return all indexes if one of them could not be replaced, because it is not known which."""
+        updates = [UpdateOne(row.replaceable, row.update) for row in rows]
+        done = await self._collection.bulk_write(updates, ordered=False)
+        return () if done.matched_count == len(rows) else range(len(rows))
+
+    async def _replace(self, row: _Row) -> None:
+        """Insert the row, or replace it if its key exists. Raise Fenced if the stored row is not replaceable.
+
+        The insert comes first because it is the fastest write and most rows are new.
+        """
+        try:
+            await self._collection.insert_one(row.document)
+        except DuplicateKeyError:
+            replaced = await self._collection.update_one(row.replaceable, row.update)
+            if not replaced.matched_count:
+                text = f"a newer attempt of node {row.key['node_id']!r} has already written {row.values}"
+                raise Fenced(text) from None
 
 
 class ArtifactStore:
@@ -49,8 +164,8 @@ class ArtifactStore:
         stored = durable(db)
         self._artifacts = stored.artifacts
         self._metrics = stored.metrics_raw
-        self._artifact_rows = FencedRows(self._artifacts)
-        self._metrics_rows = FencedRows(self._metrics)
+        self._artifact_rows = _FencedRows(self._artifacts)
+        self._metrics_rows = _FencedRows(self._metrics)
         self.claims = Claims(db)
         self.notifier = ArtifactNotifier()
         """Notifies pulling nodes in this process when another node in this process stores a batch."""
@@ -80,7 +195,7 @@ class ArtifactStore:
         check_uid(batch_uid)
         meta, size = storable(f"metrics of batch {batch_uid!r}", metrics)
         more = _reference(f"artifacts_ref of batch {batch_uid!r}", artifacts_ref)
-        await together(
+        await gather_writes(
             self._store_metrics(attempt, batch_uid, at, {"metrics": meta}, size)
             if meta
             else self._delete_failed_row(attempt, batch_uid),
@@ -108,7 +223,7 @@ class ArtifactStore:
             "size": EMPTY_BYTES,
             "worker_id": worker_id,
         }
-        await together(
+        await gather_writes(
             self._store_metrics(attempt, batch_uid, at, row, size=0),
             self._store_artifact(attempt, batch_uid, fields, at, size=0),
         )
@@ -215,6 +330,48 @@ class ArtifactStore:
             }
         )
 
+    async def mark_ended(self, task_id: str, nodes: Sequence[NodeRecord], at: float) -> None:
+        """Write a complete marker for each of `nodes` that ended without finishing and from which another node pulls.
+
+        A task may need thousands of markers at once. Up-to-date markers are not written again, so a retry continues
+        where the interrupted write stopped.
+        """
+        needed = [node for node in nodes if _needs_marker(node)]
+        for start in range(0, len(needed), _MARKERS_AT_ONCE):
+            some = needed[start : start + _MARKERS_AT_ONCE]
+            for node in await self._put_markers(task_id, some, at):
+                self.notifier.notify(task_id, node.node_id)
+
+    @translate_errors
+    async def _put_markers(
+        self, task_id: str, nodes: Sequence[NodeRecord], at: float
+    ) -> Sequence[NodeRecord]:
+        """Insert markers, replace older ones, and return the nodes whose markers were written.
+
+        The insert comes first because it is the fastest write.
+        """
+        try:
+            await self._artifacts.insert_many(
+                [_marker_row(task_id, node, at) for node in nodes], ordered=False
+            )
+        except BulkWriteError as error:
+            taken = _duplicate_indexes(error)
+            older = await self._outdated_markers(task_id, [nodes[index] for index in sorted(taken)])
+            if older:
+                replacements = [_marker_update(task_id, node, at) for node in older]
+                await self._artifacts.bulk_write(replacements, ordered=False)
+            return [node for index, node in enumerate(nodes) if index not in taken] + older
+        return nodes
+
+    async def _outdated_markers(self, task_id: str, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
+        """Return the nodes whose stored marker is missing or outdated."""
+        cursor = self._artifacts.find(
+            {**_markers_of(task_id), "node_id": {"$in": [node.node_id for node in nodes]}},
+            {"_id": 0, "node_id": 1, "attempt_epoch": 1, "meta.ended": 1},
+        )
+        stored = {row["node_id"]: row async for row in cursor}
+        return [node for node in nodes if _is_newer(node, stored.get(node.node_id))]
+
     @translate_errors
     async def scan(
         self, task_id: str, sources: Sequence[str], since: Mapping[str, Mark] | None = None
@@ -293,12 +450,6 @@ class ArtifactStore:
         found = {uid_text(partial.get("batch_uid")): partial async for partial in cursor}
         return [found[uid] for uid in map(uid_text, (entry.uid for entry in page)) if uid in found]
 
-    async def claim(
-        self, attempt: AttemptInput, from_node: str, batch_uids: Sequence[Any], at: float
-    ) -> None:
-        """Record that this node received batches of `from_node` (see Claims.make)."""
-        await self.claims.make(attempt, from_node, batch_uids, at)
-
 
 def _reference(what: str, given: dict[str, Any] | None) -> dict[str, Any]:
     """Return the field that holds a handler's reference, or `{}` if there is no reference."""
@@ -307,3 +458,44 @@ def _reference(what: str, given: dict[str, Any] | None) -> dict[str, Any]:
 
 def _key(attempt: AttemptInput, batch_uid: str) -> dict[str, Any]:
     return {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": batch_uid}
+
+
+def _needs_marker(node: NodeRecord) -> bool:
+    return node.marker and node.status.ended and node.status is not NodeStatus.FINISHED
+
+
+def _is_newer(node: NodeRecord, stored: dict[str, Any] | None) -> bool:
+    if stored is None:
+        return True
+    known = (stored.get("attempt_epoch") or 0, (stored.get("meta") or {}).get("ended"))
+    return known[0] <= node.epoch and known != (node.epoch, node.status.value)
+
+
+def _markers_of(task_id: str) -> dict[str, Any]:
+    """Return the filter for the markers of a task. A marker is an artifact without a `batch_uid`."""
+    return {"task_id": task_id, "batch_uid": {"$exists": False}}
+
+
+def _marker_fields(node: NodeRecord, at: float) -> dict[str, Any]:
+    ended = {"ended": node.status.value}
+    marker = {"status": "complete", "meta": ended, "confirmed": True}
+    return {**marker, "updated_at": moment(at), "attempt_epoch": node.epoch}
+
+
+def _marker_row(task_id: str, node: NodeRecord, at: float) -> dict[str, Any]:
+    first = {"task_id": task_id, "node_id": node.node_id, "worker_id": "", "created_at": moment(at)}
+    return {**first, **_marker_fields(node, at)}
+
+
+def _marker_update(task_id: str, node: NodeRecord, at: float) -> UpdateOne:
+    older = {**_markers_of(task_id), "node_id": node.node_id, "attempt_epoch": {"$lte": node.epoch}}
+    return UpdateOne(older, {"$set": _marker_fields(node, at)})
+
+
+def _duplicate_indexes(error: BulkWriteError) -> set[int]:
+    """Return the indexes of the rows whose key exists already. Raise `error` if it has any other cause."""
+    problems = error.details.get("writeErrors", [])
+    other = [problem for problem in problems if problem.get("code") != DUPLICATE_KEY]
+    if other or not problems or error.details.get("writeConcernErrors"):
+        raise error
+    return {problem["index"] for problem in problems}

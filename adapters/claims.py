@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING
 from pymongo.errors import BulkWriteError
 
-from flowkit.adapters.durability import durable
-from flowkit.adapters.mongo import DUPLICATE_KEY, Database, ensure_index, moment, translate_errors
+from flowkit.adapters.mongo import DUPLICATE_KEY, Database, durable, ensure_index, moment, translate_errors
 from flowkit.adapters.notifications import Claimed, ClaimNotifier
 from flowkit.errors import Fenced
 

@@ -21,8 +21,7 @@ from pydantic import dataclasses as wire
 from pymongo import ASCENDING, ReturnDocument, UpdateOne
 from pymongo.errors import DuplicateKeyError
 
-from flowkit.adapters.durability import durable
-from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
+from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
 from flowkit.errors import StoreRefused
 from flowkit.graph.input_adapters import PullArgs
 from flowkit.hashing import stable_hash

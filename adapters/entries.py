@@ -1,7 +1,11 @@
-"""Index entries of stored batches: what a reader learns (uid, age and size) before it loads their content."""
+"""Stored batches without their content: their uid, age and size, and the scans that find new ones.
+
+A scan reads all batches that the sources of a pulling node have stored, or those stored since a mark.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +13,7 @@ from flowkit.adapters.batch_uids import uid_text
 from flowkit.adapters.metrics import EMPTY_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 _METAS_PER_PAGE = 20
 
@@ -22,6 +26,10 @@ MAX_META_BYTES = 16 * 2**20
 
 PROJECTION = {"batch_uid": 1, "created_at": 1, "size": 1}
 """Projection with the fields of an Entry and the fields that determine its age."""
+
+
+SCANNED = {**PROJECTION, "node_id": 1, "status": 1, "attempt_epoch": 1, "confirmed": 1, "updated_at": 1}
+"""The fields of an artifact that a scan reads."""
 
 
 class Entry(NamedTuple):
@@ -74,14 +82,85 @@ def is_whole(artifact: Entry, failed: bool | None) -> bool:
     return not failed
 
 
-def fitting(entries: Sequence[Entry], room: int) -> int:
-    """Return how many of the first entries to read together, so that they fit into `room` bytes.
+def fitting(entries: Sequence[Entry], limit_bytes: int) -> int:
+    """Return how many of the first entries to read together, so that they fit into `limit_bytes` bytes.
 
-    Return at least 1, even if that entry exceeds `room`. An entry of unknown size is read by itself.
+    Return at least 1, even if that entry exceeds `limit_bytes`. An entry of unknown size is read by itself.
     """
     total = 0
     for count, entry in enumerate(entries[:_METAS_PER_PAGE]):
-        total += room + 1 if entry.size is None else entry.size
-        if total > room:
+        total += limit_bytes + 1 if entry.size is None else entry.size
+        if total > limit_bytes:
             return max(1, count)
     return min(len(entries), _METAS_PER_PAGE)
+
+
+class Mark(NamedTuple):
+    """A place in the batches of one source. A later scan can omit those that were stored before it.
+
+    Marks compare the times of one attempt only, which one process wrote. The clocks of different processes may differ.
+    """
+
+    epoch: int
+    """The epoch of the attempt that wrote the batch."""
+    written_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scan:
+    """The batches and complete markers that a scan has found."""
+
+    batches: dict[str, dict[str, Entry]]
+    """Batches of each source, keyed by the text of their uid, oldest first."""
+    markers: dict[str, int]
+    """Epoch of the complete marker, for each source that has a marker."""
+    unconfirmed: set[str] = field(default_factory=set)
+    """Sources whose marker only an external worker has written, or an earlier release."""
+    newest: dict[str, Mark] = field(default_factory=dict)
+    """The mark of the newest batch of the highest epoch, for each source with a batch that has an epoch and a time."""
+
+
+def scan_filter(task_id: str, sources: Sequence[str], since: Mapping[str, Mark]) -> dict[str, Any]:
+    """Return the filter of a scan.
+
+    Omit the batches that the attempt of a source's mark, or an earlier attempt, wrote before the mark. Later attempts,
+    batches without an epoch or a time, and complete markers are never omitted.
+    """
+    old = [
+        {
+            "node_id": source,
+            "status": "partial",
+            "attempt_epoch": {"$lte": mark.epoch},
+            "updated_at": {"$lt": mark.written_at},
+        }
+        for source, mark in since.items()
+    ]
+    omitted = {"$nor": old} if old else {}
+    return {"task_id": task_id, "node_id": {"$in": list(sources)}, **omitted}
+
+
+def as_scan(sources: Iterable[str], artifacts: Iterable[dict[str, Any]]) -> Scan:
+    """Return what a scan of these sources has found."""
+    found: dict[str, list[dict[str, Any]]] = {source: [] for source in sources}
+    markers: dict[str, int] = {}
+    unconfirmed: set[str] = set()
+    for artifact in artifacts:
+        source = artifact["node_id"]
+        if artifact.get("status") == "complete":
+            markers[source] = max(markers.get(source, 0), epoch_of(artifact))
+            if not artifact.get("confirmed"):
+                unconfirmed.add(source)
+        elif artifact.get("status") == "partial":
+            found[source].append(artifact)
+    newest = {source: mark for source, batches in found.items() if (mark := _newest(batches))}
+    batches = {source: entries(batches) for source, batches in found.items()}
+    return Scan(batches=batches, markers=markers, unconfirmed=unconfirmed, newest=newest)
+
+
+def _newest(batches: Iterable[dict[str, Any]]) -> Mark | None:
+    marks = (
+        Mark(epoch_of(batch), utc(batch["updated_at"]))
+        for batch in batches
+        if isinstance(batch.get("updated_at"), datetime) and isinstance(batch.get("attempt_epoch"), int)
+    )
+    return max(marks, default=None)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING
 
 from flowkit.adapters.batch_uids import uid_text
-from flowkit.adapters.durability import durable
-from flowkit.adapters.mongo import Database, moment, translate_errors
+from flowkit.adapters.mongo import Database, durable, moment, translate_errors
 from flowkit.hashing import stable_hash
 
 if TYPE_CHECKING:

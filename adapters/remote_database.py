@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowkit.adapters.durability import durable
+from flowkit.adapters.mongo import durable
 from flowkit.core.loop_portal import LoopPortal
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import DuplicateKeyError
 
-from flowkit.adapters.durability import durable
 from flowkit.adapters.metrics import storable
-from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
+from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

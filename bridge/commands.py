@@ -471,7 +471,7 @@ class ShownWaits:
 
     async def _show(self, record: Dispatch, text: str | None) -> None:
         tasks, attempt, run_id = self._context.stores.tasks, record.attempt, record.run_id
-        await self._context.portal.run(tasks.show_wait(attempt, run_id, text, holders=BRIDGE_PREFIX))
+        await self._context.portal.run(tasks.attempts.show_wait(attempt, run_id, text, holders=BRIDGE_PREFIX))
         if text is None:
             self._shown.pop(record.key, None)
         else:

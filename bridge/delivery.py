@@ -15,11 +15,11 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
 
-from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.dispatches import DispatchState, OutcomeKind
+from flowkit.adapters.mongo import gather_writes
 from flowkit.attempt.failures import failed_attempt
 from flowkit.attempt.first_batch import signal_first_batch
-from flowkit.attempt.steps import mark
+from flowkit.attempt.storage import mark
 from flowkit.attempt.supervision import cancel_pending
 from flowkit.bridge.context import RecentEntries, activity_id
 from flowkit.bridge.rules.outcomes import not_requested, outcome_of_error, withdrawn
@@ -150,11 +150,11 @@ class Delivery:
             worker_id, ref = outcome.worker_id, outcome.artifacts_ref
             writes = [
                 mark(stores.artifacts, attempt, outcome.metrics, worker_id, ref, exists=True),
-                stores.tasks.finish_attempt(attempt, record.run_id, outcome.at),
+                stores.tasks.attempts.finish(attempt, record.run_id, outcome.at),
             ]
             if outcome.metrics:
                 writes.append(stores.artifacts.store_final(attempt, outcome.metrics, outcome.at))
-            await together(*writes)
+            await gather_writes(*writes)
 
         await self._context.db(write)
 
@@ -191,7 +191,7 @@ class Delivery:
             await self._report_cancellation(record)
             return
         except NotRequested:
-            flag = await self._context.db(lambda: self._context.stores.tasks.raised_flag(record.attempt))
+            flag = await self._context.db(lambda: self._context.stores.tasks.flags.find_flag(record.attempt))
         if flag is not None:
             await self._report_after_flag(record, flag)
         elif record.cancel is None:

@@ -21,7 +21,7 @@ from flowkit.adapters.dispatches import Dispatch, key_of
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.failures import failed_attempt, from_error, lost, unexpected
-from flowkit.attempt.steps import begin, check_database
+from flowkit.attempt.storage import begin, check_database
 from flowkit.attempt.supervision import HeartbeatThrottle, report_flag
 from flowkit.bridge.rules.messages import pull_of, task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, outcome_of_error
@@ -143,7 +143,7 @@ class Dispatcher:
 
         A bridge that has begun it without a record has not sent its command.
         """
-        holder = await self._context.db(lambda: self._stores.tasks.holder(attempt))
+        holder = await self._context.db(lambda: self._stores.tasks.attempts.find_holder(attempt))
         if holder is not None and not holder.startswith(BRIDGE_PREFIX):
             text = "the native worker that ran the attempt is gone, and external workers run the role now"
             raise failed_attempt(lost(reason_codes.LEASE_LOST, text))

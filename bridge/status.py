@@ -17,9 +17,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flowkit import reason_codes
-from flowkit.adapters.concurrent_writes import together
 from flowkit.adapters.dispatches import CancelRequest
 from flowkit.adapters.metrics import BadMetrics
+from flowkit.adapters.mongo import gather_writes
 from flowkit.adapters.worker_events import WorkerEvent
 from flowkit.bridge.context import RecentEntries
 from flowkit.bridge.rules.fencing import (
@@ -115,13 +115,17 @@ class StatusEvents:
 
     async def settle(self) -> None:
         """Write renewed leases, numbers of batches and the log. Called before the events' offsets are committed."""
-        await together(self._renewals.write(), self._log.write())
+        await gather_writes(self._renewals.write(), self._log.write())
 
     async def _read_flagged_tasks(self, events: Iterable[StatusEvent | BadEvent]) -> set[str]:
         """Return the tasks with a cancel flag, among those for which an attempt ends: workers may see flags first."""
         known = [event for event in events if isinstance(event, StatusEvent)]
         ids = {event.envelope.task_id for event in known if event.event.kind in TERMINAL}
-        return await self._context.db(lambda: self._stores.tasks.flagged(sorted(ids))) if ids else set()
+        return (
+            await self._context.db(lambda: self._stores.tasks.flags.find_flagged(sorted(ids)))
+            if ids
+            else set()
+        )
 
     async def _read(self, record: ConsumerRecord[bytes, bytes]) -> StatusEvent | BadEvent | None:
         role = self._roles.get(record.topic, "")
@@ -250,7 +254,7 @@ class StatusEvents:
             "deadline_ts_ms": document_deadline_ms(event, lease),
         }
         attempt, run_id = record.attempt, record.run_id
-        await self._context.db(lambda: self._stores.tasks.show_lease(attempt, run_id, shown, at))
+        await self._context.db(lambda: self._stores.tasks.attempts.show_lease(attempt, run_id, shown, at))
 
     async def _apply(self, run: NodeRun, event: StatusEvent) -> None:
         record = run.record_of(event)
@@ -368,7 +372,7 @@ class StatusEvents:
             return None
         if record.attempt.task_id not in await run.flagged:
             return None
-        flag = await self._context.db(lambda: self._stores.tasks.raised_flag(record.attempt))
+        flag = await self._context.db(lambda: self._stores.tasks.flags.find_flag(record.attempt))
         return flag if flag is not None and flag.concerns(record.run_id) else None
 
     async def _request_flagged_cancel(self, run: NodeRun, record: Dispatch) -> Dispatch:

@@ -311,7 +311,7 @@ class Supervisor:
         self._flags_at = now
         tasks = self._context.stores.tasks
         ids = sorted({each.record.attempt.task_id for each in self._attempts.values()})
-        flagged = await self._context.db(lambda: tasks.flagged(ids))
+        flagged = await self._context.db(lambda: tasks.flags.find_flagged(ids))
         concerned = (
             each
             for each in self._attempts.values()
@@ -321,7 +321,7 @@ class Supervisor:
 
     async def _read_flag(self, attempt: Supervised) -> None:
         record, tasks = attempt.record, self._context.stores.tasks
-        flag = await self._context.db(lambda: tasks.raised_flag(record.attempt))
+        flag = await self._context.db(lambda: tasks.flags.find_flag(record.attempt))
         if flag is not None and flag.concerns(record.run_id):
             await self._request_cancel(attempt, flag.reason)
 
@@ -415,9 +415,10 @@ class Supervisor:
         if record.cancel is not None:
             return
         tasks = self._context.stores.tasks
-        flagged = reason or await self._context.db(lambda: tasks.cancel_flag(record.attempt))
-        why = flagged or "cancelled"
-        updated = await self._context.db(lambda: self._dispatches.request_cancel(record.key, why, now))
+        if not reason:
+            flag = await self._context.db(lambda: tasks.flags.find_flag(record.attempt))
+            reason = flag.reason if flag else "cancelled"
+        updated = await self._context.db(lambda: self._dispatches.request_cancel(record.key, reason, now))
         if updated is None:
             return
         attempt.update(updated, self._context.monotonic())

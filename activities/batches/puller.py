@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 import bson
 
 from flowkit.adapters.batch_uids import qualified, uid_text
-from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, fitting
+from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, Mark, fitting
 from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.retry import retry_while_unavailable
-from flowkit.adapters.scans import Mark
 from flowkit.errors import StoreUnavailable
 from flowkit.hashing import stable_hash
 from flowkit.models import NodeStatus
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.entries import Entry
+    from flowkit.adapters.entries import Entry, Scan
     from flowkit.adapters.notifications import Held, Subscription
-    from flowkit.adapters.scans import Scan
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.graph.input_adapters import PullArgs
     from flowkit.models import AttemptInput
@@ -190,7 +188,7 @@ class Puller:
 
     async def _take(self, source: str, stored: Sequence[Any]) -> None:
         await retry_while_unavailable(
-            lambda: self._artifacts.claim(self._attempt, source, stored, time.time())
+            lambda: self._artifacts.claims.make(self._attempt, source, stored, time.time())
         )
         self._taken[source].update(uid_text(uid) for uid in stored)
 

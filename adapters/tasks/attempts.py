@@ -1,35 +1,49 @@
-"""The first and last write of an attempt, and those that extend its lease. Concurrent writes share a group commit."""
+"""Begins, extends and finishes attempts, and fences them. No other code takes an epoch or writes a lease to a document.
+
+The state of an attempt is an entry of a document: status, epoch, run and lease. The entry of a node's attempt is
+`graph.nodes.<i>` of the task document. All code here takes the entry as a parameter, so an attempt may have another one.
+
+The first write of an attempt is a compare-and-set: it takes the epoch of the entry if the epoch is new. Every later
+write has its fence in its own filter: the epoch and the run of the attempt. If the filter matches nothing, FlowKit
+reads the document afterwards to find the cause. No path is part of two operators of one update, because MongoDB rejects
+such updates. Concurrent writes share a group commit.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import uuid
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymongo import UpdateOne
 
 from flowkit.adapters.group_commit import GroupCommit, Pace
-from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.mongo import moment, translate_errors
+from flowkit.adapters.tasks.cancel_flags import (
+    FLAG_PATHS,
+    NODE_FLAGS,
+    NOT_FLAGGED,
+    Flagged,
+    flag_of,
+    unset_of_flags,
+)
+from flowkit.adapters.tasks.fields import WAITS_FOR
 from flowkit.errors import EpochTaken, Fenced, StoreRefused
-from flowkit.models import NodeStatus
+from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
+from flowkit.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from flowkit.adapters.tasks.cancel_flags import CancelFlags
     from flowkit.models import AttemptInput
 
 Fields = dict[str, Any]
 Update = dict[str, Fields]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Write:
-    attempt: AttemptInput
-    fence: Fields
-    """Filter under which a group may contain the write. It may be narrower than the filter of `alone`."""
-    update: Update
-    alone: Callable[[], Awaitable[None]]
+NOT_CLOSED: Fields = {"closed_run_id": {"$exists": False}}
+"""Filter for documents of tasks that no run has closed."""
 
 
 class TriedBefore(Exception):
@@ -43,14 +57,156 @@ class TriedBefore(Exception):
         )
 
 
-class AttemptWrites:
-    """Writes the begin, the lease and the end of attempts to the collection `tasks`. Each write's filter is its fence."""
+def new_lease(worker_id: str, until: float) -> Fields:
+    """Return a new lease as stored in documents. `until` is its deadline in seconds since the Unix epoch."""
+    return {"worker_id": clean(worker_id), "lease_id": str(uuid.uuid4()), "deadline_ts_ms": int(until * 1000)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptEntry:
+    """Where the state of an attempt is stored, and the filters and updates of the attempt's writes."""
+
+    document: Fields
+    """Filter for the document that contains the entry."""
+    path: str
+    """Path of the entry in the document."""
+    owner: Fields
+    """Fields of the entry that never change. An entry with other values belongs to something else."""
+    epoch: int
+    """Epoch of the attempt."""
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a field of the entry."""
+        return f"{self.path}.{name}"
+
+    @property
+    def owned(self) -> Fields:
+        """Return the filter for the document if the entry belongs to the attempt's owner."""
+        return self.document | {self.path_of(name): value for name, value in self.owner.items()}
+
+    @property
+    def epoch_is_new(self) -> Fields:
+        """Return the filter for a document that is neither closed nor flagged, and in which the epoch is new.
+
+        It is the narrowest of these filters, but matches nearly always.
+        """
+        return {**self.owned, **NOT_CLOSED, **NOT_FLAGGED, self.path_of("attempt_epoch"): {"$lt": self.epoch}}
+
+    def is_new_or_has_lease(self, lease: Fields) -> Fields:
+        """Return the filter of `epoch_is_new`, which also matches if the epoch was taken with this lease."""
+        epoch, lease_id = self.path_of("attempt_epoch"), self.path_of("lease.lease_id")
+        new = self.epoch_is_new
+        return {
+            **{path: value for path, value in new.items() if path != epoch},
+            "$or": [{epoch: new[epoch]}, {epoch: self.epoch, lease_id: lease["lease_id"]}],
+        }
+
+    def may_begin(self, run_id: str) -> Fields:
+        """Return the filter for a document in which the attempt may begin: its epoch is new or belongs to this run."""
+        epoch, run, status = (self.path_of(name) for name in ("attempt_epoch", "run_id", "status"))
+        own = {epoch: self.epoch, run: run_id, status: {"$in": OPEN_NODE_STATUSES}}
+        return {**self.owned, "closed_run_id": {"$ne": run_id}, "$or": [{epoch: {"$lt": self.epoch}}, own]}
+
+    def may_begin_at_once(self, run_id: str) -> Fields:
+        """Return the filter of `may_begin`, limited to documents that are neither closed nor flagged.
+
+        Nearly all documents match this filter, and it makes the fastest query.
+        """
+        return self.may_begin(run_id) | NOT_CLOSED | NOT_FLAGGED
+
+    def taken_by(self, run_id: str) -> Fields:
+        """Return the filter for a document in which the entry has the epoch and the run of the attempt."""
+        return {**self.owned, self.path_of("attempt_epoch"): self.epoch, self.path_of("run_id"): run_id}
+
+    def held_by(self, run_id: str) -> Fields:
+        """Return the fence of the attempt: the filter for a document in which it is still running."""
+        return {**self.taken_by(run_id), self.path_of("status"): NodeStatus.RUNNING.value}
+
+    def begun(self, run_id: str, lease: Fields, at: float) -> Fields:
+        """Return the `$set` of the attempt's first write."""
+        fields: Fields = {
+            self.path_of("status"): NodeStatus.RUNNING.value,
+            self.path_of("attempt_epoch"): self.epoch,
+            self.path_of("run_id"): run_id,
+            self.path_of("lease"): lease,
+            self.path_of("started_at"): moment(at),
+            "last_event_recv_ms": int(at * 1000),
+            "updated_at": moment(at),
+        }
+        if self.epoch > 1:
+            fields[self.path_of("next_retry_at_ms")] = None
+        return fields
+
+    def left_over(self) -> Fields:
+        """Return the `$unset` of the attempt's first write: fields that an earlier end has left."""
+        left = ("finished_at", "skip_reason", WAITS_FOR, *NODE_FLAGS)
+        return {self.path_of(name): "" for name in left}
+
+    def finished(self, at: float) -> Fields:
+        """Return the `$set` of the attempt's last write."""
+        fields: Fields = {
+            self.path_of("status"): NodeStatus.FINISHED.value,
+            self.path_of("finished_at"): moment(at),
+            self.path_of("last_event_recv_ms"): int(at * 1000),
+            "last_event_recv_ms": int(at * 1000),
+            "updated_at": moment(at),
+        }
+        if self.epoch > 1:
+            fields[self.path_of("last_error")] = None
+        return fields
+
+    def projection(self, *names: str) -> Fields:
+        """Return the projection of fields of the entry, and of all entries beside it: it cannot contain an index."""
+        path = ".".join(segment for segment in self.path.split(".") if not segment.isdigit())
+        return {"_id": 0} | {f"{path}.{name}": 1 for name in (*self.owner, *names)}
+
+    def read(self, stored: Fields | None) -> Fields:
+        """Return the entry of a document; `{}` if there is none, or if it belongs to something else."""
+        found: Any = stored
+        for segment in self.path.split("."):
+            inner = (
+                {str(index): each for index, each in enumerate(found)} if isinstance(found, list) else found
+            )
+            found = inner.get(segment) if isinstance(inner, dict) else None
+        return found if isinstance(found, dict) and self.owner.items() <= found.items() else {}
+
+
+def entry_of_node(attempt: AttemptInput) -> AttemptEntry:
+    """Return the entry of an attempt that runs a whole node: the node in the task document."""
+    return AttemptEntry(
+        document={"id": attempt.task_id},
+        path=f"graph.nodes.{attempt.index}",
+        owner={"node_id": attempt.node_id},
+        epoch=attempt.epoch,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Write:
+    entry: AttemptEntry
+    fence: Fields
+    """Filter under which a group may contain the write. It may be narrower than the filter of `alone`."""
+    update: Update
+    alone: Callable[[], Awaitable[None]]
+    """Performs the write by itself, and raises the cause if it must not happen."""
+
+
+class Attempts:
+    """The attempts whose entries are in one collection. `entry_of` returns the entry of an attempt.
+
+    Methods raise StoreUnavailable if MongoDB does not respond; a retry may succeed. They raise StoreRefused for errors
+    that no retry can fix.
+    """
 
     def __init__(
-        self, tasks: Any, *, flags: CancelFlags, reopen: Callable[[str, str], Awaitable[None]]
+        self,
+        collection: Any,
+        *,
+        reopen: Callable[[str, str], Awaitable[None]],
+        entry_of: Callable[[AttemptInput], AttemptEntry] = entry_of_node,
     ) -> None:
-        self._tasks = tasks
-        self._flags = flags
+        self._collection = collection
+        self._entry_of = entry_of
         self._reopen = reopen
         """Called with a task id and the id of the run that continues the task."""
         self._writes = self._group_commit()
@@ -61,131 +217,190 @@ class AttemptWrites:
         return GroupCommit[_Write](
             alone=lambda write: write.alone(),
             together=self._write_together,
-            pace=Pace(documents=lambda writes: len({write.attempt.task_id for write in writes})),
+            pace=Pace(documents=lambda writes: len({_document_of(write) for write in writes})),
         )
 
+    @translate_errors
     async def begin(
         self, attempt: AttemptInput, run_id: str, lease: Fields, at: float, *, once: bool = False
     ) -> None:
-        """Take the node's epoch for an attempt.
+        """Perform the first write of an attempt, which takes the epoch. Clear cancel flags of an earlier run.
 
         Raise EpochTaken if another run has used the epoch, Fenced if this run has closed the task, and Flagged if a
         cancel flag is set that is not from an earlier run. With `once`, raise TriedBefore if this run has taken the
         epoch with another lease.
         """
-        update = {
-            "$set": task_fields.attempt_begun(attempt, run_id, lease, at),
-            "$unset": task_fields.attempt_unset(attempt),
-        }
-        fence = task_fields.fresh_attempt_filter(attempt)
+        entry = self._entry_of(attempt)
+        update = {"$set": entry.begun(run_id, lease, at), "$unset": entry.left_over()}
         take = partial(self._begin_once, lease) if once else self._begin
         alone = partial(take, attempt, run_id, update)
-        await self._writes.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
+        await self._writes.write(_Write(entry=entry, fence=entry.epoch_is_new, update=update, alone=alone))
 
+    @translate_errors
     async def finish(self, attempt: AttemptInput, run_id: str, at: float) -> None:
-        """Finish the node. Raise Fenced if a newer attempt has it. Do not change a node that is being cancelled."""
-        update = {"$set": task_fields.attempt_finished(attempt, at)}
-        fence, alone = (
-            task_fields.fence_filter(attempt, run_id),
-            partial(self._finish, attempt, run_id, update),
-        )
-        await self._writes.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
+        """Perform the last write of an attempt, which finishes the node.
 
+        Raise Fenced if a newer attempt has the entry. Do not change a node that is being cancelled.
+        """
+        entry = self._entry_of(attempt)
+        update = {"$set": entry.finished(at)}
+        alone = partial(self._finish, attempt, run_id, update)
+        await self._writes.write(_Write(entry=entry, fence=entry.held_by(run_id), update=update, alone=alone))
+
+    @translate_errors
     async def extend_lease(self, attempt: AttemptInput, run_id: str, deadline_ms: int, at: float) -> None:
-        """Extend the lease of a running node to `deadline_ms`. Keep a later deadline."""
-        fence = task_fields.fence_filter(attempt, run_id)
-        update = {"$max": task_fields.lease_extended(attempt, deadline_ms, at)}
+        """Extend the lease of a running attempt to `deadline_ms` (Unix time in milliseconds). Keep a later deadline."""
+        entry = self._entry_of(attempt)
+        fence = entry.held_by(run_id)
+        later = {entry.path_of("lease.deadline_ts_ms"): deadline_ms, "last_event_recv_ms": int(at * 1000)}
+        update = {"$max": later}
         alone = partial(self._extend, fence, update)
-        await self._leases.write(_Write(attempt=attempt, fence=fence, update=update, alone=alone))
+        await self._leases.write(_Write(entry=entry, fence=fence, update=update, alone=alone))
 
+    @translate_errors
+    async def show_lease(self, attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> None:
+        """Show the worker that runs an attempt, and its lease, instead of what the attempt waits for."""
+        entry = self._entry_of(attempt)
+        received = dict.fromkeys((entry.path_of("last_event_recv_ms"), "last_event_recv_ms"), int(at * 1000))
+        shown = {entry.path_of("lease"): lease, **received}
+        await self._update(entry.held_by(run_id), {"$set": shown, "$unset": {entry.path_of(WAITS_FOR): ""}})
+
+    @translate_errors
+    async def show_wait(
+        self, attempt: AttemptInput, run_id: str, waits_for: str | None, *, holders: str
+    ) -> None:
+        """Show what an attempt waits for; None removes the text, also after the attempt's end.
+
+        Show nothing once the lease has passed to a worker, whose id does not begin with `holders`.
+        """
+        entry = self._entry_of(attempt)
+        path, worker_id = entry.path_of(WAITS_FOR), entry.path_of("lease.worker_id")
+        if waits_for is None:
+            await self._update(entry.taken_by(run_id), {"$unset": {path: ""}})
+        else:
+            waiting = {**entry.held_by(run_id), worker_id: {"$regex": f"^{re.escape(holders)}"}}
+            await self._update(waiting, {"$set": {path: waits_for}})
+
+    @translate_errors
     async def check_hold(self, attempt: AttemptInput, run_id: str) -> None:
-        """Raise Fenced unless the node still has the epoch and run of this attempt."""
-        any_status = {f"graph.nodes.{attempt.index}.status": {"$exists": True}}
-        held = {**task_fields.fence_filter(attempt, run_id), **any_status}
-        if await self._tasks.find_one(held, {"_id": 1}) is None:
+        """Raise Fenced unless the entry still has the epoch and the run of this attempt."""
+        if await self._collection.find_one(self._entry_of(attempt).taken_by(run_id), {"_id": 1}) is None:
             raise Fenced(f"node {attempt.node_id!r} has replaced its attempt {attempt.epoch}")
+
+    @translate_errors
+    async def find_holder(self, attempt: AttemptInput) -> str | None:
+        """Return the worker id in the entry's lease if this attempt or a later one has begun; None if none has."""
+        entry = self._entry_of(attempt)
+        begun = {**entry.owned, entry.path_of("attempt_epoch"): {"$gte": attempt.epoch}}
+        stored = await self._collection.find_one(begun, entry.projection("lease.worker_id"))
+        return None if stored is None else (entry.read(stored).get("lease") or {}).get("worker_id", "")
+
+    @translate_errors
+    async def read_epoch(self, attempt: AttemptInput) -> int:
+        """Return the current epoch of the attempt's entry; 0 without a document."""
+        entry = self._entry_of(attempt)
+        stored = await self._collection.find_one(entry.document, entry.projection("attempt_epoch"))
+        return int(entry.read(stored).get("attempt_epoch") or 0)
 
     async def _begin_once(self, lease: Fields, attempt: AttemptInput, run_id: str, update: Update) -> None:
         """Take the epoch unless an earlier try has. The lease distinguishes a repeated write of this try."""
-        begun = await self._tasks.update_one(task_fields.own_attempt_filter(attempt, lease), update)
-        if not begun.matched_count:
+        entry = self._entry_of(attempt)
+        if not await self._update(entry.is_new_or_has_lease(lease), update):
             await self._check_tries(attempt, run_id)
             await self._begin(attempt, run_id, update)
 
     async def _check_tries(self, attempt: AttemptInput, run_id: str) -> None:
         """Raise TriedBefore if this run has already taken the epoch."""
-        taken = {"node_id": attempt.node_id, "attempt_epoch": attempt.epoch, "run_id": run_id}
-        stored = await self._tasks.find_one(
-            {"id": attempt.task_id, "graph.nodes": {"$elemMatch": taken}}, task_fields.NODE_STATES
-        )
+        entry = self._entry_of(attempt)
+        stored = await self._collection.find_one(entry.taken_by(run_id), entry.projection("status"))
         if stored is not None:
-            finished = stored["graph"]["nodes"][attempt.index]["status"] == NodeStatus.FINISHED
+            finished = entry.read(stored)["status"] == NodeStatus.FINISHED
             raise TriedBefore(attempt.node_id, finished=finished)
 
     async def _begin(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
-        begun = await self._tasks.update_one(task_fields.open_attempt_filter(attempt, run_id), update)
-        if not begun.matched_count:
-            await self._flags.clear_or_raise(attempt, run_id)
+        if not await self._update(self._entry_of(attempt).may_begin_at_once(run_id), update):
+            await self._clear_flags(attempt, run_id)
             await self._begin_again(attempt, run_id, update)
+
+    async def _clear_flags(self, attempt: AttemptInput, run_id: str) -> None:
+        """Clear the flags of an earlier run. Raise Flagged if a current flag prevents the attempt from beginning.
+
+        Do nothing if anything other than a flag prevents it.
+        """
+        hindered = self._entry_of(attempt).may_begin(run_id) | {"coordinator.cancelled": True}
+        found = await self._collection.find_one(hindered, FLAG_PATHS | {"closed_run_id": 1})
+        if found is None:
+            return
+        flag = flag_of(found)
+        if flag.run_id == run_id or (flag.run_id is None and "closed_run_id" not in found):
+            raise Flagged(flag)
+        same = {"id": attempt.task_id, "coordinator.cancel_run_id": flag.run_id}
+        await self._update(same, {"$unset": unset_of_flags(found)})
 
     async def _begin_again(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
         """Begin in a document that was closed or flagged before. Raise the cause if the attempt must not begin."""
-        may_begin = task_fields.attempt_filter(attempt, run_id) | task_fields.NOT_FLAGGED
-        begun = await self._tasks.update_one(may_begin, update)
-        if not begun.matched_count:
+        if not await self._update(self._entry_of(attempt).may_begin(run_id) | NOT_FLAGGED, update):
             await self._explain_refusal(attempt, run_id)
         await self._reopen(attempt.task_id, run_id)
 
     async def _explain_refusal(self, attempt: AttemptInput, run_id: str) -> None:
-        wanted = {**task_fields.NODE_STATES, "closed_run_id": 1}
-        stored = await self._tasks.find_one({"id": attempt.task_id}, wanted)
+        entry = self._entry_of(attempt)
+        wanted = entry.projection("attempt_epoch") | {"closed_run_id": 1}
+        stored = await self._collection.find_one(entry.document, wanted)
         if stored is None:
             raise StoreRefused(f"there is no document for task {attempt.task_id!r}")
         if stored.get("closed_run_id") == run_id:
             raise Fenced(f"task {attempt.task_id!r} has ended")
-        nodes = stored["graph"]["nodes"]
-        if attempt.index >= len(nodes) or nodes[attempt.index]["node_id"] != attempt.node_id:
+        if not (found := entry.read(stored)):
             raise StoreRefused(f"the document of task {attempt.task_id!r} contains another graph")
-        raise EpochTaken(nodes[attempt.index]["attempt_epoch"])
+        raise EpochTaken(found["attempt_epoch"])
 
     async def _finish(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
-        done = await self._tasks.update_one(task_fields.fence_filter(attempt, run_id), update)
-        if not done.matched_count:
+        if not await self._update(self._entry_of(attempt).held_by(run_id), update):
             await self.check_hold(attempt, run_id)
 
     async def _extend(self, fence: Fields, update: Update) -> None:
-        await self._tasks.update_one(fence, update)
+        await self._update(fence, update)
+
+    async def _update(self, condition: Fields, update: Update) -> bool:
+        """Update a document. Return False if none matches."""
+        return bool((await self._collection.update_one(condition, update)).matched_count)
 
     async def _write_together(self, writes: Sequence[_Write]) -> Sequence[int]:
-        """Write one update for each task, all in one call. Return the indexes of the writes to perform one by one.
+        """Write one update for each document, all in one call. Return the indexes of the writes to perform one by one.
 
         If a fence does not match, return all indexes. The call's result does not show which writes succeeded, and
         repeating a write is safe.
         """
-        together, later = _first_of_each_node(writes)
-        updates = [_merged(of_task) for of_task in together.values()]
+        first, later = _first_of_each_entry(writes)
+        updates = [_merge(of_document) for of_document in first.values()]
         if len(updates) == 1:
-            done = await self._tasks.update_one(*updates[0])
+            done = await self._collection.update_one(*updates[0])
         else:
-            done = await self._tasks.bulk_write([UpdateOne(*each) for each in updates], ordered=False)
+            done = await self._collection.bulk_write([UpdateOne(*each) for each in updates], ordered=False)
         return later if done.matched_count == len(updates) else range(len(writes))
 
 
-def _first_of_each_node(writes: Sequence[_Write]) -> tuple[dict[str, list[_Write]], list[int]]:
-    """Return the first write of each node, by task id, and the indexes of the remaining writes."""
-    together: dict[str, list[_Write]] = {}
+def _document_of(write: _Write) -> tuple[tuple[str, Any], ...]:
+    return tuple(write.entry.document.items())
+
+
+def _first_of_each_entry(writes: Sequence[_Write]) -> tuple[dict[Any, list[_Write]], list[int]]:
+    """Return the first write of each entry, by document, and the indexes of the remaining writes."""
+    first: dict[Any, list[_Write]] = {}
     later, seen = [], set()
     for index, write in enumerate(writes):
-        node = (write.attempt.task_id, write.attempt.index)
-        if node in seen:
+        document = _document_of(write)
+        place = (document, write.entry.path)
+        if place in seen:
             later.append(index)
         else:
-            seen.add(node)
-            together.setdefault(write.attempt.task_id, []).append(write)
-    return together, later
+            seen.add(place)
+            first.setdefault(document, []).append(write)
+    return first, later
 
 
-def _merged(writes: Iterable[_Write]) -> tuple[Fields, Update]:
+def _merge(writes: Iterable[_Write]) -> tuple[Fields, Update]:
     """Return the combined filter and update of several writes to one document. Their paths do not overlap."""
     fence: Fields = {}
     update: Update = {}
@@ -194,3 +409,62 @@ def _merged(writes: Iterable[_Write]) -> tuple[Fields, Update]:
         for operator, fields in write.update.items():
             update.setdefault(operator, {}).update(fields)
     return fence, update
+
+
+_EFFECT = "applied_generation"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeWrite:
+    """The fields by which a coordinator function begins, takes effect exactly once and finishes in one update.
+
+    The update that has the effect adds these fields to its own. It marks the entry with the node's generation, and its
+    filter checks the mark. Retries and attempts after a crash or a reset therefore see the mark. A rerun has a new
+    generation.
+    """
+
+    attempt: AttemptInput
+    run_id: str
+    lease: Fields = field(default_factory=dict)
+    at: float = 0.0
+
+    @property
+    def entry(self) -> AttemptEntry:
+        """Return the entry of the attempt."""
+        return entry_of_node(self.attempt)
+
+    @property
+    def may_begin(self) -> Fields:
+        """Return the filter for documents that are neither closed nor flagged and in which the attempt may begin.
+
+        For other documents, call `Attempts.begin` first.
+        """
+        return self.entry.may_begin_at_once(self.run_id)
+
+    @property
+    def not_applied(self) -> Fields:
+        """Return the filter for documents in which this generation of the node has had no effect yet."""
+        return {self.entry.path_of(_EFFECT): {"$not": {"$gte": self.attempt.generation}}}
+
+    @property
+    def done(self) -> Fields:
+        """Return the `$set` that begins and finishes the attempt and counts its effect."""
+        begun = self.entry.begun(self.run_id, self.lease, self.at)
+        return begun | self.entry.finished(self.at) | {self.entry.path_of(_EFFECT): self.attempt.generation}
+
+    @property
+    def unsets(self) -> Fields:
+        """Return the `$unset` for fields that an earlier end of the node has left."""
+        set_again = self.entry.path_of("finished_at")
+        return {path: "" for path in self.entry.left_over() if path != set_again}
+
+    def is_applied(self, document: Fields) -> bool:
+        """Return True if, according to the document, this generation has had its effect."""
+        marked = self.entry.read(document).get(_EFFECT)
+        return isinstance(marked, int) and marked >= self.attempt.generation
+
+    def is_finished(self, document: Fields) -> bool:
+        """Return True if, according to the document, this attempt has finished the node."""
+        found = self.entry.read(document)
+        held = (found.get("attempt_epoch"), found.get("run_id"), found.get("status"))
+        return held == (self.attempt.epoch, self.run_id, NodeStatus.FINISHED)

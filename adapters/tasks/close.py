@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.mongo import fits, moment
-from flowkit.adapters.tasks import fields as task_fields
-from flowkit.adapters.tasks.record import NODES_OF_ONE_UPDATE, chunks
+from flowkit.adapters.tasks.cancel_flags import set_of_task_flag
+from flowkit.adapters.tasks.fields import NODE_STATES, history, nodes_of
+from flowkit.adapters.tasks.record import NODES_OF_ONE_UPDATE, chunks, node_fields, omitted_changes
 from flowkit.errors import StoreTooLarge
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.text import truncate
@@ -64,7 +65,7 @@ class Closing:
             stored = await self._tasks.find_one({"id": close.task_id}, _projection(close, room))
             if stored is None:
                 return False
-            if await fits(self._write(close, task_fields.nodes_of(stored), room)):
+            if await fits(self._write(close, nodes_of(stored), room)):
                 return True
             _logger.warning(
                 "task %s: its document becomes too large when it is closed; FlowKit omits details",
@@ -93,7 +94,7 @@ def _merged(changes: Any) -> Fields:
 
 def _projection(close: CloseTask, room: Room) -> Fields:
     """Return the projection of the fields that the close needs. Stats and errors may be large and are rarely needed."""
-    wanted = {**task_fields.NODE_STATES}
+    wanted = {**NODE_STATES}
     if close.status is TaskStatus.FINISHED and room.stats:
         wanted["graph.nodes.stats"] = 1
     if room.error_chars is not None:
@@ -107,20 +108,20 @@ def end_fields(close: CloseTask, stored_nodes: list[Fields], room: Room) -> Fiel
     close = replace(close, status_history=changes, status_history_omitted=omitted)
     fields: Fields = {
         "status": close.status.value,
-        "status_history": task_fields.history(changes),
+        "status_history": history(changes),
         "closed_run_id": close.run_id,
         "reason": close.reason,
         "finished_at": moment(close.at),
         "next_retry_at_ms": None,
         "updated_at": moment(close.at),
-        **task_fields.omitted(close),
+        **omitted_changes(close),
     }
     if close.dead:
         fields["coordinator.liveness"] = {"state": "dead"}
     if close.status is TaskStatus.FINISHED:
         fields["result"] = result(close, stored_nodes if room.nodes else [])
     if close.status is TaskStatus.CANCELLED:
-        fields |= task_fields.cancel_flags(close.reason or "", close.at, close.run_id)
+        fields |= set_of_task_flag(close.reason or "", close.at, close.run_id)
     if room.error_chars is not None and close.reason:
         fields["reason"] = truncate(close.reason, _REASON_CHARS)
     if close.handled_failures_omitted or room != Room():
@@ -153,7 +154,8 @@ def node_changes(close: CloseTask, stored_nodes: list[Fields], room: Room) -> It
         yield from _cut_errors(stored_nodes, room.error_chars)
     for node in close.nodes:
         if _differs(node, stored_nodes):
-            yield task_fields.node_fields(_cut(_with_latest_epoch(node, stored_nodes), room), close.at)
+            known = _with_latest_epoch(node, stored_nodes)
+            yield node_fields(_cut(known, room), close.at, close.run_id)
     yield from _missed_ends(close, stored_nodes)
 
 

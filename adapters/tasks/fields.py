@@ -1,7 +1,6 @@
-"""Pure functions that build documents, filters and updates for the collection `tasks` (spec: task document).
+"""The task document: its initial content, its parts that several modules read, and its graph (spec: task document).
 
-Paths address a node by its index, `graph.nodes.<i>`, and every filter also contains its `node_id`. No path is part of
-two operators of one update, because MongoDB rejects such updates.
+Pure functions. Paths address a node by its index, `graph.nodes.<i>`, and every filter also contains its `node_id`.
 """
 
 from __future__ import annotations
@@ -10,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.mongo import iso, moment
 from flowkit.graph.validation import parents_by_node
-from flowkit.models import OPEN_NODE_STATUSES, RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
+from flowkit.models import RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from flowkit.models import AttemptInput, CloseTask, NodeRecord, RecordTask
+    from collections.abc import Iterable
 
 Fields = dict[str, Any]
 
@@ -32,6 +29,9 @@ NODE_STATES: Fields = {
     "graph.nodes.attempt_epoch": 1,
 }
 """Projection with the status and epoch of each node."""
+
+WAITS_FOR = "waits_for"
+"""Field of a node with a text about what its attempt waits for; only while no external worker has accepted it."""
 
 WIRING: Fields = {
     "_id": 0,
@@ -130,20 +130,6 @@ def nodes_of(stored: Fields) -> list[Fields]:
     return [node if isinstance(node, dict) else {} for node in nodes] if isinstance(nodes, list) else []
 
 
-def beyond(epochs: Mapping[str, int], unfinished: Collection[str]) -> Fields:
-    """Return the filter for a document that is more recent than the given state.
-
-    It matches if a node in `epochs` has a later epoch or a node in `unfinished` is not failed, skipped or cancelled.
-    """
-    later: list[Fields] = [
-        {"node_id": node_id, "attempt_epoch": {"$gt": epoch}} for node_id, epoch in epochs.items()
-    ]
-    if unfinished:
-        ended = [status.value for status in NodeStatus if status.ended and status is not NodeStatus.FINISHED]
-        later.append({"node_id": {"$in": list(unfinished)}, "status": {"$nin": ended}})
-    return {"graph.nodes": {"$elemMatch": {"$or": later}}}
-
-
 def history(changes: Iterable[StatusChange]) -> list[Fields]:
     """Return `status_history` in the form that documents contain."""
     return [{"from": change.from_, "to": change.to, "at": iso(change.at)} for change in changes]
@@ -155,219 +141,3 @@ def opened_history(at: float) -> list[Fields]:
     return history(
         [StatusChange(from_=None, to=queued, at=at), StatusChange(from_=queued, to=running, at=at)]
     )
-
-
-def attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
-    """Return the filter for documents in which `attempt` may begin: its epoch is new or belongs to this run."""
-    node = f"graph.nodes.{attempt.index}"
-    return {
-        "id": attempt.task_id,
-        f"{node}.node_id": attempt.node_id,
-        "closed_run_id": {"$ne": run_id},
-        "$or": [
-            {f"{node}.attempt_epoch": {"$lt": attempt.epoch}},
-            {
-                f"{node}.attempt_epoch": attempt.epoch,
-                f"{node}.run_id": run_id,
-                f"{node}.status": {"$in": OPEN_NODE_STATUSES},
-            },
-        ],
-    }
-
-
-NOT_FLAGGED: Fields = {"coordinator.cancelled": {"$ne": True}}
-"""Filter for documents without a cancel flag for the whole task."""
-
-
-def open_attempt_filter(attempt: AttemptInput, run_id: str) -> Fields:
-    """Return the filter of `attempt_filter`, limited to documents that are neither closed nor flagged.
-
-    Nearly all documents match this filter, and it makes the fastest query.
-    """
-    return attempt_filter(attempt, run_id) | {"closed_run_id": {"$exists": False}} | NOT_FLAGGED
-
-
-def fresh_attempt_filter(attempt: AttemptInput) -> Fields:
-    """Return the filter for documents that are neither closed nor flagged and in which this epoch is new.
-
-    It is narrower than `open_attempt_filter` but still matches nearly always.
-    """
-    node = f"graph.nodes.{attempt.index}"
-    return {
-        "id": attempt.task_id,
-        "closed_run_id": {"$exists": False},
-        **NOT_FLAGGED,
-        f"{node}.node_id": attempt.node_id,
-        f"{node}.attempt_epoch": {"$lt": attempt.epoch},
-    }
-
-
-def own_attempt_filter(attempt: AttemptInput, lease: Fields) -> Fields:
-    """Return the filter of `fresh_attempt_filter`, which also matches if the epoch was taken with this lease."""
-    node = f"graph.nodes.{attempt.index}"
-    fresh = fresh_attempt_filter(attempt)
-    epoch = fresh.pop(f"{node}.attempt_epoch")
-    own = {f"{node}.attempt_epoch": attempt.epoch, f"{node}.lease.lease_id": lease["lease_id"]}
-    return {**fresh, "$or": [{f"{node}.attempt_epoch": epoch}, own]}
-
-
-def attempt_begun(attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> Fields:
-    """Return the `$set` of an attempt's first write."""
-    node = f"graph.nodes.{attempt.index}"
-    fields: Fields = {
-        f"{node}.status": NodeStatus.RUNNING.value,
-        f"{node}.attempt_epoch": attempt.epoch,
-        f"{node}.run_id": run_id,
-        f"{node}.lease": lease,
-        f"{node}.started_at": moment(at),
-        "last_event_recv_ms": int(at * 1000),
-        "updated_at": moment(at),
-    }
-    if attempt.epoch > 1:
-        fields[f"{node}.next_retry_at_ms"] = None
-    return fields
-
-
-NODE_FLAGS = ("coordinator", "cancel_requested_at")
-"""Fields of a node that request it to stop."""
-
-
-WAITS_FOR = "waits_for"
-"""Field of a node with a text about what its attempt waits for; only while no external worker has accepted it."""
-
-
-def attempt_unset(attempt: AttemptInput) -> Fields:
-    """Return the `$unset` of an attempt's first write: fields that an earlier end of the node has left."""
-    left = ("finished_at", "skip_reason", WAITS_FOR, *NODE_FLAGS)
-    return {f"graph.nodes.{attempt.index}.{name}": "" for name in left}
-
-
-def fence_filter(attempt: AttemptInput, run_id: str) -> Fields:
-    """Return the fence of an attempt: the filter for a document in which `attempt` is still running the node."""
-    node = f"graph.nodes.{attempt.index}"
-    return {
-        "id": attempt.task_id,
-        f"{node}.node_id": attempt.node_id,
-        f"{node}.attempt_epoch": attempt.epoch,
-        f"{node}.run_id": run_id,
-        f"{node}.status": NodeStatus.RUNNING.value,
-    }
-
-
-def lease_extended(attempt: AttemptInput, deadline_ms: int, at: float) -> Fields:
-    """Return the `$max` of a write that extends the lease of an attempt."""
-    path = f"graph.nodes.{attempt.index}.lease.deadline_ts_ms"
-    return {path: deadline_ms, "last_event_recv_ms": int(at * 1000)}
-
-
-def attempt_finished(attempt: AttemptInput, at: float) -> Fields:
-    """Return the `$set` of an attempt's last write."""
-    node = f"graph.nodes.{attempt.index}"
-    fields: Fields = {
-        f"{node}.status": NodeStatus.FINISHED.value,
-        f"{node}.finished_at": moment(at),
-        f"{node}.last_event_recv_ms": int(at * 1000),
-        "last_event_recv_ms": int(at * 1000),
-        "updated_at": moment(at),
-    }
-    if attempt.epoch > 1:
-        fields[f"{node}.last_error"] = None
-    return fields
-
-
-def node_filter(node: NodeRecord) -> Fields:
-    """Return the filter for a transition of the workflow: the node is open and has no later epoch.
-
-    A node whose parents failed later fails although its attempt has finished it.
-    """
-    path = f"graph.nodes.{node.index}"
-    return {
-        f"{path}.node_id": node.node_id,
-        f"{path}.attempt_epoch": {"$lte": node.epoch},
-        f"{path}.status": {"$in": _statuses_before(node)},
-    }
-
-
-def _statuses_before(node: NodeRecord) -> list[str]:
-    return [*OPEN_NODE_STATUSES, NodeStatus.FINISHED.value] if node.after_finish else OPEN_NODE_STATUSES
-
-
-def may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
-    """Return True if the nodes of a document meet the condition of `node_filter`."""
-    if node.index >= len(stored_nodes):
-        return False
-    stored = stored_nodes[node.index]
-    known = stored.get("node_id") == node.node_id and stored.get("status") in _statuses_before(node)
-    return known and stored.get("attempt_epoch", 0) <= node.epoch
-
-
-def node_fields(node: NodeRecord, at: float) -> Fields:
-    """Return the `$set` of a transition that only the workflow knows."""
-    path = f"graph.nodes.{node.index}"
-    retry_ms = None if node.next_retry_at is None else int(node.next_retry_at * 1000)
-    fields: Fields = {
-        f"{path}.status": node.status.value,
-        f"{path}.attempt_epoch": node.epoch,
-        f"{path}.next_retry_at_ms": retry_ms,
-    }
-    if node.last_error is not None:
-        fields[f"{path}.last_error"] = node.last_error
-    if node.skip_reason is not None:
-        fields[f"{path}.skip_reason"] = node.skip_reason.value
-    if node.status.ended:
-        fields[f"{path}.finished_at"] = moment(at)
-    if node.status is NodeStatus.CANCELLING:
-        fields[f"{path}.coordinator.cancelled"] = True
-        fields[f"{path}.cancel_requested_at"] = moment(at)
-    return fields
-
-
-def task_filter(record: RecordTask) -> Fields:
-    """Return the filter for the task's own fields: the task is open and no newer run has opened it."""
-    return {
-        "id": record.task_id,
-        "run_seq": {"$lte": record.run_seq},
-        "finished_at": None,
-    }
-
-
-def task_fields(record: RecordTask) -> Fields:
-    """Return the `$set` of a task's own fields during its run."""
-    fields: Fields = {
-        "status": record.status.value,
-        "status_history": history(record.status_history),
-        "updated_at": moment(record.at),
-        **omitted(record),
-    }
-    if record.cancel_reason is not None:
-        fields |= cancel_flags(record.cancel_reason, record.at, record.run_id)
-    return fields
-
-
-def omitted(record: RecordTask | CloseTask) -> Fields:
-    """Return the field with the number of entries omitted from `status_history`; `{}` if none are omitted."""
-    count = record.status_history_omitted
-    return {"status_history_omitted": count} if count else {}
-
-
-def cancel_flags(reason: str, at: float, run_id: str | None) -> Fields:
-    """Return the cancel flags that external workers poll. The run id distinguishes them from a direct write."""
-    return {
-        "coordinator.cancelled": True,
-        "coordinator.cancel_reason": reason,
-        "coordinator.cancelled_at": moment(at),
-        "coordinator.cancel_run_id": run_id or "",
-    }
-
-
-TASK_FLAGS: Fields = dict.fromkeys(
-    (f"coordinator.{name}" for name in ("cancelled", "cancel_reason", "cancelled_at", "cancel_run_id")), ""
-)
-"""`$unset` for the task's own cancel flags."""
-
-
-def flags_of(nodes: list[Fields]) -> Fields:
-    """Return the `$unset` for all cancel flags of a task with these nodes."""
-    flagged = (index for index, node in enumerate(nodes) if node)
-    paths = (f"graph.nodes.{index}.{name}" for index in flagged for name in NODE_FLAGS)
-    return {**TASK_FLAGS, **dict.fromkeys(paths, "")}

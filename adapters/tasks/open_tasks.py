@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING
 from pymongo.errors import DuplicateKeyError
 
-from flowkit.adapters.durability import durable
-from flowkit.adapters.mongo import Database, ensure_index, iso, moment, translate_errors
-from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.mongo import Database, durable, ensure_index, iso, moment, translate_errors
+from flowkit.adapters.tasks.cancel_flags import set_of_task_flag
+from flowkit.adapters.tasks.fields import NODE_STATES, nodes_of
 from flowkit.adapters.tasks.queries import aggregated
 from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, SkipReason, TaskStatus
 
@@ -89,7 +89,7 @@ class OpenTasks:
     async def close_orphan(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
         """Close a task whose workflow is gone. Return False if its document has changed meanwhile."""
         unchanged = {"id": task_id, "run_id": run_id, **_NOT_CLOSED}
-        stored = await self._tasks.find_one(unchanged, {**task_fields.NODE_STATES, "run_id": 1, "status": 1})
+        stored = await self._tasks.find_one(unchanged, {**NODE_STATES, "run_id": 1, "status": 1})
         if stored is None:
             return False
         change = {"from": stored["status"], "to": TaskStatus.FAILED.value, "at": iso(at)}
@@ -131,7 +131,7 @@ def _unchanged_nodes(stored: Fields) -> Fields:
     """Return the filter for a document in which every open node still has the status that was read."""
     return {
         f"graph.nodes.{index}.status": node["status"]
-        for index, node in enumerate(task_fields.nodes_of(stored))
+        for index, node in enumerate(nodes_of(stored))
         if node.get("status") in OPEN_NODE_STATUSES
     }
 
@@ -145,9 +145,9 @@ def _orphan_fields(stored: Fields, reason: str, at: float) -> Fields:
         "finished_at": moment(at),
         "updated_at": moment(at),
         "next_retry_at_ms": None,
-        **task_fields.cancel_flags(reason, at, stored.get("run_id")),
+        **set_of_task_flag(reason, at, stored.get("run_id")),
     }
-    for index, node in enumerate(task_fields.nodes_of(stored)):
+    for index, node in enumerate(nodes_of(stored)):
         if node.get("status") in OPEN_NODE_STATUSES:
             fields |= _ended(f"graph.nodes.{index}", begun=bool(node.get("attempt_epoch")), at=at)
     return fields

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING
 
-from flowkit.adapters.durability import durable
-from flowkit.adapters.mongo import Database, moment, translate_errors
+from flowkit.adapters.mongo import Database, durable, moment, translate_errors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import DESCENDING
 
 from flowkit.adapters.dispatches import ACTIVE_STATES
-from flowkit.adapters.durability import durable
-from flowkit.adapters.mongo import Database, ensure_index, translate_errors
+from flowkit.adapters.mongo import Database, durable, ensure_index, translate_errors
 from flowkit.adapters.tasks.fields import WAITS_FOR
 from flowkit.models import OPEN_TASK_STATUSES
 from flowkit.validation.arguments import require, task_id_problem

@@ -12,20 +12,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import UpdateOne
 
-from flowkit.adapters.mongo import fits
-from flowkit.adapters.tasks import fields as task_fields
-from flowkit.adapters.tasks import liveness
-from flowkit.models import NodeStatus
+from flowkit.adapters.mongo import fits, moment
+from flowkit.adapters.tasks.cancel_flags import set_of_node_flag, set_of_task_flag
+from flowkit.adapters.tasks.fields import NODE_STATES, history, nodes_of
+from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowkit.models import NodeRecord, RecordTask
+    from flowkit.models import CloseTask, NodeRecord, RecordTask
 
 Fields = dict[str, Any]
 T = TypeVar("T")
 
 NODES_OF_ONE_UPDATE = 100
+
+SILENT = "silent"
+"""The `liveness` of a task, and of its nodes, whose attempts send no heartbeats."""
 
 _logger = logging.getLogger("flowkit.store")
 
@@ -49,7 +52,7 @@ class Recording:
 
     async def _write(self, record: RecordTask) -> None:
         waiting = sorted(record.nodes, key=lambda node: node.status is not NodeStatus.FAILED)
-        fields = task_fields.task_fields(record) | liveness.shown_silent(record)
+        fields = _task_fields(record) | _set_of_silence(record)
         while waiting or fields:
             some = waiting[:NODES_OF_ONE_UPDATE]
             if not await self._together(record, some, fields):
@@ -68,10 +71,10 @@ class Recording:
 
     async def _missing(self, record: RecordTask, nodes: Sequence[NodeRecord]) -> list[NodeRecord] | None:
         """Return the nodes that the document lacks; None if the task has ended or belongs to a newer run."""
-        stored = await self._tasks.find_one(task_fields.task_filter(record), task_fields.NODE_STATES)
+        stored = await self._tasks.find_one(_task_filter(record), NODE_STATES)
         if stored is None:
             return None
-        return [node for node in nodes if task_fields.may_follow(node, task_fields.nodes_of(stored))]
+        return [node for node in nodes if _may_follow(node, nodes_of(stored))]
 
     async def _one_by_one(self, record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> None:
         """Write each node with a filter of its own, because nodes keep changing between the read and the write."""
@@ -80,14 +83,106 @@ class Recording:
         await self._tasks.bulk_write(single, ordered=True)
 
 
+def _task_filter(record: RecordTask) -> Fields:
+    """Return the filter for the task's own fields: the task is open and no newer run has opened it."""
+    return {
+        "id": record.task_id,
+        "run_seq": {"$lte": record.run_seq},
+        "finished_at": None,
+    }
+
+
+def _task_fields(record: RecordTask) -> Fields:
+    """Return the `$set` of a task's own fields during its run."""
+    fields: Fields = {
+        "status": record.status.value,
+        "status_history": history(record.status_history),
+        "updated_at": moment(record.at),
+        **omitted_changes(record),
+    }
+    if record.cancel_reason is not None:
+        fields |= set_of_task_flag(record.cancel_reason, record.at, record.run_id)
+    return fields
+
+
+def omitted_changes(record: RecordTask | CloseTask) -> Fields:
+    """Return the field with the number of entries omitted from `status_history`; `{}` if none are omitted."""
+    count = record.status_history_omitted
+    return {"status_history_omitted": count} if count else {}
+
+
+def _set_of_silence(record: RecordTask) -> Fields:
+    """Return the `$set` of the fields that show silent nodes, or that none is silent any more."""
+    if record.silent:
+        suspected: Fields = {
+            "state": "suspected",
+            "suspected_at": moment(record.at),
+            "silent_nodes": [*record.silent.values()],
+        }
+        nodes = {f"graph.nodes.{index}.liveness": SILENT for index in record.silent}
+        return {"liveness": SILENT, "coordinator.liveness": suspected, **nodes}
+    if not record.heard:
+        return {}
+    return {"coordinator.liveness": {"state": "ok"}}
+
+
+def _unset_of_silence(record: RecordTask) -> Fields:
+    """Return the `$unset` for nodes that are no longer silent."""
+    gone = {} if record.silent or not record.heard else {"liveness": ""}
+    return gone | {f"graph.nodes.{index}.liveness": "" for index in record.heard}
+
+
 def _update(record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> tuple[Fields, Fields]:
-    removed = liveness.heard_again(record) if fields else {}
-    condition = task_fields.task_filter(record)
+    removed = _unset_of_silence(record) if fields else {}
+    condition = _task_filter(record)
     for node in nodes:
-        condition |= task_fields.node_filter(node)
-        own_flag = liveness.own_flag(node, record.run_id)
-        fields = fields | task_fields.node_fields(node, record.at) | own_flag
+        condition |= _node_filter(node)
+        fields = fields | node_fields(node, record.at, record.run_id)
     return condition, {"$set": fields, **({"$unset": removed} if removed else {})}
+
+
+def _node_filter(node: NodeRecord) -> Fields:
+    """Return the filter for a transition of the workflow: the node is open and has no later epoch.
+
+    A node whose parents failed later fails although its attempt has finished it.
+    """
+    path = f"graph.nodes.{node.index}"
+    return {
+        f"{path}.node_id": node.node_id,
+        f"{path}.attempt_epoch": {"$lte": node.epoch},
+        f"{path}.status": {"$in": _statuses_before(node)},
+    }
+
+
+def _statuses_before(node: NodeRecord) -> list[str]:
+    return [*OPEN_NODE_STATUSES, NodeStatus.FINISHED.value] if node.after_finish else OPEN_NODE_STATUSES
+
+
+def _may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
+    """Return True if the nodes of a document meet the condition of `_node_filter`."""
+    if node.index >= len(stored_nodes):
+        return False
+    stored = stored_nodes[node.index]
+    known = stored.get("node_id") == node.node_id and stored.get("status") in _statuses_before(node)
+    return known and stored.get("attempt_epoch", 0) <= node.epoch
+
+
+def node_fields(node: NodeRecord, at: float, run_id: str) -> Fields:
+    """Return the `$set` of a transition that only the workflow knows."""
+    path = f"graph.nodes.{node.index}"
+    retry_ms = None if node.next_retry_at is None else int(node.next_retry_at * 1000)
+    fields: Fields = {
+        f"{path}.status": node.status.value,
+        f"{path}.attempt_epoch": node.epoch,
+        f"{path}.next_retry_at_ms": retry_ms,
+    }
+    if node.last_error is not None:
+        fields[f"{path}.last_error"] = node.last_error
+    if node.skip_reason is not None:
+        fields[f"{path}.skip_reason"] = node.skip_reason.value
+    if node.status.ended:
+        fields[f"{path}.finished_at"] = moment(at)
+    return fields | set_of_node_flag(node, at, run_id)
 
 
 def chunks(nodes: Sequence[T], size: int) -> list[Sequence[T]]:

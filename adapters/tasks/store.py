@@ -1,4 +1,4 @@
-"""Storage of task documents: opening a task, the writes of attempts, transitions of the workflow, and the close.
+"""Storage of task documents: opening a task, transitions of the workflow, the close, and what other code reads.
 
 Every write is idempotent and has its fence in its own filter: the epoch and open status of a node, or the `run_seq` of
 a task. If the filter matches nothing, FlowKit reads the document afterwards to find the cause.
@@ -7,21 +7,28 @@ a task. If the filter matches nothing, FlowKit reads the document afterwards to 
 from __future__ import annotations
 
 import asyncio
-import re
 import uuid
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING, ReturnDocument
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from flowkit.adapters.dispatches import external_runs
-from flowkit.adapters.durability import durable
-from flowkit.adapters.mongo import Database, denial, denied, ensure_index, moment, translate_errors
-from flowkit.adapters.tasks import fields as task_fields
-from flowkit.adapters.tasks.attempts import AttemptWrites
-from flowkit.adapters.tasks.cancel_flags import CancelFlags
+from flowkit.adapters.mongo import Database, denial, denied, durable, ensure_index, moment, translate_errors
+from flowkit.adapters.tasks.attempts import Attempts
+from flowkit.adapters.tasks.cancel_flags import UNSET_OF_TASK_FLAG, CancelFlags
 from flowkit.adapters.tasks.close import Closing
+from flowkit.adapters.tasks.fields import (
+    NODE_STATES,
+    WIRING,
+    graph_difference,
+    new_task,
+    nodes_of,
+    opened_history,
+    owner,
+)
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.record import Recording
@@ -32,8 +39,9 @@ from flowkit.models import NodeStatus, TaskStatus
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from flowkit.adapters.tasks.cancel_flags import CancelFlag
-    from flowkit.models import AttemptInput, CloseTask, OpenTask, RecordTask
+    from flowkit.models import CloseTask, OpenTask, RecordTask
+
+Fields = dict[str, Any]
 
 _GRAPH = {
     "_id": 0,
@@ -46,7 +54,26 @@ _GRAPH = {
     "graph.edges_ex": 1,
 }
 _RUNNING = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
+_CONDITION_VALUES = {
+    "_id": 0,
+    "params": 1,
+    "coordinator.vars": 1,
+    "graph.nodes.node_id": 1,
+    "graph.nodes.stats": 1,
+}
 _EPOCHS = {"_id": 0, "run_seq": 1, "graph.nodes.attempt_epoch": 1, "graph.nodes.run_id": 1}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredValues:
+    """The values that a task document holds for conditions."""
+
+    params: dict[str, Any]
+    variables: dict[str, Any]
+    node_ids: list[str]
+    """The ids of all nodes, in the order of the graph."""
+    stats: dict[str, dict[str, Any]]
+    """The stats of each node that has some, by node id."""
 
 
 class TaskStore:
@@ -59,9 +86,10 @@ class TaskStore:
     def __init__(self, db: Database) -> None:
         self._db = durable(db)
         self._tasks = self._db.tasks
-        self._deployment: str | None = None
-        self._flags = CancelFlags(self._tasks)
-        self.attempts = AttemptWrites(self._tasks, flags=self._flags, reopen=self.reopen)
+        self._database_id: str | None = None
+        self.flags = CancelFlags(self._tasks)
+        self.attempts = Attempts(self._tasks, reopen=self.reopen)
+        """The attempts of nodes."""
 
     @property
     def database(self) -> Database:
@@ -88,19 +116,19 @@ class TaskStore:
         await StoredGraphs(self._db).prepare()
 
     @translate_errors
-    async def deployment(self) -> str:
+    async def database_id(self) -> str:
         """Return the database id, by which engines and workers notice that they use different databases.
 
         The first call by any process creates the id.
         """
-        if self._deployment is None:
+        if self._database_id is None:
             with suppress(DuplicateKeyError):
                 await self._meta().update_one(
                     {"_id": "deployment"}, {"$setOnInsert": {"value": str(uuid.uuid4())}}, upsert=True
                 )
             stored = await self._meta().find_one({"_id": "deployment"})
-            self._deployment = str(stored["value"])
-        return self._deployment
+            self._database_id = str(stored["value"])
+        return self._database_id
 
     def _meta(self) -> Any:
         return self._db.flowkit_meta
@@ -125,12 +153,10 @@ class TaskStore:
 
         Insert the document if there is none. Raise TaskIdTaken if it belongs to another task.
         """
-        ids = task_fields.owner(namespace_id, database_id)
+        ids = owner(namespace_id, database_id)
         stored = await self._tasks.find_one({"id": opening.task_id}, _GRAPH)
         if stored is None:
-            await self._insert(
-                task_fields.new_task(opening.task_id, opening.params, opening.graph, opening.at, **ids)
-            )
+            await self._insert(new_task(opening.task_id, opening.params, opening.graph, opening.at, **ids))
             stored = await self._tasks.find_one({"id": opening.task_id}, _GRAPH)
         if stored is not None:
             _check_graph(stored, opening)
@@ -158,7 +184,7 @@ class TaskStore:
                     "status": TaskStatus.RUNNING.value,
                     "first_run_id": opening.first_run_id,
                     "run_id": opening.run_id,
-                    "status_history": task_fields.opened_history(opening.at),
+                    "status_history": opened_history(opening.at),
                     "updated_at": moment(opening.at),
                     **ids,
                     **_NOT_ENDED,
@@ -182,17 +208,6 @@ class TaskStore:
         return found
 
     @translate_errors
-    async def begin_attempt(
-        self, attempt: AttemptInput, run_id: str, lease: dict[str, Any], at: float, *, once: bool = False
-    ) -> None:
-        """Perform the first write of an attempt, which takes the node's epoch. Clear cancel flags of an earlier run.
-
-        Raise EpochTaken if another run has used the epoch, Fenced if this run has closed the task, and Flagged if a
-        current cancel flag is set. With `once`, raise TriedBefore if this run has taken the epoch with another lease.
-        """
-        await self.attempts.begin(attempt, run_id, lease, at, once=once)
-
-    @translate_errors
     async def reopen(self, task_id: str, run_id: str) -> None:
         """Reopen a task that was closed although a newer run continues it, as after a sweep and Temporal's *Reset*."""
         await self._tasks.update_one(
@@ -208,78 +223,6 @@ class TaskStore:
         )
 
     @translate_errors
-    async def extend_lease(self, attempt: AttemptInput, run_id: str, deadline_ms: int, at: float) -> None:
-        """Extend the lease to `deadline_ms` (Unix time in milliseconds). Keep a later deadline."""
-        await self.attempts.extend_lease(attempt, run_id, deadline_ms, at)
-
-    @translate_errors
-    async def show_lease(self, attempt: AttemptInput, run_id: str, lease: dict[str, Any], at: float) -> None:
-        """Show in the task document the worker that runs an attempt, and its lease, instead of what it waits for."""
-        node = f"graph.nodes.{attempt.index}"
-        received = {f"{node}.last_event_recv_ms": int(at * 1000), "last_event_recv_ms": int(at * 1000)}
-        await self._tasks.update_one(
-            task_fields.fence_filter(attempt, run_id),
-            {
-                "$set": {f"{node}.lease": lease, **received},
-                "$unset": {f"{node}.{task_fields.WAITS_FOR}": ""},
-            },
-        )
-
-    @translate_errors
-    async def show_wait(
-        self, attempt: AttemptInput, run_id: str, waits_for: str | None, *, holders: str
-    ) -> None:
-        """Show in the task document what an attempt waits for; None removes the text, also after the attempt's end.
-
-        Show nothing once the lease has passed to a worker, whose id does not begin with `holders`.
-        """
-        node = f"graph.nodes.{attempt.index}"
-        path, fence = f"{node}.{task_fields.WAITS_FOR}", task_fields.fence_filter(attempt, run_id)
-        if waits_for is None:
-            del fence[f"{node}.status"]
-        else:
-            fence[f"{node}.lease.worker_id"] = {"$regex": f"^{re.escape(holders)}"}
-        change = {"$unset": {path: ""}} if waits_for is None else {"$set": {path: waits_for}}
-        await self._tasks.update_one(fence, change)
-
-    @translate_errors
-    async def finish_attempt(self, attempt: AttemptInput, run_id: str, at: float) -> None:
-        """Perform the last write of an attempt, which finishes the node.
-
-        Raise Fenced if a newer attempt has the node. Do not change a node that is being cancelled.
-        """
-        await self.attempts.finish(attempt, run_id, at)
-
-    @translate_errors
-    async def check_hold(self, attempt: AttemptInput, run_id: str) -> None:
-        """Raise Fenced unless the node still has the epoch and run of this attempt."""
-        await self.attempts.check_hold(attempt, run_id)
-
-    @translate_errors
-    async def holder(self, attempt: AttemptInput) -> str | None:
-        """Return the id in the node's lease if this attempt or a later one has begun; None if none has."""
-        begun = {"node_id": attempt.node_id, "attempt_epoch": {"$gte": attempt.epoch}}
-        wanted = {"id": attempt.task_id, "graph.nodes": {"$elemMatch": begun}}
-        stored = await self._tasks.find_one(wanted, {"_id": 0, "graph.nodes.lease.worker_id": 1})
-        lease = stored["graph"]["nodes"][attempt.index].get("lease") if stored else None
-        return None if stored is None else (lease or {}).get("worker_id", "")
-
-    @translate_errors
-    async def raised_flag(self, attempt: AttemptInput) -> CancelFlag | None:
-        """Return the cancel flag that requests this attempt's node to stop; None if no flag is set."""
-        return await self._flags.of(attempt)
-
-    async def cancel_flag(self, attempt: AttemptInput) -> str | None:
-        """Return the reason of the cancel flag that requests this node to stop; None if no flag is set."""
-        flag = await self.raised_flag(attempt)
-        return flag.reason if flag else None
-
-    @translate_errors
-    async def flagged(self, task_ids: Sequence[str]) -> set[str]:
-        """Return the ids of those tasks for which a cancel flag is set, for the task itself or for one of its nodes."""
-        return await self._flags.flagged(task_ids)
-
-    @translate_errors
     async def variables(self, task_id: str) -> dict[str, Any]:
         """Return `coordinator.vars` of a task, or `{}` if there are no variables."""
         stored = await self._tasks.find_one({"id": task_id}, {"_id": 0, "coordinator.vars": 1}) or {}
@@ -287,9 +230,23 @@ class TaskStore:
         return found
 
     @translate_errors
+    async def condition_values(self, task_id: str) -> StoredValues | None:
+        """Return what the conditions of a task can read: params, variables and stats. None if there is no document."""
+        stored = await self._tasks.find_one({"id": task_id}, _CONDITION_VALUES)
+        if stored is None:
+            return None
+        nodes = nodes_of(stored)
+        return StoredValues(
+            params=stored.get("params") or {},
+            variables=(stored.get("coordinator") or {}).get("vars") or {},
+            node_ids=[node["node_id"] for node in nodes],
+            stats={node["node_id"]: node["stats"] for node in nodes if node.get("stats")},
+        )
+
+    @translate_errors
     async def wiring(self, task_id: str) -> dict[str, Any]:
         """Return the fields of a task's graph that define its dependencies; `{}` for an unknown task."""
-        stored = await self._tasks.find_one({"id": task_id}, task_fields.WIRING) or {}
+        stored = await self._tasks.find_one({"id": task_id}, WIRING) or {}
         found: dict[str, Any] = stored.get("graph") or {}
         return found
 
@@ -298,8 +255,8 @@ class TaskStore:
         self, task_id: str, epochs: Mapping[str, int], unfinished: Collection[str] = ()
     ) -> bool:
         """Return True if a node in `epochs` has begun a later attempt or a node in `unfinished` is open or finished."""
-        beyond = task_fields.beyond(epochs, unfinished)
-        return await self._tasks.find_one({"id": task_id, **beyond}, {"_id": 1}) is not None
+        restarted = {"id": task_id, **_restarted(epochs, unfinished)}
+        return await self._tasks.find_one(restarted, {"_id": 1}) is not None
 
     @translate_errors
     async def node_states(self, task_id: str) -> dict[str, tuple[NodeStatus, int]]:
@@ -307,7 +264,7 @@ class TaskStore:
 
         Raise StoreRefused if another program has written a status that FlowKit does not know.
         """
-        stored = await self._tasks.find_one({"id": task_id}, task_fields.NODE_STATES)
+        stored = await self._tasks.find_one({"id": task_id}, NODE_STATES)
         nodes = stored["graph"]["nodes"] if stored else []
         try:
             return {n["node_id"]: (NodeStatus(n["status"]), n.get("attempt_epoch", 0)) for n in nodes}
@@ -349,10 +306,24 @@ class TaskStore:
         return await Closing(self._tasks).write(close)
 
 
+def _restarted(epochs: Mapping[str, int], unfinished: Collection[str]) -> Fields:
+    """Return the filter for a document that is more recent than the given state.
+
+    It matches if a node in `epochs` has a later epoch or a node in `unfinished` is not failed, skipped or cancelled.
+    """
+    later: list[Fields] = [
+        {"node_id": node_id, "attempt_epoch": {"$gt": epoch}} for node_id, epoch in epochs.items()
+    ]
+    if unfinished:
+        ended = [status.value for status in NodeStatus if status.ended and status is not NodeStatus.FINISHED]
+        later.append({"node_id": {"$in": list(unfinished)}, "status": {"$nin": ended}})
+    return {"graph.nodes": {"$elemMatch": {"$or": later}}}
+
+
 def _check_graph(stored: dict[str, Any], opening: OpenTask) -> None:
     """Raise TaskIdTaken if no run has opened the document and it contains another graph."""
     unclaimed = stored.get("first_run_id") is None and stored.get("status") == TaskStatus.QUEUED.value
-    if unclaimed and (difference := task_fields.graph_difference(stored.get("graph", {}), opening.graph)):
+    if unclaimed and (difference := graph_difference(stored.get("graph", {}), opening.graph)):
         raise TaskIdTaken(
             f"task id {opening.task_id!r} was used for another graph: {difference}; choose another id"
         )
@@ -360,5 +331,5 @@ def _check_graph(stored: dict[str, Any], opening: OpenTask) -> None:
 
 _NOT_ENDED = {"finished_at": None, "reason": None, "result": None, "coordinator.liveness": {"state": "ok"}}
 
-_REOPENED = {"closed_run_id": "", "liveness": "", "status_history_omitted": "", **task_fields.TASK_FLAGS}
+_REOPENED = {"closed_run_id": "", "liveness": "", "status_history_omitted": "", **UNSET_OF_TASK_FLAG}
 """`$unset` for a task that a run continues: fields of an earlier end."""

@@ -10,8 +10,7 @@ from typing import Any
 
 from pymongo import ASCENDING
 
-from flowkit.adapters.durability import durable
-from flowkit.adapters.mongo import Database, ensure_index, translate_errors
+from flowkit.adapters.mongo import Database, durable, ensure_index, translate_errors
 from flowkit.limits import STORED_PART_BYTES
 from flowkit.models import StoredGraph
 

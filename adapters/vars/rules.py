@@ -1,23 +1,43 @@
-"""The effect of an operation on a task's variables, and its conflicts with them.
+"""The effect of an operation on a task's variables, its conflicts with them, and the size to which they may grow.
 
 The functions are pure. They model in Python what the update in MongoDB does.
+
+The document contains an upper bound of their size. A write that may enlarge the variables adds its maximum growth to
+the bound. It does so in the same update, whose filter matches only if the result stays within the limit. The bound may
+be too high, because values that were replaced or removed still count. If the update does not match, the write reads
+the variables and checks their exact size. Its next update then corrects the bound.
+
+FlowKit counts corrections, and a correction matches only if no other correction came first. Other writes may come in
+between. Each adds at least as much to the bound as to the variables, so the corrected bound remains valid.
 """
 
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass, field
 from decimal import Decimal, localcontext
 from typing import TYPE_CHECKING, Any
 
 from bson.decimal128 import Decimal128, create_decimal128_context
 from bson.int64 import Int64
 
-from flowkit.adapters.vars.operations import LARGEST_INT, SMALLEST_INT, ancestors, kind, shown
+from flowkit.adapters.vars.operations import LARGEST_INT, ROOT, SMALLEST_INT, ancestors, kind, shown, size
+from flowkit.errors import AdapterError
+from flowkit.limits import VARS_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flowkit.adapters.vars.operations import Change, Tree
+
+
+BOUND = "coordinator.vars_bytes"
+"""Path of the upper bound of the variables' BSON size, in bytes and without those of an empty object."""
+
+CORRECTED = "coordinator.vars_measured"
+"""Path of the number of corrections of the bound."""
+
+_EMPTY = size({})
 
 
 def conflict(variables: Tree, change: Change) -> str | None:
@@ -141,3 +161,68 @@ def _is_number(value: Any) -> bool:
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizeReservation:
+    """The filter (`condition`) and the increments (`adds`) by which an update keeps the bound valid."""
+
+    condition: Tree = field(default_factory=dict)
+    adds: dict[str, int] = field(default_factory=dict)
+
+
+def growth_of(change: Change) -> int:
+    """Return the largest number of bytes by which a change can enlarge any variables."""
+    return size(brought(change)) - _EMPTY
+
+
+def reserve_within_bound(change: Change) -> SizeReservation | None:
+    """Return the reservation for a change according to the bound; None if the change alone exceeds the limit."""
+    grows = growth_of(change)
+    if not grows:
+        return SizeReservation()
+    if grows > _highest_bound():
+        return None
+    first = {BOUND: {"$exists": False}, ROOT: {"$exists": False}}
+    return SizeReservation(
+        condition={"$or": [{BOUND: {"$lte": _highest_bound() - grows}}, first]}, adds={BOUND: grows}
+    )
+
+
+def reserve(held: Tree, change: Change) -> SizeReservation:
+    """Return the reservation for a change to the document whose `coordinator` is `held`.
+
+    Calculate the exact size if the bound is too high. Raise AdapterError if the variables would exceed their limit.
+    """
+    bound = held.get(_name(BOUND), None if "vars" in held else 0)
+    within = reserve_within_bound(change)
+    if within and (not within.adds or (bound is not None and bound + growth_of(change) <= _highest_bound())):
+        return within
+    after = size_after(held.get("vars", {}), change) - _EMPTY
+    corrects = {BOUND: after - (bound or 0), CORRECTED: 1}
+    return SizeReservation(condition={CORRECTED: held.get(_name(CORRECTED))}, adds=corrects)
+
+
+def _highest_bound() -> int:
+    """Return the highest value of the bound that is within the limit."""
+    return VARS_BYTES - _EMPTY
+
+
+def size_after(variables: Tree, change: Change) -> int:
+    """Return the size of the variables after a change, in bytes.
+
+    Raise AdapterError if the change conflicts with the variables or makes them grow beyond their limit.
+    """
+    if problem := conflict(variables, change):
+        raise AdapterError(f"vars.{change.operation}: {problem}")
+    total = size(changed(variables, change))
+    if total > VARS_BYTES and total > size(variables):
+        raise AdapterError(
+            f"vars.{change.operation}: the task's variables would have {total:,} bytes, more than {VARS_BYTES:,}: "
+            "unset what is not needed, or store references"
+        )
+    return total
+
+
+def _name(path: str) -> str:
+    return path.removeprefix("coordinator.")

@@ -13,17 +13,17 @@ from pymongo import ReturnDocument
 from pymongo.errors import PyMongoError
 
 from flowkit.adapters.mongo import code_of, translate_errors, unavailable
-from flowkit.adapters.vars import operations, rules, size_bound
+from flowkit.adapters.vars import operations, rules
 from flowkit.errors import AdapterError, StoreUnavailable
 from flowkit.validation.arguments import require, task_id_problem
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from flowkit.adapters.tasks.node_writes import NodeWrite
+    from flowkit.adapters.tasks.attempts import NodeWrite
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.adapters.vars.operations import Change, Tree
-    from flowkit.adapters.vars.size_bound import Room
+    from flowkit.adapters.vars.rules import SizeReservation
 
 _MAX_WRITES = 20
 """Maximum number of updates for one write. Each may fail because the document changed after it was read."""
@@ -35,7 +35,7 @@ _NOT_READ: Tree = {}
 """Represents a document that was updated without reading its previous content."""
 
 _VARS = {"_id": 0, operations.ROOT: 1}
-_SIZES = {size_bound.BOUND: 1, size_bound.CORRECTED: 1}
+_SIZES = {rules.BOUND: 1, rules.CORRECTED: 1}
 _ENTRIES = dict.fromkeys(
     (
         f"graph.nodes.{name}"
@@ -61,16 +61,16 @@ class Variables:
         task had no variables before, and False in all other cases. Raise AdapterError, which names the conflicting path
         or the unknown task.
         """
-        room = size_bound.room_within_bound(change)
+        reserved = rules.reserve_within_bound(change)
         for _ in range(_MAX_WRITES):
-            before = await self._update(task_id, change, write, room) if room else None
+            before = await self._update(task_id, change, write, reserved) if reserved else None
             if before is not None:
                 return before is not _NOT_READ and not _variables(before)
             document = await self._read_unless_counted(task_id, write)
             if document is None:
                 return None
             await self._raise_refusal(document, change, write)
-            room = size_bound.room(document.get("coordinator") or {}, change)
+            reserved = rules.reserve(document.get("coordinator") or {}, change)
         raise StoreUnavailable(f"the variables of task {task_id!r} change too often; try again")
 
     async def read(self, task_id: str) -> Tree:
@@ -95,11 +95,16 @@ class Variables:
         )
         return bool(done.matched_count)
 
-    async def _update(self, task_id: str, change: Change, write: NodeWrite | None, room: Room) -> Any:
+    async def _update(
+        self, task_id: str, change: Change, write: NodeWrite | None, reserved: SizeReservation
+    ) -> Any:
         """Update the document. Return its previous content, or `_NOT_READ`, or None if the filter matched nothing."""
         if write is None and not change.paths:
             return await self._document(task_id, _VARS)
-        condition, update = _condition(task_id, change, write, room), self._fields(change, write, room)
+        condition, update = (
+            _condition(task_id, change, write, reserved),
+            self._fields(change, write, reserved),
+        )
         if change.operation == "merge" and len(change.sets) > 1:
             return await self._guarded(change, lambda: self._update_seen(condition, update))
         done = await self._guarded(change, lambda: self._tasks.update_one(condition, update))
@@ -124,12 +129,12 @@ class Variables:
                 f"vars.{change.operation}: MongoDB rejected the write to {_some(change.paths)} (code {code_of(error)})"
             ) from None
 
-    def _fields(self, change: Change, write: NodeWrite | None, room: Room) -> Tree:
+    def _fields(self, change: Change, write: NodeWrite | None, reserved: SizeReservation) -> Tree:
         sets = {operations.full(path): value for path, value in change.sets.items()}
         unsets = dict.fromkeys(map(operations.full, change.removes), "")
         node = write.done | {"updated_at": self.moment()} if write else {"updated_at": self.moment()}
         update: Tree = {"$set": node | sets}
-        if adds := {operations.full(path): amount for path, amount in change.adds.items()} | room.adds:
+        if adds := {operations.full(path): amount for path, amount in change.adds.items()} | reserved.adds:
             update["$inc"] = adds
         if unsets or write:
             update["$unset"] = unsets | (write.unsets if write else {})
@@ -138,7 +143,7 @@ class Variables:
     async def _read_unless_counted(self, task_id: str, write: NodeWrite | None) -> Tree | None:
         """Return the task document. If the effect is counted already, finish the attempt and return None."""
         document = await self._document(task_id, {**_VARS, **_SIZES, **_ENTRIES})
-        if write and write.applied(document):
+        if write and write.is_applied(document):
             await self._finish_again(document, write)
             return None
         return document
@@ -146,16 +151,17 @@ class Variables:
     async def _raise_refusal(self, document: Tree, change: Change, write: NodeWrite | None) -> None:
         """Raise the error that explains why the update did not match. Do nothing if it should match now."""
         if write:
-            await self._store.begin_attempt(write.attempt, write.run_id, write.lease, write.at)
+            await self._store.attempts.begin(write.attempt, write.run_id, write.lease, write.at)
         if problem := rules.conflict(_variables(document), change):
             raise AdapterError(f"vars.{change.operation}: {problem}")
 
     async def _finish_again(self, document: Tree, write: NodeWrite) -> None:
         """Finish the node for an attempt that follows the one which had the effect."""
-        if write.finished(document):
+        if write.is_finished(document):
             return
-        await self._store.begin_attempt(write.attempt, write.run_id, write.lease, write.at)
-        await self._store.finish_attempt(write.attempt, write.run_id, write.at)
+        attempts = self._store.attempts
+        await attempts.begin(write.attempt, write.run_id, write.lease, write.at)
+        await attempts.finish(write.attempt, write.run_id, write.at)
 
     @translate_errors
     async def _document(self, task_id: str, shown: Tree) -> Tree:
@@ -172,7 +178,7 @@ class Variables:
         return self._last
 
 
-def _condition(task_id: str, change: Change, write: NodeWrite | None, room: Room) -> Tree:
+def _condition(task_id: str, change: Change, write: NodeWrite | None, reserved: SizeReservation) -> Tree:
     above = _no_list_or_nothing if change.removes else _object_or_nothing
     filters = [_object_or_nothing(operations.ROOT)] if change.paths else []
     filters += [above(operations.full(path)) for path in change.ancestors]
@@ -180,7 +186,7 @@ def _condition(task_id: str, change: Change, write: NodeWrite | None, room: Room
     filters += [
         _with_room_for(operations.full(path), by) for path, by in change.adds.items() if isinstance(by, int)
     ]
-    filters += [room.condition] if room.condition else []
+    filters += [reserved.condition] if reserved.condition else []
     condition: Tree = {"id": task_id} | (write.may_begin | write.not_applied if write else {})
     return condition | ({"$and": filters} if filters else {})
 

@@ -17,7 +17,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits, reason_codes, temporal_names
-from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks.fields import new_task, owner
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
 from flowkit.attempt.pollers import bridged_problems
@@ -179,7 +179,7 @@ class TaskClient:
         content = await asyncio.to_thread(pack_task, given)
         owner = {
             "namespace_id": await self._namespace.id(),
-            "database_id": await self._tasks.deployment(),
+            "database_id": await self._tasks.database_id(),
         }
         return input_of(await StoredGraphs(self._tasks.database).put(task_id, content, **owner))
 
@@ -219,9 +219,9 @@ class TaskClient:
         error: FlowKitError | None = None
         for _ in range(_INSERT_TRIES):
             try:
-                database_id = await self._tasks.deployment()
-                ids = task_fields.owner(namespace_id, database_id)
-                document = task_fields.new_task(task_id, given["params"], given["graph"], at, **ids)
+                database_id = await self._tasks.database_id()
+                ids = owner(namespace_id, database_id)
+                document = new_task(task_id, given["params"], given["graph"], at, **ids)
                 return await self._tasks.insert_task(document)
             except StoreUnavailable as unavailable:
                 error = unavailable

@@ -12,7 +12,7 @@ from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 
 from flowkit import Coordinator
-from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks.fields import new_task
 from flowkit.client import (
     TaskCancelled,
     TaskCatalog,
@@ -115,7 +115,7 @@ ENDS: dict[str, dict[str, Any]] = {
 async def test_result_reads_the_document_of_a_task_that_temporal_no_longer_has(
     harness: Harness, status: str
 ) -> None:
-    document = task_fields.new_task("old", {}, {"nodes": [function("a")]}, time.time())
+    document = new_task("old", {}, {"nodes": [function("a")]}, time.time())
     await harness.db.tasks.insert_one({**document, "status": status, **ENDS[status]})
     if status == "finished":
         assert (await harness.coordinator.result("old")).handled_failures == ["a"]
@@ -176,7 +176,7 @@ async def test_list_tasks_returns_the_newest_first_without_temporal() -> None:
     db = memory_database()
     graph = {"name": "nightly", "nodes": [function("a")]}
     for number in range(3):
-        document = task_fields.new_task(f"t{number}", {}, graph, 1_700_000_000 + number)
+        document = new_task(f"t{number}", {}, graph, 1_700_000_000 + number)
         await db.tasks.insert_one({**document, "status": "failed" if number == 0 else "queued"})
     listed = await Coordinator(db=db).list_tasks(limit=2)
     assert [(task.task_id, task.name) for task in listed] == [("t2", "nightly"), ("t1", "nightly")]

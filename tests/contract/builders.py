@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks import fields
 from flowkit.models import (
     AttemptInput,
     CloseTask,
@@ -35,7 +35,7 @@ def graph(*node_ids: str) -> dict[str, Any]:
 
 def new_task(*node_ids: str, task_id: str = TASK, params: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return a task document as a client writes it."""
-    return task_fields.new_task(task_id, params or {}, graph(*node_ids), AT)
+    return fields.new_task(task_id, params or {}, graph(*node_ids), AT)
 
 
 def opening(*node_ids: str, first_run: str = FIRST_RUN, run: str = RUN, task_id: str = TASK) -> OpenTask:
@@ -71,7 +71,7 @@ def attempt(
 
 async def begun(tasks: TaskStore, node: AttemptInput, *, run: str = RUN, deadline_ms: int = 1) -> None:
     """Make the first write of an attempt."""
-    await tasks.begin_attempt(node, run, {"worker_id": WORKER, "deadline_ts_ms": deadline_ms}, AT)
+    await tasks.attempts.begin(node, run, {"worker_id": WORKER, "deadline_ts_ms": deadline_ms}, AT)
 
 
 def shown(node_id: str, status: NodeStatus, *, index: int = 0, epoch: int = 0, **more: Any) -> NodeRecord:

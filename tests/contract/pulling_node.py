@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from flowkit.activities.batches.puller import Delivery
+    from flowkit.adapters.entries import Mark, Scan
     from flowkit.adapters.notifications import ByteBudget
-    from flowkit.adapters.scans import Mark, Scan
     from flowkit.adapters.tasks.store import TaskStore
 
 TIMEOUT_SEC = 60.0

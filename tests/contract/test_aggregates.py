@@ -252,7 +252,7 @@ async def test_repeated_aggregate_of_a_finished_attempt_succeeds_without_a_write
 ) -> None:
     own = write(1, node="m", index=2)
     await begun(tasks, own.attempt)
-    await tasks.finish_attempt(own.attempt, RUN, AT)
+    await tasks.attempts.finish(own.attempt, RUN, AT)
     async with unchanged(db):
         await adapters.for_node(own).metrics_aggregate(TASK, "a", mode="mean")
 

@@ -39,7 +39,7 @@ async def _open(tasks: TaskStore) -> None:
 
 async def test_first_write_records_the_worker_of_the_node(db: Any, tasks: TaskStore) -> None:
     lease = {"worker_id": "w-1", "lease_id": "l", "deadline_ts_ms": 5}
-    await tasks.begin_attempt(attempt("b", index=1, epoch=1), RUN, lease, AT + 5)
+    await tasks.attempts.begin(attempt("b", index=1, epoch=1), RUN, lease, AT + 5)
     node = await stored_node(db, 1)
     assert (node["status"], node["attempt_epoch"], node["run_id"]) == ("running", 1, RUN)
     assert node["lease"] == lease
@@ -135,7 +135,7 @@ async def test_outdated_attempt_of_an_older_run_does_not_reopen_a_closed_task(
     db: Any, tasks: TaskStore
 ) -> None:
     await begun(tasks, attempt(epoch=1))
-    await tasks.finish_attempt(attempt(epoch=1), RUN, AT)
+    await tasks.attempts.finish(attempt(epoch=1), RUN, AT)
     run_seq = await opened(tasks, "a", "b", run="run-2")
     await tasks.close_task(close(run="run-2", run_seq=run_seq))
     with pytest.raises((Fenced, EpochTaken)):
@@ -149,7 +149,7 @@ async def test_cancel_of_an_earlier_attempt_does_not_stop_a_new_one(tasks: TaskS
     await tasks.close_task(close(shown("a", NodeStatus.CANCELLED, epoch=1), status=TaskStatus.CANCELLED))
     await opened(tasks, "a", "b", run="run-2")
     await begun(tasks, attempt(epoch=2), run="run-2")
-    assert await tasks.cancel_flag(attempt(epoch=2)) is None
+    assert await tasks.flags.find_flag(attempt(epoch=2)) is None
 
 
 async def test_new_attempt_clears_the_outcome_of_the_earlier_one(db: Any, tasks: TaskStore) -> None:
@@ -166,19 +166,19 @@ async def test_new_attempt_clears_the_outcome_of_the_earlier_one(db: Any, tasks:
 async def test_lease_only_moves_forward(db: Any, tasks: TaskStore) -> None:
     await begun(tasks, attempt(), deadline_ms=100)
     for deadline, expected in ((200, 200), (150, 200), (300, 300)):
-        await tasks.extend_lease(attempt(), RUN, deadline, AT)
+        await tasks.attempts.extend_lease(attempt(), RUN, deadline, AT)
         assert (await stored_node(db))["lease"] == {"worker_id": "w-1", "deadline_ts_ms": expected}
 
 
 async def test_last_event_only_moves_forward(db: Any, tasks: TaskStore) -> None:
     await begun(tasks, attempt())
     for at, expected in ((AT + 9, AT + 9), (AT + 5, AT + 9)):
-        await tasks.extend_lease(attempt(), RUN, 1, at)
+        await tasks.attempts.extend_lease(attempt(), RUN, 1, at)
         assert (await stored(db))["last_event_recv_ms"] == int(expected * 1000)
 
 
 async def test_older_attempt_does_not_extend_the_lease_of_a_newer_one(db: Any, tasks: TaskStore) -> None:
     await begun(tasks, attempt(epoch=2), deadline_ms=100)
-    await tasks.extend_lease(attempt(epoch=1), RUN, 999, AT)
-    await tasks.extend_lease(attempt(epoch=2), "other-run", 999, AT)
+    await tasks.attempts.extend_lease(attempt(epoch=1), RUN, 999, AT)
+    await tasks.attempts.extend_lease(attempt(epoch=2), "other-run", 999, AT)
     assert (await stored_node(db))["lease"]["deadline_ts_ms"] == 100

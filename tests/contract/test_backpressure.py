@@ -110,11 +110,11 @@ async def test_parent_stays_within_its_limit_of_a_running_child(
     await runs(tasks, X)
     held = Held(prepared, parent(3, "x"))
     await held.stops_at(3)
-    await artifacts.claim(X, "a", ["b0"], AT)
+    await artifacts.claims.make(X, "a", ["b0"], AT)
     await held.stops_at(4)
-    await artifacts.claim(X, "a", ["b1", "b2", "b3"], AT)
+    await artifacts.claims.make(X, "a", ["b1", "b2", "b3"], AT)
     await held.stops_at(7)
-    await artifacts.claim(X, "a", UIDS[4:7], AT)
+    await artifacts.claims.make(X, "a", UIDS[4:7], AT)
     await held.finishes()
 
 
@@ -128,18 +128,18 @@ async def test_attempt_shows_for_which_node_it_waits_and_logs_it_once(
     caplog.set_level("INFO", "flowkit.worker")
     await runs(tasks, X)
     await runs(tasks, Y)
-    await artifacts.claim(Y, "a", UIDS[:5], AT)
+    await artifacts.claims.make(Y, "a", UIDS[:5], AT)
     held = Held(prepared, parent(2, "x", "y"))
     await held.stops_at(2)
     shown = "node x to claim batches (io.max_ahead is 2)"
     assert held.executor.waits_for() == shown
-    await artifacts.claim(X, "a", UIDS[:4], AT)
+    await artifacts.claims.make(X, "a", UIDS[:4], AT)
     await held.stops_at(6)
     assert held.executor.waits_for() == shown
     text = "node a of task task-1 has stored 2 batches, of which node x has claimed 0: it waits (io.max_ahead is 2)"
     assert [record.getMessage() for record in caplog.records] == [text]
-    await artifacts.claim(X, "a", UIDS, AT)
-    await artifacts.claim(Y, "a", UIDS, AT)
+    await artifacts.claims.make(X, "a", UIDS, AT)
+    await artifacts.claims.make(Y, "a", UIDS, AT)
     monkeypatch.setattr(backpressure, "_SHOWN_SEC", 0.1)
     await held.finishes()
     await wait_seconds(0.1)
@@ -156,7 +156,7 @@ async def test_claims_in_the_same_process_release_the_parent_without_another_rea
     for number in range(len(UIDS) - 1):
         await held.until_stored(number + 1)
         await wait_seconds(0.05)
-        await held.executor._artifacts.claim(X, "a", [f"b{number}"], AT)
+        await held.executor._artifacts.claims.make(X, "a", [f"b{number}"], AT)
     await held.finishes()
 
 
@@ -170,12 +170,12 @@ async def test_claims_that_a_read_has_included_do_not_count_again_when_their_not
     notify = child.claims.notifier.notify
     with monkeypatch.context() as patch:
         patch.setattr(child.claims.notifier, "notify", lambda *given: late.append(given))
-        await child.claim(X, "a", ["b0"], AT)
+        await child.claims.make(X, "a", ["b0"], AT)
         await held.stops_at(2)
     for given in late:
         notify(*given)
     await held.stops_at(2)
-    await child.claim(X, "a", UIDS[1:], AT)
+    await child.claims.make(X, "a", UIDS[1:], AT)
     await held.finishes()
 
 
@@ -186,13 +186,13 @@ async def test_slowest_running_child_holds_the_parent(
     await runs(tasks, Y)
     held = Held(prepared, parent(2, "x", "y"))
     await held.stops_at(2)
-    await artifacts.claim(X, "a", ["b0", "b1"], AT)
+    await artifacts.claims.make(X, "a", ["b0", "b1"], AT)
     await held.stops_at(2)
-    await artifacts.claim(Y, "a", ["b0"], AT)
+    await artifacts.claims.make(Y, "a", ["b0"], AT)
     await held.stops_at(3)
     await tasks.record(record(shown("y", NodeStatus.DEFERRED, index=2, epoch=1)))
     await held.stops_at(4)
-    await tasks.finish_attempt(X, RUN, AT)
+    await tasks.attempts.finish(X, RUN, AT)
     await held.finishes()
 
 
@@ -225,7 +225,7 @@ async def test_child_that_is_being_cancelled_still_holds_its_parent(
     await held.stops_at(2)
     await tasks.record(record(shown("x", NodeStatus.CANCELLING, index=1, epoch=1)))
     await held.stops_at(2)
-    await artifacts.claim(X, "a", UIDS, AT)
+    await artifacts.claims.make(X, "a", UIDS, AT)
     await held.finishes()
 
 
@@ -266,7 +266,7 @@ async def test_held_parent_reads_rarely(
     await held.until_stored(1)
     await wait_seconds(2.0)
     assert 4 <= len(reads) <= 12
-    await artifacts.claim(X, "a", UIDS, AT)
+    await artifacts.claims.make(X, "a", UIDS, AT)
     await held.finishes()
 
 
@@ -283,10 +283,10 @@ async def test_batches_that_a_retry_stores_again_count_once(
 ) -> None:
     await batches(artifacts, "a", *UIDS[:5])
     await runs(tasks, X)
-    await artifacts.claim(X, "a", UIDS[:5], AT)
+    await artifacts.claims.make(X, "a", UIDS[:5], AT)
     held = Held(prepared, parent(2, "x", epoch=2))
     await held.stops_again_at(7)
-    await artifacts.claim(X, "a", UIDS[5:7], AT)
+    await artifacts.claims.make(X, "a", UIDS[5:7], AT)
     await held.finishes()
 
 
@@ -296,11 +296,11 @@ async def test_claims_of_other_nodes_and_of_other_sources_do_not_count(
     await runs(tasks, X)
     held = Held(prepared, parent(2, "x"))
     await held.until_stored(2)
-    await artifacts.claim(X, "y", ["b0", "b1"], AT)
-    await artifacts.claim(Y, "a", ["b0", "b1"], AT)
-    await held.executor._artifacts.claim(Y, "a", ["b2"], AT)
+    await artifacts.claims.make(X, "y", ["b0", "b1"], AT)
+    await artifacts.claims.make(Y, "a", ["b0", "b1"], AT)
+    await held.executor._artifacts.claims.make(Y, "a", ["b2"], AT)
     await held.stops_at(2)
-    await artifacts.claim(X, "a", UIDS, AT)
+    await artifacts.claims.make(X, "a", UIDS, AT)
     await held.finishes()
 
 
@@ -357,7 +357,7 @@ async def test_held_parent_continues_after_an_outage(
 
     await eventually(over, TIMEOUT_SEC)
     await held.stops_at(1)
-    await artifacts.claim(X, "a", UIDS, AT)
+    await artifacts.claims.make(X, "a", UIDS, AT)
     await held.finishes()
 
 

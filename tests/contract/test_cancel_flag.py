@@ -22,8 +22,8 @@ from tests.contract.builders import (
 from tests.contract.recording_database import RecordingDatabase
 
 from flowkit import reason_codes
+from flowkit.adapters.tasks.attempts import NodeWrite
 from flowkit.adapters.tasks.cancel_flags import CancelFlag, Flagged
-from flowkit.adapters.tasks.node_writes import NodeWrite
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.vars import operations, store
@@ -33,6 +33,7 @@ from flowkit.models import NodeStatus, TaskStatus
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from flowkit.models import AttemptInput
 
 OTHER_RUN = "run-0"
 
@@ -54,53 +55,59 @@ def direct_write(db: Any) -> Any:
     return write
 
 
+async def reason(tasks: TaskStore, one: AttemptInput) -> str | None:
+    """Return the reason of the flag that requests the attempt's node to stop; None if no flag is set."""
+    flag = await tasks.flags.find_flag(one)
+    return flag.reason if flag else None
+
+
 async def test_running_task_has_no_cancel_flag(tasks: TaskStore) -> None:
-    assert await tasks.cancel_flag(attempt()) is None
+    assert await reason(tasks, attempt()) is None
 
 
 async def test_cancel_flag_of_a_task_has_its_reason(tasks: TaskStore) -> None:
     await tasks.record(record(cancel="user_request"))
-    assert await tasks.cancel_flag(attempt()) == "user_request"
+    assert await reason(tasks, attempt()) == "user_request"
 
 
 async def test_cancelled_task_stops_every_node(tasks: TaskStore) -> None:
     await tasks.record(record(shown("b", NodeStatus.CANCELLING, index=1), cancel="user_request"))
-    assert await tasks.cancel_flag(attempt("a")) == "user_request"
-    assert await tasks.cancel_flag(attempt("b", index=1)) == "user_request"
+    assert await reason(tasks, attempt("a")) == "user_request"
+    assert await reason(tasks, attempt("b", index=1)) == "user_request"
 
 
 async def test_direct_write_is_distinguished_from_a_flag_of_the_workflow(
     tasks: TaskStore, direct_write: Any
 ) -> None:
     await direct_write(coordinator__cancelled=True)
-    assert await tasks.cancel_flag(attempt()) == reason_codes.DB_FLAG
+    assert await reason(tasks, attempt()) == reason_codes.DB_FLAG
 
 
 async def test_direct_write_can_have_a_reason(tasks: TaskStore, direct_write: Any) -> None:
     await direct_write(coordinator__cancelled=True, coordinator__cancel_reason="too dear")
-    assert await tasks.cancel_flag(attempt()) == "too dear"
+    assert await reason(tasks, attempt()) == "too dear"
 
 
 async def test_direct_write_to_a_node_stops_only_that_node(tasks: TaskStore, direct_write: Any) -> None:
     await direct_write(graph__nodes__1__coordinator__cancelled=True)
-    assert await tasks.cancel_flag(attempt("a")) is None
-    assert await tasks.cancel_flag(attempt("b", index=1)) == reason_codes.DB_FLAG
+    assert await reason(tasks, attempt("a")) is None
+    assert await reason(tasks, attempt("b", index=1)) == reason_codes.DB_FLAG
 
 
 async def test_node_set_to_cancelling_by_a_direct_write_stops(tasks: TaskStore, direct_write: Any) -> None:
     await direct_write(graph__nodes__0__status="cancelling")
-    assert await tasks.cancel_flag(attempt()) == reason_codes.DB_FLAG
+    assert await reason(tasks, attempt()) == reason_codes.DB_FLAG
 
 
 @pytest.mark.parametrize("value", [False, "true", None, 0])
 async def test_only_the_value_true_is_a_flag(tasks: TaskStore, direct_write: Any, value: object) -> None:
     await direct_write(coordinator__cancelled=value, graph__nodes__0__coordinator__cancelled=value)
-    assert await tasks.cancel_flag(attempt()) is None
+    assert await reason(tasks, attempt()) is None
 
 
 async def test_task_without_a_document_has_no_flag(db: Any, tasks: TaskStore) -> None:
     await db.tasks.delete_many({})
-    assert await tasks.cancel_flag(attempt()) is None
+    assert await reason(tasks, attempt()) is None
 
 
 async def test_cancel_state_includes_all_nodes(tasks: TaskStore) -> None:
@@ -124,11 +131,11 @@ async def test_cancel_state_includes_all_nodes(tasks: TaskStore) -> None:
 async def test_one_query_finds_all_flagged_tasks(
     db: Any, tasks: TaskStore, flag: dict[str, Any], up: bool
 ) -> None:
-    assert await tasks.flagged([TASK, "another"]) == set()
+    assert await tasks.flags.find_flagged([TASK, "another"]) == set()
     await db.tasks.update_one({"id": TASK}, {"$set": flag})
-    assert await tasks.flagged(["another", TASK]) == ({TASK} if up else set())
-    assert await tasks.flagged(["another"]) == set()
-    assert await tasks.flagged([]) == set()
+    assert await tasks.flags.find_flagged(["another", TASK]) == ({TASK} if up else set())
+    assert await tasks.flags.find_flagged(["another"]) == set()
+    assert await tasks.flags.find_flagged([]) == set()
 
 
 # --- who set the flag ---------------------------------------------------------------------------------------------
@@ -151,7 +158,7 @@ async def test_flags_of_the_workflow_name_its_run(
     tasks: TaskStore, end: Callable[[TaskStore], Awaitable[None]]
 ) -> None:
     await end(tasks)
-    assert await tasks.raised_flag(attempt()) == CancelFlag(reason="user_request", run_id=RUN)
+    assert await tasks.flags.find_flag(attempt()) == CancelFlag(reason="user_request", run_id=RUN)
 
 
 async def test_other_fields_do_not_turn_a_direct_write_into_a_flag_of_the_workflow(
@@ -160,7 +167,7 @@ async def test_other_fields_do_not_turn_a_direct_write_into_a_flag_of_the_workfl
     await direct_write(
         coordinator__cancelled=True, coordinator__cancelled_at="now", coordinator__cancel_reason="too dear"
     )
-    assert await tasks.raised_flag(attempt()) == CancelFlag(reason="too dear", run_id=None)
+    assert await tasks.flags.find_flag(attempt()) == CancelFlag(reason="too dear", run_id=None)
 
 
 async def test_direct_write_to_a_node_is_not_mistaken_for_an_old_flag_of_the_task(
@@ -168,7 +175,7 @@ async def test_direct_write_to_a_node_is_not_mistaken_for_an_old_flag_of_the_tas
 ) -> None:
     await direct_write(coordinator__cancelled=False, coordinator__cancel_run_id=OTHER_RUN)
     await direct_write(graph__nodes__0__coordinator__cancelled=True)
-    assert await tasks.raised_flag(attempt()) == CancelFlag(reason=reason_codes.DB_FLAG, run_id=None)
+    assert await tasks.flags.find_flag(attempt()) == CancelFlag(reason=reason_codes.DB_FLAG, run_id=None)
 
 
 # --- flags that exist when an attempt starts ----------------------------------------------------------------------
@@ -217,7 +224,7 @@ async def test_running_attempt_of_a_flagged_task_can_finish(
     db: Any, tasks: TaskStore, direct_write: Any
 ) -> None:
     await direct_write(coordinator__cancelled=True)
-    await tasks.finish_attempt(attempt(), RUN, AT)
+    await tasks.attempts.finish(attempt(), RUN, AT)
     assert await stored_statuses(db) == ["finished", "queued"]
 
 
@@ -248,7 +255,7 @@ async def test_first_attempt_of_a_new_run_clears_all_flags_of_the_earlier_run(
     assert [node.get("cancel_requested_at") for node in document["graph"]["nodes"]] == [None, None]
     assert (document["status"], document["run_id"]) == ("running", "run-2")
     assert document["graph"]["nodes"][index]["status"] == "running"
-    assert await tasks.raised_flag(attempt(node_id, index=index, epoch=2)) is None
+    assert await tasks.flags.find_flag(attempt(node_id, index=index, epoch=2)) is None
 
 
 @pytest.mark.usefixtures("_left_over")

@@ -24,7 +24,7 @@ async def pages(artifacts: ArtifactStore, **options: Any) -> list[list[str]]:
 
 
 async def test_claim_records_consumer_source_and_batch(db: Any, artifacts: ArtifactStore) -> None:
-    await artifacts.claim(attempt("sink", epoch=2), "source", ["b1"], AT)
+    await artifacts.claims.make(attempt("sink", epoch=2), "source", ["b1"], AT)
     [claim] = await documents_of(db.stream_progress)
     del claim["_id"]
     assert seconds(claim.pop("claimed_at")) == AT
@@ -38,42 +38,42 @@ async def test_claim_records_consumer_source_and_batch(db: Any, artifacts: Artif
 
 
 async def test_repeated_claim_keeps_one_row_and_adds_new_ones(db: Any, artifacts: ArtifactStore) -> None:
-    await artifacts.claim(attempt("sink"), "source", ["b1", "b2"], AT)
-    await artifacts.claim(attempt("sink"), "source", ["b0", "b1", "b2", "b3"], AT)
+    await artifacts.claims.make(attempt("sink"), "source", ["b1", "b2"], AT)
+    await artifacts.claims.make(attempt("sink"), "source", ["b0", "b1", "b2", "b3"], AT)
     rows = await documents_of(db.stream_progress)
     assert sorted(row["batch_uid"] for row in rows) == ["b0", "b1", "b2", "b3"]
 
 
 async def test_consumers_and_sources_claim_independently(db: Any, artifacts: ArtifactStore) -> None:
     for consumer, source in (("x", "source"), ("y", "source"), ("x", "other")):
-        await artifacts.claim(attempt(consumer), source, ["b1"], AT)
+        await artifacts.claims.make(attempt(consumer), source, ["b1"], AT)
     assert len(await documents_of(db.stream_progress)) == 3
 
 
 async def test_counts_of_claims_are_those_of_one_source_and_task(artifacts: ArtifactStore) -> None:
     x, y = attempt("x"), attempt("y")
     for claiming, source, uids in ((x, "a", ["b1", "b2"]), (y, "a", ["b1"]), (x, "z", ["b9"])):
-        await artifacts.claim(claiming, source, uids, AT)
-    await artifacts.claim(replace(x, task_id="another"), "a", ["b1", "b2", "b3"], AT)
+        await artifacts.claims.make(claiming, source, uids, AT)
+    await artifacts.claims.make(replace(x, task_id="another"), "a", ["b1", "b2", "b3"], AT)
     assert await artifacts.claims.counts(TASK, "a", ["x", "y", "q"]) == {"x": 2, "y": 1, "q": 0}
 
 
 async def test_empty_claim_does_nothing(db: Any, artifacts: ArtifactStore) -> None:
-    await artifacts.claim(attempt("sink"), "source", [], AT)
+    await artifacts.claims.make(attempt("sink"), "source", [], AT)
     assert await documents_of(db.stream_progress) == []
 
 
 async def test_claim_of_a_higher_epoch_replaces_the_earlier_one(db: Any, artifacts: ArtifactStore) -> None:
     for epoch in (1, 2):
-        await artifacts.claim(attempt("sink", epoch=epoch), "source", ["b1"], AT)
+        await artifacts.claims.make(attempt("sink", epoch=epoch), "source", ["b1"], AT)
     [claim] = await documents_of(db.stream_progress)
     assert claim["attempt_epoch"] == 2
 
 
 async def test_a_claim_of_a_lower_epoch_is_fenced(artifacts: ArtifactStore) -> None:
-    await artifacts.claim(attempt("sink", epoch=2), "source", ["b1"], AT)
+    await artifacts.claims.make(attempt("sink", epoch=2), "source", ["b1"], AT)
     with pytest.raises(Fenced):
-        await artifacts.claim(attempt("sink", epoch=1), "source", ["b1"], AT)
+        await artifacts.claims.make(attempt("sink", epoch=1), "source", ["b1"], AT)
 
 
 # --- pages ------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ async def finish(tasks: TaskStore) -> Callable[..., Awaitable[None]]:
 
     async def run(node_id: str, index: int = 0, epoch: int = 1) -> None:
         await begun(tasks, attempt(node_id, index=index, epoch=epoch))
-        await tasks.finish_attempt(attempt(node_id, index=index, epoch=epoch), RUN, AT - 5)
+        await tasks.attempts.finish(attempt(node_id, index=index, epoch=epoch), RUN, AT - 5)
 
     await opened(tasks, "b", "a")
     return run
@@ -185,7 +185,7 @@ async def test_orphan_is_closed_as_failed_with_flags_and_its_open_nodes_are_ende
     await opened(tasks, "a", "b", "c")
     await begun(tasks, attempt("a", epoch=1))
     await begun(tasks, attempt("b", index=1, epoch=1))
-    await tasks.finish_attempt(attempt("b", index=1, epoch=1), RUN, AT)
+    await tasks.attempts.finish(attempt("b", index=1, epoch=1), RUN, AT)
     assert await OpenTasks(tasks.database).close_orphan(TASK, RUN, "terminated", AT)
     document = await stored(db)
     assert (document["status"], document["reason"]) == ("failed", "terminated")
@@ -248,6 +248,6 @@ async def test_node_that_finishes_while_its_orphan_is_closed_remains_finished(
     await opened(tasks, "a")
     await begun(tasks, attempt())
     recording = RecordingDatabase(db)
-    recording.before["tasks"].append(partial(tasks.finish_attempt, attempt(), RUN, AT))
+    recording.before["tasks"].append(partial(tasks.attempts.finish, attempt(), RUN, AT))
     await OpenTasks(recording).close_orphan(TASK, RUN, "lost", AT)
     assert await stored_statuses(db) == ["finished"]

@@ -8,13 +8,12 @@ import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of, shown
 from tests.contract.recording_database import RecordingDatabase
 
-from flowkit.adapters import markers as markers_of
-from flowkit.adapters.markers import Markers
+from flowkit.adapters import artifacts as artifacts_module
+from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.notifications import ArtifactNotifier
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
-    from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.entries import Entry
     from flowkit.models import NodeRecord
 
@@ -41,6 +40,13 @@ def recording(db: Any, artifacts: ArtifactStore) -> RecordingDatabase:
     return RecordingDatabase(db)
 
 
+def notifying(db: Any, notifier: ArtifactNotifier) -> ArtifactStore:
+    """Return a store with this notifier."""
+    store = ArtifactStore(db)
+    store.notifier = notifier
+    return store
+
+
 def skipped(node_id: str, epoch: int = 1, status: NodeStatus = NodeStatus.SKIPPED) -> NodeRecord:
     """Return a skipped node that another node pulls from."""
     return shown(node_id, status, epoch=epoch, marker=True)
@@ -56,14 +62,14 @@ async def markers(db: Any) -> dict[str, tuple[int, Any]]:
 async def test_many_markers_are_written_in_a_few_calls(
     db: Any, recording: RecordingDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(markers_of, "_AT_ONCE", 50)
+    monkeypatch.setattr(artifacts_module, "_MARKERS_AT_ONCE", 50)
     notifier, calls = RecordingNotifier(), []
 
     async def count() -> None:
         calls.append(1)
 
     recording.before["artifacts"] += [count] * MANY
-    await Markers(recording, notifier).write(TASK, [skipped(f"n{i}") for i in range(MANY)], AT)
+    await notifying(recording, notifier).mark_ended(TASK, [skipped(f"n{i}") for i in range(MANY)], AT)
     assert await markers(db) == {f"n{i}": (1, {"ended": "skipped"}) for i in range(MANY)}
     assert len(calls) == 3
     assert set(notifier.nodes) == set(await markers(db))
@@ -72,7 +78,7 @@ async def test_many_markers_are_written_in_a_few_calls(
 async def test_marker_has_the_form_that_pulling_nodes_and_external_workers_expect(
     db: Any, recording: RecordingDatabase
 ) -> None:
-    await Markers(recording, ArtifactNotifier()).write(TASK, [skipped("a", epoch=3)], AT)
+    await ArtifactStore(recording).mark_ended(TASK, [skipped("a", epoch=3)], AT)
     [row] = await documents_of(db.artifacts)
     del row["_id"], row["created_at"], row["updated_at"]
     assert row == {
@@ -88,8 +94,8 @@ async def test_marker_has_the_form_that_pulling_nodes_and_external_workers_expec
 
 async def test_repeated_call_writes_only_missing_markers(db: Any, recording: RecordingDatabase) -> None:
     notifier = RecordingNotifier()
-    await Markers(recording, ArtifactNotifier()).write(TASK, [skipped("a"), skipped("b")], AT)
-    await Markers(recording, notifier).write(TASK, [skipped("a"), skipped("b"), skipped("c")], AT)
+    await ArtifactStore(recording).mark_ended(TASK, [skipped("a"), skipped("b")], AT)
+    await notifying(recording, notifier).mark_ended(TASK, [skipped("a"), skipped("b"), skipped("c")], AT)
     assert set(await markers(db)) == {"a", "b", "c"}
     assert notifier.nodes == ["c"]
     assert recording.updates == []
@@ -102,7 +108,7 @@ async def test_higher_epoch_replaces_a_marker_and_a_lower_one_does_not(
     await artifacts.mark_complete(TASK, "same", 2, {"n": 1}, AT, worker_id=WORKER)
     await artifacts.mark_complete(TASK, "new", 3, {"n": 1}, AT, worker_id=WORKER)
     failed = [skipped(name, 2, NodeStatus.FAILED) for name in ("old", "same", "new")]
-    await Markers(recording, ArtifactNotifier()).write(TASK, failed, AT)
+    await ArtifactStore(recording).mark_ended(TASK, failed, AT)
     ended = (2, {"ended": "failed"})
     assert await markers(db) == {"old": ended, "same": ended, "new": (3, {"n": 1})}
 
@@ -114,7 +120,7 @@ async def test_concurrent_marker_of_a_newer_attempt_is_kept(
         await artifacts.mark_complete(TASK, "a", 5, {}, AT)
 
     recording.before["artifacts"].append(newer)
-    await Markers(recording, ArtifactNotifier()).write(TASK, [skipped("a"), skipped("b")], AT)
+    await ArtifactStore(recording).mark_ended(TASK, [skipped("a"), skipped("b")], AT)
     assert await markers(db) == {"a": (5, {}), "b": (1, {"ended": "skipped"})}
 
 
@@ -122,7 +128,7 @@ async def test_batches_are_not_markers(
     db: Any, artifacts: ArtifactStore, recording: RecordingDatabase
 ) -> None:
     await artifacts.store_batch(attempt("a", epoch=4), "b1", {"n": 1}, WORKER, AT)
-    await Markers(recording, ArtifactNotifier()).write(TASK, [skipped("a")], AT)
+    await ArtifactStore(recording).mark_ended(TASK, [skipped("a")], AT)
     assert await markers(db) == {"a": (1, {"ended": "skipped"})}
 
 
@@ -135,5 +141,5 @@ async def test_only_unsuccessful_sources_of_other_nodes_get_a_marker(
         skipped("runs again", status=NodeStatus.DEFERRED),
         skipped("cancelled", status=NodeStatus.CANCELLED),
     ]
-    await Markers(recording, ArtifactNotifier()).write(TASK, nodes, AT)
+    await ArtifactStore(recording).mark_ended(TASK, nodes, AT)
     assert set(await markers(db)) == {"cancelled"}

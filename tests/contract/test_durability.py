@@ -14,9 +14,9 @@ from tests.contract.builders import opened
 from tests.contract.drivers import DRIVERS, connected
 from tests.test_layout import sources
 
-from flowkit.adapters import durability
+from flowkit.adapters import mongo
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.durability import durable, durable_concern, weaknesses
+from flowkit.adapters.mongo import durable, durable_concern, weaknesses
 from flowkit.adapters.remote_database import RemoteDatabase
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.store import TaskStore
@@ -147,7 +147,7 @@ async def test_the_settings_that_a_failover_could_use_are_named(options: str, we
 
 
 async def test_weak_settings_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    durability._warn_once.cache_clear()
+    mongo._warn_once.cache_clear()
     caplog.set_level(logging.WARNING, logger="flowkit.store")
     for _ in range(3):
         durable(weak_database("w=1&readPreference=nearest"))

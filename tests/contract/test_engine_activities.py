@@ -59,7 +59,7 @@ async def test_opened_task_records_its_namespace_and_its_database(db: Any, tasks
     await call(engine(tasks).open_task, opening("a"))
     document = await stored(db)
     assert document["namespace_id"] == "ns-1"
-    assert document["database_id"] == await tasks.deployment()
+    assert document["database_id"] == await tasks.database_id()
 
 
 @pytest.mark.parametrize("name", ["record", "close_task"])
@@ -77,7 +77,7 @@ async def test_task_of_another_database_is_not_written_and_can_be_retried_by_ano
     error = await refused(getattr(own, name), given[name])
     assert (error.type, error.non_retryable) == ("wrong_database", False)
     assert (
-        f"of task {TASK!r} is in the database with id elsewhere, but this engine uses {await tasks.deployment()}"
+        f"of task {TASK!r} is in the database with id elsewhere, but this engine uses {await tasks.database_id()}"
         in str(error)
     )
     assert await stored(db) == before
@@ -87,7 +87,7 @@ async def test_task_of_another_database_is_not_written_and_can_be_retried_by_ano
 async def test_task_of_the_same_database_or_an_earlier_release_is_written(db: Any, tasks: TaskStore) -> None:
     own = engine(tasks)
     await call(own.open_task, opening("a"))
-    await call(own.record, replace(record(), deployment=await tasks.deployment()))
+    await call(own.record, replace(record(), deployment=await tasks.database_id()))
     assert await call(own.close_task, close(deployment=""))
     assert (await stored(db))["status"] == "finished"
 

@@ -11,7 +11,7 @@ from tests.contract.size_limited_database import SizeLimitedDatabase
 from tests.unit.bridge_records import TASK
 
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks.fields import new_task
 from flowkit.bridge.rules.outcomes import lease_lost
 from flowkit.errors import Fenced
 from flowkit.graph.input_adapters import PullArgs
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 async def document(side: BridgeSide, *node_ids: str, **fields: Any) -> None:
     """Store a task document with these nodes, whose first attempts a bridge has begun."""
     graph = {"nodes": [{"node_id": node_id, "type": "indexer"} for node_id in node_ids]}
-    task = task_fields.new_task(TASK, {}, graph, time.time())
+    task = new_task(TASK, {}, graph, time.time())
     for node in task["graph"]["nodes"]:
         node.update({"status": "running", "attempt_epoch": 1, "run_id": "run"}, **fields)
     await side.db.tasks.insert_one(task)

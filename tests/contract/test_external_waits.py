@@ -25,12 +25,12 @@ async def _begun(tasks: TaskStore) -> None:
     await opened(tasks, "a", "b")
     for index, node_id in enumerate("ab"):
         lease = {"worker_id": BRIDGE, "lease_id": "x", "deadline_ts_ms": 1}
-        await tasks.begin_attempt(attempt(node_id, index=index), RUN, lease, AT)
+        await tasks.attempts.begin(attempt(node_id, index=index), RUN, lease, AT)
 
 
 async def show(tasks: TaskStore, text: str | None, *, epoch: int = 1, run: str = RUN) -> None:
     """Show what node `a` waits for."""
-    await tasks.show_wait(attempt(epoch=epoch), run, text, holders="bridge-")
+    await tasks.attempts.show_wait(attempt(epoch=epoch), run, text, holders="bridge-")
 
 
 def dispatch(node_id: str = "a", index: int = 0) -> Dispatch:
@@ -50,19 +50,19 @@ def dispatch(node_id: str = "a", index: int = 0) -> Dispatch:
 
 
 async def test_holder_of_an_attempt_is_who_has_begun_it(tasks: TaskStore) -> None:
-    assert await tasks.holder(attempt()) == BRIDGE
-    assert await tasks.holder(attempt("b", index=1)) == BRIDGE
-    assert await tasks.holder(attempt(epoch=2)) is None
-    await tasks.show_lease(attempt(), RUN, LEASE, AT)
-    assert await tasks.holder(attempt()) == "w-1"
-    assert await tasks.holder(attempt("unknown")) is None
+    assert await tasks.attempts.find_holder(attempt()) == BRIDGE
+    assert await tasks.attempts.find_holder(attempt("b", index=1)) == BRIDGE
+    assert await tasks.attempts.find_holder(attempt(epoch=2)) is None
+    await tasks.attempts.show_lease(attempt(), RUN, LEASE, AT)
+    assert await tasks.attempts.find_holder(attempt()) == "w-1"
+    assert await tasks.attempts.find_holder(attempt("unknown")) is None
 
 
 async def test_wait_is_shown_until_a_worker_accepts_the_attempt(db: Any, tasks: TaskStore) -> None:
     await show(tasks, "a worker")
     assert (await stored_node(db))["waits_for"] == "a worker"
     assert "waits_for" not in await stored_node(db, 1)
-    await tasks.show_lease(attempt(), RUN, LEASE, AT)
+    await tasks.attempts.show_lease(attempt(), RUN, LEASE, AT)
     assert "waits_for" not in await stored_node(db)
     await show(tasks, "too late")
     assert "waits_for" not in await stored_node(db)
@@ -76,11 +76,11 @@ async def test_wait_of_another_attempt_is_not_shown(db: Any, tasks: TaskStore) -
 
 async def test_wait_disappears_after_the_end_and_with_the_next_attempt(db: Any, tasks: TaskStore) -> None:
     await show(tasks, "a worker")
-    await tasks.finish_attempt(attempt(), RUN, AT)
+    await tasks.attempts.finish(attempt(), RUN, AT)
     await show(tasks, None)
     assert "waits_for" not in await stored_node(db)
-    await tasks.show_wait(attempt("b", index=1), RUN, "a worker", holders="bridge-")
-    await tasks.begin_attempt(attempt("b", index=1, epoch=2), RUN, LEASE, AT)
+    await tasks.attempts.show_wait(attempt("b", index=1), RUN, "a worker", holders="bridge-")
+    await tasks.attempts.begin(attempt("b", index=1, epoch=2), RUN, LEASE, AT)
     assert "waits_for" not in await stored_node(db, 1)
 
 

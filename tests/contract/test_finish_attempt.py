@@ -21,15 +21,15 @@ async def _open(tasks: TaskStore) -> None:
 
 
 async def test_last_write_records_the_finished_node(db: Any, tasks: TaskStore) -> None:
-    await tasks.finish_attempt(attempt(epoch=2), RUN, AT + 9)
+    await tasks.attempts.finish(attempt(epoch=2), RUN, AT + 9)
     node = await stored_node(db)
     assert (node["status"], node["last_error"]) == ("finished", None)
     assert (seconds(node["finished_at"]), node["last_event_recv_ms"]) == (AT + 9, int((AT + 9) * 1000))
 
 
 async def test_last_write_can_be_repeated(db: Any, tasks: TaskStore) -> None:
-    await tasks.finish_attempt(attempt(epoch=2), RUN, AT)
-    await tasks.finish_attempt(attempt(epoch=2), RUN, AT + 5)
+    await tasks.attempts.finish(attempt(epoch=2), RUN, AT)
+    await tasks.attempts.finish(attempt(epoch=2), RUN, AT + 5)
     assert seconds((await stored_node(db))["finished_at"]) == AT
 
 
@@ -38,21 +38,21 @@ async def test_attempt_that_does_not_hold_the_node_is_fenced(
     db: Any, tasks: TaskStore, epoch: int, run: str
 ) -> None:
     with pytest.raises(Fenced):
-        await tasks.finish_attempt(attempt(epoch=epoch), run, AT)
+        await tasks.attempts.finish(attempt(epoch=epoch), run, AT)
     with pytest.raises(Fenced):
-        await tasks.check_hold(attempt(epoch=epoch), run)
+        await tasks.attempts.check_hold(attempt(epoch=epoch), run)
     assert (await stored_node(db))["status"] == "running"
 
 
 async def test_attempt_without_a_document_is_fenced(db: Any, tasks: TaskStore) -> None:
     await db.tasks.delete_many({})
     with pytest.raises(Fenced):
-        await tasks.finish_attempt(attempt(epoch=2), RUN, AT)
+        await tasks.attempts.finish(attempt(epoch=2), RUN, AT)
 
 
 async def test_last_write_does_not_change_a_node_that_is_being_cancelled(db: Any, tasks: TaskStore) -> None:
     await tasks.record(record(shown("a", NodeStatus.CANCELLING, epoch=2), cancel="stop"))
-    await tasks.finish_attempt(attempt(epoch=2), RUN, AT)
+    await tasks.attempts.finish(attempt(epoch=2), RUN, AT)
     assert (await stored_node(db))["status"] == "cancelling"
 
 
@@ -61,11 +61,11 @@ async def test_last_write_does_not_change_a_closed_node(
     db: Any, tasks: TaskStore, status: NodeStatus
 ) -> None:
     await tasks.record(record(shown("a", status, epoch=2)))
-    await tasks.finish_attempt(attempt(epoch=2), RUN, AT)
+    await tasks.attempts.finish(attempt(epoch=2), RUN, AT)
     assert (await stored_node(db))["status"] == status.value
 
 
 async def test_running_finishing_or_cancelled_attempt_holds_its_node(tasks: TaskStore) -> None:
-    await tasks.check_hold(attempt(epoch=2), RUN)
+    await tasks.attempts.check_hold(attempt(epoch=2), RUN)
     await tasks.record(record(shown("a", NodeStatus.CANCELLING, epoch=2)))
-    await tasks.check_hold(attempt(epoch=2), RUN)
+    await tasks.attempts.check_hold(attempt(epoch=2), RUN)

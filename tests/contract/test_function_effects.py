@@ -34,7 +34,7 @@ from flowkit.models import NodeStatus, SkipReason, TaskStatus
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from flowkit.adapters.tasks.node_writes import NodeWrite
+    from flowkit.adapters.tasks.attempts import NodeWrite
 
     Call = Callable[[CoordinatorAdapters], Awaitable[dict[str, Any]]]
 

@@ -64,7 +64,7 @@ async def test_hundred_attempts_start_and_end_in_a_few_calls() -> None:
     db.updates.clear()
     attempts = [attempt(name, index=index) for index, name in enumerate(names)]
     await asyncio.gather(*(begun(tasks, each) for each in attempts))
-    await asyncio.gather(*(tasks.finish_attempt(each, RUN, AT) for each in attempts))
+    await asyncio.gather(*(tasks.attempts.finish(each, RUN, AT) for each in attempts))
     assert len(db.updates) == 4
     [task] = await documents_of(db.tasks)
     assert {node["status"] for node in task["graph"]["nodes"]} == {"finished"}
@@ -78,9 +78,11 @@ async def test_leases_of_many_attempts_are_extended_in_a_few_calls(db: Any) -> N
     for one in attempts[1:]:
         await begun(tasks, one)
     recorded.updates.clear()
-    await asyncio.gather(*(tasks.extend_lease(one, RUN, 10_000 + one.index, AT) for one in attempts[1:]))
+    await asyncio.gather(
+        *(tasks.attempts.extend_lease(one, RUN, 10_000 + one.index, AT) for one in attempts[1:])
+    )
     assert len(recorded.updates) == 2
-    await asyncio.gather(*(tasks.extend_lease(one, RUN, 20_000, AT) for one in attempts))
+    await asyncio.gather(*(tasks.attempts.extend_lease(one, RUN, 20_000, AT) for one in attempts))
     nodes = (await documents_of(db.tasks))[0]["graph"]["nodes"]
     assert [node["lease"].get("deadline_ts_ms") for node in nodes] == [None, *([20_000] * 7)]
 
@@ -195,7 +197,7 @@ async def begin(one: AttemptInput, run: str, tasks: TaskStore) -> None:
 
 
 async def finish(one: AttemptInput, run: str, tasks: TaskStore) -> None:
-    await tasks.finish_attempt(one, run, AT)
+    await tasks.attempts.finish(one, run, AT)
 
 
 async def after(scenario: Scenario, *, at_once: bool) -> tuple[list[str], list[dict[str, Any]], int]:

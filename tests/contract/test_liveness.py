@@ -77,16 +77,16 @@ async def test_task_that_a_later_run_continues_is_no_longer_dead(tasks: TaskStor
 async def test_flag_of_a_single_node_stops_only_its_attempt_and_names_the_run(tasks: TaskStore) -> None:
     stopped = shown("b", NodeStatus.CANCELLING, index=1, epoch=1, cancel_reason="deadline")
     await tasks.record(record(stopped))
-    flag = await tasks.raised_flag(attempt("b", index=1))
+    flag = await tasks.flags.find_flag(attempt("b", index=1))
     assert flag == CancelFlag(reason="deadline", run_id=RUN)
     assert (flag.concerns(RUN), flag.concerns("a-later-run")) == (True, False)
-    assert await tasks.raised_flag(attempt()) is None
+    assert await tasks.flags.find_flag(attempt()) is None
 
 
 async def test_flag_of_the_task_precedes_that_of_a_node(tasks: TaskStore) -> None:
     stopped = shown("b", NodeStatus.CANCELLING, index=1, epoch=1, cancel_reason="deadline")
     await tasks.record(record(stopped, cancel="enough"))
-    assert await tasks.raised_flag(attempt("b", index=1)) == CancelFlag(reason="enough", run_id=RUN)
+    assert await tasks.flags.find_flag(attempt("b", index=1)) == CancelFlag(reason="enough", run_id=RUN)
 
 
 async def test_next_attempt_removes_the_flag_of_its_node(tasks: TaskStore, db: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from bson.errors import InvalidDocument
 from pymongo import errors
-from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, close, new_task, opening, record
+from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, close, new_task, opening, record, shown
 from tests.contract.drivers import DRIVERS, connected
 
 from flowkit.adapters.artifacts import ArtifactStore
@@ -19,36 +19,46 @@ from flowkit.adapters.mongo import is_outage, translate_errors
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
+from flowkit.models import NodeStatus
+from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from flowkit.adapters.tasks.attempts import Attempts
+    from flowkit.adapters.tasks.cancel_flags import CancelFlags
 
 MAX_MESSAGE_CHARS = 400
 
 
 TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "prepare": lambda tasks: tasks.prepare(),
-    "deployment": lambda tasks: tasks.deployment(),
+    "database_id": lambda tasks: tasks.database_id(),
     "insert_task": lambda tasks: tasks.insert_task(new_task("a")),
     "open_task": lambda tasks: tasks.open_task(opening("a")),
-    "begin_attempt": lambda tasks: tasks.begin_attempt(attempt(), RUN, {}, AT),
     "reopen": lambda tasks: tasks.reopen(TASK, RUN),
-    "extend_lease": lambda tasks: tasks.extend_lease(attempt(), RUN, 1, AT),
-    "show_lease": lambda tasks: tasks.show_lease(attempt(), RUN, {}, AT),
-    "show_wait": lambda tasks: tasks.show_wait(attempt(), RUN, "a worker", holders="bridge-"),
-    "finish_attempt": lambda tasks: tasks.finish_attempt(attempt(), RUN, AT),
-    "check_hold": lambda tasks: tasks.check_hold(attempt(), RUN),
-    "cancel_flag": lambda tasks: tasks.cancel_flag(attempt()),
-    "flagged": lambda tasks: tasks.flagged([TASK]),
-    "raised_flag": lambda tasks: tasks.raised_flag(attempt()),
+    "condition_values": lambda tasks: tasks.condition_values(TASK),
     "variables": lambda tasks: tasks.variables(TASK),
     "wiring": lambda tasks: tasks.wiring(TASK),
     "have_restarted": lambda tasks: tasks.have_restarted(TASK, {"a": 1}),
     "node_states": lambda tasks: tasks.node_states(TASK),
-    "holder": lambda tasks: tasks.holder(attempt()),
     "running": lambda tasks: tasks.running(TASK, ["a"], AT),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),
+}
+ATTEMPT_CALLS: dict[str, Callable[[Attempts], Awaitable[object]]] = {
+    "begin": lambda attempts: attempts.begin(attempt(), RUN, {}, AT),
+    "extend_lease": lambda attempts: attempts.extend_lease(attempt(), RUN, 1, AT),
+    "show_lease": lambda attempts: attempts.show_lease(attempt(), RUN, {}, AT),
+    "show_wait": lambda attempts: attempts.show_wait(attempt(), RUN, "a worker", holders="bridge-"),
+    "finish": lambda attempts: attempts.finish(attempt(), RUN, AT),
+    "check_hold": lambda attempts: attempts.check_hold(attempt(), RUN),
+    "read_epoch": lambda attempts: attempts.read_epoch(attempt()),
+    "find_holder": lambda attempts: attempts.find_holder(attempt()),
+}
+FLAG_CALLS: dict[str, Callable[[CancelFlags], Awaitable[object]]] = {
+    "find_flagged": lambda flags: flags.find_flagged([TASK]),
+    "find_flag": lambda flags: flags.find_flag(attempt()),
 }
 
 
@@ -71,7 +81,9 @@ ARTIFACT_CALLS: dict[str, Callable[[ArtifactStore], Awaitable[object]]] = {
     "stored_uids": lambda artifacts: artifacts.stored_uids(TASK, "a"),
     "has_batches": lambda artifacts: artifacts.has_batches(TASK, "a"),
     "pages": first_page,
-    "claim": lambda artifacts: artifacts.claim(attempt(), "a", ["b1"], AT),
+    "mark_ended": lambda artifacts: artifacts.mark_ended(
+        TASK, [shown("a", NodeStatus.SKIPPED, marker=True)], AT
+    ),
 }
 CLAIM_CALLS: dict[str, Callable[[Claims], Awaitable[object]]] = {
     "prepare": lambda claims: claims.prepare(),
@@ -97,17 +109,20 @@ STORES = pytest.mark.parametrize(
     ("store", "calls"),
     [
         (TaskStore, TASK_CALLS),
+        (lambda db: TaskStore(db).attempts, ATTEMPT_CALLS),
+        (lambda db: TaskStore(db).flags, FLAG_CALLS),
         (ArtifactStore, ARTIFACT_CALLS),
         (Claims, CLAIM_CALLS),
         (OpenTasks, OPEN_CALLS),
     ],
-    ids=["tasks", "artifacts", "claims", "open tasks"],
+    ids=["tasks", "attempts", "flags", "artifacts", "claims", "open tasks"],
 )
 
 
 @STORES
-def test_list_of_calls_is_complete(store: type, calls: dict[str, object]) -> None:
-    public = {name: member for name, member in vars(store).items() if name[0] != "_"}
+def test_list_of_calls_is_complete(store: Callable[[Any], Any], calls: dict[str, object]) -> None:
+    methods = vars(type(store(memory_database())))
+    public = {name: member for name, member in methods.items() if name[0] != "_"}
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     assert set(calls) == {name for name, member in public.items() if any(kind(member) for kind in kinds)}
 

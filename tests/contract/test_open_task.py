@@ -23,7 +23,7 @@ from tests.contract.builders import (
     stored,
 )
 
-from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks import fields
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.errors import TaskIdTaken
 from flowkit.models import TaskStatus
@@ -141,7 +141,7 @@ async def test_opening_clears_the_flags_of_an_earlier_end(db: Any, tasks: TaskSt
     document = await stored(db)
     assert document["coordinator"] == {"liveness": {"state": "ok"}}
     assert "closed_run_id" not in document
-    assert await tasks.cancel_flag(attempt()) is None
+    assert await tasks.flags.find_flag(attempt()) is None
 
 
 async def test_opening_clears_the_earlier_outcome_of_the_task(db: Any, tasks: TaskStore) -> None:
@@ -209,7 +209,7 @@ GRAPHS: dict[str, tuple[dict[str, Any], str]] = {
 async def test_queued_document_with_another_graph_is_not_changed(
     db: Any, tasks: TaskStore, other: dict[str, Any], reported: str
 ) -> None:
-    await tasks.insert_task(task_fields.new_task(TASK, {}, other, AT))
+    await tasks.insert_task(fields.new_task(TASK, {}, other, AT))
     before = await stored(db)
     with pytest.raises(TaskIdTaken) as caught:
         await tasks.open_task(opening("a", "b"))
@@ -227,6 +227,6 @@ async def test_parents_can_be_given_by_edges_or_by_nodes(db: Any, tasks: TaskSto
     nodes = graph("a", "b", "c")["nodes"]
     by_edges = {"nodes": nodes, "edges": [["a", "c"]], "edges_ex": [{"from": "b", "to": "c"}]}
     by_nodes = {"nodes": [*nodes[:2], {**nodes[2], "depends_on": ["b", "a"]}]}
-    await tasks.insert_task(task_fields.new_task(TASK, {}, by_edges, AT))
+    await tasks.insert_task(fields.new_task(TASK, {}, by_edges, AT))
     await tasks.open_task(replace(opening(), graph=by_nodes))
     assert (await stored(db))["graph"]["nodes"][2]["depends_on"] == ["a", "b"]

@@ -98,6 +98,6 @@ async def test_published_batches_count_toward_the_limit_of_a_parent(
     await wait_seconds(0.3)
     assert not running.done()
     assert [batch.batch_uid for batch in handler.got] == ["b1", "b2"]
-    await artifacts.claim(attempt("x"), "a", ["b1", "b1.1", "b1.2"], AT)
+    await artifacts.claims.make(attempt("x"), "a", ["b1", "b1.1", "b1.2"], AT)
     await asyncio.wait_for(running, TIMEOUT_SEC)
     assert len(await artifacts.stored_uids(TASK, "a")) == 9

@@ -65,7 +65,7 @@ async def test_source_that_restarts_before_the_last_check_is_awaited(
     await opened(tasks, "u", "sink")
     await begun(tasks, attempt("u"))
     await ended_source(artifacts, "b1")
-    await tasks.finish_attempt(attempt("u"), RUN, AT)
+    await tasks.attempts.finish(attempt("u"), RUN, AT)
     tasks.before_last_scan = [lambda: begun(tasks, attempt("u", epoch=2))]
     assert await rerun(artifacts, pull.start("u", sources=reported), "b1", "b2") == ["b1", "b2"]
 

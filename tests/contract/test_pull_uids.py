@@ -154,7 +154,7 @@ async def test_external_meta_that_is_not_an_object_is_one_item(
 async def test_external_claim_without_an_epoch_is_taken_over(db: Any, artifacts: ArtifactStore) -> None:
     claim = {"task_id": TASK, "consumer_node": "sink", "from_node": "u", "batch_uid": "b1"}
     await db.stream_progress.insert_one({**claim, "attempt_epoch": None})
-    await artifacts.claim(attempt("sink"), "u", ["b1"], AT)
+    await artifacts.claims.make(attempt("sink"), "u", ["b1"], AT)
     [found] = await documents_of(db.stream_progress)
     assert found["attempt_epoch"] == 1
 

@@ -126,7 +126,7 @@ async def test_outdated_change_of_one_node_loses_no_changes_when_the_task_fails(
     db: Any, tasks: TaskStore
 ) -> None:
     await begun(tasks, attempt("b", index=1, epoch=1))
-    await tasks.finish_attempt(attempt("b", index=1, epoch=1), RUN, AT)
+    await tasks.attempts.finish(attempt("b", index=1, epoch=1), RUN, AT)
     failed, outdated = (
         shown("a", NodeStatus.FAILED, epoch=1),
         shown("b", NodeStatus.CANCELLING, index=1, epoch=1),
@@ -261,7 +261,7 @@ async def test_failure_replaces_a_finish_only_if_the_workflow_decided_after_it(
 ) -> None:
     """The parents of a streaming node failed, so the workflow fails a node whose attempt has finished it."""
     await begun(tasks, attempt("a", epoch=1))
-    await tasks.finish_attempt(attempt("a", epoch=1), RUN, AT)
+    await tasks.attempts.finish(attempt("a", epoch=1), RUN, AT)
     error = "upstream_failed: a parent failed later"
     failed = shown("a", NodeStatus.FAILED, epoch=1, last_error=error, after_finish=after_finish)
     await tasks.record(record(failed, *[shown("b", NodeStatus.SKIPPED, index=1)] * others))

@@ -73,44 +73,44 @@ async def documents(db: Any) -> list[dict[str, Any]]:
 
 async def test_repeated_write_of_the_same_try_succeeds(db: Any, tasks: TaskStore) -> None:
     for _ in range(2):
-        await tasks.begin_attempt(attempt(), RUN, LEASE, AT, once=True)
+        await tasks.attempts.begin(attempt(), RUN, LEASE, AT, once=True)
     assert (await stored_node(db))["lease"]["lease_id"] == "first"
 
 
 async def test_second_try_of_a_begun_attempt_is_refused_and_changes_nothing(
     db: Any, tasks: TaskStore
 ) -> None:
-    await tasks.begin_attempt(attempt(), RUN, LEASE, AT, once=True)
+    await tasks.attempts.begin(attempt(), RUN, LEASE, AT, once=True)
     before = await stored(db)
     with pytest.raises(TriedBefore) as caught:
-        await tasks.begin_attempt(attempt(), RUN, LATER, AT + 5, once=True)
+        await tasks.attempts.begin(attempt(), RUN, LATER, AT + 5, once=True)
     assert not caught.value.finished
     assert await stored(db) == before
 
 
 async def test_second_try_of_a_finished_attempt_learns_that_it_has_finished(tasks: TaskStore) -> None:
-    await tasks.begin_attempt(attempt(), RUN, LEASE, AT, once=True)
-    await tasks.finish_attempt(attempt(), RUN, AT)
+    await tasks.attempts.begin(attempt(), RUN, LEASE, AT, once=True)
+    await tasks.attempts.finish(attempt(), RUN, AT)
     with pytest.raises(TriedBefore) as caught:
-        await tasks.begin_attempt(attempt(), RUN, LATER, AT, once=True)
+        await tasks.attempts.begin(attempt(), RUN, LATER, AT, once=True)
     assert caught.value.finished
 
 
 async def test_epoch_of_another_run_is_taken(tasks: TaskStore) -> None:
-    await tasks.begin_attempt(attempt(), "other-run", LEASE, AT, once=True)
+    await tasks.attempts.begin(attempt(), "other-run", LEASE, AT, once=True)
     with pytest.raises(EpochTaken) as caught:
-        await tasks.begin_attempt(attempt(), RUN, LATER, AT, once=True)
+        await tasks.attempts.begin(attempt(), RUN, LATER, AT, once=True)
     assert caught.value.current == 1
 
 
 async def test_first_try_after_the_end_of_the_task_is_fenced(tasks: TaskStore) -> None:
     await tasks.close_task(close())
     with pytest.raises(Fenced):
-        await tasks.begin_attempt(attempt(), RUN, LEASE, AT, once=True)
+        await tasks.attempts.begin(attempt(), RUN, LEASE, AT, once=True)
 
 
 async def test_try_that_was_interrupted_is_a_loss(db: Any, tasks: TaskStore) -> None:
-    await tasks.begin_attempt(attempt(), RUN, LEASE, AT, once=True)
+    await tasks.attempts.begin(attempt(), RUN, LEASE, AT, once=True)
     failure = await failure_of(role_executor(db, attempt(), counting("u"), may_repeat=True))
     assert (failure.kind, failure.code) == (FailureKind.LOSS, reason_codes.LEASE_LOST)
 
@@ -187,7 +187,7 @@ async def test_marker_of_the_handler_does_not_complete_a_finished_try(db: Any, t
 async def test_ordinary_attempt_whose_epoch_an_inline_one_has_taken_leaves_it(
     db: Any, tasks: TaskStore
 ) -> None:
-    await tasks.begin_attempt(attempt(), RUN, LEASE, AT, once=True)
+    await tasks.attempts.begin(attempt(), RUN, LEASE, AT, once=True)
     failure = await failure_of(role_executor(db, attempt(), counting("u")))
     assert (failure.kind, failure.current_epoch) == (FailureKind.EPOCH_TAKEN, 1)
 
@@ -195,7 +195,7 @@ async def test_ordinary_attempt_whose_epoch_an_inline_one_has_taken_leaves_it(
 async def test_inline_attempt_that_a_later_one_replaces_ends_at_no_charge(db: Any, tasks: TaskStore) -> None:
     class Replaced(Returning):
         async def process_batch(self, batch: Any, ctx: Any) -> BatchResult:
-            await tasks.begin_attempt(attempt(epoch=3), RUN, LATER, AT, once=True)
+            await tasks.attempts.begin(attempt(epoch=3), RUN, LATER, AT, once=True)
             return await super().process_batch(batch, ctx)
 
     executor = role_executor(db, attempt(), Replaced(BatchResult(success=True), "u"), may_repeat=True)

@@ -17,8 +17,8 @@ from flowkit.activities.batches import puller
 from flowkit.activities.batches.puller import Scanner
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.batch_uids import qualified
+from flowkit.adapters.entries import Mark
 from flowkit.adapters.mongo import moment
-from flowkit.adapters.scans import Mark
 from flowkit.errors import StoreUnavailable
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.adapters.limits.rules import Limits, Usage
-from flowkit.adapters.limits.store import SlotStore
+from flowkit.adapters.slots import Limits, SlotStore, SlotUsage
 from flowkit.models import Slot, SlotRequest
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ async def test_grants_stop_at_the_limit_of_the_role_and_at_the_limit_of_all(slot
     roles = ("slow", "slow", "a.b", "a.b", "other")
     granted = [await slots.grant(asked(f"t{n}", role=role), limits, AT) for n, role in enumerate(roles)]
     assert granted == [True, False, True, True, False]
-    assert await slots.usage() == Usage(total=3, by_role={"slow": 1, "a.b": 2})
+    assert await slots.usage() == SlotUsage(total=3, by_role={"slow": 1, "a.b": 2})
 
 
 async def test_repeated_grant_uses_no_second_slot(slots: SlotStore) -> None:
@@ -68,7 +67,7 @@ async def test_release_frees_the_slot_once(slots: SlotStore) -> None:
     await slots.grant(asked("u"), NONE, AT)
     assert [await slots.release("t", SLOT) for _ in range(2)] == [True, False]
     assert not await slots.release("u", replace(SLOT, epoch=2))
-    assert await slots.usage() == Usage(total=1, by_role={"slow": 1})
+    assert await slots.usage() == SlotUsage(total=1, by_role={"slow": 1})
     assert [holder.key for holder in await slots.holders()] == [("u", "n", 1)]
 
 
@@ -82,7 +81,7 @@ async def test_check_for_leaks_cannot_free_a_slot_that_its_attempt_has_asked_for
         assert not await slots.release_unused(seen)
         (seen,) = await slots.holders()
         assert await slots.release_unused(seen)
-        assert await slots.usage() == Usage(total=0, by_role={"slow": 0})
+        assert await slots.usage() == SlotUsage(total=0, by_role={"slow": 0})
 
 
 async def test_lower_limit_lets_holders_keep_their_slots(slots: SlotStore) -> None:
@@ -163,7 +162,7 @@ async def test_queues_and_namespaces_have_slots_of_their_own(db: Any, slots: Slo
     for namespace, queue in (("ns", "other"), ("other", "q")):
         other = SlotStore(db, namespace_id=namespace, queue=queue)
         await other.prepare()
-        assert (await other.usage(), await order(other)) == (Usage(), [])
+        assert (await other.usage(), await order(other)) == (SlotUsage(), [])
 
 
 async def test_requests_can_be_read_in_parts(slots: SlotStore) -> None:
@@ -204,7 +203,7 @@ async def test_concurrent_grants_and_releases_never_exceed_the_limit(server_db: 
         assert await slots.release(request.task_id, SLOT)
 
     await asyncio.gather(*(attempt(number) for number in range(20)))
-    assert await slots.usage() == Usage(total=0, by_role={"slow": 0})
+    assert await slots.usage() == SlotUsage(total=0, by_role={"slow": 0})
     assert await slots.holders() == []
 
 

@@ -38,7 +38,7 @@ def engine(tasks: TaskStore, external_roles: tuple[str, ...] = ()) -> TaskActivi
 async def put(tasks: TaskStore, *node_ids: str, **task: Any) -> StoredGraph:
     """Store a graph of these nodes."""
     content = pack_task({"graph": graph(*node_ids), "params": {"n": 1}, **task})
-    database_id = await tasks.deployment()
+    database_id = await tasks.database_id()
     return await StoredGraphs(tasks.database).put(TASK, content, namespace_id="", database_id=database_id)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tests.contract.builders import AT, TASK, documents_of, new_task, seconds, stored, stored_node
 
 from flowkit.adapters.mongo import iso
-from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks import fields
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.testing import memory_database
 
@@ -72,7 +72,7 @@ async def test_runtime_fields_of_a_given_graph_are_reset_and_all_others_kept(
         "x-own": 1,
     }
     graph = {"nodes": [node], "edges": [["a", "b"]], "schema_version": "1.0"}
-    await tasks.insert_task(task_fields.new_task(TASK, {}, graph, AT))
+    await tasks.insert_task(fields.new_task(TASK, {}, graph, AT))
     document = await stored(db)
     assert document["graph"]["nodes"] == [{**node, **RUNTIME_FIELDS, "fan_in": "any"}]
     assert (document["graph"]["edges"], document["graph"]["schema_version"]) == ([["a", "b"]], "1.0")
@@ -91,10 +91,10 @@ async def test_concurrent_inserts_leave_one_document(db: Any, tasks: TaskStore) 
 
 
 async def test_database_has_one_deployment_id_for_all_processes(db: Any) -> None:
-    seen = await asyncio.gather(*(TaskStore(db).deployment() for _ in range(10)))
+    seen = await asyncio.gather(*(TaskStore(db).database_id() for _ in range(10)))
     assert len(set(seen)) == 1
-    assert seen[0] == await TaskStore(db).deployment() != ""
+    assert seen[0] == await TaskStore(db).database_id() != ""
 
 
 async def test_two_databases_have_different_deployment_ids(tasks: TaskStore) -> None:
-    assert await tasks.deployment() != await TaskStore(memory_database()).deployment()
+    assert await tasks.database_id() != await TaskStore(memory_database()).database_id()

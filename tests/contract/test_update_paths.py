@@ -52,13 +52,13 @@ def test_check_finds_updates_that_mongodb_rejects(update: Update, *, found: bool
 async def task_from_start_to_end(db: RecordingDatabase) -> None:
     """Run one task through every change that its document can undergo."""
     tasks, artifacts = TaskStore(db), ArtifactStore(db)
-    await tasks.deployment()
+    await tasks.database_id()
     await tasks.insert_task(new_task("a", "b", "c"))
     run_seq = await opened(tasks, "a", "b", "c")
     await begun(tasks, attempt("a"))
-    await tasks.extend_lease(attempt("a"), RUN, 5, AT)
+    await tasks.attempts.extend_lease(attempt("a"), RUN, 5, AT)
     await leave_batches(artifacts)
-    await tasks.finish_attempt(attempt("a"), RUN, AT)
+    await tasks.attempts.finish(attempt("a"), RUN, AT)
     deferred = shown("b", NodeStatus.DEFERRED, index=1, epoch=1, next_retry_at=AT, last_error="boom")
     skipped = shown("c", NodeStatus.SKIPPED, index=2, skip_reason=SkipReason.ROUTING, last_error="no")
     await tasks.record(record(deferred, skipped, status=TaskStatus.DEFERRED))
@@ -84,7 +84,7 @@ async def concurrent_attempts(db: RecordingDatabase) -> None:
     ]
     await asyncio.gather(*(begun(tasks, each) for each in attempts))
     again = [replace(each, epoch=2) for each in attempts[::2]]
-    finishing = [tasks.finish_attempt(each, RUN, AT) for each in attempts[1::2]]
+    finishing = [tasks.attempts.finish(each, RUN, AT) for each in attempts[1::2]]
     await asyncio.gather(*(begun(tasks, each) for each in again), *finishing)
 
 

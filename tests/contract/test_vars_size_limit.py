@@ -15,7 +15,7 @@ from tests.contract.test_vars_model import NAMES, OPERATIONS, SEQUENCES, Model, 
 from tests.contract.variables import SECRET, held, hold, refused, unchanged, write
 from tests.unit.property_examples import examples
 
-from flowkit.adapters.vars import size_bound
+from flowkit.adapters.vars import rules
 from flowkit.adapters.vars.operations import size
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
 from flowkit.testing import memory_database
@@ -33,7 +33,7 @@ async def nothing() -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """Set a small limit."""
-    monkeypatch.setattr(size_bound, "VARS_BYTES", 2_000)
+    monkeypatch.setattr(rules, "VARS_BYTES", 2_000)
     return 2_000
 
 
@@ -215,7 +215,7 @@ async def test_write_is_rejected_exactly_if_all_variables_would_be_too_large(
 ) -> None:
     db, model, task_id = memory_database(), Model(), next(NAMES)
     await db.tasks.insert_one(new_task("a", task_id=task_id))
-    with mock.patch.object(size_bound, "VARS_BYTES", TIGHT):
+    with mock.patch.object(rules, "VARS_BYTES", TIGHT):
         for operation in sequence:
             before = model.tree
             expected = applied(model, operation)
@@ -247,7 +247,7 @@ async def test_concurrent_writes_never_exceed_the_limit(
 ) -> None:
     plain, task_id = memory_database(), next(NAMES)
     await plain.tasks.insert_one(new_task("a", task_id=task_id))
-    with mock.patch.object(size_bound, "VARS_BYTES", TIGHT):
+    with mock.patch.object(rules, "VARS_BYTES", TIGHT):
         for operation, concurrent_writers in sequence:
             db = RecordingDatabase(plain)
             db.before["tasks"] += [
@@ -268,7 +268,7 @@ async def test_correction_keeps_the_limit_although_another_write_came_after_its_
     async def write_concurrently() -> None:
         await others.vars_set(task_id, n=None)
 
-    with mock.patch.object(size_bound, "VARS_BYTES", TIGHT):
+    with mock.patch.object(rules, "VARS_BYTES", TIGHT):
         await others.vars_set(task_id, k="x" * (TIGHT - 5 - 8 - 20))
         # It grows by less than its largest growth, so it fits only after the bound has been corrected.
         own.before["tasks"] += [nothing, write_concurrently]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, stored
 
-from flowkit.adapters.tasks.node_writes import NodeWrite
+from flowkit.adapters.tasks.attempts import NodeWrite
 from flowkit.adapters.vars.operations import size
-from flowkit.adapters.vars.size_bound import BOUND
+from flowkit.adapters.vars.rules import BOUND
 from flowkit.errors import AdapterError
 
 if TYPE_CHECKING:

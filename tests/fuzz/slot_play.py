@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable
 
-    from flowkit.adapters.limits.store import SlotStore
+    from flowkit.adapters.slots import SlotStore
 
 ROLES = ("a", "b.c", "12")
 LEAK_SEC = 10.0

@@ -16,8 +16,8 @@ from tests.fuzz.budget import MINUTES, SLOTS_SHARE, chosen_seed, first_of, only_
 from tests.fuzz.slot_campaign import engine_play, slot_campaign, workflow_play
 from tests.unit.property_examples import examples
 
-from flowkit.adapters.limits import store
-from flowkit.adapters.limits.rules import Limits
+from flowkit.adapters import slots as store
+from flowkit.adapters.slots import Limits
 from flowkit.engine import slot_grants, slot_leaks
 from flowkit.workflows import slots as workflow_slots
 from flowkit.workflows.slots import Slots
@@ -25,7 +25,7 @@ from flowkit.workflows.slots import Slots
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from flowkit.adapters.limits.store import SlotStore
+    from flowkit.adapters.slots import SlotStore
     from flowkit.models import Slot, SlotRequest
 
 SEED = 1

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.fuzz.slot_world import Engine
 
-    from flowkit.adapters.limits.store import SlotStore
+    from flowkit.adapters.slots import SlotStore
 
 _TICK_SEC = 0.5
 _MOST_TICKS = 3_000

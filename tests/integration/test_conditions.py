@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from temporalio.client import WorkflowFailureError
 
-from flowkit.adapters.tasks.condition_reads import ConditionReads, StoredValues
+from flowkit.adapters.tasks.store import StoredValues, TaskStore
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import StoreUnavailable
 from flowkit.models import TaskStatus
@@ -212,16 +212,16 @@ async def test_evaluation_is_retried_while_mongodb_does_not_respond(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    read = ConditionReads.values
+    read = TaskStore.condition_values
 
-    async def fails_twice(self: ConditionReads, task_id: str) -> StoredValues | None:
+    async def fails_twice(self: TaskStore, task_id: str) -> StoredValues | None:
         calls.append(task_id)
         if len(calls) < 3:
             raise StoreUnavailable("no server is available")
         found: StoredValues | None = await read(self, task_id)
         return found
 
-    monkeypatch.setattr(ConditionReads, "values", fails_twice)
+    monkeypatch.setattr(TaskStore, "condition_values", fails_twice)
     await servers(harness)
     task_id = await harness.create(node("a"), node("b", "quick", "a", when="true"))
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
@@ -233,12 +233,12 @@ async def test_cancel_stops_a_task_whose_conditions_are_being_evaluated(
 ) -> None:
     begun = asyncio.Event()
 
-    async def blocks(self: ConditionReads, task_id: str) -> StoredValues | None:
+    async def blocks(self: TaskStore, task_id: str) -> StoredValues | None:
         begun.set()
         await asyncio.Event().wait()
         return None
 
-    monkeypatch.setattr(ConditionReads, "values", blocks)
+    monkeypatch.setattr(TaskStore, "condition_values", blocks)
     await servers(harness)
     task_id = await harness.create(node("a"), node("b", "quick", "a", when="true"))
     await begun.wait()
@@ -294,14 +294,14 @@ async def test_node_that_waits_for_its_condition_is_queued(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = asyncio.Event()
-    read = ConditionReads.values
+    read = TaskStore.condition_values
 
-    async def waits(self: ConditionReads, task_id: str) -> StoredValues | None:
+    async def waits(self: TaskStore, task_id: str) -> StoredValues | None:
         await released.wait()
         found: StoredValues | None = await read(self, task_id)
         return found
 
-    monkeypatch.setattr(ConditionReads, "values", waits)
+    monkeypatch.setattr(TaskStore, "condition_values", waits)
     await servers(harness)
     task_id = await harness.create(node("a"), node("b", when="true"), node("c", "quick", "b"))
 

@@ -16,6 +16,7 @@ from temporalio.testing import ActivityEnvironment
 from tests.contract.builders import RUN, TASK, attempt, begun, opened
 
 from flowkit.adapters.retry import retry_while_unavailable
+from flowkit.adapters.tasks.cancel_flags import CancelFlags
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt import supervision
 from flowkit.attempt.supervision import Attempt, HeartbeatThrottle, WorkerContext
@@ -227,7 +228,7 @@ async def test_error_in_one_background_task_does_not_stop_the_heartbeats(
 
     monkeypatch.setattr(supervision, "_UNSUPERVISED_SEC", 0.0)
     monkeypatch.setattr(supervision, "HeartbeatThrottle", Counting)
-    monkeypatch.setattr(TaskStore, "flagged", broken)
+    monkeypatch.setattr(CancelFlags, "find_flagged", broken)
     assert (await asyncio.wait_for(run(db, FunctionRunner(beats.wait), attempt()), FOREVER)).worker_id == "w"
 
 
@@ -304,13 +305,14 @@ async def test_flag_of_another_run_does_not_stop_the_attempt(db: Any) -> None:
     await flag(db, cancel_run_id="an-earlier-run")
     checked = asyncio.Event()
 
-    class WatchedTasks(TaskStore):
-        async def raised_flag(self, attempt: AttemptInput) -> Any:
-            found = await super().raised_flag(attempt)
+    class WatchedFlags(CancelFlags):
+        async def find_flag(self, attempt: AttemptInput) -> Any:
+            found = await super().find_flag(attempt)
             asyncio.get_running_loop().call_later(0.05, checked.set)
             return found
 
-    host_tasks = WatchedTasks(db)
+    host_tasks = TaskStore(db)
+    host_tasks.flags = WatchedFlags(db.tasks)
     body = FunctionRunner(checked.wait)
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, workflow_id=TASK, workflow_run_id=RUN)

@@ -19,7 +19,7 @@ class Flags:
     def __init__(self) -> None:
         self.reads: list[tuple[list[str], asyncio.Future[set[str]]]] = []
 
-    async def flagged(self, task_ids: list[str]) -> set[str]:
+    async def find_flagged(self, task_ids: list[str]) -> set[str]:
         """Read the flags of these tasks."""
         self.reads.append((task_ids, asyncio.get_running_loop().create_future()))
         return await self.reads[-1][1]

@@ -9,7 +9,7 @@ import bson
 import pytest
 
 from flowkit import limits
-from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks.fields import new_task
 from flowkit.errors import GraphError
 from flowkit.graph import submission
 from flowkit.graph.submission import document_problem, external_problem, validate_input
@@ -60,7 +60,7 @@ def test_counted_size_covers_the_document_and_the_state_of_its_nodes(
         graph["edges"] = [[f"n{index}", f"n{index + 1}"] for index in range(99)]
         for node in graph["nodes"]:
             del node["depends_on"]
-    document = task_fields.new_task("t", {"a": 1}, graph, time.time())
+    document = new_task("t", {"a": 1}, graph, time.time())
     monkeypatch.setattr(
         submission,
         "TASK_DOCUMENT_BYTES",

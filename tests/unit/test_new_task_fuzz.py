@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.property_examples import examples
 
-from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks.fields import new_task
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.errors import GraphError
@@ -137,4 +137,4 @@ async def test_task_is_rejected_with_a_readable_message_or_can_be_stored(graph: 
             assert len(problem) < 700, problem
         return
     started, task_id = caught.value.args
-    assert bson.encode(task_fields.new_task(task_id, started["params"], started["graph"], 0.0))
+    assert bson.encode(new_task(task_id, started["params"], started["graph"], 0.0))

@@ -14,8 +14,7 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import WorkflowExecutionStatus
 
 from flowkit import CoordinatorConfig, temporal_names
-from flowkit.adapters.limits.rules import Limits, Usage, full_roles, has_room, is_full, wait_reason
-from flowkit.adapters.limits.store import Holder
+from flowkit.adapters.slots import Holder, Limits, SlotUsage, full_roles, has_room, is_full, wait_reason
 from flowkit.engine.slot_leaks import Use, use_of
 from flowkit.errors import ConfigError
 from flowkit.models import slot_wait_id
@@ -52,7 +51,7 @@ def test_limit_concerns_its_role_or_all_roles(limits: Limits, role: str, concern
 def test_slots_are_granted_up_to_the_limits_and_no_further(
     total: int | None, by_role: dict[str, int], asked: list[str]
 ) -> None:
-    limits, usage, granted = Limits(total=total, by_role=by_role), Usage(), dict.fromkeys(ROLES, 0)
+    limits, usage, granted = Limits(total=total, by_role=by_role), SlotUsage(), dict.fromkeys(ROLES, 0)
     for role in asked:
         if has_room(limits, usage, role):
             usage = usage.with_one(role)
@@ -69,14 +68,14 @@ def test_slots_are_granted_up_to_the_limits_and_no_further(
 @pytest.mark.parametrize(
     ("usage", "served", "reason"),
     [
-        (Usage(total=2, by_role={"slow": 2}), True, "2 of 2"),
-        (Usage(total=12, by_role={"slow": 1}), True, "12 of 12 over all roles"),
-        (Usage(total=12, by_role={"slow": 2}), False, "2 of 2"),
-        (Usage(total=11, by_role={"slow": 1}), False, "no worker serves the role"),
-        (Usage(total=1), True, "other tasks are first"),
+        (SlotUsage(total=2, by_role={"slow": 2}), True, "2 of 2"),
+        (SlotUsage(total=12, by_role={"slow": 1}), True, "12 of 12 over all roles"),
+        (SlotUsage(total=12, by_role={"slow": 2}), False, "2 of 2"),
+        (SlotUsage(total=11, by_role={"slow": 1}), False, "no worker serves the role"),
+        (SlotUsage(total=1), True, "other tasks are first"),
     ],
 )
-def test_wait_names_the_limit_that_is_reached(usage: Usage, served: bool, reason: str) -> None:
+def test_wait_names_the_limit_that_is_reached(usage: SlotUsage, served: bool, reason: str) -> None:
     assert wait_reason(Limits(total=12, by_role={"slow": 2}), usage, "slow", served=served) == reason
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowkit.adapters.tasks import fields as task_fields
+from flowkit.adapters.tasks.fields import graph_difference, new_task
 from flowkit.graph.validation import parents_of, parse_graph
 
 IDS = ["a", "b", "c", "d", "e"]
@@ -32,11 +32,11 @@ def graphs(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(graphs())
 def test_document_lists_the_parents_determined_by_validation(graph: dict[str, Any]) -> None:
-    shown = task_fields.new_task("t", {}, graph, 0.0)["graph"]
+    shown = new_task("t", {}, graph, 0.0)["graph"]
     expected = {node.node_id: list(node.depends_on) for node in parse_graph(graph).nodes}
     assert {node["node_id"]: node["depends_on"] for node in shown["nodes"]} == expected
     assert {node_id: parents_of(shown, node_id) for node_id in IDS} == expected
-    assert task_fields.graph_difference(shown, graph) is None
+    assert graph_difference(shown, graph) is None
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def test_document_lists_the_parents_determined_by_validation(graph: dict[str, An
 )
 def test_document_without_a_valid_graph_differs_from_every_graph(stored: dict[str, Any]) -> None:
     given_graph = {"nodes": [{"node_id": "a", "type": "crawler"}]}
-    assert task_fields.graph_difference(stored, given_graph) == "its document contains no graph"
+    assert graph_difference(stored, given_graph) == "its document contains no graph"
 
 
 def test_task_has_a_namespace_and_database_id_only_if_they_are_known() -> None:
     graph = {"nodes": [{"node_id": "a", "type": "crawler"}]}
-    assert not {"namespace_id", "database_id"} & task_fields.new_task("t", {}, graph, 0.0).keys()
-    known = task_fields.new_task("t", {}, graph, 0.0, namespace_id="ns", database_id="db")
+    assert not {"namespace_id", "database_id"} & new_task("t", {}, graph, 0.0).keys()
+    known = new_task("t", {}, graph, 0.0, namespace_id="ns", database_id="db")
     assert (known["namespace_id"], known["database_id"]) == ("ns", "db")

@@ -9,7 +9,7 @@ import pytest
 from bson import Decimal128, Int64
 from tests.unit.vars_changes import SECRET, nested, refusal
 
-from flowkit.adapters.vars import operations, rules, size_bound
+from flowkit.adapters.vars import operations, rules
 
 Tree = dict[str, Any]
 SET, INCR, UNSET = (
@@ -173,8 +173,8 @@ def setting_bytes(count: int) -> operations.Change:
 def test_all_variables_together_have_at_most_a_million_bytes() -> None:
     for brought in (2_000, 60_000):
         variables = of_bytes(LIMIT - brought)
-        size_bound.size_after(variables, setting_bytes(brought))
-        text = refusal(size_bound.size_after, variables, setting_bytes(brought + 1))
+        rules.size_after(variables, setting_bytes(brought))
+        text = refusal(rules.size_after, variables, setting_bytes(brought + 1))
         assert text.startswith(
             "vars.set: the task's variables would have 1,000,001 bytes, more than 1,000,000"
         )
@@ -182,9 +182,9 @@ def test_all_variables_together_have_at_most_a_million_bytes() -> None:
 
 def test_variables_that_are_too_large_can_shrink_but_not_grow() -> None:
     variables = {**of_bytes(LIMIT + 500_000), "b": "x" * 3_000}
-    size_bound.size_after(variables, operations.setting({"b": "x" * 2_000}))
-    size_bound.size_after(variables, operations.setting({"b": "y" * 3_000}))
-    assert "bytes" in refusal(size_bound.size_after, variables, operations.setting({"b": "x" * 3_001}))
+    rules.size_after(variables, operations.setting({"b": "x" * 2_000}))
+    rules.size_after(variables, operations.setting({"b": "y" * 3_000}))
+    assert "bytes" in refusal(rules.size_after, variables, operations.setting({"b": "x" * 3_001}))
 
 
 # --- empty objects ----------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from temporalio.service import RPCError
 from flowkit import reason_codes
 from flowkit.adapters.retry import AttemptClock, measured_by, retry_while_unavailable
 from flowkit.adapters.tasks.cancel_flags import Flagged
-from flowkit.adapters.tasks.epochs import Epochs
 from flowkit.attempt.failures import (
     failed_attempt,
     from_error,
@@ -36,7 +35,7 @@ from flowkit.attempt.failures import (
     unexpected,
     yielded,
 )
-from flowkit.attempt.steps import check_database
+from flowkit.attempt.storage import check_database
 from flowkit.errors import EpochTaken, Fenced, FlowKitError
 from flowkit.models import COORDINATOR_FN
 from flowkit.text import clean, error_text
@@ -44,7 +43,7 @@ from flowkit.text import clean, error_text
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from flowkit.adapters.tasks.cancel_flags import CancelFlag
+    from flowkit.adapters.tasks.cancel_flags import CancelFlag, CancelFlags
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.core.loop_portal import LoopPortal
     from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
@@ -110,7 +109,7 @@ class WorkerContext:
     @cached_property
     def flags(self) -> CancelFlagPoller:
         """Return the poller that reads cancel flags for all attempts of this process."""
-        return CancelFlagPoller(self.tasks, self.portal, self.cancel_poll_sec)
+        return CancelFlagPoller(self.tasks.flags, self.portal, self.cancel_poll_sec)
 
     @cached_property
     def heartbeats(self) -> HeartbeatThrottle:
@@ -181,7 +180,7 @@ class Attempt:
     async def _run_checked(self) -> AttemptResult:
         """Check that engine and worker share a database, then run the executor. Raise AttemptFailed, or Flagged as is."""
         try:
-            ours = await retry_while_unavailable(self._worker.tasks.deployment)
+            ours = await retry_while_unavailable(self._worker.tasks.database_id)
             check_database(self._attempt, ours, "worker")
             return await self._run_executor()
         except (AttemptFailed, Flagged):
@@ -276,10 +275,11 @@ class Attempt:
     async def _cancel_reason(self) -> str:
         """Return the reason of the cancel from the task document, since Temporal does not pass it to activities."""
         try:
-            reason = self._worker.portal.run(self._worker.tasks.cancel_flag(self._attempt))
-            return await asyncio.wait_for(reason, timeout=1.0) or "cancelled"
+            reading = self._worker.portal.run(self._worker.tasks.flags.find_flag(self._attempt))
+            flag = await asyncio.wait_for(reading, timeout=1.0)
         except (FlowKitError, TimeoutError):
-            return "cancelled"
+            flag = None
+        return flag.reason if flag else "cancelled"
 
     def _request_stop(self, reason: str) -> None:
         self._worker.portal.call(self._executor.cancel, reason, self._attempt.cancel_grace_sec)
@@ -320,7 +320,7 @@ class Attempt:
             run_id = self._info.workflow_run_id or ""
             try:
                 await self._worker.portal.run(
-                    self._worker.tasks.extend_lease(self._attempt, run_id, deadline_ms, now)
+                    self._worker.tasks.attempts.extend_lease(self._attempt, run_id, deadline_ms, now)
                 )
             except FlowKitError as error:
                 _logger.warning("could not renew the lease of node %s: %s", self._attempt.node_id, error)
@@ -346,7 +346,7 @@ class Attempt:
         try:
             if not await self._worker.flags.any_set(self._attempt.task_id):
                 return None
-            flag = await self._worker.portal.run(self._worker.tasks.raised_flag(self._attempt))
+            flag = await self._worker.portal.run(self._worker.tasks.flags.find_flag(self._attempt))
         except FlowKitError as error:
             _logger.warning("could not read the cancel flag of task %s: %s", self._attempt.task_id, error)
             return None
@@ -365,8 +365,8 @@ class LocalAttempt(Attempt):
         try:
             return await super()._run_executor()
         except Fenced as error:
-            epochs, attempt = Epochs(self._worker.tasks.database), self._attempt
-            current = await retry_while_unavailable(lambda: epochs.current(attempt))
+            attempts, attempt = self._worker.tasks.attempts, self._attempt
+            current = await retry_while_unavailable(lambda: attempts.read_epoch(attempt))
             raise (EpochTaken(current) if current > attempt.epoch else error) from None
 
     async def _supervise(self) -> None:
@@ -503,8 +503,8 @@ def heartbeat_pause_sec(attempts: int, lease_ttl_sec: float) -> float:
 class CancelFlagPoller:
     """Reads the cancel flags of all tasks that have attempts in this process with a single query."""
 
-    def __init__(self, tasks: TaskStore, portal: LoopPortal, every_sec: float) -> None:
-        self._tasks = tasks
+    def __init__(self, flags: CancelFlags, portal: LoopPortal, every_sec: float) -> None:
+        self._flags = flags
         self._portal = portal
         self._every_sec = every_sec
         self._watched: Counter[str] = Counter()
@@ -530,7 +530,7 @@ class CancelFlagPoller:
         """
         due = time.monotonic() - self._read_at >= self._every_sec
         if self._read is None or (self._read.done() and due):
-            self._read = asyncio.create_task(self._portal.run(self._tasks.flagged([*self._watched])))
+            self._read = asyncio.create_task(self._portal.run(self._flags.find_flagged([*self._watched])))
             self._read.add_done_callback(self._note_read)
         return task_id in await asyncio.shield(self._read)
 

@@ -19,8 +19,16 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import temporal_names
-from flowkit.adapters.limits.rules import Limits, Usage, full_roles, has_room, is_full, wait_reason
-from flowkit.adapters.limits.store import PAGE, SlotStore
+from flowkit.adapters.slots import (
+    PAGE,
+    Limits,
+    SlotStore,
+    SlotUsage,
+    full_roles,
+    has_room,
+    is_full,
+    wait_reason,
+)
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX, WorkerRegistry
 from flowkit.attempt.failures import cut
 from flowkit.attempt.pollers import recent_pollers
@@ -105,7 +113,7 @@ class SlotGrants:
         page = await store.waiting()
         if page and (len(page) == PAGE or role in {request.role for request in page}):
             return False
-        limits, usage = self.limits, await store.usage() if page else Usage()
+        limits, usage = self.limits, await store.usage() if page else SlotUsage()
         others = {request.role for request in page if has_room(limits, usage, request.role)}
         return await self._may_grant(role) and not any([await self._may_grant(other) for other in others])
 
@@ -163,10 +171,10 @@ class SlotGrants:
         self,
         store: SlotStore,
         page: list[SlotRequest],
-        usage: Usage,
+        usage: SlotUsage,
         passed: set[str],
         granted: list[SlotRequest],
-    ) -> Usage:
+    ) -> SlotUsage:
         """Grant slots to the first requests. Add roles that cannot get one to `passed`. Return the usage afterward."""
         for request in page:
             if request.role in passed:

@@ -21,7 +21,7 @@ from flowkit.models import slot_wait_id
 if TYPE_CHECKING:
     from temporalio.client import WorkflowExecutionDescription
 
-    from flowkit.adapters.limits.store import Holder, SlotStore
+    from flowkit.adapters.slots import Holder, SlotStore
     from flowkit.attempt.background import LoopHealth
     from flowkit.engine.slot_grants import SlotGrants
 

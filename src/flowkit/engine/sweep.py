@@ -124,7 +124,7 @@ class Sweep:
             return []
         seen: dict[str, float] = {}
         closed: list[str] = []
-        database_id = await self._store.deployment()
+        database_id = await self._store.database_id()
         async for page in self._tasks.pages(namespace_id=self._namespace_id, database_id=database_id):
             closed += await self._check_page(page, seen)
             if not await self._take_turn():

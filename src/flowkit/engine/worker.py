@@ -19,7 +19,7 @@ from flowkit.activities.conditions import ConditionActivities
 from flowkit.activities.function_attempt import FunctionActivities, built_in
 from flowkit.activities.role_attempt import refuse_inline
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
-from flowkit.adapters.limits.rules import Limits
+from flowkit.adapters.slots import Limits
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
 from flowkit.engine.silent_attempts import SilenceCheck
@@ -131,7 +131,7 @@ async def prepare_settings(
     await WorkerEvents(tasks.database).expire_after(config.worker_events_ttl_sec)
     return make_settings(
         config,
-        deployment=await tasks.deployment(),
+        deployment=await tasks.database_id(),
         search_attributes=await find_search_attributes(client),
         functions=functions,
         inline_roles=inline_roles,

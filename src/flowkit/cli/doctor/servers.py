@@ -11,8 +11,7 @@ from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.service import RPCError
 
 from flowkit import reason_codes
-from flowkit.adapters.durability import durable, weaknesses
-from flowkit.adapters.mongo import words
+from flowkit.adapters.mongo import durable, weaknesses, words
 from flowkit.attempt.pollers import native_pollers, recent_pollers
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.servers import accepts_connections, connect_temporal, database, describe_brokers

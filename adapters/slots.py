@@ -1,4 +1,4 @@
-"""Store the slots of the concurrency limits, and the requests that wait for one.
+"""Concurrency limits: which roles may get another slot, which attempts hold one, and which requests wait for one.
 
 One document in `slots` for each namespace and engine queue holds the counters and the attempts that hold a slot. A grant
 is one update, whose filter checks the limits and that the attempt does not hold a slot yet. It is therefore exact with
@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pymongo import ASCENDING, DESCENDING
 from pymongo.errors import DuplicateKeyError
 
-from flowkit.adapters.durability import durable
-from flowkit.adapters.limits.rules import Limits, Usage
-from flowkit.adapters.mongo import Database, ensure_index, moment, translate_errors
+from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
 from flowkit.models import Slot, SlotRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
+
+    from flowkit.config import CoordinatorConfig
 
 Fields = dict[str, Any]
 
@@ -33,6 +33,71 @@ _CHECKED = 20
 _USAGE: Fields = {"total": 1, "counts": 1, "turn": 1}
 _REQUEST = ("task_id", "run_id", "node_id", "epoch", "role", "priority", "asked_at")
 _ORDER = [("turn", ASCENDING), ("priority", DESCENDING), ("since", ASCENDING)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How many attempts may be in flight over all tasks of a queue."""
+
+    total: int | None = None
+    """Limit for all roles together; None means no limit."""
+    by_role: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: CoordinatorConfig) -> Self:
+        """Return the limits that the configuration contains at this moment."""
+        return cls(total=config.max_global_running, by_role=dict(config.max_type_concurrency))
+
+    @property
+    def configured(self) -> bool:
+        """Whether there is any limit."""
+        return self.total is not None or bool(self.by_role)
+
+    def concern(self, role: str) -> bool:
+        """Return whether a limit applies to attempts of `role`."""
+        return self.total is not None or role in self.by_role
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotUsage:
+    """How many slots are in use."""
+
+    total: int = 0
+    by_role: Mapping[str, int] = field(default_factory=dict)
+    turn: int = 0
+    """The turn of the latest request that got its slot after a wait."""
+
+    def with_one(self, role: str) -> SlotUsage:
+        """Return the usage with one more slot of `role`."""
+        return SlotUsage(
+            total=self.total + 1,
+            by_role={**self.by_role, role: self.by_role.get(role, 0) + 1},
+            turn=self.turn,
+        )
+
+
+def is_full(limits: Limits, usage: SlotUsage) -> bool:
+    """Return whether no role can get a slot."""
+    return limits.total is not None and usage.total >= limits.total
+
+
+def full_roles(limits: Limits, usage: SlotUsage) -> frozenset[str]:
+    """Return the roles that use all of their slots."""
+    return frozenset(role for role, limit in limits.by_role.items() if usage.by_role.get(role, 0) >= limit)
+
+
+def has_room(limits: Limits, usage: SlotUsage, role: str) -> bool:
+    """Return whether `role` can get a slot."""
+    return not is_full(limits, usage) and role not in full_roles(limits, usage)
+
+
+def wait_reason(limits: Limits, usage: SlotUsage, role: str, *, served: bool) -> str:
+    """Return why a request of `role` waits, such as `12 of 12`."""
+    if role in full_roles(limits, usage):
+        return f"{usage.by_role[role]} of {limits.by_role[role]}"
+    if is_full(limits, usage):
+        return f"{usage.total} of {limits.total} over all roles"
+    return "other tasks are first" if served else "no worker serves the role"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,11 +143,11 @@ class SlotStore:
             await self._slots.update_one({"_id": self._id}, {"$setOnInsert": empty}, upsert=True)
 
     @translate_errors
-    async def usage(self) -> Usage:
+    async def usage(self) -> SlotUsage:
         """Return how many slots are in use."""
         stored = await self._slots.find_one({"_id": self._id}, _USAGE) or {}
         counts = {_role(field): count for field, count in (stored.get("counts") or {}).items()}
-        return Usage(total=stored.get("total", 0), by_role=counts, turn=stored.get("turn", 0))
+        return SlotUsage(total=stored.get("total", 0), by_role=counts, turn=stored.get("turn", 0))
 
     @translate_errors
     async def grant(self, request: SlotRequest, limits: Limits, at: float) -> bool:

@@ -1,1 +1,0 @@
-"""The concurrency limits: which attempts hold a slot, and which wait for one."""
