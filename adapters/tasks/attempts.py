@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo import UpdateOne
 
-from flowkit.adapters.group_commit import GroupCommit, Pace
+from flowkit.adapters.group_commit import GroupCommit
 from flowkit.adapters.mongo import moment, translate_errors
 from flowkit.adapters.tasks.cancel_flags import (
     FLAG_PATHS,
@@ -214,11 +214,7 @@ class Attempts:
         """Their updates use another operator for a field that the begin and the end of an attempt change as well."""
 
     def _group_commit(self) -> GroupCommit[_Write]:
-        return GroupCommit[_Write](
-            alone=lambda write: write.alone(),
-            together=self._write_together,
-            pace=Pace(documents=lambda writes: len({_document_of(write) for write in writes})),
-        )
+        return GroupCommit[_Write](alone=lambda write: write.alone(), together=self._write_together)
 
     @translate_errors
     async def begin(

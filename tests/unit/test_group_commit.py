@@ -9,7 +9,7 @@ import pytest
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 from tests.unit.event_loop import let_other_tasks_run
 
-from flowkit.adapters.group_commit import GroupCommit, Pace
+from flowkit.adapters.group_commit import GroupCommit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Collector:
     """Records each write, and blocks it until the test releases it."""
 
-    def __init__(self, pace: Pace[str] | None = None) -> None:
+    def __init__(self) -> None:
         self.alone: list[str] = []
         self.groups: list[list[str]] = []
         self.gate = asyncio.Event()
@@ -28,7 +28,7 @@ class Collector:
         """Writes that a group does not complete."""
         self.group_error: Exception | None = None
         """The error of the next group."""
-        self.commit = GroupCommit[str](alone=self._alone, together=self._together, pace=pace)
+        self.commit = GroupCommit[str](alone=self._alone, together=self._together)
 
     async def _alone(self, item: str) -> None:
         await self.gate.wait()
@@ -157,61 +157,3 @@ async def test_next_write_starts_if_all_writers_of_a_group_are_cancelled(collect
     await collector.ends(writers)
     assert await collector.ends(await collector.begin("d")) == {"d": None}
     assert (collector.alone, collector.groups) == (["a", "d"], [])
-
-
-# --- slow writes --------------------------------------------------------------------------------------------------
-
-
-def paced(*writes: tuple[float, int], documents: int = 1) -> Pace[str]:
-    """Return the pace after groups with these times and sizes, each of which changed so many documents."""
-    pace = Pace[str](documents=lambda _: documents)
-    for seconds, size in writes:
-        pace.wrote(["w"] * size, seconds)
-    return pace
-
-
-def test_groups_wait_as_long_as_a_slow_write_takes() -> None:
-    assert paced(*[(0.1, 10)] * 4).wait_sec == 0.1
-    assert paced((0.3, 1), (0.1, 10), (0.2, 20), (0.4, 5)).wait_sec == 0.1
-    assert paced(*[(5.0, 10)] * 4).wait_sec == Pace.LONGEST_SEC
-
-
-@pytest.mark.parametrize(
-    "writes",
-    [
-        [],
-        [(0.1, 10)] * 3,
-        [(0.1, 10)] * 3 + [(0.01, 10)],
-        [(0.1, 10)] * 8 + [(0.001, 1)],
-        [(0.1, 1)] * 8,
-    ],
-    ids=["none", "few", "one fast", "the latest fast", "one by one"],
-)
-def test_groups_do_not_wait_after_fast_or_single_writes(writes: list[tuple[float, int]]) -> None:
-    assert paced(*writes).wait_sec == 0.0
-
-
-def test_groups_of_many_documents_do_not_wait() -> None:
-    assert paced(*[(0.4, 100)] * 4, documents=100).wait_sec == 0.0
-    assert paced(*[(0.4, 100)] * 4, documents=4).wait_sec == 0.1
-
-
-async def test_first_write_after_slow_ones_waits_for_those_that_follow() -> None:
-    collector = Collector(paced(*[(0.06, 10)] * 4))
-    collector.gate.set()
-    assert await collector.ends(await collector.begin("a", "b", "c")) == dict.fromkeys("abc")
-    assert (collector.alone, collector.groups) == ([], [["a", "b", "c"]])
-
-
-async def test_fast_write_ends_the_wait_of_the_next_ones() -> None:
-    collector = Collector(paced(*[(0.06, 10)] * 4))
-    collector.gate.set()
-    await collector.commit.write("a")
-    await collector.commit.write("b")
-    assert (collector.groups, collector.alone) == ([["a"]], ["b"])
-
-
-async def test_full_group_does_not_wait() -> None:
-    arrived = iter([100])
-    await paced(*[(10.0, 100)] * 4).gather(lambda: next(arrived))
-    assert next(arrived, None) is None
