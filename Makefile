@@ -25,7 +25,7 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctre
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check lint types site quick docs test large chaos fuzz nightly demo interop bench bench-load histories screenshots wheel clean
+.PHONY: help setup servers check lint types site quick docs test large chaos fuzz nightly house demo interop bench bench-load histories screenshots wheel clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ fuzz: setup ## Random graphs and shared limits against models, and property test
 
 nightly: setup ## What takes an hour: long tests, the integration tests on the newer Temporal server, the contract tests with both drivers, then fuzz, chaos and large: make nightly [NIGHTLY_MINUTES=10] [STEPS=long,server,drivers,fuzz,chaos,large].
 	@PYTHONPATH=. $(BIN)/python -m tests.nightly --minutes $(NIGHTLY_MINUTES) --jobs $(TEST_JOBS) --steps "$(STEPS)" $(if $(TESTS),--tests "$(TESTS)")
+
+house: $(INSTALLED) ## Report where the code falls into fragments: small modules and helpers with one user, file names that occur twice.
+	@PYTHONPATH=. $(BIN)/python -m tests.tools.house
 
 demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS=1] [EXTERNAL=1] [KEEP=1] [REPORT=file].
 	@PYTHONPATH=examples $(BIN)/python -m code_index $(if $(SOURCE),--source "$(SOURCE)") \
