@@ -12,7 +12,7 @@ from typer.cli import app as typer_cli
 from typer.testing import CliRunner
 
 from flowkit.cli.errors import EPILOG
-from flowkit.version import __version__
+from flowkit.core.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable

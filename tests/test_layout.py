@@ -31,7 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"flowkit.attempt"}),
     frozenset({"flowkit.activities", "flowkit.bridge"}),
     frozenset(
-        {"flowkit.engine", "flowkit.worker", "flowkit.connection", "flowkit.loops"}
+        {"flowkit.engine", "flowkit.worker", "flowkit.connection", "flowkit.core.loops"}
         | {"flowkit.payload_converter"}
     ),
 )

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from flowkit.config import CoordinatorConfig as CoordinatorConfig
     from flowkit.config import WorkerConfig as WorkerConfig
     from flowkit.coordinator import Coordinator as Coordinator
-    from flowkit.version import __version__ as __version__
+    from flowkit.core.version import __version__ as __version__
 
 _MODULES = {
     "Coordinator": "flowkit.coordinator",
     "CoordinatorConfig": "flowkit.config",
     "WorkerConfig": "flowkit.config",
-    "__version__": "flowkit.version",
+    "__version__": "flowkit.core.version",
 }
 
 __all__ = ["Coordinator", "CoordinatorConfig", "WorkerConfig", "__version__"]

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
-from flowkit import version
+from flowkit.core import version
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.background import Health, error_summary

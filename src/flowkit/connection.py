@@ -18,7 +18,7 @@ from temporalio.service import GrpcCompression, RPCError, RPCStatusCode
 
 from flowkit import reason_codes
 from flowkit.errors import ConfigError, FlowKitError
-from flowkit.loops import new_event_loop
+from flowkit.core.loops import new_event_loop
 from flowkit.payload_converter import configured_converter
 from flowkit.text import shown_address, truncate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowkit import version
+from flowkit.core import version
 from flowkit.cli.app import run
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from flowkit import loops
+from flowkit.core import loops
 from flowkit.activities.context import Subprocess
 from flowkit.errors import ConfigError
 

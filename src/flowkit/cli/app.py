@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flowkit import version
+from flowkit.core import version
 from flowkit.cli import output, processes
 from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, exit_code_of, exit_process

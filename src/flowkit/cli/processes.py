@@ -27,7 +27,7 @@ from flowkit.cli.options import (
 from flowkit.cli.output import log_processes
 from flowkit.cli.replicas import run_processes
 from flowkit.cli.running import EngineCommand, WorkerCommand, run_until_stopped
-from flowkit.loops import run
+from flowkit.core.loops import run
 
 
 def engine(

@@ -10,7 +10,8 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flowkit import reason_codes, version
+from flowkit import reason_codes
+from flowkit.core import version
 from flowkit.activities.builtin_functions import default_adapters
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore

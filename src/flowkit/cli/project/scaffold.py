@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from flowkit.cli.errors import add_remedy
 from flowkit.errors import ConfigError
-from flowkit.version import __version__
+from flowkit.core.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from pathlib import Path
 
-if (Path(__file__).parent / "workflows").is_file():
+if (Path(__file__).parents[1] / "workflows").is_file():
     raise ImportError("symlinks are missing: git config core.symlinks true, then check out again")
 
 try:
