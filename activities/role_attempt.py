@@ -24,9 +24,9 @@ from flowkit.attempt.failures import failure, from_error, lost, unexpected
 from flowkit.attempt.first_batch import FirstBatchSignal
 from flowkit.attempt.storage import AttemptStorage, complete_end
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
+from flowkit.core.utils import stable_hash
 from flowkit.errors import EpochTaken, FlowKitError
 from flowkit.graph.input_adapters import make_inline
-from flowkit.hashing import stable_hash
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 from flowkit.text import error_text
 

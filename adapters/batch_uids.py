@@ -8,8 +8,8 @@ from urllib.parse import quote
 from bson import json_util
 
 from flowkit import reason_codes
+from flowkit.core.utils import stable_hash
 from flowkit.errors import FlowKitError
-from flowkit.hashing import stable_hash
 from flowkit.limits import BATCH_UID_CHARS
 from flowkit.text import truncate
 

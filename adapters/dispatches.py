@@ -22,9 +22,9 @@ from pymongo import ASCENDING, ReturnDocument, UpdateOne
 from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
+from flowkit.core.utils import stable_hash
 from flowkit.errors import StoreRefused
 from flowkit.graph.input_adapters import PullArgs
-from flowkit.hashing import stable_hash
 from flowkit.models import AttemptFailure, AttemptInput
 
 if TYPE_CHECKING:

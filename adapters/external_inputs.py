@@ -14,7 +14,7 @@ from pymongo import ASCENDING
 
 from flowkit.adapters.batch_uids import uid_text
 from flowkit.adapters.mongo import Database, durable, moment, translate_errors
-from flowkit.hashing import stable_hash
+from flowkit.core.utils import stable_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -13,7 +13,7 @@ from pymongo import ASCENDING
 from pymongo.errors import BulkWriteError, OperationFailure
 
 from flowkit.adapters.mongo import DUPLICATE_KEY, Database, durable, ensure_index, moment, translate_errors
-from flowkit.hashing import stable_hash
+from flowkit.core.utils import stable_hash
 from flowkit.limits import BATCH_UID_CHARS, LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.protocol.messages import FINAL_UID, EventKind
 from flowkit.text import clean

@@ -20,7 +20,7 @@ LINKED = ("workflows", "activities", "adapters", "bridge")
 BASE = frozenset(
     f"flowkit.{name}"
     for name in (
-        *("models", "limits", "errors", "hashing", "text", "validation", "version"),
+        *("models", "limits", "errors", "text", "validation"),
         *("reason_codes", "temporal_names"),
         *("protocol", "graph", "core", "config"),
     )
@@ -30,10 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"flowkit.adapters"}),
     frozenset({"flowkit.attempt"}),
     frozenset({"flowkit.activities", "flowkit.bridge"}),
-    frozenset(
-        {"flowkit.engine", "flowkit.worker", "flowkit.connection", "flowkit.core.loops"}
-        | {"flowkit.payload_converter"}
-    ),
+    frozenset({"flowkit.engine", "flowkit.worker", "flowkit.connection"} | {"flowkit.payload_converter"}),
 )
 """Each layer can import those before it. Above them is the public API: client, coordinator, plugin, command line."""
 

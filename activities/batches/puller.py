@@ -22,8 +22,8 @@ from flowkit.adapters.batch_uids import qualified, uid_text
 from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, Mark, fitting
 from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.retry import retry_while_unavailable
+from flowkit.core.utils import stable_hash
 from flowkit.errors import StoreUnavailable
-from flowkit.hashing import stable_hash
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:

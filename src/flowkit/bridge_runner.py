@@ -8,7 +8,6 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
-from flowkit.core import version
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.background import Health, error_summary
@@ -16,6 +15,7 @@ from flowkit.bridge.kafka.topics import Topics
 from flowkit.bridge.service import Bridge
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, connect
+from flowkit.core import version
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import ConfigError
 from flowkit.validation.arguments import (

@@ -17,8 +17,8 @@ from temporalio.envconfig import ClientConfig
 from temporalio.service import GrpcCompression, RPCError, RPCStatusCode
 
 from flowkit import reason_codes
-from flowkit.errors import ConfigError, FlowKitError
 from flowkit.core.loops import new_event_loop
+from flowkit.errors import ConfigError, FlowKitError
 from flowkit.payload_converter import configured_converter
 from flowkit.text import shown_address, truncate
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowkit.core import version
 from flowkit.cli.app import run
+from flowkit.core import version
 
 if TYPE_CHECKING:
     import pytest

@@ -12,7 +12,7 @@ from tests.contract.builders import AT, TASK, WORKER, attempt, batches, document
 from tests.contract.pulling_node import Pull, end, ended_source
 from tests.unit.property_examples import examples
 
-from flowkit.hashing import stable_hash
+from flowkit.core.utils import stable_hash
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore

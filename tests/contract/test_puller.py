@@ -10,7 +10,7 @@ from tests.contract.builders import AT, TASK, WORKER, attempt, batches, begun, d
 from tests.contract.pulling_node import TIMEOUT_SEC, Pull, WatchedArtifacts, end, ended_source
 
 from flowkit.activities.batches.puller import split
-from flowkit.hashing import stable_hash
+from flowkit.core.utils import stable_hash
 
 if TYPE_CHECKING:
     from flowkit.adapters.tasks.store import TaskStore

@@ -16,7 +16,7 @@ from tests.unit.bridge_records import lease, record
 from flowkit import CoordinatorConfig
 from flowkit.adapters.dispatches import Dispatch, DispatchState, OutcomeKind, to_document
 from flowkit.config import _Topics
-from flowkit.hashing import stable_hash
+from flowkit.core.utils import stable_hash
 from flowkit.limits import KAFKA_RECORD_BYTES, LARGEST_EPOCH
 from flowkit.protocol import messages as protocol_messages
 from flowkit.protocol.messages import (

@@ -40,8 +40,8 @@ from tests.integration.chaos.plans import (
 from tests.integration.chaos.tasks import drawn_task, node_plan, task_plan
 from tests.integration.chaos.verify import Comparison, Stored, read_stored
 
+from flowkit.core.utils import stable_hash
 from flowkit.graph.validation import parse_graph
-from flowkit.hashing import stable_hash
 from flowkit.testing import memory_database, run_graph
 
 if TYPE_CHECKING:

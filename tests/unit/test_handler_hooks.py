@@ -10,7 +10,7 @@ import pytest
 from tests.unit.event_loop import let_other_tasks_run
 from tests.unit.handler_runs import artifacts, finished, node, outcomes, rows, stored_node
 
-from flowkit.hashing import stable_hash
+from flowkit.core.utils import stable_hash
 from flowkit.testing import memory_database, run_graph
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
 

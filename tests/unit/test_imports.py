@@ -76,7 +76,6 @@ def test_module_defines_every_name_in_its_all_list() -> None:
         ("flowkit.worker.WorkerConfig", "flowkit.core.config.WorkerConfig"),
         ("flowkit.worker.handlers.base.Handler", "flowkit.worker.RoleHandler"),
         ("flowkit.worker.handlers.base.RunContext", "flowkit.worker.context.RunContext"),
-        ("flowkit.core.utils.stable_hash", "flowkit.hashing.stable_hash"),
     ],
 )
 def test_alias_is_the_same_object(one: str, other: str) -> None:

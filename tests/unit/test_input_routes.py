@@ -10,7 +10,7 @@ from tests.integration.handlers import Quick
 from tests.unit.handler_runs import finished, node, outcomes, rows
 from tests.unit.test_handler_hooks import SOON
 
-from flowkit.hashing import stable_hash
+from flowkit.core.utils import stable_hash
 from flowkit.testing import run_graph
 from flowkit.worker import Batch, BatchResult, RoleHandler
 

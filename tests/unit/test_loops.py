@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from flowkit.core import loops
 from flowkit.activities.context import Subprocess
+from flowkit.core import loops
 from flowkit.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowkit.ready_line import find_summary, ready_line
+from flowkit.core.ready_line import find_summary, ready_line
 
 
 def test_summary_is_found_in_a_log_with_other_lines() -> None:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from flowkit.core import version
 from flowkit.cli import output, processes
 from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
@@ -14,6 +13,7 @@ from flowkit.cli.project.command import init
 from flowkit.cli.retention.commands import close_orphaned, purge
 from flowkit.cli.tasks import commands, validate, variables
 from flowkit.cli.up.command import up
+from flowkit.core import version
 
 app = typer.Typer(
     name="flowkit",

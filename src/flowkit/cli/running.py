@@ -13,7 +13,7 @@ from flowkit.cli.health import health_endpoint, health_file
 from flowkit.cli.loading import choose_roles, load_config, load_functions, load_handlers, load_worker_config
 from flowkit.cli.output import log_processes
 from flowkit.core.loops import run
-from flowkit.ready_line import ready_line
+from flowkit.core.ready_line import ready_line
 
 if TYPE_CHECKING:
     from flowkit.attempt.background import Health

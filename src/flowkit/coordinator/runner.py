@@ -11,7 +11,6 @@ import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import reason_codes
-from flowkit.core import version
 from flowkit.activities.builtin_functions import default_adapters
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
@@ -21,6 +20,7 @@ from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, Namespace, WorkerThread, connect
 from flowkit.coordinator.hosting import HostedRoles
+from flowkit.core import version
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.core.time import SystemClock
 from flowkit.engine.slot_grants import SlotGrants

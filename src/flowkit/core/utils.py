@@ -1,16 +1,15 @@
-"""JSON encoding, stable hashes and jitter."""
+"""JSON encoding, the stable hash of JSON values, and jitter."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from typing import Any
 
 from pydantic_core import to_json
 
-from flowkit.hashing import stable_hash
-
-__all__ = ["dumps", "jitter_ms", "loads", "stable_hash"]
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def dumps(value: Any) -> bytes:
@@ -25,6 +24,14 @@ def dumps(value: Any) -> bytes:
 def loads(text: bytes | bytearray | str) -> Any:
     """Return the value of a JSON text. Raise ValueError for invalid JSON."""
     return json.loads(text)
+
+
+def stable_hash(value: Any) -> str:
+    """Return the BLAKE2b-160 hash of the value's canonical JSON, in hexadecimal (protocol: stable_hash).
+
+    External workers compute the same hash.
+    """
+    return hashlib.blake2b(_CANONICAL.encode(value).encode(), digest_size=20).hexdigest()
 
 
 def jitter_ms(ms: float, part: float = 0.2) -> int:

@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Self
 
+from flowkit.core.ready_line import find_summary
 from flowkit.local.container import ContainerImage, container_name, find_engine, output_of
 from flowkit.local.data_folder import folder_lock
 from flowkit.local.errors import (
@@ -31,7 +32,6 @@ from flowkit.local.install import mentions_full_disk
 from flowkit.local.ports import is_free
 from flowkit.local.sources import Program, Source
 from flowkit.local.supervisor import supervised
-from flowkit.ready_line import find_summary
 
 if TYPE_CHECKING:
     from pathlib import Path

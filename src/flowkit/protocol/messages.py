@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 from pydantic.dataclasses import dataclass
 
-from flowkit.hashing import stable_hash
+from flowkit.core.utils import stable_hash
 from flowkit.protocol.documents import DagNode, NodeIO, RetryPolicy, Routing, RunState, TaskDoc
 
 if TYPE_CHECKING:

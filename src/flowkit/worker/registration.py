@@ -18,8 +18,8 @@ from flowkit.activities.handlers import RoleHandler
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.adapters.worker_registry import HostedHandler, WorkerRegistry
 from flowkit.attempt.background import BackgroundLoop, OutageLogger
+from flowkit.core.utils import stable_hash
 from flowkit.errors import FlowKitError, StoreDenied, StoreUnavailable
-from flowkit.hashing import stable_hash
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from flowkit.cli.errors import add_remedy
-from flowkit.errors import ConfigError
 from flowkit.core.version import __version__
+from flowkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
