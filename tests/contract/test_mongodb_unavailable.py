@@ -78,6 +78,7 @@ ARTIFACT_CALLS: dict[str, Callable[[ArtifactStore], Awaitable[object]]] = {
     "metas": lambda artifacts: artifacts.metas(TASK, "a", [Entry("b1", None)]),
     "complete_meta": lambda artifacts: artifacts.complete_meta(attempt()),
     "batch_uids": lambda artifacts: artifacts.batch_uids(TASK, "a"),
+    "count_batches": lambda artifacts: artifacts.count_batches(attempt()),
     "stored_uids": lambda artifacts: artifacts.stored_uids(TASK, "a"),
     "has_batches": lambda artifacts: artifacts.has_batches(TASK, "a"),
     "pages": first_page,
