@@ -2,14 +2,14 @@
 
 To learn how a task runs, read these modules in this order:
 
-1. `task` is the workflow: it opens the task (`opening`), runs its `main_loop`, and closes the task.
+1. `task` is the workflow: it opens the task (`opening`), runs the main loop, and closes the task or continues it in a
+   new run.
 2. `scheduling.scheduler` decides which nodes may start, and which are skipped.
-3. `running_nodes` runs each of these nodes as an asyncio task. The tasks share a `node_context`, with its `slots`.
-4. `node` runs the attempts of one node as activities, and `retry` decides what follows each attempt.
-   `local_attempts` runs some attempts inside the engine.
+3. `node` runs each of these nodes as an asyncio task, and their attempts as activities, for which it needs `slots`.
+   `retry` decides what follows each attempt. `local_attempts` runs some attempts inside the engine.
 
 The other modules support these. `document` mirrors the task in MongoDB, by means of `engine_calls`. `evaluations` lets the
-engine evaluate conditions. `deadlines` ends what takes too long, through `stopping`. `display` shows the task in
+engine evaluate conditions. `deadlines` ends what takes too long. `display` shows the task in
 Temporal's Web UI and in the query `status`. `state_codec` encodes the state for the next run of the workflow
 (continue-as-new), `budget` keeps payloads within byte limits, and `interceptor` rejects several inputs and supplies the
 current details.

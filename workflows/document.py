@@ -66,7 +66,7 @@ class TaskDocument:
         self._changed_nodes: dict[int, NodeRecord] = {}
         self._task_changed = False
         self._cancel_reason: str | None = None
-        self._silent: list[int] = []
+        self.silent: list[int] = []
         """The nodes that the document shows as silent."""
         self._no_longer_silent: set[int] = set()
         """The nodes to show as no longer silent."""
@@ -89,12 +89,11 @@ class TaskDocument:
         self._cancel_reason = cancel_reason or self._cancel_reason
         self._start_writing()
 
-    def show_silent(self, nodes: list[int]) -> None:
-        """Schedule a write that shows these nodes, and no others, as silent. Do nothing if the document does."""
-        if nodes != self._silent:
-            self._no_longer_silent = (self._no_longer_silent | {*self._silent}) - {*nodes}
-            self._silent = nodes
-            self.write_task()
+    def write_silent(self, nodes: list[int]) -> None:
+        """Schedule a write that shows these nodes, and no others, as silent."""
+        self._no_longer_silent = (self._no_longer_silent | {*self.silent}) - {*nodes}
+        self.silent = nodes
+        self.write_task()
 
     @property
     def is_idle(self) -> bool:
@@ -151,7 +150,7 @@ class TaskDocument:
             cancel_reason=cancel_reason,
             deployment=self._state.opened.settings.deployment,
             status_history_omitted=self._publisher.omitted,
-            silent={index: self._scheduler.nodes[index].node_id for index in self._silent},
+            silent={index: self._scheduler.nodes[index].node_id for index in self.silent},
             heard=sorted(self._no_longer_silent),
         )
         self._no_longer_silent.clear()

@@ -119,16 +119,13 @@ class ConditionEvaluations:
         """Groups whose results are known."""
         self._error: Exception | None = None
         """An unexpected error. It fails the workflow task, so that Temporal shows it."""
+        self.has_events = False
+        """Whether there is a result or an error, so that the main loop must call `process_events`."""
 
     @property
     def is_idle(self) -> bool:
         """Whether no evaluation is in progress and no result waits for the main loop."""
         return not self._running and not self._groups
-
-    @property
-    def has_events(self) -> bool:
-        """Whether `process_events` has a result to process or an error to raise."""
-        return bool(self._groups) or self._error is not None
 
     def start(self, group: Sequence[Due]) -> None:
         """Start to evaluate these conditions together."""
@@ -148,14 +145,16 @@ class ConditionEvaluations:
                     return
                 results |= dict.fromkeys(part.texts, _refused(error))
             except Exception as error:
-                self._error = error
+                self._error, self.has_events = error, True
                 raise
         self._groups.append((group, results))
+        self.has_events = True
 
     def process_events(self) -> None:
         """Hand the results to the scheduler. Raise the unexpected error of an evaluation if there is one."""
         if self._error is not None:
             raise self._error
+        self.has_events = False
         groups, self._groups = self._groups, []
         for group, results in groups:
             apply_results(self._scheduler, group, results)

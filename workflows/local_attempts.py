@@ -2,6 +2,10 @@
 
 Attempts of inline roles and calls of built-in functions are local. If the engine cannot run one to its end, the node
 falls back: an ordinary attempt with the next epoch follows at once and at no charge, and the node stays ordinary.
+
+While a local activity runs, the server receives no commands of the workflow, and the workflow receives no cancel
+requests. Local activities that follow each other without a break form a streak. It begins and ends within one workflow
+task (an activation of the workflow by the server), so it also ends when the workflow waits for anything else.
 """
 
 from __future__ import annotations
@@ -16,18 +20,31 @@ from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import ApplicationError, FailureError, is_cancelled_exception
 
 from flowkit import reason_codes
-from flowkit.models import AttemptFailure, FailureKind, Settings
+from flowkit.models import AttemptFailure, FailureKind
 from flowkit.temporal_names import INLINE_ATTEMPT
 from flowkit.workflows.display.summaries import attempt_summary, inline_summary
 from flowkit.workflows.engine_calls import cause_of, without_defaults
 from flowkit.workflows.retry import find_report
-from flowkit.workflows.scheduling.local_activities import Streak, is_inline, is_local_function
-from flowkit.workflows.scheduling.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
-    from flowkit.models import AttemptInput, Node, NodeState
+    from flowkit.models import AttemptInput, Node, NodeState, Settings
+    from flowkit.workflows.scheduling.scheduler import Scheduler
+    from flowkit.workflows.scheduling.streams import Streams
+
+MAX_START_SEC = 1.0
+"""Age of a streak at which no further local activity starts."""
+
+MAX_END_SEC = 2.0
+"""Age of a streak at which its last local activity times out; also the longest time that an inline attempt has."""
+
+MAX_BEGIN_SEC = 5.0
+"""Age of a workflow task at which no local activity may begin.
+
+It is half of Temporal's usual timeout of a workflow task. After that timeout, another engine runs the workflow, and an
+engine that was frozen meanwhile would run local activities of a state that is outdated.
+"""
 
 _ONCE = RetryPolicy(maximum_attempts=1)
 """Temporal does not retry a local activity, because the workflow receives no cancel requests meanwhile."""
@@ -42,19 +59,19 @@ class LocalAttempts:
 
     def __init__(
         self,
-        settings: Settings | None = None,
+        settings: Settings,
+        streams: Streams,
+        streak: Streak,
         *,
-        streams: Streams | None = None,
-        streak: Streak | None = None,
-        is_only_running_node: Callable[[], bool] = lambda: False,
+        is_only_running_node: Callable[[], bool],
     ) -> None:
         """Prepare the attempts of a task with these settings.
 
         `is_only_running_node` returns whether only one node runs, so that a function delays no other node.
         """
-        self._settings = settings or Settings()
-        self._streams = streams or Streams(())
-        self._streak = streak or Streak()
+        self._settings = settings
+        self._streams = streams
+        self._streak = streak
         self._is_only_running_node = is_only_running_node
         self._choosing = asyncio.Lock()
         self.nodes: set[int] = set()
@@ -115,6 +132,86 @@ class LocalAttempts:
             )
         finally:
             self.nodes.discard(node.index)
+
+
+def local_attempts_of(
+    settings: Settings, scheduler: Scheduler, streak: Streak, *, is_only_running_node: Callable[[], bool]
+) -> LocalAttempts | None:
+    """Return the local attempts of a task; None if no node of its graph can run inside the engine."""
+    if not any(_has_local_activity(node, settings) for node in scheduler.nodes):
+        return None
+    return LocalAttempts(settings, scheduler.streams, streak, is_only_running_node=is_only_running_node)
+
+
+def _has_local_activity(node: Node, settings: Settings) -> bool:
+    return node.io.fn in settings.local_functions if node.is_function else node.type in settings.inline_roles
+
+
+def is_local_function(node: Node, state: NodeState, *, functions: Collection[str]) -> bool:
+    """Return whether a node calls one of the built-in `functions`, which may run inside the engine."""
+    return node.is_function and node.io.fn in functions and not state.ordinary
+
+
+def is_inline(node: Node, state: NodeState, *, roles: Collection[str], streams: Streams) -> bool:
+    """Return whether attempts of a node may run inside the engine, which hosts `roles`.
+
+    A node that pulls or streams waits for other nodes. A node on which others stream must start them while it runs, and
+    a node that fell back before is too slow, or its engine does not host the role.
+    """
+    return (
+        node.type in roles
+        and not node.is_function
+        and not state.ordinary
+        and not node.pulls
+        and not node.streams_from
+        and node.index not in streams.children
+    )
+
+
+class Streak:
+    """The local activities that follow each other in a workflow task, and what must wait for their end."""
+
+    def __init__(self) -> None:
+        self._workflow_task = -1
+        """Length of the history in the workflow task to which the other fields apply."""
+        self._entered_at = 0.0
+        """Time at which the workflow task began, by the server's clock."""
+        self._began_at: float | None = None
+        """Time at which the streak began; None without one."""
+        self._ordinary = False
+        """Whether a command for an ordinary activity waits for the end of the workflow task, or is about to."""
+
+    def enter(self, workflow_task: int, now: float) -> None:
+        """Set the current workflow task. A new one begins without a streak.
+
+        Call this before the first local activity of each workflow task, because that one changes the workflow's time.
+        """
+        if workflow_task != self._workflow_task:
+            self._workflow_task, self._entered_at = workflow_task, now
+            self._began_at, self._ordinary = None, False
+
+    def begin_by(self, task_timeout_sec: float) -> float:
+        """Return the time after which no attempt may begin. The server's timeout of a workflow task limits it."""
+        return self._entered_at + min(MAX_BEGIN_SEC, task_timeout_sec / 2)
+
+    def hold_for_ordinary(self) -> None:
+        """Start no further local activity in this workflow task, because it would delay an ordinary activity."""
+        self._ordinary = True
+
+    @property
+    def delays_ordinary(self) -> bool:
+        """Whether a local activity that starts now would delay an ordinary one."""
+        return self._ordinary
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the streak is so old that the next attempt must wait for the next workflow task."""
+        return self._began_at is not None and now - self._began_at >= MAX_START_SEC
+
+    def start(self, now: float) -> float:
+        """Count a local activity that starts now. Return the seconds after which it times out."""
+        if self._began_at is None:
+            self._began_at = now
+        return MAX_END_SEC - (now - self._began_at)
 
 
 def refresh_for_workflow_task(streak: Streak) -> Streak:

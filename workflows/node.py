@@ -1,6 +1,7 @@
-"""Run one node: its attempts, what follows a failed attempt, and the waits between attempts.
+"""The nodes of a task that run: their attempts, what follows a failed attempt, and the waits between attempts.
 
-The module follows the order of an attempt:
+`RunningNodes` starts nodes as asyncio tasks, collects how they ended, and cancels them. `run_node` runs one of them. Its
+functions follow the order of an attempt:
 
 1. `_run_attempt` increments the epoch.
 2. `_execute` schedules the attempt as an activity, or as a local one (`local_attempts`).
@@ -11,6 +12,7 @@ The module follows the order of an attempt:
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -28,12 +30,13 @@ from temporalio.exceptions import (
 )
 
 from flowkit import reason_codes
+from flowkit.limits import ACTIVATION_INPUT_BYTES
 from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.temporal_names import role_queue
 from flowkit.workflows.budget import json_size
 from flowkit.workflows.display.summaries import attempt_summary, timer_summary
 from flowkit.workflows.engine_calls import cause_of, without_defaults
-from flowkit.workflows.local_attempts import fall_back
+from flowkit.workflows.local_attempts import fall_back, local_attempts_of
 from flowkit.workflows.retry import (
     NOT_REGISTERED,
     UNREQUESTED_CANCEL,
@@ -43,10 +46,17 @@ from flowkit.workflows.retry import (
     decide,
     note_failure,
 )
+from flowkit.workflows.slots import Slots, TaskSlots, concurrency_slots_of
 
 if TYPE_CHECKING:
-    from flowkit.models import Node, NodeState, Settings
-    from flowkit.workflows.node_context import NodeRunContext
+    from collections.abc import Awaitable, Callable, Iterable
+    from contextlib import AbstractAsyncContextManager
+
+    from flowkit.models import FirstBatch, Node, NodeState, Settings
+    from flowkit.workflows.document import TaskDocument
+    from flowkit.workflows.local_attempts import LocalAttempts, Streak
+    from flowkit.workflows.scheduling.scheduler import Scheduler
+    from flowkit.workflows.state_codec import TaskState
 
 _TEMPORAL_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1),
@@ -72,38 +82,243 @@ _INPUT_OVERHEAD_BYTES = 500
 _SOURCE_REPEATS = 2
 """How often an attempt's input lists the node's sources: in `io` and in `sources`."""
 
+_FLAG_TIMEOUT_SEC = 1.0
+"""How long an attempt continues until its cancel flag has reached MongoDB, from which it learns the cancel reason."""
 
-async def run_node(context: NodeRunContext, node: Node, state: NodeState) -> NodeStatus | None:
+
+class RunningNodes:
+    """The nodes of a task that have started and whose end the main loop has not yet processed.
+
+    They share the slots of the task, and the bytes of input that one workflow task (an activation of the workflow by the
+    server) may schedule.
+    """
+
+    def __init__(
+        self,
+        state: TaskState,
+        scheduler: Scheduler,
+        document: TaskDocument,
+        streak: Streak,
+        *,
+        wake: Callable[[], None],
+        before_immediate_retry: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Run the nodes of `scheduler`.
+
+        `wake` makes the main loop iterate although no node has ended. `before_immediate_retry` is awaited before a node
+        runs again without backoff; it may wait until the task continues in a new run.
+        """
+        settings = state.opened.settings
+        self.settings = settings
+        self.scheduler = scheduler
+        self.document = document
+        self.wake = wake
+        self.before_immediate_retry = before_immediate_retry
+        self.draining = False
+        """Whether the task has stopped starting attempts because it must continue in a new run, or because it stops."""
+        self.stopping = False
+        """Whether the main loop has ended, so that the task as a whole ends its running nodes."""
+        self.in_flight = 0
+        """Number of attempts that are scheduled or running."""
+        self.stops: dict[int, AttemptFailure] = {}
+        """The failures of the nodes that `stop` ends."""
+        self.local = local_attempts_of(
+            settings, scheduler, streak, is_only_running_node=lambda: len(self._running) == 1
+        )
+        self.concurrency = concurrency_slots_of(state, is_draining=self.starts_no_attempts, on_change=wake)
+        self._task_slots = TaskSlots(Slots(limit=settings.max_in_flight, window=settings.window))
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._cancelling: set[asyncio.Task[None]] = set()
+        self._ended: list[tuple[int, NodeStatus]] = []
+        self._error: Exception | None = None
+        """An unexpected error of a node. It fails the workflow task, so that Temporal shows it."""
+        self._reserved = 0
+        """Bytes of input that nodes have reserved in the present workflow task."""
+        self._reserved_at = -1
+        """Length of the history when `_reserved` was last set to 0."""
+        self._reserving = asyncio.Lock()
+
+    def starts_no_attempts(self) -> bool:
+        """Return whether the task must not start an attempt: it is draining, or its cancel was requested."""
+        return self.draining or cancel_requested()
+
+    def prepare_cancel(self) -> None:
+        """Start no more attempts, because the main loop has ended and `cancel` ends the running nodes."""
+        self.draining = self.stopping = True
+
+    @property
+    def any_ended(self) -> bool:
+        """Whether `pop_ended` has a node to return or an error to raise."""
+        return bool(self._ended) or self._error is not None
+
+    def start(self, indexes: Iterable[int]) -> None:
+        """Start these nodes."""
+        starting = [(self.scheduler.nodes[index], self.scheduler.states[index]) for index in indexes]
+        if self.local is not None:
+            self.local.note_starts(starting, with_conditions=self.scheduler.any_due)
+        for node, state in starting:
+            self._running[node.index] = asyncio.create_task(self._run(node, state))
+
+    async def _run(self, node: Node, state: NodeState) -> None:
+        try:
+            status = await run_node(self, node, state)
+        except asyncio.CancelledError:
+            if node.index not in self.stops:
+                raise
+            self._fail_stopped(node.index)
+            return
+        except Exception as error:
+            self._error = error
+            raise
+        if status is not None:
+            self._ended.append((node.index, status))
+
+    def pop_ended(self) -> list[tuple[int, NodeStatus]]:
+        """Return the nodes that have ended since the last call, with their statuses, in the order in which they ended.
+
+        Raise the unexpected error of a node if there was one.
+        """
+        if self._error is not None:
+            raise self._error
+        ended, self._ended = self._ended, []
+        for index, _ in ended:
+            self._running.pop(index, None)
+        return ended
+
+    def add_batch(self, batch: FirstBatch) -> bool:
+        """Open the gates for the first batch of an attempt. Return False if it changes nothing, or is not the latest."""
+        index = self.scheduler.index_of.get(batch.node_id)
+        if index is None or self.scheduler.states[index].epoch != batch.epoch:
+            return False
+        return self.scheduler.add_batch(index)
+
+    def slot_of(self, node: Node, state: NodeState) -> AbstractAsyncContextManager[None]:
+        """Return a context manager that holds a slot for the next attempt of `node`, in all limits that apply."""
+        if self.concurrency is None or node.is_function:
+            return self._task_slots.slot(node.type)
+        return self.concurrency.slot(node, state, lambda: self._task_slots.slot(node.type))
+
+    async def reserve_input_bytes(self, size: int) -> None:
+        """Reserve `size` bytes for the input of an activity.
+
+        Waits for a later workflow task if this one already schedules more input than Temporal accepts at once.
+        """
+        async with self._reserving:
+            while not self._fits_workflow_task(size):
+                await workflow.sleep(0.001, summary="schedule the next attempts")
+            self._reserved += size
+
+    def _fits_workflow_task(self, size: int) -> bool:
+        """Return whether this workflow task may schedule `size` more bytes. The first call of each resets the count."""
+        length = workflow.info().get_current_history_length()  # It changes with each workflow task.
+        if length != self._reserved_at:
+            self._reserved, self._reserved_at = 0, length
+        return self._reserved == 0 or self._reserved + size <= ACTIVATION_INPUT_BYTES
+
+    def stop(self, index: int, failure: AttemptFailure, reason: str) -> None:
+        """End an open node with `failure`, in place of any other outcome, when its attempt has ended.
+
+        `reason` is the cancel reason of the attempt, which is cancelled once its cancel flag has reached MongoDB. A node
+        that waits, for example for its retry, ends at once. The other nodes of the task continue, as far as its rules
+        for failures allow.
+        """
+        self.stops[index] = failure
+        state = self.scheduler.states[index]
+        if state.status is NodeStatus.RUNNING:
+            state.status = NodeStatus.CANCELLING
+            self.document.write_node(index, cancel_reason=reason)
+            cancelling = asyncio.create_task(self._cancel_when_flagged(index))
+            self._cancelling.add(cancelling)
+            cancelling.add_done_callback(self._cancelling.discard)
+        elif state.status is not NodeStatus.CANCELLING and not self._cancel(index):
+            self._fail_stopped(index)
+
+    async def _cancel_when_flagged(self, index: int) -> None:
+        with suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: self.document.is_idle,
+                timeout=_FLAG_TIMEOUT_SEC,
+                timeout_summary="let the cancel flag reach MongoDB",
+            )
+        self._cancel(index)
+
+    def _cancel(self, index: int) -> bool:
+        """Cancel a node that runs or waits. Return False if it does neither."""
+        running = self._running.get(index)
+        return running is not None and running.cancel()
+
+    def _fail_stopped(self, index: int) -> None:
+        failure, state = self.stops[index], self.scheduler.states[index]
+        note_failure(state, failure.code, failure.message)
+        state.next_retry_at = None
+        self._ended.append((index, NodeStatus.FAILED))
+
+    def cancel_local(self) -> None:
+        """Cancel the attempts that run inside the engine.
+
+        Commands, such as the one that writes the cancel flags, wait for the end of these attempts.
+        """
+        for index in sorted(self.local.nodes) if self.local is not None else ():
+            self._cancel(index)
+
+    async def cancel(self, grace_sec: float) -> None:
+        """Cancel the running nodes and wait until they stop, at most `grace_sec`. 0 means without a limit."""
+        running = list(self._running.values())
+        for each in running:
+            each.cancel()
+        if running:
+            with suppress(TimeoutError):
+                await workflow.wait_condition(
+                    lambda: all(each.done() for each in running),
+                    timeout=grace_sec or None,
+                    timeout_summary="let the attempts stop",
+                )
+        for each in running:
+            if each.done() and not each.cancelled():
+                each.exception()  # Mark the exception as retrieved; otherwise, asyncio logs it.
+        self._running.clear()
+
+
+def cancel_requested() -> bool:
+    """Return whether a cancel of the task was requested."""
+    return workflow.cancellation_reason() is not None
+
+
+async def run_node(nodes: RunningNodes, node: Node, state: NodeState) -> NodeStatus | None:
     """Run attempts of `node` until it finishes or fails. Return None if the task stops before that.
 
     The loop begins with the wait for a retry, because a new run of the workflow (continue-as-new) may start during one.
     """
-    while not context.is_draining():
-        await _wait_for_retry(context, node, state)
-        async with context.slot_of(node, state):
-            local = await context.local.choose(node, state)
-            if not local:
-                await context.reserve_input_bytes(_input_bytes(context, node))
-            if context.is_draining():
+    while not nodes.starts_no_attempts():
+        await _wait_for_retry(nodes, node, state)
+        async with nodes.slot_of(node, state):
+            local = await _choose_local(nodes, node, state)
+            if local is None:
+                await nodes.reserve_input_bytes(_input_bytes(nodes.scheduler, node))
+            if nodes.starts_no_attempts():
                 return None
-            with context.count_in_flight():
-                failure = await _run_attempt(context, node, state, local=local)
-        if context.is_stopping():
+            failure = await _run_attempt(nodes, node, state, local)
+        if nodes.stopping:
             return None
-        failure = context.stop_failure(node.index) or failure
+        failure = nodes.stops.get(node.index) or failure
         if failure is None:
             state.last_error = state.reason_code = None
             return NodeStatus.FINISHED
-        if not _prepare_retry(context, node, state, failure):
+        if not _prepare_retry(nodes, node, state, failure):
             return NodeStatus.FAILED
         if state.next_retry_at is None:
-            await context.before_immediate_retry()
+            await nodes.before_immediate_retry()
     return None
 
 
-def _input_bytes(context: NodeRunContext, node: Node) -> int:
+async def _choose_local(nodes: RunningNodes, node: Node, state: NodeState) -> LocalAttempts | None:
+    """Return the local attempts of the task if the next attempt of `node` is one of them, otherwise None."""
+    return nodes.local if nodes.local is not None and await nodes.local.choose(node, state) else None
+
+
+def _input_bytes(scheduler: Scheduler, node: Node) -> int:
     """Return the estimated size of an attempt's input."""
-    failed, sources = context.failed_nodes(node), node.pulls_from
+    failed, sources = scheduler.failed_nodes(node), node.pulls_from
     return (
         node.io_bytes
         + _INPUT_OVERHEAD_BYTES
@@ -113,34 +328,39 @@ def _input_bytes(context: NodeRunContext, node: Node) -> int:
 
 
 async def _run_attempt(
-    context: NodeRunContext, node: Node, state: NodeState, *, local: bool
+    nodes: RunningNodes, node: Node, state: NodeState, local: LocalAttempts | None
 ) -> AttemptFailure | None:
     """Run the node's next attempt. Return why it failed, or None if it succeeded."""
     follows_wait, started_at = state.status is NodeStatus.DEFERRED, workflow.now()
     state.epoch += 1
     state.status, state.next_retry_at = NodeStatus.RUNNING, None
     if follows_wait:
-        context.on_retry_state_change(node.index)
+        nodes.wake()
+    nodes.in_flight += 1
     try:
-        await _execute(context, node, state, local=local)
+        await _execute(nodes, node, state, local)
     except FailureError as error:
         failure = read_failure(error) or UNREQUESTED_CANCEL
         ran_sec = (workflow.now() - started_at).total_seconds()
         if ran_sec >= _YIELD_RESET_SEC and failure.code not in WORKER_YIELDS:
             state.yields = 0
-        return fall_back(state, error, failure) if local else failure
+        return failure if local is None else fall_back(state, error, failure)
+    finally:
+        nodes.in_flight -= 1
     return None
 
 
-async def _execute(context: NodeRunContext, node: Node, state: NodeState, *, local: bool) -> None:
+async def _execute(nodes: RunningNodes, node: Node, state: NodeState, local: LocalAttempts | None) -> None:
     """Run the activity of the current attempt.
 
     The result is not decoded because the workflow does not use it, and a newer worker may return a different type.
     """
-    attempt, settings = attempt_input(context, node, state), context.settings
-    if local:
-        return await context.local.run(node, state, attempt)
-    context.local.hold_for_ordinary()
+    settings = nodes.settings
+    attempt = attempt_input(nodes.scheduler, settings, workflow.info().workflow_id, node)
+    if local is not None:
+        return await local.run(node, state, attempt)
+    if nodes.local is not None:
+        nodes.local.hold_for_ordinary()
     await workflow.execute_activity(
         node.io.fn if node.is_function else node.type,
         without_defaults(attempt),
@@ -155,28 +375,36 @@ async def _execute(context: NodeRunContext, node: Node, state: NodeState, *, loc
     )
 
 
-def attempt_input(context: NodeRunContext, node: Node, state: NodeState) -> AttemptInput:
+def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: Node) -> AttemptInput:
     """Return the input of the node's current attempt."""
-    settings, streams = context.settings, context.streams
+    state, streams = scheduler.states[node.index], scheduler.streams
     followers = streams.followers(node) if node.max_ahead else ()
     return AttemptInput(
-        task_id=context.task_id,
+        task_id=task_id,
         node_id=node.node_id,
         index=node.index,
         role=node.type,
         epoch=state.epoch,
         generation=state.generation,
         io=node.io,
-        sources=context.source_epochs(node),
+        sources=_source_epochs(scheduler, node),
         lease_ttl_sec=settings.lease_ttl_sec,
         cancel_grace_sec=settings.cancel_grace_sec,
         deployment=settings.deployment,
         timeout_sec=node.timeout_sec or (settings.function_timeout_sec if node.is_function else None),
-        failed_nodes=context.failed_nodes(node),
-        signal_first_batch=bool(streams.children(node.index)) and not state.streamed,
+        failed_nodes=scheduler.failed_nodes(node),
+        signal_first_batch=node.index in streams.children and not state.streamed,
         max_ahead=node.max_ahead if followers else 0,
         followers=followers,
     )
+
+
+def _source_epochs(scheduler: Scheduler, node: Node) -> dict[str, int]:
+    """Return the epochs of the source nodes, from which `node` pulls artifacts, that have ended."""
+    if not node.pulls:
+        return {}
+    states = {source: scheduler.states[scheduler.index_of[source]] for source in node.pulls_from}
+    return {source: state.epoch for source, state in states.items() if state.status.ended and state.epoch}
 
 
 def queue_of(node: Node, settings: Settings) -> str:
@@ -208,7 +436,7 @@ def read_failure(error: FailureError) -> AttemptFailure | None:
             return classify(None, str(other), details=(), permanent=False)
 
 
-def _prepare_retry(context: NodeRunContext, node: Node, state: NodeState, failure: AttemptFailure) -> bool:
+def _prepare_retry(nodes: RunningNodes, node: Node, state: NodeState, failure: AttemptFailure) -> bool:
     """Store the decision about a failed attempt in `state`. Return whether the node runs again."""
     random_value = workflow.random().random() if node.retry_policy.jitter else 0.0
     decision = decide(node.retry_policy, failure, state, random_value)
@@ -219,11 +447,12 @@ def _prepare_retry(context: NodeRunContext, node: Node, state: NodeState, failur
         note_failure(state, failure.code, failure.message)
         state.status = NodeStatus.DEFERRED
         state.next_retry_at = workflow.now().timestamp() + decision.after_sec
-        context.on_retry_state_change(node.index)
+        nodes.wake()
+        nodes.document.write_node(node.index)
     return True
 
 
-async def _wait_for_retry(context: NodeRunContext, node: Node, state: NodeState) -> None:
+async def _wait_for_retry(nodes: RunningNodes, node: Node, state: NodeState) -> None:
     """Wait until `next_retry_at`. After a yield, the wait ends early if a source node starts an attempt or ends."""
     wait_sec = (state.next_retry_at or 0.0) - workflow.now().timestamp()
     if wait_sec <= 0:
@@ -232,8 +461,16 @@ async def _wait_for_retry(context: NodeRunContext, node: Node, state: NodeState)
     if state.reason_code != FailureKind.YIELDED:
         await workflow.sleep(wait_sec, summary=summary)
         return
-    progress = context.source_progress(node)
+    progress = _source_progress(nodes.scheduler, node)
     with suppress(TimeoutError):
         await workflow.wait_condition(
-            lambda: context.source_progress(node) != progress, timeout=wait_sec, timeout_summary=summary
+            lambda: _source_progress(nodes.scheduler, node) != progress,
+            timeout=wait_sec,
+            timeout_summary=summary,
         )
+
+
+def _source_progress(scheduler: Scheduler, node: Node) -> int:
+    """Return a number that increases when a node from which this one pulls artifacts starts an attempt, or ends."""
+    states = (scheduler.states[scheduler.index_of[source]] for source in node.pulls_from)
+    return sum(2 * state.epoch + state.status.ended for state in states)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
@@ -29,15 +29,14 @@ with workflow.unsafe.imports_passed_through():
     )
     from flowkit.workflows.document import TaskDocument
     from flowkit.workflows.evaluations import ConditionEvaluations
-    from flowkit.workflows.local_attempts import refresh_for_workflow_task
-    from flowkit.workflows.main_loop import MainLoop, cancel_requested
-    from flowkit.workflows.opening import open_or_restore
-    from flowkit.workflows.running_nodes import RunningNodes
-    from flowkit.workflows.scheduling.local_activities import Streak
+    from flowkit.workflows.local_attempts import Streak, refresh_for_workflow_task
+    from flowkit.workflows.node import RunningNodes, cancel_requested
+    from flowkit.workflows.opening import continues_longer, is_mostly_graph, open_or_restore
     from flowkit.workflows.scheduling.scheduler import Scheduler
-    from flowkit.workflows.slots import ConcurrencySlots, concurrency_slots_of
     from flowkit.workflows.state_codec import TaskState, encode_state
-    from flowkit.workflows.stopping import NodeStops
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _CANCEL_FLAGS_TIMEOUT_SEC = 1.0
 """How long a stopping task waits for its cancel flags to reach MongoDB before it cancels the attempts."""
@@ -57,12 +56,20 @@ class Task:
     _conditions: ConditionEvaluations
     _deadlines: DeadlineTimer
     _silence: SilentAttempts
-    _concurrency: ConcurrencySlots | None
+    _event_sources: Sequence[ConditionEvaluations | DeadlineTimer | SilentAttempts]
+    """The parts that have events for the main loop. It processes them in this order, after the ends of nodes."""
 
     def __init__(self) -> None:
         self._is_open = False
         """Whether `_open` has set the attributes above."""
-        self._loop = MainLoop()
+        self._iterations = 0
+        """Number of iterations of the main loop that did not end this run."""
+        self._wake_requested = False
+        """Whether the loop must iterate although no node has ended: a node began or ended its wait for a retry, has
+        stored its first batch, waits for something else, or is about to repeat without backoff while the task must
+        continue in a new run."""
+        self._progressed = False
+        """Whether this run has processed an event. A run without progress must not continue as new, to avoid a loop."""
         self._result: TaskResult | None = None
 
     @workflow.run
@@ -90,17 +97,17 @@ class Task:
         while not self._scheduler.done:
             if cancel_requested() or self._scheduler.hard_failure or self._deadlines.task_failure:
                 return await self._stop()
-            if self._loop.should_continue_as_new():
+            if self._should_continue_as_new():
                 return await self._prepare_continue_as_new()
-            self._loop.begin_iteration()
+            self._iterations += 1
             self._nodes.start(self._deadlines.begin(self._scheduler.pop_ready()))
-            if not self._loop.draining:
+            if self._scheduler.any_due and not self._nodes.draining:
                 self._conditions.start(self._scheduler.pop_due())
             await asyncio.sleep(0)  # Let the nodes schedule their activities.
-            if self._concurrency is not None:
-                self._concurrency.release_ended()
+            if self._nodes.concurrency is not None:
+                self._nodes.concurrency.release_ended()
             self._publish_status()
-            await workflow.wait_condition(self._loop.has_events)
+            await workflow.wait_condition(self._has_events)
             self._process_events()
         if self._scheduler.failures:
             return await self._fail()
@@ -113,26 +120,20 @@ class Task:
         self._scheduler = Scheduler(graph, self._state.nodes)
         self._publisher = StatusPublisher(self._state, graph, self._scheduler)
         self._document = TaskDocument(self._state, self._scheduler, self._publisher)
-        self._concurrency = concurrency_slots_of(
-            self._state, is_draining=self._loop.starts_no_attempts, on_change=self._loop.wake
-        )
         self._nodes = RunningNodes(
+            self._state,
             self._scheduler,
-            self._state.opened.settings,
-            is_draining=self._loop.starts_no_attempts,
-            is_stopping=self._loop.is_stopping,
-            on_retry_state_change=self._on_retry_state_change,
-            before_immediate_retry=self._loop.before_immediate_retry,
-            streak=streak,
-            concurrency=self._concurrency,
+            self._document,
+            streak,
+            wake=self._wake,
+            before_immediate_retry=self._before_immediate_retry,
         )
         self._conditions = ConditionEvaluations(self._scheduler, self._state.opened.settings.deployment)
-        stops = NodeStops(self._scheduler, self._nodes, self._document)
-        self._deadlines = DeadlineTimer(self._state, graph, stop_node=stops.stop_node)
+        self._deadlines = DeadlineTimer(self._state, graph, stop_node=self._nodes.stop)
         self._silence = SilentAttempts(
-            self._scheduler, run_id=workflow.info().run_id, stop_node=stops.stop_node
+            self._scheduler, run_id=workflow.info().run_id, stop_node=self._nodes.stop
         )
-        self._loop.watch(self._state, self._nodes, self._conditions, self._deadlines, self._silence)
+        self._event_sources = (self._conditions, self._deadlines, self._silence)
         self._is_open = True
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
@@ -140,18 +141,30 @@ class Task:
     def _publish_status(self) -> None:
         """Update the task's own status."""
         silent = self._silence.nodes
-        self._publisher.silent_nodes = frozenset(self._scheduler.nodes[index].node_id for index in silent)
         running = self._nodes.in_flight > len(silent)
         status = TaskStatus.RUNNING if running else open_status(self._scheduler, silent=bool(silent))
         if self._publisher.set_status(status):
             self._document.write_task()
-        self._document.show_silent(silent)
+        self._show_silent(silent)
 
-    def _on_retry_state_change(self, index: int) -> None:
-        """Wake the main loop when a node begins or ends its wait for a retry. Write a wait to the task document."""
-        self._loop.wake()
-        if self._state.nodes[index].status is NodeStatus.DEFERRED:
-            self._document.write_node(index)
+    def _show_silent(self, nodes: list[int]) -> None:
+        """Show these nodes, and no others, as silent. Do nothing if the task does."""
+        if nodes != self._document.silent:
+            self._document.write_silent(nodes)
+            self._publisher.silent_nodes = frozenset(self._scheduler.nodes[index].node_id for index in nodes)
+
+    def _wake(self) -> None:
+        """Make the main loop iterate, so that it shows what has changed."""
+        self._wake_requested = True
+
+    def _has_events(self) -> bool:
+        """Return whether the main loop must iterate."""
+        return (
+            self._wake_requested
+            or self._nodes.any_ended
+            or any(source.has_events for source in self._event_sources)
+            or cancel_requested()
+        )
 
     def _process_events(self) -> None:
         """Report ended nodes and other events to the scheduler, and write the changes to the task document.
@@ -160,23 +173,56 @@ class Task:
         After a failure that stops the task, `_stop` writes the changes.
         """
         ended = self._nodes.pop_ended()
-        self._loop.begin_processing()
+        self._wake_requested, self._progressed = False, True
         for index, status in ended:
             self._scheduler.end(index, status)
             if status is NodeStatus.FAILED:
                 self._scheduler.changed.add(index)
-        self._loop.process_events()
-        if self._scheduler.hard_failure is None:
+        for source in self._event_sources:
+            if source.has_events:
+                source.process_events()
+        if self._scheduler.changed and self._scheduler.hard_failure is None:
             self._document.write_changed_nodes()
+
+    def _should_continue_as_new(self) -> bool:
+        """Return whether the history is long enough to continue as new, and no attempt is in flight.
+
+        If attempts keep being in flight until the history is very long, stop starting new ones.
+        """
+        info, settings = workflow.info(), self._state.opened.settings
+        if not info.is_continue_as_new_suggested() or is_mostly_graph(self._state.stored):
+            return False
+        events, size = info.get_current_history_length(), info.get_current_history_size()
+        if events >= settings.hold_starts_events or size >= settings.hold_starts_bytes:
+            self._nodes.draining = True
+        elif continues_longer(len(self._state.nodes)):
+            return False
+        return self._nodes.in_flight == 0 and self._conditions.is_idle and self._progressed
+
+    async def _before_immediate_retry(self) -> None:
+        """Wake the main loop before an attempt without backoff, if the task must continue in a new run.
+
+        Such an attempt does not wake the loop by itself. Without this call, a node that repeats forever would fill the
+        history, and a task that has stopped starting attempts would hang after its last attempt.
+        """
+        if self._nodes.stopping or self._has_events() or not self._must_continue_as_new():
+            return
+        self._wake_requested, iteration = True, self._iterations
+        await workflow.wait_condition(lambda: self._iterations != iteration or self._nodes.draining)
+
+    def _must_continue_as_new(self) -> bool:
+        if self._nodes.draining:
+            return self._nodes.in_flight == 0
+        return workflow.info().is_continue_as_new_suggested()
 
     async def _prepare_continue_as_new(self) -> TaskResult | TaskState:
         """End all waits and writes, and return the state for the next run. If the task was cancelled, stop it."""
-        self._loop.end()
+        self._nodes.prepare_cancel()
         await self._cancel_nodes(grace_sec=0)
-        self._document.show_silent([])
+        self._show_silent([])
         await self._document.flush()
-        if self._concurrency is not None:
-            await self._concurrency.flush()
+        if self._nodes.concurrency is not None:
+            await self._nodes.concurrency.flush()
         await workflow.wait_condition(workflow.all_handlers_finished)
         return await self._stop() if cancel_requested() else self._state
 
@@ -191,7 +237,7 @@ class Task:
         reason = stop_reason(
             failed, self._state.nodes, workflow.cancellation_reason(), overdue=overdue is not None
         )
-        self._loop.end()
+        self._nodes.prepare_cancel()
         self._scheduler.mark_cancelling()
         self._document.write_changed_nodes()
         if fails:
@@ -226,9 +272,9 @@ class Task:
         await self._document.write_many_unfinished()
         self._publisher.set_status(status)
         self._publisher.finish(reason if status is TaskStatus.CANCELLED else None)
-        self._document.show_silent([])
-        if self._concurrency is not None:
-            await self._concurrency.close()
+        self._show_silent([])
+        if self._nodes.concurrency is not None:
+            await self._nodes.concurrency.close()
         result = task_result(workflow.info().workflow_id, status, self._scheduler.handled_failures)
         await self._document.close(result, reason)
         self._result = result
@@ -242,7 +288,7 @@ class Task:
         run, which must have the same effect when they are replayed, to a run with another id.
         """
         if self._is_open and self._nodes.add_batch(batch):
-            self._loop.wake()
+            self._wake()
 
     @workflow.update(name=temporal_names.REPORT_SILENCE)
     async def report_silence(self, report: SilenceReport) -> None:

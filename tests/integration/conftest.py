@@ -8,7 +8,7 @@ import pytest
 
 from flowkit.activities import attempt_log
 from flowkit.local import TemporalServer
-from flowkit.workflows.scheduling import local_activities
+from flowkit.workflows import local_attempts
 from tests.integration.harness import SUGGESTED_EVENTS, Harness
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no inline attempt take too long on a busy machine, since an ordinary one would follow it."""
-    monkeypatch.setattr(local_activities, "MAX_END_SEC", 60.0)
+    monkeypatch.setattr(local_attempts, "MAX_END_SEC", 60.0)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.models import TaskStatus
-from flowkit.workflows.scheduling import local_activities
+from flowkit.workflows import local_attempts
 from tests.integration.handlers import InlineQuick, Stubborn
 from tests.integration.harness import SUGGESTED_EVENTS, node
 from tests.integration.test_inline_roles import INLINE, ONCE, attempts, chain, counts
@@ -105,7 +105,7 @@ class Endless(InlineQuick):
 async def test_failed_node_cancels_the_inline_attempt_beside_it(
     harness: Harness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_activities, "MAX_END_SEC", 30.0)
+    monkeypatch.setattr(local_attempts, "MAX_END_SEC", 30.0)
     handler = Endless()
     await harness.engine(handlers={"inline": handler})
     broken = node("broken", "inline", inline={"failures": 9, "permanent": True})
@@ -118,8 +118,8 @@ async def test_failed_node_cancels_the_inline_attempt_beside_it(
 async def test_inline_nodes_continue_in_the_next_run_of_the_workflow(
     short_runs: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_activities, "MAX_START_SEC", 0.1)
-    monkeypatch.setattr(local_activities, "MAX_END_SEC", 6.0)
+    monkeypatch.setattr(local_attempts, "MAX_START_SEC", 0.1)
+    monkeypatch.setattr(local_attempts, "MAX_END_SEC", 6.0)
     await short_runs.engine(handlers=INLINE)
     slow = node("slow", "inline", inline={"pause": 6.5})
     task_id = await short_runs.create(slow, node("n0", "inline", "slow"), *chain(LENGTH)[1:])

@@ -9,13 +9,12 @@ import pytest
 from tests.unit.graphs import node, pulling, two
 
 from flowkit.graph.validation import parse_graph
-from flowkit.models import AttemptInput, Node, NodeState, Settings
+from flowkit.models import AttemptInput, Graph, Node, NodeState, NodeStatus, Settings
 from flowkit.workflows.document import write_timeout
 from flowkit.workflows.engine_calls import without_defaults
 from flowkit.workflows.node import attempt_input, queue_of
-from flowkit.workflows.node_context import NodeRunContext
 from flowkit.workflows.retry import note_failure
-from flowkit.workflows.scheduling.streams import Streams
+from flowkit.workflows.scheduling.scheduler import Scheduler
 
 
 def parsed(**fields: Any) -> Node:
@@ -23,33 +22,32 @@ def parsed(**fields: Any) -> Node:
     return parse_graph({"nodes": [node(**fields)]}).nodes[0]
 
 
-def sent(of: Node, **settings: Any) -> AttemptInput:
-    """Return the input of a node's first attempt with these settings."""
-    flight = NodeRunContext(
-        task_id="t",
-        settings=Settings(**settings),
-        is_draining=lambda: False,
-        is_stopping=lambda: False,
-        epoch_of=lambda name: 3,
-        on_retry_state_change=lambda index: None,
-    )
-    return attempt_input(flight, of, NodeState(epoch=1))
+def sent(graph: Graph, *before: NodeState, state: NodeState | None = None, **settings: Any) -> AttemptInput:
+    """Return the input of an attempt of the node after those with the states `before`."""
+    states = [*before, state or NodeState(epoch=1)]
+    states += [NodeState() for _ in graph.nodes[len(states) :]]
+    return attempt_input(Scheduler(graph, states), Settings(**settings), "t", graph.nodes[len(before)])
+
+
+def single(**fields: Any) -> Graph:
+    """Return a graph of one node."""
+    return parse_graph({"nodes": [node(**fields)]})
 
 
 @pytest.mark.parametrize("seconds", [0.5, 45, 31_536_000])
 def test_attempt_input_contains_the_timeout_of_its_node(seconds: float) -> None:
-    assert sent(parsed(timeout_sec=seconds)).timeout_sec == seconds
-    assert without_defaults(sent(parsed(timeout_sec=seconds)))["timeout_sec"] == seconds
+    assert sent(single(timeout_sec=seconds)).timeout_sec == seconds
+    assert without_defaults(sent(single(timeout_sec=seconds)))["timeout_sec"] == seconds
 
 
 def test_role_has_no_default_timeout_and_a_function_has_that_of_its_engine() -> None:
-    assert sent(parsed(), function_timeout_sec=7.0).timeout_sec is None
-    assert sent(parsed(type="coordinator_fn"), function_timeout_sec=7.0).timeout_sec == 7.0
-    assert sent(parsed(type="coordinator_fn", timeout_sec=2), function_timeout_sec=7.0).timeout_sec == 2
+    assert sent(single(), function_timeout_sec=7.0).timeout_sec is None
+    assert sent(single(type="coordinator_fn"), function_timeout_sec=7.0).timeout_sec == 7.0
+    assert sent(single(type="coordinator_fn", timeout_sec=2), function_timeout_sec=7.0).timeout_sec == 2
 
 
 def test_first_attempt_of_a_minimal_node_has_a_small_input() -> None:
-    assert without_defaults(sent(parsed())) == {
+    assert without_defaults(sent(single())) == {
         "task_id": "t",
         "node_id": "extract",
         "index": 0,
@@ -60,23 +58,18 @@ def test_first_attempt_of_a_minimal_node_has_a_small_input() -> None:
 
 def test_attempt_input_contains_the_failures_that_started_the_node() -> None:
     failed = [{"node_id": "a", "attempt_epoch": 2, "reason_code": "full", "error": "full"}]
-    flight = NodeRunContext(
-        task_id="t",
-        settings=Settings(),
-        is_draining=lambda: False,
-        is_stopping=lambda: False,
-        epoch_of=lambda name: 0,
-        on_retry_state_change=lambda index: None,
-        failed_nodes=lambda of: failed,
-    )
-    assert without_defaults(attempt_input(flight, parsed(), NodeState(epoch=1)))["failed_nodes"] == failed
+    routing = {"on_failure": ["rescue"]}
+    graph = parse_graph({"nodes": [node("a", routing=routing), node("rescue")]})
+    router = NodeState(status=NodeStatus.FAILED, epoch=2, reason_code="full", last_error="full")
+    assert without_defaults(sent(graph, router))["failed_nodes"] == failed
 
 
 def test_node_without_sources_is_sent_none() -> None:
-    load = parse_graph(two(io=pulling(from_nodes=[]))).nodes[1]
-    assert sent(load).sources == {}
-    assert sent(load).io.input_inline == pulling(from_nodes=[])["input_inline"]
-    assert sent(parse_graph(two(io=pulling())).nodes[1]).sources == {"extract": 3}
+    extract = NodeState(status=NodeStatus.FINISHED, epoch=3)
+    load = sent(parse_graph(two(io=pulling(from_nodes=[]))), extract)
+    assert load.sources == {}
+    assert load.io.input_inline == pulling(from_nodes=[])["input_inline"]
+    assert sent(parse_graph(two(io=pulling())), extract).sources == {"extract": 3}
 
 
 FUNCTIONS = [
@@ -108,16 +101,7 @@ def test_recorded_failure_has_a_limited_size() -> None:
 def sent_by_parent(parent_io: dict[str, Any], child_io: dict[str, Any], **state: Any) -> AttemptInput:
     """Return the input of the parent `extract` of `load`, whose first attempt has this state."""
     graph = parse_graph({"nodes": [node(io=parent_io), node("load", depends_on=["extract"], io=child_io)]})
-    flight = NodeRunContext(
-        task_id="t",
-        settings=Settings(),
-        is_draining=lambda: False,
-        is_stopping=lambda: False,
-        epoch_of=lambda name: 3,
-        on_retry_state_change=lambda index: None,
-        streams=Streams(graph.nodes),
-    )
-    return attempt_input(flight, graph.nodes[0], NodeState(epoch=1, **state))
+    return sent(graph, state=NodeState(epoch=1, **state))
 
 
 STREAMS = {"start_when": "first_batch", **pulling()}

@@ -14,10 +14,9 @@ from flowkit.attempt.failures import failed_attempt, failure, from_error, lost
 from flowkit.errors import EpochTaken
 from flowkit.graph.validation import parse_graph
 from flowkit.models import FailureKind, NodeState
-from flowkit.workflows.local_attempts import fall_back
+from flowkit.workflows.local_attempts import Streak, fall_back, is_inline, is_local_function
 from flowkit.workflows.node import read_failure
 from flowkit.workflows.retry import UNREQUESTED_CANCEL
-from flowkit.workflows.scheduling.local_activities import Streak, is_inline, is_local_function
 from flowkit.workflows.scheduling.streams import Streams
 
 STREAMS = {"start_when": "first_batch", **pulling()}

@@ -294,4 +294,4 @@ def test_followers_are_the_streaming_children_that_pull() -> None:
     ]
     game = Game(node("a"), *children)
     assert game.scheduler.streams.followers(game.graph.nodes[0]) == ("both",)
-    assert [*game.scheduler.streams.children(0)] == [2, 3]
+    assert game.scheduler.streams.children[0] == [2, 3]

@@ -37,7 +37,8 @@ class Conditions:
     def __init__(self, nodes: Sequence[Node], states: Sequence[NodeState]) -> None:
         self._nodes = nodes
         self._states = states
-        self._due: list[Due] = []
+        self.due: list[Due] = []
+        """The conditions that have become due since the last call of `pop_due`."""
         self._asked: set[Due] = set()
 
     def passes(self, child: int, parent: int) -> bool | None:
@@ -52,17 +53,9 @@ class Conditions:
             self._ask(Due(child, parent))
         return result
 
-    def parent_seen_by(self, child: int, parent: int) -> NodeState | None:
-        """Return how an ended parent counts for the gate of `child`; None while the condition of the edge is undecided."""
-        state = self._states[parent]
-        passes = state.status is not NodeStatus.FINISHED or self.passes(child, parent)
-        if passes is None:
-            return None
-        return state if passes else BY_CONDITION
-
     def may_start(self, index: int) -> bool:
-        """Return whether a node whose gate has opened may start. If its condition is undecided, it becomes due."""
-        if self._nodes[index].when is None or self._states[index].condition:
+        """Return whether a node with a condition may start when its gate opens. An undecided condition becomes due."""
+        if self._states[index].condition:
             return True
         self._ask(Due(index))
         return False
@@ -70,7 +63,7 @@ class Conditions:
     def _ask(self, due: Due) -> None:
         if due not in self._asked:
             self._asked.add(due)
-            self._due.append(due)
+            self.due.append(due)
 
     def store(self, due: Due, result: bool) -> None:
         """Store the result of a condition in the state of its node."""
@@ -79,14 +72,9 @@ class Conditions:
         else:
             self._states[due.node].edges[due.parent] = result
 
-    @property
-    def any_due(self) -> bool:
-        """Whether `pop_due` has conditions to return."""
-        return bool(self._due)
-
     def pop_due(self) -> list[Due]:
         """Return the conditions that have become due since the last call."""
-        due, self._due = self._due, []
+        due, self.due = self.due, []
         return due
 
     def text_of(self, due: Due) -> str:

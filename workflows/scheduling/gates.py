@@ -159,7 +159,7 @@ class Gates:
     def count_end(self, child: int, parent: int) -> None:
         """Count an ended parent, unless the condition of the edge is undecided or a batch decides about the edge."""
         if not self._is_decided_by_batch(child, parent):
-            seen = self._conditions.parent_seen_by(child, parent)
+            seen = self._parent_seen_by(child, parent)
             if seen is not None:
                 add_end(self._gates[child], seen)
 
@@ -185,7 +185,17 @@ class Gates:
             return BY_CONDITION if self._conditions.passes(child, parent) is False else None
         if not self._states[parent].status.ended:
             return None
-        return self._conditions.parent_seen_by(child, parent)
+        return self._parent_seen_by(child, parent)
+
+    def _parent_seen_by(self, child: int, parent: int) -> NodeState | None:
+        """Return how an ended parent counts for the gate of `child`; None while the condition of the edge is undecided."""
+        state = self._states[parent]
+        if state.status is not NodeStatus.FINISHED or not self._has_condition(child, parent):
+            return state
+        passes = self._conditions.passes(child, parent)
+        if passes is None:
+            return None
+        return state if passes else BY_CONDITION
 
     def _is_decided_by_batch(self, child: int, parent: int) -> bool:
         """Return whether the first batch of a parent decides about the edge, so that the end of the parent does not.

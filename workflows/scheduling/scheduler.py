@@ -74,7 +74,7 @@ class Scheduler:
         """Derive gates and ready nodes from `states`, which may come from a previous run of the workflow."""
         for index, state in enumerate(self.states):
             if state.streamed:
-                for child in self.streams.children(index):
+                for child in self.streams.children.get(index, ()):
                     self._gates.count_batch(child, index)
         ended = [i for i, state in enumerate(self.states) if state.status.ended]
         for index in ended:
@@ -156,7 +156,7 @@ class Scheduler:
     @property
     def any_due(self) -> bool:
         """Whether conditions have become due since the last call of `pop_due`."""
-        return self._conditions.any_due
+        return bool(self._conditions.due)
 
     def pop_due(self) -> list[Due]:
         """Return the conditions that have become due since the last call, in the order of becoming due."""
@@ -231,7 +231,9 @@ class Scheduler:
 
     def _checked(self, index: int, status: NodeStatus) -> NodeStatus:
         """Return `failed` for a node that has finished although failed parents close its gate; else `status`."""
-        if status is not NodeStatus.FINISHED or not self.streams.fails_with_parents(index, self.states):
+        if status is not NodeStatus.FINISHED or not self.nodes[index].streams_from:
+            return status
+        if not self.streams.fails_with_parents(index, self.states):
             return status
         note_failure(self.states[index], reason_codes.UPSTREAM_FAILED, PARENT_FAILED)
         self.changed.add(index)
@@ -247,7 +249,7 @@ class Scheduler:
         if state.streamed:
             return False
         state.streamed = True
-        children = self.streams.children(index)
+        children = self.streams.children.get(index, ())
         for child in children:
             if state.status.ended:
                 self._gates.count_late_batch(child, index)
@@ -306,7 +308,7 @@ class Scheduler:
     def _add_ready(self, index: int) -> None:
         if index not in self._made_ready:
             self._made_ready.add(index)
-            if self._conditions.may_start(index):
+            if self.nodes[index].when is None or self._conditions.may_start(index):
                 self._ready.append(index)
 
     def _is_gate_open(self, index: int) -> bool:

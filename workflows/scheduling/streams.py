@@ -24,22 +24,19 @@ class Streams:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
         index_of = {node.node_id: node.index for node in nodes}
-        self._children: dict[int, list[int]] = {}
+        self.children: dict[int, list[int]] = {}
+        """For each node from which others stream, the indexes of these."""
         self._parents: dict[int, list[int]] = {}
         """All parents of each node that streams from at least one of them."""
         for node in nodes:
             if node.streams_from:
                 self._parents[node.index] = [index_of[parent] for parent in node.depends_on]
             for parent in node.streams_from:
-                self._children.setdefault(index_of[parent], []).append(node.index)
-
-    def children(self, index: int) -> Sequence[int]:
-        """Return the nodes whose edges from this node stream."""
-        return self._children.get(index, ())
+                self.children.setdefault(index_of[parent], []).append(node.index)
 
     def followers(self, node: Node) -> tuple[str, ...]:
         """Return the ids of the nodes that may start on a batch of this node and pull its batches."""
-        children = [self._nodes[child] for child in self.children(node.index)]
+        children = [self._nodes[child] for child in self.children.get(node.index, ())]
         return tuple(child.node_id for child in children if node.node_id in child.pulls_from)
 
     def fails_with_parents(self, index: int, states: Sequence[NodeState]) -> bool:

@@ -25,7 +25,6 @@ from flowkit.workflows.display.task_status import failure_text
 from flowkit.workflows.document import node_record, pulled_nodes
 from flowkit.workflows.evaluations import apply_results, requests, results_of
 from flowkit.workflows.node import attempt_input, read_failure
-from flowkit.workflows.node_context import NodeRunContext
 from flowkit.workflows.retry import UNREQUESTED_CANCEL, Fail, decide, note_failure
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
@@ -56,25 +55,9 @@ class InProcessTask:
             _make_change(None, TaskStatus.QUEUED),
             _make_change(TaskStatus.QUEUED, TaskStatus.RUNNING),
         ]
-        self._index_of = {node.node_id: node.index for node in graph.nodes}
         self._batch_stored = asyncio.Event()
         """Set when a node has stored the first batch that other nodes wait for."""
         executors.signals.receive = self._add_batch
-
-        def epoch_of(node_id: str) -> int:
-            state = self.scheduler.states[self._index_of[node_id]]
-            return state.epoch if state.status.ended else 0
-
-        self._context = NodeRunContext(
-            task_id=task_id,
-            settings=executors.settings,
-            is_draining=lambda: False,
-            is_stopping=lambda: False,
-            epoch_of=epoch_of,
-            on_retry_state_change=lambda index: None,
-            failed_nodes=self.scheduler.failed_nodes,
-            streams=self.scheduler.streams,
-        )
 
     @property
     def status(self) -> TaskStatus:
@@ -118,7 +101,7 @@ class InProcessTask:
         self._batch_stored.clear()
 
     def _add_batch(self, batch: FirstBatch) -> None:
-        index = self._index_of[batch.node_id]
+        index = self.scheduler.index_of[batch.node_id]
         if self.scheduler.states[index].epoch == batch.epoch and self.scheduler.add_batch(index):
             self._batch_stored.set()
 
@@ -144,7 +127,8 @@ class InProcessTask:
         state.epoch += 1
         state.status = NodeStatus.RUNNING
         try:
-            await self._executors.attempt(node, attempt_input(self._context, node, state))
+            given = attempt_input(self.scheduler, self._executors.settings, self.task_id, node)
+            await self._executors.attempt(node, given)
         except FailureError as error:
             return read_failure(error) or UNREQUESTED_CANCEL
         return None
