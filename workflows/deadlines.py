@@ -200,6 +200,7 @@ def _is_lost(attempt: SilentAttempt, report: SilenceReport) -> bool:
 
 
 def silence_failure(report: SilenceReport) -> AttemptFailure:
+    """Return the failure of a node whose attempt has been silent for too long."""
     message = f"the attempt sent no heartbeat for {report.hard_sec:g} s (heartbeat_hard_sec)"
     return AttemptFailure(
         kind=FailureKind.FAILURE, code=reason_codes.HEARTBEAT_TIMEOUT, message=message, permanent=True
