@@ -121,7 +121,7 @@ def test_workflows_import_no_io(path: Path) -> None:
 
 PURE = (
     "retry",
-    "budget",
+    "payloads",
     "state_codec",
     "display/details",
     "display/summaries",

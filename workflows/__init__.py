@@ -11,7 +11,7 @@ To learn how a task runs, read these modules in this order:
 The other modules support these. `document` mirrors the task in MongoDB, by means of `engine_calls`. `evaluations` lets the
 engine evaluate conditions. `deadlines` ends what takes too long. `display` shows the task in
 Temporal's Web UI and in the query `status`. `state_codec` encodes the state for the next run of the workflow
-(continue-as-new), `budget` keeps payloads within byte limits, and `interceptor` rejects several inputs and supplies the
+(continue-as-new), `payloads` keeps payloads within byte limits, and `interceptor` rejects several inputs and supplies the
 current details.
 
 "Pure" in the first line of a module means that its code decides and formats only. It may change the state that a caller

@@ -18,7 +18,6 @@ from flowkit import reason_codes, temporal_names
 from flowkit.graph.submission import NewTask
 from flowkit.limits import REPORT_BYTES
 from flowkit.models import CloseTask, NodeRecord, NodeStatus, Opened, OpenTask, RecordTask, TaskStatus
-from flowkit.workflows.budget import json_size, split_by_size
 from flowkit.workflows.display.task_status import is_dead
 from flowkit.workflows.engine_calls import (
     HEARTBEAT_TIMEOUT,
@@ -27,6 +26,7 @@ from flowkit.workflows.engine_calls import (
     cause_of,
     without_defaults,
 )
+from flowkit.workflows.payloads import json_size, split_by_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

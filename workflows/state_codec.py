@@ -17,7 +17,7 @@ from pydantic import dataclasses as wire
 from flowkit.limits import CARRIED_STATE_BYTES
 from flowkit.models import NodeState, Opened, SkipReason, StatusChange, StoredGraph
 from flowkit.models.columns import pack, status_column, statuses_of, unpack
-from flowkit.workflows.budget import json_size, truncate_longest
+from flowkit.workflows.payloads import json_size, truncate_longest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from typing import Any
 from flowkit.graph.validation import parse_graph
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS, TASK_INPUT_BYTES
 from flowkit.models import Graph, NodeState, NodeStatus
-from flowkit.workflows.budget import json_size
+from flowkit.workflows.payloads import json_size
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 FOUR_BYTES = "".join(map(chr, range(0x1F300, 0x1F600)))

@@ -23,7 +23,6 @@ from flowkit.models import (
     TaskResult,
     TaskStatus,
 )
-from flowkit.workflows.budget import json_size
 from flowkit.workflows.display.task_status import status_view, task_result
 from flowkit.workflows.document import (
     fit_into_close,
@@ -31,6 +30,7 @@ from flowkit.workflows.document import (
     split_record,
 )
 from flowkit.workflows.engine_calls import without_defaults
+from flowkit.workflows.payloads import json_size
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 HISTORY = [StatusChange(from_="running", to="deferred", at=1_763_788_905.123456)] * 100

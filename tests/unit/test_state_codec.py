@@ -29,7 +29,7 @@ from flowkit.models import (
     columns,
 )
 from flowkit.workflows import state_codec
-from flowkit.workflows.budget import json_size
+from flowkit.workflows.payloads import json_size
 from flowkit.workflows.state_codec import (
     TaskState,
     columns_of,

@@ -24,10 +24,10 @@ from flowkit.models import (
     TaskStatus,
 )
 from flowkit.workflows import document as task_document
-from flowkit.workflows.budget import json_size
 from flowkit.workflows.display.task_status import StatusPublisher, task_result
 from flowkit.workflows.document import TaskDocument
 from flowkit.workflows.engine_calls import without_defaults
+from flowkit.workflows.payloads import json_size
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import TaskState
 

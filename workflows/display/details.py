@@ -18,8 +18,8 @@ from flowkit.graph.description import format_parent
 from flowkit.models import NodeStatus, SkipReason, StartWhen, TaskStatus
 from flowkit.temporal_names import role_queue
 from flowkit.text import names, shorten, visible
-from flowkit.workflows.budget import longest_prefix
 from flowkit.workflows.display.summaries import next_attempt
+from flowkit.workflows.payloads import longest_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator

@@ -12,8 +12,8 @@ from flowkit.limits import HANDLED_FAILURES_BYTES, LAST_ERROR_CHARS, REPORT_BYTE
 from flowkit.models import NodeStatus, StatusChange, TaskResult, TaskStatus
 from flowkit.temporal_names import PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE
 from flowkit.text import clean, truncate
-from flowkit.workflows.budget import json_size, longest_prefix, truncate_longest
 from flowkit.workflows.display.details import DISPLAY_ORDER, SlotLimits, TaskQueues, render
+from flowkit.workflows.payloads import json_size, longest_prefix, truncate_longest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

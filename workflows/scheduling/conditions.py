@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from flowkit.models import NodeState, NodeStatus, SkipReason
 from flowkit.models.columns import pack, status_column
-from flowkit.workflows.budget import truncate_longest
+from flowkit.workflows.payloads import truncate_longest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

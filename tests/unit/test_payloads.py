@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.property_examples import examples
 
 from flowkit.text import truncate_utf8
-from flowkit.workflows.budget import (
+from flowkit.workflows.payloads import (
     json_size,
     largest_cap,
     longest_prefix,
