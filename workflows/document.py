@@ -24,9 +24,8 @@ from flowkit.workflows.engine_calls import (
     call_engine,
     call_locally_first,
     cause_of,
-    without_defaults,
 )
-from flowkit.workflows.payloads import json_size, split_by_size
+from flowkit.workflows.payloads import json_size, split_by_size, without_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,16 +1,14 @@
-"""Call the engine's activities, which read and write MongoDB, and shorten the records that they receive."""
+"""Call the engine's activities, which read and write MongoDB."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
 
-from pydantic import TypeAdapter
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, FailureError, is_cancelled_exception
 
-from flowkit.models import AttemptInput, CloseTask, EvaluateConditions, NodeRecord, RecordTask
 from flowkit.workflows.display.summaries import fit_summary
 
 _UNLIMITED_RETRIES = RetryPolicy(
@@ -22,10 +20,6 @@ _CALL_TIMEOUT = timedelta(seconds=10)
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=10)
 """Time after which Temporal retries an activity that sends heartbeats and whose engine crashed."""
-
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
-    kind: TypeAdapter(kind) for kind in (AttemptInput, RecordTask, CloseTask, NodeRecord, EvaluateConditions)
-}
 
 
 async def call_engine(
@@ -85,14 +79,3 @@ def _is_rejection(error: FailureError) -> bool:
 def cause_of(error: FailureError) -> BaseException | None:
     """Return the error inside an ActivityError. A local activity raises its error without wrapping it."""
     return error.cause if isinstance(error, ActivityError) else error
-
-
-def without_defaults(
-    record: AttemptInput | RecordTask | CloseTask | NodeRecord | EvaluateConditions,
-) -> dict[str, Any]:
-    """Return `record` as a dict without its default values.
-
-    This keeps payloads small, because the server, the worker and every replay read them.
-    """
-    payload: dict[str, Any] = _ADAPTERS[type(record)].dump_python(record, exclude_defaults=True)
-    return payload

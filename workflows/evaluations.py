@@ -17,8 +17,8 @@ from flowkit import reason_codes, temporal_names
 from flowkit.graph.cel import NODES
 from flowkit.limits import CONDITIONS_SEC
 from flowkit.models import ConditionResults, EvaluateConditions
-from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT, call_engine, without_defaults
-from flowkit.workflows.payloads import json_size, split_by_size
+from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT, call_engine
+from flowkit.workflows.payloads import json_size, split_by_size, without_defaults
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.conditions import facts_of
 

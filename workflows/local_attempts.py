@@ -23,7 +23,8 @@ from flowkit import reason_codes
 from flowkit.models import AttemptFailure, FailureKind
 from flowkit.temporal_names import INLINE_ATTEMPT
 from flowkit.workflows.display.summaries import attempt_summary, inline_summary
-from flowkit.workflows.engine_calls import cause_of, without_defaults
+from flowkit.workflows.engine_calls import cause_of
+from flowkit.workflows.payloads import without_defaults
 from flowkit.workflows.retry import find_report
 
 if TYPE_CHECKING:

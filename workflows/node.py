@@ -34,9 +34,9 @@ from flowkit.limits import ACTIVATION_INPUT_BYTES
 from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.temporal_names import role_queue
 from flowkit.workflows.display.summaries import attempt_summary, timer_summary
-from flowkit.workflows.engine_calls import cause_of, without_defaults
+from flowkit.workflows.engine_calls import cause_of
 from flowkit.workflows.local_attempts import fall_back, local_attempts_of
-from flowkit.workflows.payloads import json_size
+from flowkit.workflows.payloads import json_size, without_defaults
 from flowkit.workflows.retry import (
     NOT_REGISTERED,
     UNREQUESTED_CANCEL,

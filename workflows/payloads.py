@@ -1,9 +1,13 @@
-"""Keep payloads within byte limits: measure values as UTF-8 JSON, and truncate or split what is too large. Pure."""
+"""Keep payloads small and within byte limits: leave out default values, and truncate or split what is too large. Pure."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from flowkit.models import AttemptInput, CloseTask, EvaluateConditions, NodeRecord, RecordTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +19,21 @@ _ELLIPSIS_BYTES = len(_ELLIPSIS.encode())
 _LONGEST_ESCAPE_SEQUENCE = len("\\u0000")
 _MIN_BYTES = 20
 """A text that could keep fewer bytes than this is omitted, because a few characters are useless."""
+
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind) for kind in (AttemptInput, RecordTask, CloseTask, NodeRecord, EvaluateConditions)
+}
+
+
+def without_defaults(
+    record: AttemptInput | RecordTask | CloseTask | NodeRecord | EvaluateConditions,
+) -> dict[str, Any]:
+    """Return `record` as a dict without its default values.
+
+    This keeps payloads small, because the server, the worker and every replay read them.
+    """
+    payload: dict[str, Any] = _ADAPTERS[type(record)].dump_python(record, exclude_defaults=True)
+    return payload
 
 
 def json_size(value: object) -> int:

@@ -11,8 +11,8 @@ from tests.unit.graphs import node, pulling, two
 from flowkit.graph.validation import parse_graph
 from flowkit.models import AttemptInput, Graph, Node, NodeState, NodeStatus, Settings
 from flowkit.workflows.document import write_timeout
-from flowkit.workflows.engine_calls import without_defaults
 from flowkit.workflows.node import attempt_input, queue_of
+from flowkit.workflows.payloads import without_defaults
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.scheduler import Scheduler
 

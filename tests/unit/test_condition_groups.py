@@ -16,9 +16,8 @@ from flowkit.limits import CONDITIONS_SEC, REPORT_BYTES
 from flowkit.models import ConditionResults, NodeState, NodeStatus
 from flowkit.models.columns import unpack
 from flowkit.testing import memory_database, run_graph
-from flowkit.workflows.engine_calls import without_defaults
 from flowkit.workflows.evaluations import NoResult, Results, apply_results, requests, results_of
-from flowkit.workflows.payloads import json_size
+from flowkit.workflows.payloads import json_size, without_defaults
 from flowkit.workflows.scheduling.conditions import Due, facts_of
 from flowkit.workflows.scheduling.scheduler import Scheduler
 

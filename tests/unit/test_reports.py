@@ -29,8 +29,7 @@ from flowkit.workflows.document import (
     node_record,
     split_record,
 )
-from flowkit.workflows.engine_calls import without_defaults
-from flowkit.workflows.payloads import json_size
+from flowkit.workflows.payloads import json_size, without_defaults
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 HISTORY = [StatusChange(from_="running", to="deferred", at=1_763_788_905.123456)] * 100

@@ -26,8 +26,7 @@ from flowkit.models import (
 from flowkit.workflows import document as task_document
 from flowkit.workflows.display.task_status import StatusPublisher, task_result
 from flowkit.workflows.document import TaskDocument
-from flowkit.workflows.engine_calls import without_defaults
-from flowkit.workflows.payloads import json_size
+from flowkit.workflows.payloads import json_size, without_defaults
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import TaskState
 

@@ -1,1 +1,0 @@
-"""Programs that measure the code and the tests."""
