@@ -142,7 +142,7 @@ class SilentAttempts:
     ) -> None:
         """Call `stop_node` with the index, the failure and the cancel reason of each node that must end."""
         self._states = scheduler.states
-        self._index_of = {node.node_id: node.index for node in scheduler.nodes}
+        self._index_of = scheduler.index_of
         self._run_id = run_id
         self._stop_node = stop_node
         self._epochs: dict[int, int] = {}

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from contextlib import AbstractAsyncContextManager
 
-    from flowkit.models import FirstBatch, Node, NodeState, Settings
+    from flowkit.models import Node, NodeState, Settings
     from flowkit.workflows.document import TaskDocument
     from flowkit.workflows.local_attempts import LocalAttempts, Streak
     from flowkit.workflows.scheduling.scheduler import Scheduler
@@ -184,13 +184,6 @@ class RunningNodes:
         for index, _ in ended:
             self._running.pop(index, None)
         return ended
-
-    def add_batch(self, batch: FirstBatch) -> bool:
-        """Open the gates for the first batch of an attempt. Return False if it changes nothing, or is not the latest."""
-        index = self.scheduler.index_of.get(batch.node_id)
-        if index is None or self.scheduler.states[index].epoch != batch.epoch:
-            return False
-        return self.scheduler.add_batch(index)
 
     def slot_of(self, node: Node, state: NodeState) -> AbstractAsyncContextManager[None]:
         """Return a context manager that holds a slot for the next attempt of `node`, in all limits that apply."""

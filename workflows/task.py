@@ -287,7 +287,7 @@ class Task:
         The run id is not compared: the sender addresses the run, and a *Reset* gives the signals in the history of a
         run, which must have the same effect when they are replayed, to a run with another id.
         """
-        if self._is_open and self._nodes.add_batch(batch):
+        if self._is_open and self._scheduler.accept_batch(batch):
             self._wake()
 
     @workflow.update(name=temporal_names.REPORT_SILENCE)

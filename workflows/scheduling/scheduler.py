@@ -27,7 +27,7 @@ from flowkit.workflows.scheduling.streams import Streams
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from flowkit.models import Graph, Node
+    from flowkit.models import FirstBatch, Graph, Node
 
 PARENT_FAILED = "the node has processed the batches of its parents, but a parent failed later"
 
@@ -238,6 +238,13 @@ class Scheduler:
         note_failure(self.states[index], reason_codes.UPSTREAM_FAILED, PARENT_FAILED)
         self.changed.add(index)
         return NodeStatus.FAILED
+
+    def accept_batch(self, batch: FirstBatch) -> bool:
+        """Open the gates for the first batch of an attempt. Return False if it changes nothing, or is not the latest."""
+        index = self.index_of.get(batch.node_id)
+        if index is None or self.states[index].epoch != batch.epoch:
+            return False
+        return self.add_batch(index)
 
     def add_batch(self, index: int) -> bool:
         """Note that a node has stored its first batch, and open the gates for which this is enough.

@@ -101,8 +101,7 @@ class InProcessTask:
         self._batch_stored.clear()
 
     def _add_batch(self, batch: FirstBatch) -> None:
-        index = self.scheduler.index_of[batch.node_id]
-        if self.scheduler.states[index].epoch == batch.epoch and self.scheduler.add_batch(index):
+        if self.scheduler.accept_batch(batch):
             self._batch_stored.set()
 
     async def _evaluate(self, due: list[Due]) -> None:
