@@ -199,8 +199,12 @@ def reserve(held: Tree, change: Change) -> SizeReservation:
     if within and (not within.adds or (bound is not None and bound + growth_of(change) <= _highest_bound())):
         return within
     after = size_after(held.get("vars", {}), change) - _EMPTY
-    corrects = {BOUND: after - (bound or 0), CORRECTED: 1}
-    return SizeReservation(condition={CORRECTED: held.get(_name(CORRECTED))}, adds=corrects)
+    correction = after - (bound or 0)
+    unchanged: Tree = {CORRECTED: held.get(_name(CORRECTED))}
+    if bound is not None:
+        # Writes since the read may have raised the bound. Variables that are beyond the limit may only shrink.
+        unchanged[BOUND] = {"$lte": max(_highest_bound() - correction, bound)}
+    return SizeReservation(condition=unchanged, adds={BOUND: correction, CORRECTED: 1})
 
 
 def _highest_bound() -> int:
