@@ -11,13 +11,13 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flowkit import temporal_names
 from flowkit.adapters.aggregates import Aggregates
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.vars import operations
 from flowkit.adapters.vars.sensitive import Detector
 from flowkit.adapters.vars.store import Variables
 from flowkit.errors import AdapterError
+from flowkit.models import temporal_names
 from flowkit.validation.arguments import (
     clock_problem,
     database_problem,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
 
-from flowkit import temporal_names
 from flowkit.activities.condition_process import ConditionProcess
 from flowkit.activities.tasks import check_database, heartbeats
 from flowkit.attempt.failures import cut, refusal
@@ -19,7 +18,7 @@ from flowkit.errors import AdapterError, BadCondition, FlowKitError, StoreRefuse
 from flowkit.graph import cel
 from flowkit.graph.conditions import ERROR_CODE, STATS, STATUS, explain_failure, select_values
 from flowkit.limits import CONDITION_VALUES_BYTES, REPORT_BYTES
-from flowkit.models import ConditionResults, EvaluateConditions
+from flowkit.models import ConditionResults, EvaluateConditions, temporal_names
 from flowkit.models.columns import statuses_of, unpack
 from flowkit.text import truncate_utf8
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
 
-from flowkit import reason_codes, temporal_names
+from flowkit import reason_codes
 from flowkit.activities.batches.backpressure import backpressure
 from flowkit.activities.batches.inputs import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
@@ -27,7 +27,7 @@ from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_loc
 from flowkit.core.utils import stable_hash
 from flowkit.errors import EpochTaken, FlowKitError
 from flowkit.graph.input_adapters import make_inline
-from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
+from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, temporal_names
 from flowkit.text import error_text
 
 if TYPE_CHECKING:

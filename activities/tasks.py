@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from flowkit import temporal_names
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, unpack_task
 from flowkit.attempt.failures import refusal
 from flowkit.errors import (
@@ -24,7 +23,7 @@ from flowkit.errors import (
 from flowkit.graph.conditions import condition_problems, has_conditions
 from flowkit.graph.submission import external_problem
 from flowkit.graph.validation import normalized, parse_graph, raise_if, too_many_nodes, unknown_function
-from flowkit.models import CloseTask, Opened, OpenTask, ReadStoredGraph, RecordTask
+from flowkit.models import CloseTask, Opened, OpenTask, ReadStoredGraph, RecordTask, temporal_names
 from flowkit.validation.storage import storage_problems
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ BASE = frozenset(
     f"flowkit.{name}"
     for name in (
         *("models", "limits", "errors", "text", "validation"),
-        *("reason_codes", "temporal_names"),
+        "reason_codes",
         *("protocol", "graph", "core", "config"),
     )
 )

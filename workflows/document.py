@@ -14,10 +14,19 @@ from typing import TYPE_CHECKING
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError, FailureError
 
-from flowkit import reason_codes, temporal_names
+from flowkit import reason_codes
 from flowkit.graph.submission import NewTask
 from flowkit.limits import REPORT_BYTES
-from flowkit.models import CloseTask, NodeRecord, NodeStatus, Opened, OpenTask, RecordTask, TaskStatus
+from flowkit.models import (
+    CloseTask,
+    NodeRecord,
+    NodeStatus,
+    Opened,
+    OpenTask,
+    RecordTask,
+    TaskStatus,
+    temporal_names,
+)
 from flowkit.workflows.display.task_status import is_dead
 from flowkit.workflows.engine_calls import (
     HEARTBEAT_TIMEOUT,

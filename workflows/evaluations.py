@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
-from flowkit import reason_codes, temporal_names
+from flowkit import reason_codes
 from flowkit.graph.cel import NODES
 from flowkit.limits import CONDITIONS_SEC
-from flowkit.models import ConditionResults, EvaluateConditions
+from flowkit.models import ConditionResults, EvaluateConditions, temporal_names
 from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT, call_engine
 from flowkit.workflows.payloads import json_size, split_by_size, without_defaults
 from flowkit.workflows.retry import note_failure

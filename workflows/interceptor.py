@@ -9,8 +9,8 @@ from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.worker import Interceptor, WorkflowInboundInterceptor
 
 with workflow.unsafe.imports_passed_through():
-    from flowkit import temporal_names
     from flowkit.errors import GraphError
+    from flowkit.models import temporal_names
     from flowkit.workflows.opening import rejection
 
 if TYPE_CHECKING:

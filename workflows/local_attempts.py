@@ -21,7 +21,7 @@ from temporalio.exceptions import ApplicationError, FailureError, is_cancelled_e
 
 from flowkit import reason_codes
 from flowkit.models import AttemptFailure, FailureKind
-from flowkit.temporal_names import INLINE_ATTEMPT
+from flowkit.models.temporal_names import INLINE_ATTEMPT
 from flowkit.workflows.display.summaries import attempt_summary, inline_summary
 from flowkit.workflows.engine_calls import cause_of
 from flowkit.workflows.payloads import without_defaults

@@ -32,7 +32,7 @@ from temporalio.exceptions import (
 from flowkit import reason_codes
 from flowkit.limits import ACTIVATION_INPUT_BYTES
 from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
-from flowkit.temporal_names import role_queue
+from flowkit.models.temporal_names import role_queue
 from flowkit.workflows.display.summaries import attempt_summary, timer_summary
 from flowkit.workflows.engine_calls import cause_of
 from flowkit.workflows.local_attempts import fall_back, local_attempts_of

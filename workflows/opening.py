@@ -15,12 +15,11 @@ from pydantic import ValidationError
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from flowkit import temporal_names
 from flowkit.errors import GraphError
 from flowkit.graph import validation
 from flowkit.graph.submission import NewTask, parse_input
 from flowkit.graph.validation import normalized, normalizing, parse_graph
-from flowkit.models import NodeState, ReadStoredGraph, StatusChange, TaskStatus
+from flowkit.models import NodeState, ReadStoredGraph, StatusChange, TaskStatus, temporal_names
 from flowkit.text import clean, truncate
 from flowkit.workflows.document import open_document
 from flowkit.workflows.engine_calls import call_engine

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio import workflow
 from temporalio.exceptions import FailureError, is_cancelled_exception
 
-from flowkit import temporal_names
-from flowkit.models import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait_id
+from flowkit.models import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait_id, temporal_names
 from flowkit.validation.values import is_whole
 from flowkit.workflows.engine_calls import call_engine, call_locally_first
 

@@ -16,8 +16,16 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from flowkit import reason_codes, temporal_names
-    from flowkit.models import FirstBatch, NodeStatus, SilenceReport, SkipReason, TaskResult, TaskStatus
+    from flowkit import reason_codes
+    from flowkit.models import (
+        FirstBatch,
+        NodeStatus,
+        SilenceReport,
+        SkipReason,
+        TaskResult,
+        TaskStatus,
+        temporal_names,
+    )
     from flowkit.workflows.deadlines import DeadlineTimer, SilentAttempts
     from flowkit.workflows.display.task_status import (
         StatusPublisher,

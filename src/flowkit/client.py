@@ -16,7 +16,7 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit import limits, reason_codes, temporal_names
+from flowkit import limits, reason_codes
 from flowkit.adapters.tasks.fields import new_task, owner
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
@@ -34,7 +34,7 @@ from flowkit.errors import (
 from flowkit.graph.field_checks import json_bytes
 from flowkit.graph.submission import convert_to_json, validate_input
 from flowkit.graph.validation import raise_if, unknown_function
-from flowkit.models import TaskResult, TaskStatus
+from flowkit.models import TaskResult, TaskStatus, temporal_names
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
     check_wait,

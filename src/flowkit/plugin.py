@@ -20,8 +20,8 @@ from flowkit.engine.component import EngineComponent, WorkerComponent
 from flowkit.engine.worker import add_task, check_functions, limit_heartbeats, read_activity_name
 from flowkit.errors import ConfigError
 from flowkit.models import COORDINATOR_FN
+from flowkit.models.temporal_names import role_queue
 from flowkit.payload_converter import complete_converter, configured_converter, uses_pydantic
-from flowkit.temporal_names import role_queue
 from flowkit.validation.arguments import (
     database_problem,
     functions_problem,

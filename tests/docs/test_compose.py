@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from flowkit.cli.loading import load_handlers
 from flowkit.local.kafka import SETTINGS, VERSION
 from flowkit.local.temporal import DYNAMIC_CONFIG
-from flowkit.temporal_names import SEARCH_ATTRIBUTES
+from flowkit.models.temporal_names import SEARCH_ATTRIBUTES
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 import flowkit
-from flowkit import CoordinatorConfig, WorkerConfig, limits, reason_codes, temporal_names
+from flowkit import CoordinatorConfig, WorkerConfig, limits, reason_codes
 from flowkit.activities.builtin_functions import METHODS, CoordinatorAdapters, default_adapters
 from flowkit.cli.app import app
 from flowkit.config import _Topics
@@ -27,7 +27,15 @@ from flowkit.graph import field_checks, input_adapters
 from flowkit.graph.submission import parse_input
 from flowkit.graph.validation import parse_graph
 from flowkit.local.temporal import DYNAMIC_CONFIG
-from flowkit.models import RUNTIME_KEYS, NodeStatus, OnNodeFailure, RetryPolicy, SkipReason, TaskStatus
+from flowkit.models import (
+    RUNTIME_KEYS,
+    NodeStatus,
+    OnNodeFailure,
+    RetryPolicy,
+    SkipReason,
+    TaskStatus,
+    temporal_names,
+)
 from flowkit.testing import memory_database
 
 SOURCES = [ROOT / "src/flowkit", *(ROOT / name for name in ("activities", "adapters", "bridge", "workflows"))]

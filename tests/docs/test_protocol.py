@@ -57,7 +57,7 @@ HAZARD_TESTS = {
     "H13": "tests/unit/test_bridge_outcomes.py::test_a_verdict_has_its_code_and_its_budget",
     "H14": "tests/integration/bridge/test_leases.py::test_run_of_a_worker_that_goes_offline_is_lost_at_once",
     "H15": "tests/unit/test_bridge_fencing.py::test_a_heartbeat_on_the_topic_of_another_role_renews_only_the_lease_that_it_names",
-    "H16": "tests/integration/bridge/test_run_owners.py::test_end_of_the_older_of_two_owners_changes_nothing",
+    "H16": "tests/integration/bridge/test_run_owners.py::test_ends_of_the_older_of_two_owners_change_nothing",
     "H17": "tests/unit/test_bridge_fencing.py::test_nothing_applies_after_the_end_and_no_lease_returns",
     "H18": "tests/integration/bridge/test_external_tasks.py::test_external_node_finishes_with_its_batches_and_final_metrics",
     "H19": "tests/integration/bridge/test_pulled_inputs.py::test_child_that_finishes_before_its_source_reads_the_rest_in_another_run",

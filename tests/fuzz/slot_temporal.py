@@ -17,8 +17,7 @@ from tests.fuzz.play import Difference
 from tests.fuzz.slot_model import Attempt
 from tests.fuzz.slot_world import Task, pause
 
-from flowkit import temporal_names
-from flowkit.models import SlotReply, SlotRequest
+from flowkit.models import SlotReply, SlotRequest, temporal_names
 from flowkit.workflows import engine_calls, slots
 
 if TYPE_CHECKING:

@@ -14,15 +14,16 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit import CoordinatorConfig, temporal_names
 from flowkit.engine import slot_grants, slot_leaks
-from flowkit.models import SlotReply, SlotRequest, slot_wait_id
+from flowkit.models import SlotReply, SlotRequest, slot_wait_id, temporal_names
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from tests.fuzz.slot_model import Attempt
+
+    from flowkit import CoordinatorConfig
 
 STARTED_AT = 1_763_788_800.0
 

@@ -10,7 +10,7 @@ import pytest
 from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError
 
 from flowkit.models import SilenceReport, SilentAttempt, TaskStatus
-from flowkit.temporal_names import REPORT_SILENCE
+from flowkit.models.temporal_names import REPORT_SILENCE
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_continue_as_new import histories, replay

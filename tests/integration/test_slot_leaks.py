@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.engine.slot_grants import SlotGrants
-from flowkit.temporal_names import SLOT_ACTIVITIES
+from flowkit.models.temporal_names import SLOT_ACTIVITIES
 from tests.integration.counted import Counted, holders, most
 from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_cancel_terminate_reset import reset

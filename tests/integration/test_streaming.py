@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flowkit.models import FirstBatch, TaskStatus
-from flowkit.temporal_names import FIRST_BATCH
+from flowkit.models.temporal_names import FIRST_BATCH
 from flowkit.worker import Batch, BatchResult
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, node

@@ -8,7 +8,7 @@ import pytest
 from temporalio.client import WorkflowFailureError
 
 from flowkit.models import TaskStatus
-from flowkit.temporal_names import FIRST_BATCH
+from flowkit.models.temporal_names import FIRST_BATCH
 from tests.integration.handlers import Paced
 from tests.integration.harness import Harness, node
 from tests.integration.streaming import Sink, Source, assert_exact, signals, source, streaming

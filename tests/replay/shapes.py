@@ -8,8 +8,8 @@ from unittest import mock
 
 from temporalio.client import WorkflowFailureError
 
-from flowkit import limits, temporal_names
-from flowkit.models import SilenceReport, SilentAttempt
+from flowkit import limits
+from flowkit.models import SilenceReport, SilentAttempt, temporal_names
 from tests.integration.harness import node
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from flowkit.graph.conditions import select_values
 from flowkit.graph.submission import validate_input
 from flowkit.limits import CONDITION_VALUES_BYTES, CONDITIONS_SEC
 from flowkit.models import EvaluateConditions
-from flowkit.temporal_names import ENGINE_ACTIVITIES
+from flowkit.models.temporal_names import ENGINE_ACTIVITIES
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from flowkit.engine.worker import (
 )
 from flowkit.errors import ConfigError
 from flowkit.models import AttemptInput, FailureKind
+from flowkit.models.temporal_names import INLINE_ATTEMPT
 from flowkit.plugin import FlowKitPlugin
-from flowkit.temporal_names import INLINE_ATTEMPT
 from flowkit.testing import memory_database
 from flowkit.worker import RoleHandler
 from flowkit.workflows.task import Task

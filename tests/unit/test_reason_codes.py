@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from tests.test_layout import sources
 
-from flowkit import reason_codes, temporal_names
+from flowkit import reason_codes
+from flowkit.models import temporal_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
 MODULES = sources()
-HOMES = {"flowkit.reason_codes", "flowkit.temporal_names"}
+HOMES = {"flowkit.reason_codes", "flowkit.models.temporal_names"}
 INDEPENDENT = "flowkit.testing.external"
 """The external worker for tests, which shares no code with the rest of FlowKit, so that it can check the bridge."""
 

@@ -13,11 +13,11 @@ from temporalio.api.workflow.v1 import PendingActivityInfo, PendingWorkflowTaskI
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import WorkflowExecutionStatus
 
-from flowkit import CoordinatorConfig, temporal_names
+from flowkit import CoordinatorConfig
 from flowkit.adapters.slots import Holder, Limits, SlotUsage, full_roles, has_room, is_full, wait_reason
 from flowkit.engine.slot_leaks import Use, use_of
 from flowkit.errors import ConfigError
-from flowkit.models import slot_wait_id
+from flowkit.models import slot_wait_id, temporal_names
 from flowkit.workflows.slots import priority_of
 
 ROLES = ("slow", "fast", "a.b")

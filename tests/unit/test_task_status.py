@@ -10,7 +10,7 @@ from tests.unit.graphs import node
 from flowkit.graph.validation import parse_graph
 from flowkit.limits import LAST_ERROR_CHARS
 from flowkit.models import NodeState, NodeStatus, StatusChange, TaskStatus
-from flowkit.temporal_names import SEARCH_ATTRIBUTES
+from flowkit.models.temporal_names import SEARCH_ATTRIBUTES
 from flowkit.workflows.display import task_status
 from flowkit.workflows.scheduling.scheduler import Scheduler
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from flowkit import reason_codes
 from flowkit.graph.description import format_parent
 from flowkit.models import NodeStatus, SkipReason, StartWhen, TaskStatus
-from flowkit.temporal_names import role_queue
+from flowkit.models.temporal_names import role_queue
 from flowkit.text import names, shorten, visible
 from flowkit.workflows.display.summaries import next_attempt
 from flowkit.workflows.payloads import longest_prefix

@@ -10,7 +10,7 @@ from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 from flowkit import reason_codes
 from flowkit.limits import HANDLED_FAILURES_BYTES, LAST_ERROR_CHARS, REPORT_BYTES, STATUS_CHANGES
 from flowkit.models import NodeStatus, StatusChange, TaskResult, TaskStatus
-from flowkit.temporal_names import PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE
+from flowkit.models.temporal_names import PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE
 from flowkit.text import clean, truncate
 from flowkit.workflows.display.details import DISPLAY_ORDER, SlotLimits, TaskQueues, render
 from flowkit.workflows.payloads import json_size, longest_prefix, truncate_longest

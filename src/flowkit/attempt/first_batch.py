@@ -15,8 +15,7 @@ from temporalio import activity
 from temporalio.service import RPCError, RPCStatusCode
 from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
 
-from flowkit import temporal_names
-from flowkit.models import FirstBatch
+from flowkit.models import FirstBatch, temporal_names
 from flowkit.text import error_text
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.graph.submission import external_problem
 from flowkit.limits import EXTERNAL_NODES
 from flowkit.models import COORDINATOR_FN
-from flowkit.temporal_names import role_queue
+from flowkit.models.temporal_names import role_queue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 
 from temporalio import activity
 
-from flowkit import temporal_names
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.failures import failed_attempt, handed_over
@@ -29,7 +28,7 @@ from flowkit.engine.worker import (
     prepare_settings,
     read_activity_name,
 )
-from flowkit.models import AttemptInput, AttemptResult
+from flowkit.models import AttemptInput, AttemptResult, temporal_names
 from flowkit.workflows.interceptor import TaskInterceptor
 
 if TYPE_CHECKING:

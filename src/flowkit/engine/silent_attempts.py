@@ -17,12 +17,11 @@ from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.service import RPCError
 
-from flowkit import temporal_names
 from flowkit.adapters.dispatches import last_event_times
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX, WorkerRegistry
 from flowkit.attempt.pollers import recent_pollers
-from flowkit.models import SilenceReport, SilentAttempt
-from flowkit.temporal_names import role_queue
+from flowkit.models import SilenceReport, SilentAttempt, temporal_names
+from flowkit.models.temporal_names import role_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -18,7 +18,6 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit import temporal_names
 from flowkit.adapters.slots import (
     PAGE,
     Limits,
@@ -34,8 +33,8 @@ from flowkit.attempt.failures import cut
 from flowkit.attempt.pollers import recent_pollers
 from flowkit.connection import TemporalUnavailable
 from flowkit.errors import FlowKitError
-from flowkit.models import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait_id
-from flowkit.temporal_names import role_queue
+from flowkit.models import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait_id, temporal_names
+from flowkit.models.temporal_names import role_queue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine

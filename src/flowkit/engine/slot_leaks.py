@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from temporalio.service import RPCError
 
-from flowkit import temporal_names
 from flowkit.attempt.background import BackgroundLoop, Expected, new_owner
 from flowkit.engine.slot_grants import is_closed
 from flowkit.errors import FlowKitError
-from flowkit.models import slot_wait_id
+from flowkit.models import slot_wait_id, temporal_names
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowExecutionDescription

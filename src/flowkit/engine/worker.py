@@ -32,7 +32,7 @@ from flowkit.models import (
     COORDINATOR_FN,
     Settings,
 )
-from flowkit.temporal_names import INLINE_ATTEMPT, SEARCH_ATTRIBUTES, role_queue
+from flowkit.models.temporal_names import INLINE_ATTEMPT, SEARCH_ATTRIBUTES, role_queue
 from flowkit.workflows.interceptor import TaskInterceptor
 from flowkit.workflows.task import Task
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
-from flowkit import limits, temporal_names
+from flowkit import limits
 from flowkit.errors import GraphError
 from flowkit.graph.field_checks import graph_problems, json_bytes, parse_fan_in
 from flowkit.graph.input_adapters import PULL, RECHUNK, replace_alias
@@ -25,6 +25,7 @@ from flowkit.models import (
     NodeIO,
     OnNodeFailure,
     RetryPolicy,
+    temporal_names,
 )
 from flowkit.text import did_you_mean, printed, suggestion
 

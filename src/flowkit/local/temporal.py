@@ -27,7 +27,7 @@ from flowkit.local.install import (
 from flowkit.local.ports import HOST, free_port, is_listening
 from flowkit.local.process import LocalServer, container_program
 from flowkit.local.sources import Finder, Program, Source
-from flowkit.temporal_names import SEARCH_ATTRIBUTES
+from flowkit.models.temporal_names import SEARCH_ATTRIBUTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import dataclasses as wire
 
-from flowkit import reason_codes, temporal_names
+from flowkit import reason_codes
+from flowkit.models import temporal_names
 
 
 class OnNodeFailure(StrEnum):

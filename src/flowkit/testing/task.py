@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from temporalio.exceptions import FailureError
 
-from flowkit import temporal_names
 from flowkit.models import (
     AttemptFailure,
     CloseTask,
@@ -19,6 +18,7 @@ from flowkit.models import (
     SkipReason,
     StatusChange,
     TaskStatus,
+    temporal_names,
 )
 from flowkit.testing.executors import RUN
 from flowkit.workflows.display.task_status import failure_text

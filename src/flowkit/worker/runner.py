@@ -28,7 +28,7 @@ from flowkit.connection import WorkerThread, connect
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.core.time import SystemClock
 from flowkit.errors import ConfigError
-from flowkit.temporal_names import role_queue
+from flowkit.models.temporal_names import role_queue
 from flowkit.validation.arguments import (
     client_problem,
     clock_problem,

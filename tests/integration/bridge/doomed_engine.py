@@ -20,7 +20,7 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from flowkit import Coordinator, CoordinatorConfig
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches import Dispatch, DispatchStore
-from flowkit.adapters.tasks.store import TaskStore
+from flowkit.adapters.tasks.attempts import Attempts
 from flowkit.bridge.commands import CommandSender
 from flowkit.bridge.kafka import consumer
 from flowkit.bridge.kafka.consumer import RecordConsumer
@@ -41,7 +41,7 @@ INSERT = (DispatchStore, "insert")
 POINTS: dict[str, Place] = {
     "before the record": (*INSERT, "before"),
     "after the record": (*INSERT, "after"),
-    WITHOUT_RECORD: (TaskStore, "begin_attempt", "after"),
+    WITHOUT_RECORD: (Attempts, "begin", "after"),
     "before the send": (CommandSender, "send", "before"),
     "after the send": (CommandSender, "send", "after"),
     "before a batch": (ArtifactStore, "store_batch", "before"),
@@ -59,7 +59,7 @@ OF_PULLING_NODES: dict[str, Place] = {"after a child's end": (DispatchStore, "ho
 PLACES = POINTS | OF_PULLING_NODES
 FURTHER = {
     INSERT,
-    (TaskStore, "begin_attempt"),
+    (Attempts, "begin"),
     (StatusEvents, "handle"),
     (RecordConsumer, "_commit"),
     (ArtifactStore, "store_batch"),

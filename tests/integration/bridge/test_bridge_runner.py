@@ -17,7 +17,7 @@ from flowkit.attempt.pollers import recent_pollers
 from flowkit.bridge_runner import BridgeRunner
 from flowkit.errors import ConfigError, GraphError
 from flowkit.local.ports import free_port
-from flowkit.temporal_names import role_queue
+from flowkit.models.temporal_names import role_queue
 from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT, eventually, node
 from tests.kafka_server import Broker
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from flowkit.testing import ExternalWorker
     from tests.integration.bridge.external_tasks import ExternalTasks
+    from tests.kafka_server import Broker
 
 pytestmark = pytest.mark.server
 
@@ -146,11 +147,13 @@ async def test_every_end_after_a_cancel_request_counts_as_cancelled(
 
 @pytest.mark.parametrize("handler", [disobedient, failing])
 async def test_end_of_a_worker_that_sees_the_flag_before_the_bridge_counts_as_cancelled(
-    external: ExternalTasks, handler: Any
+    external: ExternalTasks, kafka: Broker, handler: Any
 ) -> None:
     """H11."""
+    unused = f"{external.names.prefix}-unused"
+    await kafka.create_topics(unused)
     await external.served_engine()
-    worker = await external.external(handler, db_cancel_poll_ms=5)
+    worker = await external.external(handler, db_cancel_poll_ms=5, topic_signals=unused)
     task_id = await external.create(node("extract", external.role, **ONCE))
     await external.until_batches(task_id, "extract", 1)
     await external.coordinator.cancel_task(task_id)

@@ -11,7 +11,8 @@ from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 
-from flowkit import reason_codes, temporal_names
+from flowkit import reason_codes
+from flowkit.models import temporal_names
 from flowkit.workflows.task import Task
 from tests.integration.chaos.cluster import retry_until_available
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowkit import temporal_names
-from flowkit.models import FirstBatch
+from flowkit.models import FirstBatch, temporal_names
 
 if TYPE_CHECKING:
     import random

@@ -21,7 +21,7 @@ from flowkit.connection import temporal_address
 from flowkit.errors import ConfigError, FlowKitError
 from flowkit.local.kafka import kafka_program
 from flowkit.local.sources import Source, allowed_sources
-from flowkit.temporal_names import SEARCH_ATTRIBUTES, role_queue
+from flowkit.models.temporal_names import SEARCH_ATTRIBUTES, role_queue
 from flowkit.text import one_line, shown_address
 
 if TYPE_CHECKING:

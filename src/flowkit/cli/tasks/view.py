@@ -11,14 +11,13 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit import temporal_names
 from flowkit.attempt.pollers import recent_pollers
 from flowkit.client import UnknownTask
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.engine.sweep import CLOSE_REASONS
 from flowkit.errors import StoreUnavailable
-from flowkit.models import COORDINATOR_FN, NodeStatus, TaskStatus
-from flowkit.temporal_names import role_queue
+from flowkit.models import COORDINATOR_FN, NodeStatus, TaskStatus, temporal_names
+from flowkit.models.temporal_names import role_queue
 from flowkit.text import one_line
 
 if TYPE_CHECKING:

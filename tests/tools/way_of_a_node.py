@@ -1,0 +1,88 @@
+"""The modules that run for one node: from the handler of the node before it to the handler of the node after it.
+
+CONTRIBUTING lists them for each kind of node, in the order in which to read them; `documented` returns that list.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coverage import Coverage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+_BEFORE, _NODE, _AFTER = "before", "node", "after"
+_SECTION = re.compile(r"^## The way of a node\n(.*?)^## ", re.DOTALL | re.MULTILINE)
+_LIST = re.compile(r"^\*\*(.+?)\*\*.*?\n\n((?:\d+\. .*\n(?:   .*\n)*)+)", re.MULTILINE)
+_FILE = re.compile(r"^\d+\. `([^`]+)`", re.MULTILINE)
+_PASSED = re.compile(r"^\* `([^`]+\.py)`", re.MULTILINE)
+
+
+class Way:
+    """Notes which modules of the product run between `begin` and `end`. Start it before the engine."""
+
+    def __init__(self) -> None:
+        self._coverage = Coverage(data_file=None, config_file=False, source_pkgs=["flowkit"], messages=False)
+        self._coverage.set_option("run:disable_warnings", ["module-not-measured", "already-imported"])
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Measure the threads that start within the block."""
+        self._coverage.start()
+        self._coverage.switch_context(_BEFORE)
+        try:
+            yield
+        finally:
+            self._coverage.stop()
+
+    def note(self, node_id: str) -> None:
+        """Begin the way in the node `first`, and end it in the node `third`."""
+        if node_id != "second":
+            self._coverage.switch_context({"first": _NODE, "third": _AFTER}[node_id])
+
+    def modules(self) -> set[str]:
+        """Return the files, relative to the root, of which a function ran on the way."""
+        data = self._coverage.get_data()
+        return {
+            str(Path(name).resolve().relative_to(ROOT))
+            for name in data.measured_files()
+            if any(
+                _NODE in contexts and line in _lines_of_functions(name)
+                for line, contexts in data.contexts_by_lineno(name).items()
+            )
+        }
+
+
+@cache
+def _lines_of_functions(name: str) -> frozenset[int]:
+    """Return the lines of a file that run when a function is called, not when the module is imported."""
+    nodes = ast.walk(ast.parse(Path(name).read_text(encoding="utf-8")))
+    bodies = [node.body for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    statements = (statement for body in bodies for statement in body)
+    return frozenset(
+        line for each in statements for line in range(each.lineno, (each.end_lineno or each.lineno) + 1)
+    )
+
+
+@cache
+def _section() -> str:
+    found = _SECTION.search((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert found is not None, "CONTRIBUTING.md has no section “The way of a node”"
+    return found[1]
+
+
+def documented() -> dict[str, list[str]]:
+    """Return the files on the way of each kind of node, as CONTRIBUTING lists them."""
+    return {kind: _FILE.findall(items) for kind, items in _LIST.findall(_section())}
+
+
+def not_listed() -> set[str]:
+    """Return the files that CONTRIBUTING leaves out of all lists, such as errors and models."""
+    return set(_PASSED.findall(_section()))
