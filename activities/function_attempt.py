@@ -21,8 +21,8 @@ from flowkit.attempt.failures import failed_attempt, failure, lost, unexpected
 from flowkit.attempt.storage import begin, mark
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
 from flowkit.errors import AdapterError, FlowKitError
-from flowkit.graph.input_adapters import FAILED_NODES
 from flowkit.models import AttemptInput, AttemptResult
+from flowkit.models.graphs import FAILED_NODES_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -164,8 +164,8 @@ class FunctionExecutor:
         A function with a parameter `failed_nodes` receives the failures that started the node.
         """
         arguments = dict(self._attempt.io.fn_args)
-        if self._attempt.failed_nodes and has_parameter(self._function, FAILED_NODES):
-            arguments.setdefault(FAILED_NODES, self._attempt.failed_nodes)
+        if self._attempt.failed_nodes and has_parameter(self._function, FAILED_NODES_KEY):
+            arguments.setdefault(FAILED_NODES_KEY, self._attempt.failed_nodes)
         if isinstance(arguments.get("target"), dict):
             arguments["target"] = {"node_id": self._attempt.node_id} | arguments["target"]
         return arguments

@@ -26,7 +26,6 @@ from flowkit.attempt.storage import AttemptStorage, complete_end
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
 from flowkit.core.utils import stable_hash
 from flowkit.errors import EpochTaken, FlowKitError
-from flowkit.graph.input_adapters import make_inline
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, temporal_names
 from flowkit.text import error_text
 
@@ -230,7 +229,9 @@ class RoleExecutor:
     async def _call_hooks(self) -> FinalizeResult:
         attempt, handler, threads = self._attempt, self._handler, self._threads
         await threads.call(handler.init, self._describe_run())
-        loaded = await threads.call(handler.load_input, attempt.io.input_ref, make_inline(attempt))
+        loaded = await threads.call(
+            handler.load_input, attempt.io.input_ref, attempt.io.inline_with(attempt.failed_nodes)
+        )
         with self._backpressure() as self._ahead:
             source = Input(
                 attempt=attempt,

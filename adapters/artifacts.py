@@ -1,20 +1,24 @@
 """Storage of artifacts, metrics and claims (spec: artifacts, metrics path; protocol: MongoDB contract).
 
 One rule applies to all three: a write of a higher epoch replaces the row, and a write of a lower epoch is rejected.
-A rejected write raises Fenced, which ends an outdated attempt that is still running. Claims have a module of their own.
+A rejected write raises Fenced, which ends an outdated attempt that is still running.
+
+Within one process, writers notify the nodes that wait for new batches and claims.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import defaultdict
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from pymongo import ASCENDING, UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from flowkit.adapters.batch_uids import check_uid, uid_text
-from flowkit.adapters.claims import Claims
+from flowkit.adapters.batch_uids import BadBatchUid, uid_text
 from flowkit.adapters.entries import (
     PAGE_BYTES,
     PROJECTION,
@@ -38,18 +42,25 @@ from flowkit.adapters.mongo import (
     moment,
     translate_errors,
 )
-from flowkit.adapters.notifications import ArtifactNotifier
 from flowkit.errors import Fenced
+from flowkit.limits import BATCH_UID_CHARS
 from flowkit.models import NodeStatus
 from flowkit.protocol.messages import FINAL_UID
+from flowkit.text import truncate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+    from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 
     from flowkit.adapters.entries import Mark
     from flowkit.models import AttemptInput, NodeRecord
 
+T = TypeVar("T")
+
 _NODE_BATCH = [("task_id", ASCENDING), ("node_id", ASCENDING), ("batch_uid", ASCENDING)]
+
+_CLAIM = [(name, ASCENDING) for name in ("task_id", "consumer_node", "from_node", "batch_uid")]
+
+_SHOWN_UID_CHARS = 80
 
 _REPLACED_FIELDS = ("artifacts_ref", "error")
 """Optional fields of an artifact that a new write of the same batch removes unless it sets them."""
@@ -58,6 +69,92 @@ _LARGE_BYTES = 256 * 1024
 """Rows with more than this many bytes are written by themselves, so that small rows do not wait for them."""
 
 _MARKERS_AT_ONCE = 500
+
+
+MOST_KEPT = 1_000
+"""How many notifications with a row a subscription keeps. Beyond that, its listener has to read the database."""
+
+
+class Claimed(NamedTuple):
+    """Claims that a node has just made."""
+
+    consumer: str
+    batches: int
+    """How many batches it has claimed for the first time."""
+    began: float
+    """When the write of the claims began, in seconds of `time.monotonic`."""
+
+
+class Subscription(Generic[T]):
+    """Notifications for one listener about the nodes that it listens to."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._kept: list[tuple[str, T]] = []
+        self._must_read = False
+
+    def notify(self, node: str, row: T | None) -> None:
+        """Notify the listener of a row of `node`. With None, the listener has to read the database."""
+        if row is None or len(self._kept) >= MOST_KEPT:
+            self._must_read = True
+        else:
+            self._kept.append((node, row))
+        self._event.set()
+
+    async def wait(self, most: float) -> None:
+        """Return after a notification, but no later than after `most` seconds."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._event.wait(), most)
+
+    def take(self) -> tuple[list[tuple[str, T]], bool]:
+        """Return the rows since the last call with their nodes, and whether to read the database for others."""
+        taken = self._kept, self._must_read
+        self._kept, self._must_read = [], False
+        self._event.clear()
+        return taken
+
+
+class Notifier(Generic[T]):
+    """Notifies the listeners of a node of the rows that concern the node, within one process."""
+
+    def __init__(self) -> None:
+        self._listeners: defaultdict[tuple[str, str], set[Subscription[T]]] = defaultdict(set)
+
+    @contextmanager
+    def listener(self, task_id: str, nodes: Iterable[str]) -> Iterator[Subscription[T]]:
+        """Subscribe to these nodes of a task until the end of the block."""
+        keys, subscription = [(task_id, node) for node in nodes], Subscription[T]()
+        for key in keys:
+            self._listeners[key].add(subscription)
+        try:
+            yield subscription
+        finally:
+            for key in keys:
+                self._listeners[key].discard(subscription)
+                if not self._listeners[key]:
+                    del self._listeners[key]
+
+    def notify(self, task_id: str, node: str, row: T | None = None) -> None:
+        """Notify the listeners of `node` of a stored row. With None, they read the database."""
+        for subscription in self._listeners.get((task_id, node), ()):
+            subscription.notify(node, row)
+
+
+class ArtifactNotifier(Notifier[Entry]):
+    """Notifies the listeners of a node of each batch that the node stores, and of its complete marker (None)."""
+
+
+class ClaimNotifier(Notifier[Claimed]):
+    """Notifies the listeners of a node of the claims that other nodes make of its batches."""
+
+
+def check_uid(uid: str) -> None:
+    """Raise BadBatchUid if a uid is too long. Indexes, claims and the ids of events contain it."""
+    if len(uid) > BATCH_UID_CHARS:
+        raise BadBatchUid(
+            f"batch uid {truncate(uid, _SHOWN_UID_CHARS)!r} has {len(uid):,} characters, more than {BATCH_UID_CHARS}: "
+            "use a shorter one, for example a hash"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -499,3 +596,78 @@ def _duplicate_indexes(error: BulkWriteError) -> set[int]:
     if other or not problems or error.details.get("writeConcernErrors"):
         raise error
     return {problem["index"] for problem in problems}
+
+
+class Claims:
+    """The collection `stream_progress` of one database."""
+
+    def __init__(self, db: Database) -> None:
+        self._claims = durable(db).stream_progress
+        self.notifier = ClaimNotifier()
+        """Notifies nodes in this process when another node in this process claims their batches."""
+
+    @translate_errors
+    async def prepare(self) -> None:
+        """Create the index, under the name that external workers also use."""
+        await ensure_index(self._claims, _CLAIM, "uniq_stream_claim_batch", unique=True)
+
+    @translate_errors
+    async def make(self, attempt: AttemptInput, from_node: str, batch_uids: Sequence[Any], at: float) -> None:
+        """Record that this node received batches of `from_node`, and take over claims of its earlier attempts.
+
+        Raise Fenced if a newer attempt has already claimed one of the batches.
+        """
+        if not batch_uids:
+            return
+        claims = [
+            {
+                "task_id": attempt.task_id,
+                "consumer_node": attempt.node_id,
+                "from_node": from_node,
+                "batch_uid": batch_uid,
+                "attempt_epoch": attempt.epoch,
+                "claimed_at": moment(at),
+            }
+            for batch_uid in batch_uids
+        ]
+        refused: list[Any] = []
+        began = time.monotonic()
+        try:
+            await self._claims.insert_many(claims, ordered=False)
+        except BulkWriteError as error:
+            refused = _refused_uids(error, claims)
+            await self._claim_again(attempt, from_node, refused, at)
+        claimed = Claimed(attempt.node_id, len(claims) - len(refused), began)
+        self.notifier.notify(attempt.task_id, from_node, claimed)
+
+    async def _claim_again(self, attempt: AttemptInput, from_node: str, uids: list[Any], at: float) -> None:
+        """Take over claims of earlier attempts. Claims of external workers have no epoch and count as earlier."""
+        taken = await self._claims.update_many(
+            {
+                "task_id": attempt.task_id,
+                "consumer_node": attempt.node_id,
+                "from_node": from_node,
+                "batch_uid": {"$in": uids},
+                "attempt_epoch": {"$not": {"$gt": attempt.epoch}},
+            },
+            {"$set": {"attempt_epoch": attempt.epoch, "claimed_at": moment(at)}},
+        )
+        if taken.matched_count < len(uids):
+            raise Fenced(f"a newer attempt of node {attempt.node_id!r} has claimed batches of {from_node!r}")
+
+    @translate_errors
+    async def counts(self, task_id: str, from_node: str, consumers: Sequence[str]) -> dict[str, int]:
+        """Return how many batches of `from_node` each of `consumers` has claimed."""
+        keys = [
+            {"task_id": task_id, "consumer_node": consumer, "from_node": from_node} for consumer in consumers
+        ]
+        found = await asyncio.gather(*(self._claims.count_documents(key) for key in keys))
+        return dict(zip(consumers, found, strict=True))
+
+
+def _refused_uids(error: BulkWriteError, claims: list[dict[str, Any]]) -> list[Any]:
+    problems = error.details.get("writeErrors", [])
+    unconfirmed = error.details.get("writeConcernErrors")
+    if unconfirmed or any(problem.get("code") != DUPLICATE_KEY for problem in problems):
+        raise error
+    return [claims[problem["index"]]["batch_uid"] for problem in problems]

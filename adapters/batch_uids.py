@@ -11,24 +11,12 @@ from flowkit import reason_codes
 from flowkit.core.utils import stable_hash
 from flowkit.errors import FlowKitError
 from flowkit.limits import BATCH_UID_CHARS
-from flowkit.text import truncate
-
-_SHOWN_CHARS = 80
 
 
 class BadBatchUid(FlowKitError, ValueError):
     """Raised for a batch uid that is too long."""
 
     code = reason_codes.BAD_BATCH_UID
-
-
-def check_uid(uid: str) -> None:
-    """Raise BadBatchUid if a uid is too long. Indexes, claims and the ids of events contain it."""
-    if len(uid) > BATCH_UID_CHARS:
-        raise BadBatchUid(
-            f"batch uid {truncate(uid, _SHOWN_CHARS)!r} has {len(uid):,} characters, more than {BATCH_UID_CHARS}: "
-            "use a shorter one, for example a hash"
-        )
 
 
 def uid_text(stored: Any) -> str:

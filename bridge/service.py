@@ -108,7 +108,7 @@ class Bridge:
         self.supervisor = Supervisor(
             context, delivery=self.delivery, signals=self.signals, inputs=inputs, commands=self.commands
         )
-        self._placement = Placement(context, lambda: self.supervisor.records)
+        self._placement = Placement(context, self.supervisor.list_records)
         self.dispatcher = Dispatcher(
             context,
             delivery=self.delivery,

@@ -196,8 +196,8 @@ class Supervisor:
         await self._refresh()
         await self._read_flags()
         now = self._context.monotonic()
-        await self._commands.refresh(self.records)
-        self._waits.refresh(self.records)
+        await self._commands.refresh(self.list_records())
+        self._waits.refresh(self.list_records())
         await self._for_each(self._attempts.values(), lambda attempt: self._check(attempt, now))
 
     async def _for_each(
@@ -269,9 +269,8 @@ class Supervisor:
             except RPCError as problem:
                 _logger.info("attempt %s was not returned: %s", record.key, problem.message)
 
-    @property
-    def records(self) -> list[Dispatch]:
-        """The records of the supervised attempts."""
+    def list_records(self) -> list[Dispatch]:
+        """Return the records of the supervised attempts."""
         return [each.record for each in self._attempts.values()]
 
     async def _refresh(self) -> None:

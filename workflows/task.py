@@ -151,7 +151,8 @@ class Task:
         silent = self._silence.nodes
         running = self._nodes.in_flight > len(silent)
         status = TaskStatus.RUNNING if running else open_status(self._scheduler, silent=bool(silent))
-        if self._publisher.set_status(status):
+        if status is not self._publisher.status:
+            self._publisher.set_status(status)
             self._document.write_task()
         self._show_silent(silent)
 

@@ -13,8 +13,7 @@ from flowkit.adapters.retry import retry_while_unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.notifications import Claimed, Subscription
+    from flowkit.adapters.artifacts import ArtifactStore, Claimed, Subscription
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.models import AttemptInput
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
     from flowkit.activities.batches.backpressure import Backpressure
+    from flowkit.activities.batches.puller import ByteBudget
     from flowkit.activities.calls import Threads
     from flowkit.activities.handlers import RoleHandler
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.notifications import ByteBudget
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.models import AttemptInput
 

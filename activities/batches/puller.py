@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from heapq import nlargest
@@ -20,19 +20,25 @@ import bson
 
 from flowkit.adapters.batch_uids import qualified, uid_text
 from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, Mark, fitting
-from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.retry import retry_while_unavailable
 from flowkit.core.utils import stable_hash
 from flowkit.errors import StoreUnavailable
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Callable,
+        Collection,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
     from contextlib import AbstractContextManager
 
-    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.artifacts import ArtifactStore, Subscription
     from flowkit.adapters.entries import Entry, Scan
-    from flowkit.adapters.notifications import Held, Subscription
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.graph.input_adapters import PullArgs
     from flowkit.models import AttemptInput
@@ -452,3 +458,60 @@ class Sources:
 
     def _is_idle(self) -> bool:
         return self._idle_since is not None and time.monotonic() - self._idle_since > _YIELD_AFTER_SEC
+
+
+class Held:
+    """The bytes of a ByteBudget that one reader holds."""
+
+    def __init__(self, size: int, release: Callable[[int], None]) -> None:
+        self._size = size
+        self._release = release
+
+    def keep(self, size: int) -> None:
+        """Release all but `size` bytes. Do nothing if the reader holds no more than that."""
+        if size < self._size:
+            self._release(self._size - size)
+            self._size = size
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Release the bytes during the block, and hold them again after it, even beyond the limit of the budget."""
+        size, self._size = self._size, 0
+        self._release(size)
+        try:
+            yield
+        finally:
+            self._size = size
+            self._release(-size)
+
+
+class ByteBudget:
+    """Limits how many bytes of batches a process holds in memory at once.
+
+    A batch that is larger than the limit uses the whole budget while a reader holds it.
+    """
+
+    def __init__(self, limit: int, readers: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._freed = asyncio.Event()
+        self.share = max(1, limit // max(1, readers))
+        """The bytes that one reader may request at once, so that all readers make progress."""
+
+    @asynccontextmanager
+    async def hold(self, size: int) -> AsyncIterator[Held]:
+        """Wait until `size` bytes are free, then hold them until the end of the block or until `keep` releases them."""
+        size = min(size, self._limit)
+        while self._used + size > self._limit:
+            self._freed.clear()
+            await self._freed.wait()
+        self._used += size
+        held = Held(size, self._release)
+        try:
+            yield held
+        finally:
+            held.keep(0)
+
+    def _release(self, size: int) -> None:
+        self._used -= size
+        self._freed.set()

@@ -86,7 +86,8 @@ class TaskStore:
     def __init__(self, db: Database) -> None:
         self._db = durable(db)
         self._tasks = self._db.tasks
-        self._database_id: str | None = None
+        self.known_database_id: str | None = None
+        """The database id, once `database_id` has read it."""
         self.flags = CancelFlags(self._tasks)
         self.attempts = Attempts(self._tasks, reopen=self.reopen)
         """The attempts of nodes."""
@@ -121,14 +122,14 @@ class TaskStore:
 
         The first call by any process creates the id.
         """
-        if self._database_id is None:
+        if self.known_database_id is None:
             with suppress(DuplicateKeyError):
                 await self._meta().update_one(
                     {"_id": "deployment"}, {"$setOnInsert": {"value": str(uuid.uuid4())}}, upsert=True
                 )
             stored = await self._meta().find_one({"_id": "deployment"})
-            self._database_id = str(stored["value"])
-        return self._database_id
+            self.known_database_id = str(stored["value"])
+        return self.known_database_id
 
     def _meta(self) -> Any:
         return self._db.flowkit_meta

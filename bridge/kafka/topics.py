@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from flowkit.bridge.kafka import clients
@@ -91,6 +92,7 @@ def _join_names(topics: Collection[str]) -> str:
     return ", ".join(sorted(topics))
 
 
+@cache
 def _topic(template: str, role: str, setting: str) -> str:
     topic = template.replace("{type}", role)
     settings.check(f"{setting} for role {role!r}:", {"topic": topic}, _TOPIC)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
 
-from flowkit.graph.input_adapters import NOOP, make_inline, parse_pull
+from flowkit.graph.input_adapters import NOOP, parse_pull
 from flowkit.limits import ID_CHARS, KAFKA_RECORD_BYTES, LARGEST_EPOCH
 from flowkit.protocol.messages import (
     CmdTaskStart,
@@ -110,7 +110,7 @@ def worker_input(attempt: AttemptInput) -> dict[str, Any] | None:
 
     External workers do not know `noop`. Validation has replaced every alias and rejected every unknown argument.
     """
-    inline = make_inline(attempt)
+    inline = attempt.io.inline_with(attempt.failed_nodes)
     if inline is None or inline.get(_ADAPTER) != NOOP:
         return inline
     return {name: value for name, value in inline.items() if name not in (_ADAPTER, _ARGS)}

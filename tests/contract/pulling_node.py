@@ -14,9 +14,8 @@ from flowkit.graph.input_adapters import PullArgs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from flowkit.activities.batches.puller import Delivery
+    from flowkit.activities.batches.puller import ByteBudget, Delivery
     from flowkit.adapters.entries import Mark, Scan
-    from flowkit.adapters.notifications import ByteBudget
     from flowkit.adapters.tasks.store import TaskStore
 
 TIMEOUT_SEC = 60.0

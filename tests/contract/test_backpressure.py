@@ -17,11 +17,10 @@ from tests.unit.bridge_records import record as dispatch_record
 
 from flowkit.activities.batches import backpressure
 from flowkit.activities.batches.inputs import InputSettings
-from flowkit.activities.batches.puller import Puller
+from flowkit.activities.batches.puller import ByteBudget, Puller
 from flowkit.activities.handlers import BatchResult
-from flowkit.adapters.claims import Claims
+from flowkit.adapters.artifacts import Claims
 from flowkit.adapters.dispatches import DispatchState, DispatchStore
-from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import StoreUnavailable
 from flowkit.graph.input_adapters import PullArgs

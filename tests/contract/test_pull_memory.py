@@ -11,9 +11,9 @@ from tests.contract.builders import AT, TASK, WORKER, attempt
 from tests.contract.pulling_node import TIMEOUT_SEC, Pull, end
 from tests.unit.event_loop import let_other_tasks_run
 
+from flowkit.activities.batches.puller import ByteBudget
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.entries import Entry, fitting
-from flowkit.adapters.notifications import ByteBudget
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.bridge import service
 from tests.integration.bridge.conftest import Names
 from tests.integration.bridge.external_tasks import ExternalTasks
 from tests.integration.handlers import Quick
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.server
 
-MOST_FILES = {"an ordinary node": 20, "an inline node": 20, "a function": 20, "an external node": 30}
+MOST_FILES = {"an ordinary node": 20, "an inline node": 20, "a function": 20, "an external node": 31}
 UNDISTURBED: dict[str, Any] = {"sweep_sec": 3600, "lease_ttl_sec": 300}
 """Settings with which the engine does nothing else meanwhile."""
 
@@ -87,7 +88,7 @@ async def external(harness: Harness, way: Way) -> list[dict[str, Any]]:
         yield {"count": 1}
 
     await harness.served_engine()
-    await harness.external(noted)
+    await harness.external(noted, announce_interval_sec=3600)
     return chain(harness.role)
 
 
@@ -108,6 +109,7 @@ async def test_contributing_lists_the_files_on_the_way_of_a_node(
     harness = ExternalTasks(Names(kafka.bootstrap_servers), **servers) if external else Harness(**servers)
     harness.settings |= UNDISTURBED
     monkeypatch.setenv("MONGO_DATABASE", harness.database)
+    monkeypatch.setattr(service, "TICK_SEC", 3600)
     way = Way()
     with way.recorded():
         nodes = await STARTS[kind](harness, way)

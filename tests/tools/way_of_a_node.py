@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 _BEFORE, _NODE, _AFTER = "before", "node", "after"
+_WORKER_OF_TESTS = "src/flowkit/testing/external/"
+"""The external worker of the tests, which is not on the way: any program can take its place."""
+
 _SECTION = re.compile(r"^## The way of a node\n(.*?)^## ", re.DOTALL | re.MULTILINE)
 _LIST = re.compile(r"^\*\*(.+?)\*\*.*?\n\n((?:\d+\. .*\n(?:   .*\n)*)+)", re.MULTILINE)
 _FILE = re.compile(r"^\d+\. `([^`]+)`", re.MULTILINE)
@@ -50,14 +53,15 @@ class Way:
     def modules(self) -> set[str]:
         """Return the files, relative to the root, of which a function ran on the way."""
         data = self._coverage.get_data()
-        return {
+        ran = [
             str(Path(name).resolve().relative_to(ROOT))
             for name in data.measured_files()
             if any(
                 _NODE in contexts and line in _lines_of_functions(name)
                 for line, contexts in data.contexts_by_lineno(name).items()
             )
-        }
+        ]
+        return {name for name in ran if not name.startswith(_WORKER_OF_TESTS)}
 
 
 @cache

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.integration.harness import wait_seconds
 
+from flowkit.activities.batches.puller import ByteBudget
+from flowkit.adapters.artifacts import MOST_KEPT, ArtifactNotifier, Subscription
 from flowkit.adapters.entries import Entry
-from flowkit.adapters.notifications import MOST_KEPT, ArtifactNotifier, ByteBudget, Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

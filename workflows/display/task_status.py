@@ -71,10 +71,10 @@ class StatusPublisher:
     def _limit_history(self) -> None:
         self._state.status_history_omitted += shorten_history(self.history)
 
-    def set_status(self, status: TaskStatus) -> bool:
-        """Set the task's status. Return False if the task already has it."""
+    def set_status(self, status: TaskStatus) -> None:
+        """Set the task's status. Do nothing if the task already has it."""
         if status is self.status:
-            return False
+            return
         at = workflow.now().timestamp()
         self.history.append(StatusChange(from_=self.status.value, to=status.value, at=at))
         self._limit_history()
@@ -82,7 +82,6 @@ class StatusPublisher:
         registered = self._state.opened.settings.search_attributes
         if updates := search_attributes(registered, self.history, self._graph, self._state.params):
             workflow.upsert_search_attributes(updates)
-        return True
 
     def details(self) -> str:
         """Return the current details. They are rendered when they are queried, because few of them are ever read."""

@@ -180,7 +180,9 @@ class Attempt:
     async def _run_checked(self) -> AttemptResult:
         """Check that engine and worker share a database, then run the executor. Raise AttemptFailed, or Flagged as is."""
         try:
-            ours = await retry_while_unavailable(self._worker.tasks.database_id)
+            tasks = self._worker.tasks
+            if (ours := tasks.known_database_id) is None:
+                ours = await retry_while_unavailable(tasks.database_id)
             check_database(self._attempt, ours, "worker")
             return await self._run_executor()
         except (AttemptFailed, Flagged):

@@ -13,7 +13,6 @@ from flowkit.validation.values import is_text, is_whole
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from flowkit.models import AttemptInput
 
 PULL = "pull.from_artifacts"
 RECHUNK = "pull.from_artifacts.rechunk:size"
@@ -22,7 +21,6 @@ NOOP = "noop"
 
 ADAPTERS = (PULL, RECHUNK, NOOP)
 
-FAILED_NODES = "failed_nodes"
 """Key of `input_inline` under which a node finds the failures that started it."""
 
 
@@ -105,12 +103,6 @@ def replace_alias(args: dict[str, Any] | None) -> dict[str, Any]:
     if "from_node" in given:
         given["from_nodes"] = [given.pop("from_node")]
     return given
-
-
-def make_inline(attempt: AttemptInput) -> dict[str, Any] | None:
-    """Return the attempt's `input_inline`. If failures started the node, the key `failed_nodes` lists them."""
-    inline, failed = attempt.io.input_inline, attempt.failed_nodes
-    return {**(inline or {}), FAILED_NODES: failed} if failed else inline
 
 
 def parse_pull(

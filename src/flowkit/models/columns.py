@@ -7,7 +7,7 @@ import json
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from flowkit.models.tasks import NodeStatus
+from flowkit.models.graphs import NodeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,15 +1,21 @@
-"""The graph of a task, as parsed and validated."""
+"""The graph of a task, as parsed and validated, and the statuses of its nodes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import dataclasses as wire
 
 from flowkit import reason_codes
 from flowkit.models import temporal_names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FAILED_NODES_KEY = "failed_nodes"
+"""The key of `input_inline`, and the argument of a function, with the failures that started a node."""
 
 
 class OnNodeFailure(StrEnum):
@@ -19,6 +25,30 @@ class OnNodeFailure(StrEnum):
     """Stop the task: cancel running nodes and skip the others."""
     CONTINUE = "continue"
     """Let branches that do not depend on the node finish. The task still ends as `failed`."""
+
+
+class NodeStatus(StrEnum):
+    """Status of one node."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DEFERRED = "deferred"
+    """The node waits for its retry."""
+    CANCELLING = "cancelling"
+    """FlowKit has requested a cancel, and the attempt has not ended yet."""
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+    """The node will not run; `skip_reason` says why."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the node has ended."""
+        return self in _ENDED
+
+
+_ENDED = frozenset({NodeStatus.FINISHED, NodeStatus.FAILED, NodeStatus.CANCELLED, NodeStatus.SKIPPED})
 
 
 class StartWhen(StrEnum):
@@ -64,6 +94,12 @@ class NodeIO:
     start_when: StartWhen = StartWhen.READY
     fn: str = temporal_names.NOOP
     fn_args: dict[str, Any] = field(default_factory=dict)
+
+    def inline_with(self, failed_nodes: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        """Return `input_inline` for an attempt. If failures started the node, the key `failed_nodes` lists them."""
+        if not failed_nodes:
+            return self.input_inline
+        return {**(self.input_inline or {}), FAILED_NODES_KEY: failed_nodes}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import dataclasses as wire
 
 from flowkit.limits import CONDITIONS_SEC
+from flowkit.models.graphs import NodeStatus
 
 
 class TaskStatus(StrEnum):
@@ -28,29 +29,6 @@ class TaskStatus(StrEnum):
         return self in {TaskStatus.FINISHED, TaskStatus.FAILED, TaskStatus.CANCELLED}
 
 
-class NodeStatus(StrEnum):
-    """Status of one node."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    DEFERRED = "deferred"
-    """The node waits for its retry."""
-    CANCELLING = "cancelling"
-    """FlowKit has requested a cancel, and the attempt has not ended yet."""
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    SKIPPED = "skipped"
-    """The node will not run; `skip_reason` says why."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the node has ended."""
-        return self in _ENDED
-
-
-_ENDED = frozenset({NodeStatus.FINISHED, NodeStatus.FAILED, NodeStatus.CANCELLED, NodeStatus.SKIPPED})
-
 RUNTIME_KEYS = frozenset(
     {"status", "attempt_epoch", "lease", "stats", "streaming", "started_at", "finished_at", "run_id"}
     | {"last_event_recv_ms", "next_retry_at_ms", "last_error", "stats_cached_at", "cancel_requested_at"}
@@ -58,7 +36,7 @@ RUNTIME_KEYS = frozenset(
 )
 """Fields of a node that the engine writes. FlowKit ignores them in graphs that were copied from a task document."""
 
-OPEN_NODE_STATUSES = [s.value for s in NodeStatus if s not in _ENDED]
+OPEN_NODE_STATUSES = [s.value for s in NodeStatus if not s.ended]
 OPEN_TASK_STATUSES = [s.value for s in TaskStatus if not s.closed]
 
 

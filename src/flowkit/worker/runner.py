@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from temporalio import worker as temporal
 
 from flowkit.activities.batches.inputs import InputSettings
+from flowkit.activities.batches.puller import ByteBudget
 from flowkit.activities.calls import Threads
 from flowkit.activities.handlers import EchoHandler, RoleHandler
 from flowkit.activities.processes import ProcessPool
 from flowkit.activities.role_attempt import RoleActivities, RoleContext
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches import DispatchStore
-from flowkit.adapters.notifications import ByteBudget
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.background import Health, error_summary
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
