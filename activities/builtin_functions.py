@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.aggregates import Aggregates
 from flowkit.adapters.tasks.store import TaskStore
-from flowkit.adapters.vars import operations
+from flowkit.adapters.vars import changes
 from flowkit.adapters.vars.sensitive import Detector
 from flowkit.adapters.vars.store import Variables
 from flowkit.errors import AdapterError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.mongo import Database
     from flowkit.adapters.tasks.attempts import NodeWrite
-    from flowkit.adapters.vars.operations import Change
+    from flowkit.adapters.vars.changes import Change
 
     Answer = Awaitable[dict[str, Any]]
 
@@ -84,7 +84,7 @@ class CoordinatorAdapters:
         Pass `kv={...}` or keywords, with dotted paths or nested objects. `block_sensitive=True` rejects values that
         look like secrets. Return `{"ok": True, "touched": paths}`.
         """
-        return await self._change(task_id, lambda: operations.setting(kv))
+        return await self._change(task_id, lambda: changes.setting(kv))
 
     async def vars_merge(self, /, task_id: str, **kv: Any) -> dict[str, Any]:
         """Merge a tree into the variables; its leaves overwrite existing values.
@@ -92,11 +92,11 @@ class CoordinatorAdapters:
         Pass `data={...}`, `kv={...}` or keywords. `block_sensitive=True` rejects values that look like secrets.
         Return `{"ok": True, "touched": paths}`.
         """
-        return await self._change(task_id, lambda: operations.merging(kv))
+        return await self._change(task_id, lambda: changes.merging(kv))
 
     async def vars_incr(self, task_id: str, *, key: str, by: float = 1) -> dict[str, Any]:
         """Add `by` to a numeric variable; a missing one becomes `by`. Return `{"ok": True, "key": key, "by": by}`."""
-        await self._change(task_id, lambda: operations.incrementing(key, by))
+        await self._change(task_id, lambda: changes.incrementing(key, by))
         return {"ok": True, "key": key, "by": by}
 
     async def vars_unset(
@@ -106,7 +106,7 @@ class CoordinatorAdapters:
 
         Return `{"ok": True, "touched": n}`, where n is the number of paths passed, duplicates included.
         """
-        result = await self._change(task_id, lambda: operations.unsetting(paths, keys))
+        result = await self._change(task_id, lambda: changes.unsetting(paths, keys))
         if result["touched"] and (pruned := await self._variables.prune(task_id)):
             self._log("coord.vars.unset.prune", task_id, keys=pruned, n=len(pruned))
         return result
@@ -122,7 +122,7 @@ class CoordinatorAdapters:
         _require_task(task_id)
         names = _node_ids(from_nodes)
         if not isinstance(target, dict):
-            raise AdapterError(f"merge.generic: 'target' must be a dict, not {operations.kind(target)}")
+            raise AdapterError(f"merge.generic: 'target' must be a dict, not {changes.kind(target)}")
         node_id = target.get("node_id") or "coordinator"
         require(node_id_problem(node_id, "merge.generic: target['node_id']"), error=AdapterError)
         await self._aggregates.place_of(task_id)
@@ -147,7 +147,7 @@ class CoordinatorAdapters:
         """Do nothing. Accept any keyword arguments and return `{"ok": True}`."""
         _require_task(task_id)
         if self._node is not None:
-            await self._variables.write(task_id, operations.NOTHING, self._node)
+            await self._variables.write(task_id, changes.NOTHING, self._node)
         return {"ok": True}
 
     async def _change(self, task_id: str, rule: Callable[[], Change]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class CoordinatorAdapters:
         if change.sets:
             fields["sensitive_hits"] = hits
         for path, amount in change.adds.items():
-            fields |= {"key": operations.full(path), "by": amount}
+            fields |= {"key": changes.full(path), "by": amount}
         operation = "set" if first and len(change.sets) > 1 else change.operation
         self._log(f"coord.vars.{operation}", task_id, **fields)
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flowkit.adapters.retry import clock_stopped
+from flowkit.adapters.outages import clock_stopped
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator

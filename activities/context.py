@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flowkit.adapters.retry import retry_while_unavailable
+from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.errors import StoreUnavailable
 from flowkit.text import shown
 from flowkit.validation.values import is_unicode

@@ -15,7 +15,7 @@ from temporalio.common import RawValue
 from flowkit import reason_codes
 from flowkit.activities.builtin_functions import IN_ONE_UPDATE, CoordinatorAdapters
 from flowkit.adapters.mongo import gather_writes
-from flowkit.adapters.retry import retry_while_unavailable
+from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.tasks.attempts import NodeWrite, new_lease
 from flowkit.attempt.failures import failed_attempt, failure, lost, unexpected
 from flowkit.attempt.storage import begin, mark

@@ -16,9 +16,9 @@ from flowkit.activities.batches.backpressure import backpressure
 from flowkit.activities.batches.inputs import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
 from flowkit.activities.handlers import BatchResult, FinalizeResult
-from flowkit.activities.processes import ProcessDied
+from flowkit.activities.process_pool import ProcessDied
 from flowkit.adapters.metrics import UNSTORABLE
-from flowkit.adapters.retry import retry_while_unavailable
+from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.tasks.attempts import TriedBefore
 from flowkit.attempt.failures import failure, from_error, lost, unexpected
 from flowkit.attempt.first_batch import FirstBatchSignal
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from flowkit.activities.batches.backpressure import Backpressure
     from flowkit.activities.calls import Threads
     from flowkit.activities.handlers import Batch, RoleHandler
-    from flowkit.activities.processes import ProcessPool
+    from flowkit.activities.process_pool import ProcessPool
     from flowkit.adapters.artifacts import ArtifactStore
 
 _logger = logging.getLogger("flowkit.worker")

@@ -24,7 +24,7 @@ from flowkit.graph.conditions import condition_problems, has_conditions
 from flowkit.graph.submission import external_problem
 from flowkit.graph.validation import normalized, parse_graph, raise_if, too_many_nodes, unknown_function
 from flowkit.models import CloseTask, Opened, OpenTask, ReadStoredGraph, RecordTask, temporal_names
-from flowkit.validation.storage import storage_problems
+from flowkit.validation.storable import storage_problems
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from flowkit.adapters.dispatches import DispatchStore
 from flowkit.adapters.external_inputs import ExternalInputs
-from flowkit.adapters.retry import retry_while_unavailable
+from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.adapters.worker_registry import WorkerRegistry
 

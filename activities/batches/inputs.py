@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowkit import reason_codes
 from flowkit.activities.batches.puller import Puller, SourcesIdle
 from flowkit.activities.handlers import Batch
-from flowkit.adapters.retry import retry_while_unavailable
+from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.attempt.failures import cut
 from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import BadInput

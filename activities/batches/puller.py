@@ -20,7 +20,7 @@ import bson
 
 from flowkit.adapters.batch_uids import qualified, uid_text
 from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, Mark, fitting
-from flowkit.adapters.retry import retry_while_unavailable
+from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.core.utils import stable_hash
 from flowkit.errors import StoreUnavailable
 from flowkit.models import NodeStatus

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 from bson.decimal128 import Decimal128, create_decimal128_context
 from bson.int64 import Int64
 
-from flowkit.adapters.vars.operations import LARGEST_INT, ROOT, SMALLEST_INT, ancestors, kind, shown, size
+from flowkit.adapters.vars.changes import LARGEST_INT, ROOT, SMALLEST_INT, ancestors, kind, shown, size
 from flowkit.errors import AdapterError
 from flowkit.limits import VARS_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flowkit.adapters.vars.operations import Change, Tree
+    from flowkit.adapters.vars.changes import Change, Tree
 
 
 BOUND = "coordinator.vars_bytes"

@@ -13,7 +13,7 @@ from pymongo import ReturnDocument
 from pymongo.errors import PyMongoError
 
 from flowkit.adapters.mongo import code_of, translate_errors, unavailable
-from flowkit.adapters.vars import operations, rules
+from flowkit.adapters.vars import changes, rules
 from flowkit.errors import AdapterError, StoreUnavailable
 from flowkit.validation.arguments import require, task_id_problem
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.tasks.attempts import NodeWrite
     from flowkit.adapters.tasks.store import TaskStore
-    from flowkit.adapters.vars.operations import Change, Tree
+    from flowkit.adapters.vars.changes import Change, Tree
     from flowkit.adapters.vars.rules import SizeReservation
 
 _MAX_WRITES = 20
@@ -34,7 +34,7 @@ _MAX_PRUNES = 20
 _NOT_READ: Tree = {}
 """Represents a document that was updated without reading its previous content."""
 
-_VARS = {"_id": 0, operations.ROOT: 1}
+_VARS = {"_id": 0, changes.ROOT: 1}
 _SIZES = {rules.BOUND: 1, rules.CORRECTED: 1}
 _ENTRIES = dict.fromkeys(
     (
@@ -83,12 +83,12 @@ class Variables:
         for _ in range(_MAX_PRUNES):
             empty = rules.empty_objects(await self.read(task_id))
             if not empty or await self._remove(task_id, empty):
-                return sorted(map(operations.full, empty))
+                return sorted(map(changes.full, empty))
         return []
 
     @translate_errors
     async def _remove(self, task_id: str, empty: Tree) -> bool:
-        still = {operations.full(path): value for path, value in empty.items()}
+        still = {changes.full(path): value for path, value in empty.items()}
         done = await self._tasks.update_one(
             {"id": task_id, **still},
             {"$unset": dict.fromkeys(still, ""), "$set": {"updated_at": self.moment()}},
@@ -112,7 +112,7 @@ class Variables:
 
     async def _update_seen(self, condition: Tree, update: Tree) -> Any:
         return await self._tasks.find_one_and_update(
-            condition, update, projection={"id": 1, operations.ROOT: 1}, return_document=ReturnDocument.BEFORE
+            condition, update, projection={"id": 1, changes.ROOT: 1}, return_document=ReturnDocument.BEFORE
         )
 
     async def _guarded(self, change: Change, call: Callable[[], Awaitable[Any]]) -> Any:
@@ -130,11 +130,11 @@ class Variables:
             ) from None
 
     def _fields(self, change: Change, write: NodeWrite | None, reserved: SizeReservation) -> Tree:
-        sets = {operations.full(path): value for path, value in change.sets.items()}
-        unsets = dict.fromkeys(map(operations.full, change.removes), "")
+        sets = {changes.full(path): value for path, value in change.sets.items()}
+        unsets = dict.fromkeys(map(changes.full, change.removes), "")
         node = write.done | {"updated_at": self.moment()} if write else {"updated_at": self.moment()}
         update: Tree = {"$set": node | sets}
-        if adds := {operations.full(path): amount for path, amount in change.adds.items()} | reserved.adds:
+        if adds := {changes.full(path): amount for path, amount in change.adds.items()} | reserved.adds:
             update["$inc"] = adds
         if unsets or write:
             update["$unset"] = unsets | (write.unsets if write else {})
@@ -180,11 +180,11 @@ class Variables:
 
 def _condition(task_id: str, change: Change, write: NodeWrite | None, reserved: SizeReservation) -> Tree:
     above = _no_list_or_nothing if change.removes else _object_or_nothing
-    filters = [_object_or_nothing(operations.ROOT)] if change.paths else []
-    filters += [above(operations.full(path)) for path in change.ancestors]
-    filters += [_number_or_nothing(operations.full(path)) for path in change.adds]
+    filters = [_object_or_nothing(changes.ROOT)] if change.paths else []
+    filters += [above(changes.full(path)) for path in change.ancestors]
+    filters += [_number_or_nothing(changes.full(path)) for path in change.adds]
     filters += [
-        _with_room_for(operations.full(path), by) for path, by in change.adds.items() if isinstance(by, int)
+        _with_room_for(changes.full(path), by) for path, by in change.adds.items() if isinstance(by, int)
     ]
     filters += [reserved.condition] if reserved.condition else []
     condition: Tree = {"id": task_id} | (write.may_begin | write.not_applied if write else {})
@@ -201,7 +201,7 @@ def _number_or_nothing(where: str) -> Tree:
 
 def _with_room_for(where: str, by: int) -> Tree:
     """Return the filter for a sum that fits into 64 bits. Not every server rejects a sum that does not."""
-    fits = {"$lte": operations.LARGEST_INT - by} if by > 0 else {"$gte": operations.SMALLEST_INT - by}
+    fits = {"$lte": changes.LARGEST_INT - by} if by > 0 else {"$gte": changes.SMALLEST_INT - by}
     other: list[Tree] = [
         {where: {"$exists": False}},
         {where: {"$type": "double"}},
@@ -223,7 +223,7 @@ def _variables(document: Tree) -> Tree:
     found = (document.get("coordinator") or {}).get("vars", {})
     if not isinstance(found, dict):
         raise AdapterError(
-            f"{operations.ROOT} holds {operations.kind(found)}, not an object: another program has overwritten it"
+            f"{changes.ROOT} holds {changes.kind(found)}, not an object: another program has overwritten it"
         )
     return found
 

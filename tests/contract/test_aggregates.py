@@ -23,7 +23,7 @@ from tests.contract.builders import (
 )
 from tests.contract.variables import SECRET, refused, unchanged, write
 
-from flowkit.adapters.vars.operations import kind
+from flowkit.adapters.vars.changes import kind
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import Fenced
 

@@ -26,7 +26,7 @@ from flowkit.adapters.tasks.attempts import NodeWrite
 from flowkit.adapters.tasks.cancel_flags import CancelFlag, Flagged
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.store import TaskStore
-from flowkit.adapters.vars import operations, store
+from flowkit.adapters.vars import changes, store
 from flowkit.errors import EpochTaken, Fenced
 from flowkit.models import NodeStatus, TaskStatus
 
@@ -216,7 +216,7 @@ async def test_no_function_takes_effect_while_the_task_is_flagged(
     write = NodeWrite(attempt=attempt("b", index=1), run_id=RUN, at=AT)
     before = await stored(db)
     with pytest.raises(Flagged):
-        await store.Variables(tasks).write(TASK, operations.setting({"kv": {"n": 1}}), write)
+        await store.Variables(tasks).write(TASK, changes.setting({"kv": {"n": 1}}), write)
     assert await stored(db) == before
 
 

@@ -13,7 +13,7 @@ from tests.contract.pulling_node import TIMEOUT_SEC, Pull, ended_source
 from tests.contract.recording_database import RecordingDatabase
 
 from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.retry import retry_while_unavailable
+from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.errors import Fenced
 
 EACH_DOCUMENT_MISSING = pytest.mark.parametrize("missing", ["metrics_raw", "artifacts"])

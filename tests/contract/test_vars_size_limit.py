@@ -16,7 +16,7 @@ from tests.contract.variables import SECRET, held, hold, refused, unchanged, wri
 from tests.unit.property_examples import examples
 
 from flowkit.adapters.vars import rules
-from flowkit.adapters.vars.operations import size
+from flowkit.adapters.vars.changes import size
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
 from flowkit.testing import memory_database
 

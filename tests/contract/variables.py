@@ -11,7 +11,7 @@ import pytest
 from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, stored
 
 from flowkit.adapters.tasks.attempts import NodeWrite
-from flowkit.adapters.vars.operations import size
+from flowkit.adapters.vars.changes import size
 from flowkit.adapters.vars.rules import BOUND
 from flowkit.errors import AdapterError
 

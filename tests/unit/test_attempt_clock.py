@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowkit.adapters.retry import AttemptClock, clock_stopped, covered, measured_by, retry_while_unavailable
+from flowkit.adapters.outages import (
+    AttemptClock,
+    clock_stopped,
+    covered,
+    measured_by,
+    retry_while_unavailable,
+)
 from flowkit.errors import StoreUnavailable
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 from tests.contract.builders import RUN, TASK, attempt, begun, opened
 
-from flowkit.adapters.retry import retry_while_unavailable
+from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.tasks.cancel_flags import CancelFlags
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt import supervision

@@ -15,7 +15,7 @@ from flowkit.activities.batches.inputs import check_batch
 from flowkit.activities.calls import Threads
 from flowkit.activities.handlers import Batch, BatchResult
 from flowkit.activities.role_attempt import check_result
-from flowkit.adapters.retry import AttemptClock, measured_by
+from flowkit.adapters.outages import AttemptClock, measured_by
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.handlers import Cruncher
 from tests.unit.test_resources import pid_in, until_gone
 
-from flowkit.activities.processes import ProcessDied, ProcessPool
+from flowkit.activities.process_pool import ProcessDied, ProcessPool
 from flowkit.worker import Batch
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ WORKER = '''
 import asyncio, os, sys
 from pathlib import Path
 from types import SimpleNamespace
-from flowkit.activities.processes import ProcessPool
+from flowkit.activities.process_pool import ProcessPool
 from flowkit.worker import Batch, RoleHandler
 
 

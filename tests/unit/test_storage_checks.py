@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.unit.property_examples import examples
 
 from flowkit.limits import DOCUMENT_LEVELS
-from flowkit.validation import storage
-from flowkit.validation.storage import storage_problems
+from flowkit.validation import storable as storage
+from flowkit.validation.storable import storage_problems
 
 TEXTS = st.text(st.characters(), max_size=4)
 ANY_TEXTS = st.text(st.one_of(st.characters(), st.sampled_from(["\0", "\ud800", "\udfff", "ä"])), max_size=4)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.unit.vars_changes import ON_A_PATH, ON_MANY_PATHS, SECRET, refusal
 
-from flowkit.adapters.vars import operations
+from flowkit.adapters.vars import changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowkit.adapters.vars.operations import Change
+    from flowkit.adapters.vars.changes import Change
 
 BAD_PATHS = ["", ".", "a.", ".a", "a..b", "$a", "a.$b", "$", "a\0b", "a.b\0", "$a.b", "a.b.$c.d"]
 
@@ -35,21 +35,21 @@ BAD_KEYS = ["$x", "", "x\0", 5, None, 1.5, True, b"x", ("x",)]
 def test_every_key_of_an_object_is_checked() -> None:
     for key in BAD_KEYS:
         for value in [SECRET, {}, {"b": SECRET}]:
-            for rule in (operations.setting, operations.merging):
+            for rule in (changes.setting, changes.merging):
                 for tree in ({key: value}, {"a": {key: value}}, {"a": {"b": {"c": {key: value}}}}):
                     assert refusal(rule, {"kv": tree})
 
 
 @pytest.mark.parametrize("key", [5, None, b"a", ["a"], ("a", "b"), 1.5], ids=repr)
 def test_key_of_incr_and_path_of_unset_must_be_strings(key: Any) -> None:
-    assert "non-empty string" in refusal(operations.incrementing, key, 1)
-    assert "non-empty string" in refusal(operations.unsetting, [key], None)
+    assert "non-empty string" in refusal(changes.incrementing, key, 1)
+    assert "non-empty string" in refusal(changes.unsetting, [key], None)
 
 
 @pytest.mark.parametrize("value", [SECRET, {"b": SECRET}], ids=["scalar", "object"])
 def test_only_top_level_keys_of_set_can_contain_dots(value: Any) -> None:
-    assert operations.setting({"kv": {"x.y": SECRET}}).sets == {"x.y": SECRET}
-    assert "holds '.'" in refusal(operations.setting, {"kv": {"a": {"x.y": value}}})
+    assert changes.setting({"kv": {"x.y": SECRET}}).sets == {"x.y": SECRET}
+    assert "holds '.'" in refusal(changes.setting, {"kv": {"a": {"x.y": value}}})
 
 
 def test_text_that_is_not_unicode_is_not_a_valid_segment() -> None:
@@ -93,17 +93,17 @@ def test_path_below_another_path_is_rejected(outer: str, inner: str, others: lis
     ],
 )
 def test_leaf_of_an_object_below_a_path_is_rejected(tree: dict[str, Any]) -> None:
-    assert "coordinator.vars.a.b.c is below coordinator.vars.a.b;" in refusal(operations.setting, tree)
+    assert "coordinator.vars.a.b.c is below coordinator.vars.a.b;" in refusal(changes.setting, tree)
 
 
 @pytest.mark.parametrize(
     "tree", [{"a": {"b": SECRET}, "a.b": SECRET}, {"a.b": {"c": SECRET}, "a": {"b": SECRET}}]
 )
 def test_repeated_path_is_rejected(tree: dict[str, Any]) -> None:
-    assert "coordinator.vars.a.b is given twice" in refusal(operations.setting, tree)
+    assert "coordinator.vars.a.b is given twice" in refusal(changes.setting, tree)
 
 
 @pytest.mark.parametrize("paths", [["a", "ab"], ["a.b", "a.c", "b"], ["a.b", "a.bc"], ["a-b", "a.b", "a!"]])
 def test_paths_with_a_common_prefix_do_not_overlap(paths: list[str]) -> None:
-    assert set(operations.setting(dict.fromkeys(paths, 1)).sets) == set(paths)
-    assert set(operations.unsetting(paths, None).removes) == set(paths)
+    assert set(changes.setting(dict.fromkeys(paths, 1)).sets) == set(paths)
+    assert set(changes.unsetting(paths, None).removes) == set(paths)

@@ -12,12 +12,12 @@ import pytest
 from bson import Binary, Decimal128, ObjectId
 from tests.unit.vars_changes import ON_A_PATH, ON_MANY_PATHS, SECRET, nested, refusal
 
-from flowkit.adapters.vars import operations
+from flowkit.adapters.vars import changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowkit.adapters.vars.operations import Change
+    from flowkit.adapters.vars.changes import Change
 
 PREFIX = "coordinator.vars."
 
@@ -66,7 +66,7 @@ def test_path_with_the_most_segments_can_have_the_most_characters() -> None:
 @pytest.mark.parametrize("operation", ["setting", "merging"])
 @pytest.mark.parametrize(("longest", "beyond", "reported"), EDGES)
 def test_path_limits_apply_to_empty_objects(operation: str, longest: str, beyond: str, reported: str) -> None:
-    rule = getattr(operations, operation)
+    rule = getattr(changes, operation)
     assert rule({"kv": nested(longest, {})}).paths == []
     assert reported in refusal(rule, {"kv": nested(beyond, {})})
 
@@ -74,14 +74,14 @@ def test_path_limits_apply_to_empty_objects(operation: str, longest: str, beyond
 def test_endless_nesting_is_rejected() -> None:
     endless: dict[str, Any] = {}
     endless["a"] = endless
-    for rule in (operations.setting, operations.merging):
+    for rule in (changes.setting, changes.merging):
         assert "deeper than 14" in refusal(rule, {"kv": endless})
 
 
 def test_error_shows_the_truncated_full_path() -> None:
-    text = refusal(operations.setting, {of_segments(15): 1})
+    text = refusal(changes.setting, {of_segments(15): 1})
     assert PREFIX + of_segments(15) in text
-    assert len(refusal(operations.setting, {of_characters(100_000): 1})) < 300
+    assert len(refusal(changes.setting, {of_characters(100_000): 1})) < 300
 
 
 # --- number of keys ---------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_operation_has_at_most_256_keys(operate: Callable[[list[str]], Change]) 
 
 def test_repeated_keys_count_once() -> None:
     names = [f"k{n}" for n in range(256)]
-    assert len(operations.unsetting(names, names).removes) == 256
+    assert len(changes.unsetting(names, names).removes) == 256
 
 
 # --- values -----------------------------------------------------------------------------------------------------
@@ -119,17 +119,17 @@ def test_text_and_bytes_have_at_most_64_kib(fits: Any, beyond: Any, form: str) -
     def given(value: Any) -> dict[str, Any]:
         return {"kv": {"a.b": value} if form == "a.b" else {"a": {"b": value}}}
 
-    assert operations.setting(given(fits)).sets == {"a.b": fits}
-    text = refusal(operations.setting, given(beyond))
+    assert changes.setting(given(fits)).sets == {"a.b": fits}
+    text = refusal(changes.setting, given(beyond))
     assert "coordinator.vars.a.b has 65,537 bytes, more than 65,536" in text
     if form == "nested":
-        assert operations.merging(given(fits)).sets == {"a.b": fits}
-        assert "65,537 bytes" in refusal(operations.merging, given(beyond))
+        assert changes.merging(given(fits)).sets == {"a.b": fits}
+        assert "65,537 bytes" in refusal(changes.merging, given(beyond))
 
 
 @pytest.mark.parametrize("value", [["x" * (FULL + 1)], [0] * FULL, {"k": "x" * (FULL + 1)}])
 def test_other_values_have_no_size_limit_of_their_own(value: Any) -> None:
-    assert operations.setting({"kv": {"a.b": value}}).sets == {"a.b": value}
+    assert changes.setting({"kv": {"a.b": value}}).sets == {"a.b": value}
 
 
 def test_value_that_mongodb_can_store_is_unchanged() -> None:
@@ -147,7 +147,7 @@ def test_value_that_mongodb_can_store_is_unchanged() -> None:
         [],
         [[{"a": None}]],
     ]:
-        assert operations.setting({"a": value}).sets == operations.merging({"a": value}).sets == {"a": value}
+        assert changes.setting({"a": value}).sets == changes.merging({"a": value}).sets == {"a": value}
 
 
 class _Own:
@@ -175,14 +175,14 @@ def test_value_that_mongodb_cannot_store_is_rejected() -> None:
         [_Own()],
         ENDLESS,
     ]:
-        for rule in (operations.setting, operations.merging):
+        for rule in (changes.setting, changes.merging):
             text = refusal(rule, {"a": {"b": value}})
-            assert f"the value of coordinator.vars.a.b, {operations.kind(value)}, cannot be stored" in text
+            assert f"the value of coordinator.vars.a.b, {changes.kind(value)}, cannot be stored" in text
 
 
 @pytest.mark.parametrize("inner", [{1: SECRET}, {"k\0": SECRET}, {"k": {None: SECRET}}, {"k": {SECRET}}])
 def test_dict_stored_as_one_value_must_be_storable_by_mongodb(inner: Any) -> None:
-    assert "coordinator.vars.a.b, a dict, cannot be stored" in refusal(operations.setting, {"a.b": inner})
+    assert "coordinator.vars.a.b, a dict, cannot be stored" in refusal(changes.setting, {"a.b": inner})
 
 
 def lists(levels: int) -> Any:
@@ -192,7 +192,7 @@ def lists(levels: int) -> Any:
 
 @pytest.mark.parametrize(("path", "levels"), [("a", 97), ("a.b.c", 95)])
 def test_nesting_beyond_the_limit_of_mongodb_is_rejected(path: str, levels: int) -> None:
-    assert operations.setting({"kv": {path: lists(levels)}}).paths == [PREFIX + path]
+    assert changes.setting({"kv": {path: lists(levels)}}).paths == [PREFIX + path]
     for beyond in (levels + 1, 200):
-        text = refusal(operations.setting, {"kv": {path: lists(beyond)}})
+        text = refusal(changes.setting, {"kv": {path: lists(beyond)}})
         assert f"the value of {PREFIX}{path} is nested deeper than the 100 levels" in text

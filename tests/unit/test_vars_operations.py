@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.unit.vars_changes import SECRET, refusal
 
-from flowkit.adapters.vars import operations
+from flowkit.adapters.vars import changes
 
 # --- set --------------------------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ from flowkit.adapters.vars import operations
     ],
 )
 def test_set_accepts_dotted_and_nested_keys_together(given: dict[str, Any], leaves: dict[str, Any]) -> None:
-    change = operations.setting(given)
+    change = changes.setting(given)
     assert (change.operation, change.sets, change.block_sensitive) == ("set", leaves, False)
     assert (change.adds, change.removes) == ({}, ())
 
@@ -41,14 +41,14 @@ def test_set_accepts_dotted_and_nested_keys_together(given: dict[str, Any], leav
     "whole", [{}, {"c": {"d": 1}}, {"$c": 1, "d.e": {"": 2}}, {"c": {str(n): n for n in range(300)}}]
 )
 def test_set_stores_a_dict_under_a_dotted_key_as_one_value(whole: dict[str, Any]) -> None:
-    change = operations.setting({"kv": {"a.b": whole}})
+    change = changes.setting({"kv": {"a.b": whole}})
     assert change.sets == {"a.b": whole}
     assert change.paths == ["coordinator.vars.a.b"]
 
 
 @pytest.mark.parametrize("given", [{"a": {}}, {"a": {"b": {}, "c": {"d": {}}}}, {"kv": {"a": {}}}])
 def test_object_without_leaves_sets_nothing(given: dict[str, Any]) -> None:
-    assert operations.setting(given).paths == operations.merging(given).paths == []
+    assert changes.setting(given).paths == changes.merging(given).paths == []
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_object_without_leaves_sets_nothing(given: dict[str, Any]) -> None:
     ],
 )
 def test_set_uses_only_kv_if_it_is_a_dict(given: dict[str, Any], leaves: dict[str, Any]) -> None:
-    assert operations.setting(given).sets == leaves
+    assert changes.setting(given).sets == leaves
 
 
 # --- merge ------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_set_uses_only_kv_if_it_is_a_dict(given: dict[str, Any], leaves: dict[st
 def test_merge_uses_data_or_else_kv_or_else_all_keywords(
     given: dict[str, Any], leaves: dict[str, Any]
 ) -> None:
-    change = operations.merging(given)
+    change = changes.merging(given)
     assert (change.operation, change.sets, change.block_sensitive) == ("merge", leaves, False)
     assert (change.adds, change.removes) == ({}, ())
 
@@ -95,14 +95,14 @@ def test_merge_uses_data_or_else_kv_or_else_all_keywords(
 def test_merge_rejects_what_is_not_a_mapping() -> None:
     for wrapper in ["data", "kv"]:
         for wrong in [None, 5, SECRET, [("a", SECRET)], {SECRET}]:
-            text = refusal(operations.merging, {wrapper: wrong, "a": 1})
+            text = refusal(changes.merging, {wrapper: wrong, "a": 1})
             assert f"{wrapper!r} must be a mapping, not {type(wrong).__name__}" in text
 
 
 @pytest.mark.parametrize("given", [{"a.b": SECRET}, {"a": {"b.c": SECRET}}, {"a": {"b": {".": SECRET}}}])
 def test_merge_rejects_a_dot_in_any_key(given: dict[str, Any]) -> None:
     for form in (given, {"data": given}, {"kv": given}):
-        assert "holds '.'" in refusal(operations.merging, form)
+        assert "holds '.'" in refusal(changes.merging, form)
 
 
 # --- block_sensitive --------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_merge_rejects_a_dot_in_any_key(given: dict[str, Any]) -> None:
 def test_block_sensitive_takes_effect_and_is_never_stored(
     operation: str, wrapper: str | None, *, block: bool
 ) -> None:
-    rule = getattr(operations, operation)
+    rule = getattr(changes, operation)
     if operation == "setting" and wrapper == "data":
         wrapper = "kv"
     data = {"a": {"b": 1}}
@@ -129,20 +129,20 @@ def test_block_sensitive_takes_effect_and_is_never_stored(
 @pytest.mark.parametrize(("outside", "inside"), [(True, False), (False, True), (True, True)])
 def test_block_sensitive_of_either_the_keyword_or_kv_is_sufficient(*, outside: bool, inside: bool) -> None:
     given = {"kv": {"a": 1, "block_sensitive": inside}, "block_sensitive": outside}
-    assert operations.setting(given).block_sensitive
-    assert operations.merging(given).block_sensitive
+    assert changes.setting(given).block_sensitive
+    assert changes.merging(given).block_sensitive
 
 
 @pytest.mark.parametrize("wrong", [SECRET, 1, [True]])
 @pytest.mark.parametrize("operation", ["setting", "merging"])
 def test_block_sensitive_is_read_as_a_boolean(operation: str, wrong: object) -> None:
-    rule = getattr(operations, operation)
+    rule = getattr(changes, operation)
     for given in ({"a": 1, "block_sensitive": wrong}, {"kv": {"a": 1, "block_sensitive": wrong}}):
         assert "block_sensitive must be true or false" in refusal(rule, given)
 
 
 def test_nested_variable_can_be_named_block_sensitive() -> None:
-    assert operations.merging({"a": {"block_sensitive": 5}}).sets == {"a.block_sensitive": 5}
+    assert changes.merging({"a": {"block_sensitive": 5}}).sets == {"a.block_sensitive": 5}
 
 
 # --- incr -------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_incr_accepts_any_finite_64_bit_number() -> None:
         (-(2**63), -(2**63)),
         (float(2**63), float(2**63)),
     ]:
-        change = operations.incrementing("a.b", by)
+        change = changes.incrementing("a.b", by)
         assert (change.operation, change.sets, change.removes) == ("incr", {}, ())
         assert change.adds == {"a.b": amount}
         assert type(change.adds["a.b"]) is type(amount)
@@ -172,13 +172,13 @@ def test_incr_accepts_any_finite_64_bit_number() -> None:
 
 def test_incr_rejects_what_is_not_a_number() -> None:
     for wrong in [None, "1", SECRET, [1], {"n": 1}, 1j, b"1", Decimal(1), Fraction(1, 2)]:
-        text = refusal(operations.incrementing, "a", wrong)
+        text = refusal(changes.incrementing, "a", wrong)
         assert f"must be int or float, not {type(wrong).__name__}" in text
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_incr_rejects_what_is_not_finite(wrong: float) -> None:
-    assert "must be finite" in refusal(operations.incrementing, "a", wrong)
+    assert "must be finite" in refusal(changes.incrementing, "a", wrong)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_incr_rejects_what_is_not_finite(wrong: float) -> None:
     [2**63, -(2**63) - 1, pytest.param(10**400, id="huge"), pytest.param(-(10**400), id="-huge")],
 )
 def test_incr_rejects_whole_numbers_beyond_64_bits(wrong: int) -> None:
-    assert "64 bits" in refusal(operations.incrementing, "a", wrong)
+    assert "64 bits" in refusal(changes.incrementing, "a", wrong)
 
 
 # --- unset ------------------------------------------------------------------------------------------------------
@@ -208,40 +208,40 @@ def test_incr_rejects_whole_numbers_beyond_64_bits(wrong: int) -> None:
     ],
 )
 def test_unset_accepts_paths_and_keys(paths: list[Any], keys: Any, removed: tuple[str, ...]) -> None:
-    change = operations.unsetting(paths, keys)
+    change = changes.unsetting(paths, keys)
     assert (change.operation, change.sets, change.adds) == ("unset", {}, {})
     assert change.removes == removed
 
 
 @pytest.mark.parametrize("wrong", [SECRET, b"a", 7, 1.5])
 def test_unset_rejects_keys_that_are_not_an_iterable_of_strings(wrong: object) -> None:
-    assert f"not {type(wrong).__name__}" in refusal(operations.unsetting, ["a"], wrong)
+    assert f"not {type(wrong).__name__}" in refusal(changes.unsetting, ["a"], wrong)
 
 
 # --- description of a change ------------------------------------------------------------------------------------
 
 
 def test_paths_are_full_and_sorted() -> None:
-    change = operations.setting({"b": 1, "a": {"z": 1, "c": 2}, "a.b": 3})
+    change = changes.setting({"b": 1, "a": {"z": 1, "c": 2}, "a.b": 3})
     assert change.paths == [f"coordinator.vars.{path}" for path in ("a.b", "a.c", "a.z", "b")]
-    assert operations.incrementing("b.a", 1).paths == ["coordinator.vars.b.a"]
-    assert operations.unsetting(["b", "a.c"], ["a.b"]).paths == [
+    assert changes.incrementing("b.a", 1).paths == ["coordinator.vars.b.a"]
+    assert changes.unsetting(["b", "a.c"], ["a.b"]).paths == [
         f"coordinator.vars.{path}" for path in ("a.b", "a.c", "b")
     ]
 
 
 def test_ancestors_are_the_paths_that_must_be_objects() -> None:
-    assert operations.setting({"a": {"b": {"c": 1}}, "a.d": 2, "e": 3}).ancestors == ["a", "a.b"]
-    assert operations.incrementing("a.b.c", 1).ancestors == ["a", "a.b"]
-    assert operations.unsetting(["a"], None).ancestors == []
+    assert changes.setting({"a": {"b": {"c": 1}}, "a.d": 2, "e": 3}).ancestors == ["a", "a.b"]
+    assert changes.incrementing("a.b.c", 1).ancestors == ["a", "a.b"]
+    assert changes.unsetting(["a"], None).ancestors == []
 
 
 def test_arguments_are_not_changed() -> None:
     given = {"kv": {"a": {"b": [1]}, "c.d": {"e": 1}, "block_sensitive": True}}
     before = copy.deepcopy(given)
-    operations.setting(given)
+    changes.setting(given)
     assert given == before
     merged = {"data": {"a": {"b": [1]}, "block_sensitive": True}}
     before = copy.deepcopy(merged)
-    operations.merging(merged)
+    changes.merging(merged)
     assert merged == before

@@ -9,13 +9,13 @@ import pytest
 from bson import Decimal128, Int64
 from tests.unit.vars_changes import SECRET, nested, refusal
 
-from flowkit.adapters.vars import operations, rules
+from flowkit.adapters.vars import changes, rules
 
 Tree = dict[str, Any]
 SET, INCR, UNSET = (
-    operations.setting({"a.b.c": SECRET}),
-    operations.incrementing("a.b.c", 1),
-    operations.unsetting(["a.b.c"], None),
+    changes.setting({"a.b.c": SECRET}),
+    changes.incrementing("a.b.c", 1),
+    changes.unsetting(["a.b.c"], None),
 )
 SCALARS = [None, True, 0, 1.5, "", SECRET, b"x"]
 
@@ -30,7 +30,7 @@ def test_missing_variable_is_no_conflict() -> None:
 
 
 @pytest.mark.parametrize("change", [SET, INCR], ids=["set", "incr"])
-def test_set_or_incr_below_a_value_is_a_conflict(change: operations.Change) -> None:
+def test_set_or_incr_below_a_value_is_a_conflict(change: changes.Change) -> None:
     held: Any
     for above in ["a", "a.b"]:
         for held in [*SCALARS, [], [{}]]:
@@ -87,12 +87,12 @@ MOST, LEAST = 2**63 - 1, -(2**63)
     ],
 )
 def test_integer_sum_stays_within_64_bits(held: float, by: float, *, fits: bool) -> None:
-    problem = rules.conflict({"n": held}, operations.incrementing("n", by))
+    problem = rules.conflict({"n": held}, changes.incrementing("n", by))
     assert problem == (None if fits else "coordinator.vars.n would exceed 64 bits")
 
 
 def test_error_names_the_conflicting_one_of_several_paths() -> None:
-    change = operations.setting({"x": 1, "y.z": 2, "v.w": 3})
+    change = changes.setting({"x": 1, "y.z": 2, "v.w": 3})
     problem = rules.conflict({"x": {"deep": 1}, "y": 5, "v": {}}, change) or ""
     assert problem.startswith("coordinator.vars.y holds ")
 
@@ -103,24 +103,24 @@ def test_error_names_the_conflicting_one_of_several_paths() -> None:
 @pytest.mark.parametrize(
     ("change", "before", "after"),
     [
-        (operations.setting({"a.b": 1, "c": [2]}), {}, {"a": {"b": 1}, "c": [2]}),
-        (operations.setting({"a.b": 1}), {"a": {"b": {"x": 1}, "c": 2}}, {"a": {"b": 1, "c": 2}}),
-        (operations.setting({"a.b": {"x": 1}}), {"a": {"b": {"y": 2}}}, {"a": {"b": {"x": 1}}}),
-        (operations.merging({"a": {"b": {"x": 1}}}), {"a": {"b": {"y": 2}}}, {"a": {"b": {"x": 1, "y": 2}}}),
-        (operations.incrementing("a.n", 2), {}, {"a": {"n": 2}}),
-        (operations.incrementing("a.n", 0.5), {"a": {"n": 2}}, {"a": {"n": 2.5}}),
-        (operations.incrementing("n", False), {"n": 2}, {"n": 2}),
-        (operations.incrementing("n", 1), {"n": Decimal128("1.5")}, {"n": Decimal128("2.5")}),
+        (changes.setting({"a.b": 1, "c": [2]}), {}, {"a": {"b": 1}, "c": [2]}),
+        (changes.setting({"a.b": 1}), {"a": {"b": {"x": 1}, "c": 2}}, {"a": {"b": 1, "c": 2}}),
+        (changes.setting({"a.b": {"x": 1}}), {"a": {"b": {"y": 2}}}, {"a": {"b": {"x": 1}}}),
+        (changes.merging({"a": {"b": {"x": 1}}}), {"a": {"b": {"y": 2}}}, {"a": {"b": {"x": 1, "y": 2}}}),
+        (changes.incrementing("a.n", 2), {}, {"a": {"n": 2}}),
+        (changes.incrementing("a.n", 0.5), {"a": {"n": 2}}, {"a": {"n": 2.5}}),
+        (changes.incrementing("n", False), {"n": 2}, {"n": 2}),
+        (changes.incrementing("n", 1), {"n": Decimal128("1.5")}, {"n": Decimal128("2.5")}),
         (
-            operations.unsetting(["a.b", "c", "d.e"], None),
+            changes.unsetting(["a.b", "c", "d.e"], None),
             {"a": {"b": 1}, "c": {"x": 1}, "d": 5},
             {"a": {}, "d": 5},
         ),
-        (operations.NOTHING, {"a": 1}, {"a": 1}),
+        (changes.NOTHING, {"a": 1}, {"a": 1}),
     ],
 )
 def test_change_returns_the_new_variables_without_changing_the_old_ones(
-    change: operations.Change, before: Tree, after: Tree
+    change: changes.Change, before: Tree, after: Tree
 ) -> None:
     untouched = copy.deepcopy(before)
     assert rules.changed(before, change) == after
@@ -139,14 +139,14 @@ def test_change_returns_the_new_variables_without_changing_the_old_ones(
     ],
 )
 def test_sum_has_the_size_that_mongodb_gives_it(held: int, by: int, bits: int) -> None:
-    after = rules.changed({"n": held}, operations.incrementing("n", by))
+    after = rules.changed({"n": held}, changes.incrementing("n", by))
     assert after == {"n": held + by}
-    assert operations.size(after) == operations.size({}) + 3 + bits // 8
+    assert changes.size(after) == changes.size({}) + 3 + bits // 8
 
 
 def test_result_shares_no_objects_with_its_arguments() -> None:
     given, before = {"a": [1]}, {"b": {"c": [2]}}
-    after = rules.changed(before, operations.setting({"x.y": given}))
+    after = rules.changed(before, changes.setting({"x.y": given}))
     given["a"].append(3)
     after["b"]["c"].append(4)
     assert after == {"x": {"y": {"a": [1]}}, "b": {"c": [2, 4]}}
@@ -160,14 +160,14 @@ LIMIT = 1_000_000
 
 def of_bytes(count: int, key: str = "a") -> Tree:
     """Return variables of this many BSON bytes, in one text."""
-    tree = {key: "x" * (count - operations.size({key: ""}))}
-    assert operations.size(tree) == count
+    tree = {key: "x" * (count - changes.size({key: ""}))}
+    assert changes.size(tree) == count
     return tree
 
 
-def setting_bytes(count: int) -> operations.Change:
+def setting_bytes(count: int) -> changes.Change:
     """Return a change that adds this many bytes, including the overhead next to other variables, as a text under `b`."""
-    return operations.Change(operation="set", sets={"b": "x" * (count - 8)})
+    return changes.Change(operation="set", sets={"b": "x" * (count - 8)})
 
 
 def test_all_variables_together_have_at_most_a_million_bytes() -> None:
@@ -182,9 +182,9 @@ def test_all_variables_together_have_at_most_a_million_bytes() -> None:
 
 def test_variables_that_are_too_large_can_shrink_but_not_grow() -> None:
     variables = {**of_bytes(LIMIT + 500_000), "b": "x" * 3_000}
-    rules.size_after(variables, operations.setting({"b": "x" * 2_000}))
-    rules.size_after(variables, operations.setting({"b": "y" * 3_000}))
-    assert "bytes" in refusal(rules.size_after, variables, operations.setting({"b": "x" * 3_001}))
+    rules.size_after(variables, changes.setting({"b": "x" * 2_000}))
+    rules.size_after(variables, changes.setting({"b": "y" * 3_000}))
+    assert "bytes" in refusal(rules.size_after, variables, changes.setting({"b": "x" * 3_001}))
 
 
 # --- empty objects ----------------------------------------------------------------------------------------------

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.adapters.vars import operations
+from flowkit.adapters.vars import changes
 from flowkit.errors import AdapterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from flowkit.adapters.vars.operations import Change
+    from flowkit.adapters.vars.changes import Change
 
 SECRET = "s3cret-mark-of-a-value"
 """A value that must not appear in any error."""
@@ -44,24 +44,24 @@ def nested_all(paths: Iterable[str]) -> dict[str, Any]:
 
 
 ON_A_PATH: dict[str, Callable[[str], Change]] = {
-    "set, dotted": lambda path: operations.setting({"kv": {path: SECRET}}),
-    "set, keywords": lambda path: operations.setting({path: SECRET}),
-    "set, nested": lambda path: operations.setting({"kv": nested(path)}),
-    "merge, data": lambda path: operations.merging({"data": nested(path)}),
-    "merge, kv": lambda path: operations.merging({"kv": nested(path)}),
-    "merge, keywords": lambda path: operations.merging(nested(path)),
-    "incr": lambda path: operations.incrementing(path, 1),
-    "unset": lambda path: operations.unsetting([path], None),
-    "unset, keys": lambda path: operations.unsetting([], [path]),
+    "set, dotted": lambda path: changes.setting({"kv": {path: SECRET}}),
+    "set, keywords": lambda path: changes.setting({path: SECRET}),
+    "set, nested": lambda path: changes.setting({"kv": nested(path)}),
+    "merge, data": lambda path: changes.merging({"data": nested(path)}),
+    "merge, kv": lambda path: changes.merging({"kv": nested(path)}),
+    "merge, keywords": lambda path: changes.merging(nested(path)),
+    "incr": lambda path: changes.incrementing(path, 1),
+    "unset": lambda path: changes.unsetting([path], None),
+    "unset, keys": lambda path: changes.unsetting([], [path]),
 }
 """Every operation that changes one path, in every form."""
 
 ON_MANY_PATHS: dict[str, Callable[[list[str]], Change]] = {
-    "set, dotted": lambda paths: operations.setting({"kv": dict.fromkeys(paths, SECRET)}),
-    "set, nested": lambda paths: operations.setting({"kv": nested_all(paths)}),
-    "merge": lambda paths: operations.merging({"data": nested_all(paths)}),
-    "unset": lambda paths: operations.unsetting(paths, None),
-    "unset, keys": lambda paths: operations.unsetting([], paths),
-    "unset, both": lambda paths: operations.unsetting(paths[::2], paths[1::2]),
+    "set, dotted": lambda paths: changes.setting({"kv": dict.fromkeys(paths, SECRET)}),
+    "set, nested": lambda paths: changes.setting({"kv": nested_all(paths)}),
+    "merge": lambda paths: changes.merging({"data": nested_all(paths)}),
+    "unset": lambda paths: changes.unsetting(paths, None),
+    "unset, keys": lambda paths: changes.unsetting([], paths),
+    "unset, both": lambda paths: changes.unsetting(paths[::2], paths[1::2]),
 }
 """Every operation that changes several paths, in every form."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.metrics import storable
 from flowkit.adapters.mongo import gather_writes
-from flowkit.adapters.retry import retry_while_unavailable
+from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.tasks.attempts import new_lease
 from flowkit.errors import WrongDeployment
 

@@ -24,7 +24,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 
 from flowkit import reason_codes
-from flowkit.adapters.retry import AttemptClock, measured_by, retry_while_unavailable
+from flowkit.adapters.outages import AttemptClock, measured_by, retry_while_unavailable
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.attempt.failures import (
     failed_attempt,

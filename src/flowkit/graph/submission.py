@@ -18,7 +18,7 @@ from flowkit.graph.validation import parse_graph, raise_if
 from flowkit.limits import EXTERNAL_NODES, ID_CHARS, NODE_STATE_BYTES, TASK_DOCUMENT_BYTES
 from flowkit.models import RUNTIME_KEYS
 from flowkit.text import clean, did_you_mean, printed, shorten, truncate
-from flowkit.validation.storage import storage_problems, stored_bytes
+from flowkit.validation.storable import storage_problems, stored_bytes
 from flowkit.validation.values import is_task_id
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from flowkit.activities.batches.inputs import InputSettings
 from flowkit.activities.batches.puller import ByteBudget
 from flowkit.activities.calls import Threads
 from flowkit.activities.handlers import EchoHandler, RoleHandler
-from flowkit.activities.processes import ProcessPool
+from flowkit.activities.process_pool import ProcessPool
 from flowkit.activities.role_attempt import RoleActivities, RoleContext
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches import DispatchStore

@@ -10,7 +10,7 @@ import typer
 from flowkit import reason_codes
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
-from flowkit.cli.inputs import read_task
+from flowkit.cli.json_files import read_task
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_MONGO_URL,

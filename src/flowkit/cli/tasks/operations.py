@@ -20,7 +20,7 @@ from flowkit.models import TaskStatus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowkit.cli.inputs import GivenTask
+    from flowkit.cli.json_files import GivenTask
     from flowkit.cli.options import Where
     from flowkit.cli.screen import Screen
     from flowkit.cli.servers import Servers

@@ -6,7 +6,7 @@ import typer
 
 from flowkit.cli import output
 from flowkit.cli.errors import Exit, shown_problems
-from flowkit.cli.inputs import read_task
+from flowkit.cli.json_files import read_task
 from flowkit.cli.options import AsJson, Verbose
 from flowkit.errors import GraphError
 from flowkit.graph.description import describe, describe_graph

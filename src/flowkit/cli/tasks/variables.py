@@ -14,7 +14,7 @@ import typer
 
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
-from flowkit.cli.inputs import read_object
+from flowkit.cli.json_files import read_object
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_MONGO_URL,
@@ -29,7 +29,7 @@ from flowkit.cli.output import log_warnings
 from flowkit.errors import AdapterError, ConfigError
 
 if TYPE_CHECKING:
-    from flowkit.adapters.vars.operations import Change
+    from flowkit.adapters.vars.changes import Change
     from flowkit.adapters.vars.store import Variables
 
 Tree = dict[str, Any]
@@ -153,20 +153,20 @@ def _no_json(name: str) -> NoReturn:
 
 def _check(step: Step) -> None:
     """Raise AdapterError for an invalid operation, before the command writes anything."""
-    from flowkit.adapters.vars import operations
+    from flowkit.adapters.vars import changes
     from flowkit.adapters.vars.sensitive import Detector
 
-    changes: dict[str, Callable[..., Change]] = {
-        "vars_set": lambda **given: operations.setting(given),
-        "vars_merge": lambda **given: operations.merging(given),
-        "vars_incr": operations.incrementing,
-        "vars_unset": lambda keys: operations.unsetting((), keys),
+    methods: dict[str, Callable[..., Change]] = {
+        "vars_set": lambda **given: changes.setting(given),
+        "vars_merge": lambda **given: changes.merging(given),
+        "vars_incr": changes.incrementing,
+        "vars_unset": lambda keys: changes.unsetting((), keys),
     }
     try:
-        change = changes[step.method](**step.arguments)
+        change = methods[step.method](**step.arguments)
     except AdapterError as error:
         raise add_remedy(error, f"correct {step.option}; docs/variables.md has the rules") from None
-    hits = Detector().hits((operations.full(path), value) for path, value in change.sets.items())
+    hits = Detector().hits((changes.full(path), value) for path, value in change.sets.items())
     if hits and change.block_sensitive:
         what = "a value that looks like a secret" if hits == 1 else f"{hits} values that look like secrets"
         problem = AdapterError(f"{step.option} has {what}")

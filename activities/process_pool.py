@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowkit.adapters.retry import clock_stopped
+from flowkit.adapters.outages import clock_stopped
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
