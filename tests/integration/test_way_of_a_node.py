@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.bridge import service
+from flowkit.bridge import commands, service
+from flowkit.engine import slot_leaks
 from tests.integration.bridge.conftest import Names
 from tests.integration.bridge.external_tasks import ExternalTasks
 from tests.integration.handlers import Quick
@@ -26,6 +27,15 @@ pytestmark = pytest.mark.server
 MOST_FILES = {"an ordinary node": 20, "an inline node": 20, "a function": 20, "an external node": 31}
 UNDISTURBED: dict[str, Any] = {"sweep_sec": 3600, "lease_ttl_sec": 300}
 """Settings with which the engine does nothing else meanwhile."""
+
+
+PAUSES = (
+    (service, "TICK_SEC"),
+    (service, "MEASURE_SEC"),
+    (commands, "_OTHERS_SEC"),
+    (slot_leaks, "_IDLE_TICK_SEC"),
+)
+"""The pauses of loops that would run meanwhile, whatever the node does."""
 
 
 class Noted(Quick):
@@ -109,7 +119,8 @@ async def test_contributing_lists_the_files_on_the_way_of_a_node(
     harness = ExternalTasks(Names(kafka.bootstrap_servers), **servers) if external else Harness(**servers)
     harness.settings |= UNDISTURBED
     monkeypatch.setenv("MONGO_DATABASE", harness.database)
-    monkeypatch.setattr(service, "TICK_SEC", 3600)
+    for module, pause in PAUSES:
+        monkeypatch.setattr(module, pause, 3600)
     way = Way()
     with way.recorded():
         nodes = await STARTS[kind](harness, way)
