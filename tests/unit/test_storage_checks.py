@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.property_examples import examples
 
 from flowkit.limits import DOCUMENT_LEVELS
-from flowkit.validation import storable as storage
+from flowkit.validation import storable
 from flowkit.validation.storable import storage_problems
 
 TEXTS = st.text(st.characters(), max_size=4)
@@ -53,7 +53,7 @@ def test_check_accepts_exactly_what_the_driver_can_encode(document: dict[str, An
     problems, sent = storage_problems(document), encoded(document)
     assert bool(problems) == (sent is None), problems
     if sent is not None:
-        assert storage._Search().measure(document, None, 1) == len(sent)
+        assert storable._Search().measure(document, None, 1) == len(sent)
     assert all(problem.isprintable() and len(problem) < 400 for problem in problems)
 
 
@@ -84,9 +84,9 @@ def test_circular_reference_is_rejected_as_too_deep() -> None:
 def test_document_over_the_limit_is_rejected_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     document = {"params": {"text": "x" * 100}, "graph": {}}
     size = len(bson.encode(document))
-    monkeypatch.setattr(storage, "DOCUMENT_BYTES", size)
+    monkeypatch.setattr(storable, "DOCUMENT_BYTES", size)
     assert storage_problems(document) == []
-    monkeypatch.setattr(storage, "DOCUMENT_BYTES", size - 1)
+    monkeypatch.setattr(storable, "DOCUMENT_BYTES", size - 1)
     [problem] = storage_problems(document)
     assert f"params, graph make a document of {size} bytes, more than MongoDB's {size - 1}" in problem
 

@@ -237,10 +237,15 @@ class Attempt:
         raise AttemptFailed(handed_over("the process that runs the attempt is shutting down"))
 
     async def _end_flagged(self, flag: CancelFlag) -> AttemptResult:
-        self._flag_failure = self._flag_failure or asyncio.create_task(
-            report_flag(self._attempt, flag, delivery_sec=_DELIVERY_SEC)
-        )
-        return await self._await_cancel(self._flag_failure)
+        return await self._await_cancel(self._report_flag_once(flag))
+
+    def _report_flag_once(self, flag: CancelFlag) -> asyncio.Task[AttemptFailure]:
+        """Return the task that reports the flag to Temporal. The executor and the poller may both see a flag."""
+        if self._flag_failure is None:
+            self._flag_failure = asyncio.create_task(
+                report_flag(self._attempt, flag, delivery_sec=_DELIVERY_SEC)
+            )
+        return self._flag_failure
 
     async def _await_cancel(self, flag_failure: asyncio.Task[AttemptFailure]) -> AttemptResult:
         """Wait until Temporal cancels the attempt, or until `flag_failure` shows that it does not."""
@@ -335,10 +340,7 @@ class Attempt:
                 await asyncio.sleep(self._worker.cancel_poll_sec)
                 flag = await self._read_flag()
         self._request_stop(flag.reason)
-        self._flag_failure = self._flag_failure or asyncio.create_task(
-            report_flag(self._attempt, flag, delivery_sec=_DELIVERY_SEC)
-        )
-        failure = await asyncio.shield(self._flag_failure)
+        failure = await asyncio.shield(self._report_flag_once(flag))
         await asyncio.sleep(self._attempt.cancel_grace_sec)
         if not self._forced_end.done():
             self._forced_end.set_result(failure)
