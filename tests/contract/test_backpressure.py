@@ -72,6 +72,14 @@ class Held:
 
         await eventually(look, TIMEOUT_SEC)
 
+    async def until_held(self) -> None:
+        """Wait until the attempt has read the claims of its followers and waits for them."""
+
+        async def look() -> bool:
+            return self.executor.waits_for() is not None
+
+        await eventually(look, TIMEOUT_SEC)
+
     async def stops_at(self, count: int) -> None:
         """Wait until `count` batches are stored, and check that no other follows while the parent reads twice more."""
         await self.until_stored(count)
@@ -152,9 +160,9 @@ async def test_claims_in_the_same_process_release_the_parent_without_another_rea
         monkeypatch.setattr(backpressure, name, 600.0)
     await runs(tasks, X)
     held = Held(prepared, parent(1, "x"))
+    await held.until_held()
     for number in range(len(UIDS) - 1):
         await held.until_stored(number + 1)
-        await wait_seconds(0.05)
         await held.executor._artifacts.claims.make(X, "a", [f"b{number}"], AT)
     await held.finishes()
 

@@ -4,8 +4,8 @@ The program draws mutants, small changes that break a function, in functions tha
 mutated tree, it runs the quick tests that cover the changed line, then the tests on servers that cover it, until one
 fails. A mutant that dies in the old tree and survives in the new one shows that the new tests prove less.
 
-Each checkout needs its own `.venv` with pytest-cov, and is changed while the program runs. Coverage is measured once
-for each checkout and kept in its `build` folder; `--servers` includes the tests on servers.
+Each checkout needs its own `.venv` with pytest-cov, and is changed while the program runs. The coverage of a
+checkout is measured when it is first needed and kept in its `build` folder; `--servers` includes the tests on servers.
 """
 
 from __future__ import annotations
@@ -247,8 +247,9 @@ def draw(old: Tree, new: Tree, count: int, seed: int) -> list[Mutant]:
 
 def killed(tree: Tree, mutant: Mutant, stages: list[str]) -> str | None:
     """Return the test that finds the mutant in a tree; None if all tests that cover it pass."""
-    with tree.mutated(mutant) as (path, lines, _):
-        for marked in stages:
+    for marked in stages:
+        tree.measure(marked)
+        with tree.mutated(mutant) as (path, lines, _):
             if found := tree.kills(tree.covering(marked, path, lines)):
                 return found
     return None
@@ -264,9 +265,6 @@ def main(
 ) -> None:
     """Draw mutants and report those that only the old tests find."""
     trees, stages = (Tree(old), Tree(new)), [QUICK, *([SERVERS] if servers else [])]
-    for tree in trees:
-        for marked in stages:
-            tree.measure(marked)
     rows = [_compare(*trees, mutant, stages) for mutant in draw(*trees, count, seed)]
     report.parent.mkdir(exist_ok=True)
     report.write_text(json.dumps(rows, indent=1), encoding="utf-8")
