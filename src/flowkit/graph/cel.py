@@ -34,6 +34,25 @@ _PROBLEM = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): (.*)")
 _STATUS = re.compile(r"^[A-Z_]+: |\s*\[[A-Z_]+\]$")
 _NOISE = re.compile(r"Syntax error: | \(in container ''\)| expecting \{.*")
 _UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
+_TOKEN = re.compile(r"[=<>!&|]+|\w+")
+_INSTEAD = {
+    "=>": ">=",
+    "=<": "<=",
+    "=": "==",
+    "===": "==",
+    "!==": "!=",
+    "<>": "!=",
+    "&": "&&",
+    "|": "||",
+    "and": "&&",
+    "or": "||",
+    "not": "!",
+    "is": "==",
+    "None": "null",
+    "True": "true",
+    "False": "false",
+}
+"""CEL's operators and constants by those of other languages."""
 _NOT_UNICODE = "the expression is not valid Unicode"
 _PACKAGE = "flowkit.cel"
 _TEXT, _NUMBER, _FLAG = "TYPE_STRING", "TYPE_INT64", "TYPE_BOOL"
@@ -135,17 +154,25 @@ def _explain(text: str, error: str) -> str:
     if match is None:
         return _STATUS.sub("", error.splitlines()[0])
     line, column, problem = int(match[1]), int(match[2]), _NOISE.sub("", _STATUS.sub("", match[3]))
-    if name := _UNDECLARED.search(problem):
-        problem += (
-            suggestion(name[1].partition(".")[0], ROOTS) or f"; the variables are {', '.join(sorted(ROOTS))}"
-        )
     lines = text.splitlines() or [""]
     if not 1 <= line <= len(lines):
         return problem
+    position = sum(len(each) + 1 for each in lines[: line - 1]) + column - 1
+    if other := _suggest_token(text, position):
+        problem += f"; {other}"
+    elif name := _UNDECLARED.search(problem):
+        problem += (
+            suggestion(name[1].partition(".")[0], ROOTS) or f"; the variables are {', '.join(sorted(ROOTS))}"
+        )
     problem = problem.replace("mismatched input '<EOF>'", "the expression is incomplete")
-    return add_caret(
-        truncate(problem, _PROBLEM_CHARS), text, sum(len(each) + 1 for each in lines[: line - 1]) + column - 1
-    )
+    return add_caret(truncate(problem, _PROBLEM_CHARS), text, position)
+
+
+def _suggest_token(text: str, position: int) -> str:
+    """Return a suggestion if the compiler stops at an operator or a constant of another language, or after `not`."""
+    token = next((each for each in _TOKEN.finditer(text) if each.start() <= position < each.end()), None)
+    given = "not" if re.search(r"\bnot\s+$", text[:position]) else token[0] if token else ""
+    return f"did you mean {_INSTEAD[given]!r}?" if given in _INSTEAD else ""
 
 
 def add_caret(problem: str, text: str, position: int) -> str:

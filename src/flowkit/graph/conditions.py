@@ -209,19 +209,41 @@ def explain_failure(
     shown = [_format_value(values, path, is_secret) for path in paths]
     more = [f"and {len(shown) - _SHOWN_VALUES} more"] if len(shown) > _SHOWN_VALUES else []
     read = f"; it reads {', '.join([*shown[:_SHOWN_VALUES], *more])}" if shown else ""
+    missing = next((path for path in _find_missing(values, paths) if f'map: "{path[-1]}"' in error), None)
+    check = f"; {_suggest_check(missing)}" if missing else ""
     hidden = {form for secret in _find_secrets(values, (), is_secret) for form in _list_forms(secret)}
     for form in sorted(hidden, key=len, reverse=True):
         error = error.replace(form, _HIDDEN)
-    return f"{truncate(printable(error), _SHOWN_TEXT_CHARS)}, in the condition {printable(truncate(text, _SHOWN_TEXT_CHARS))}{read}"
+    return f"{truncate(printable(error), _SHOWN_TEXT_CHARS)}, in the condition {printable(truncate(text, _SHOWN_TEXT_CHARS))}{read}{check}"
+
+
+def _suggest_check(missing: tuple[str, ...]) -> str:
+    """Return how an expression checks that a value exists. `has` takes no keys in brackets."""
+    *above, key = missing
+    check = f"has({_format_path(missing)})"
+    if not key.isidentifier():
+        check = f"{json.dumps(key, ensure_ascii=False)} in {_format_path(tuple(above))}"
+    return f"if it may be missing, write {printable(check)} && … before it"
+
+
+def _find_missing(values: Mapping[str, Any], paths: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Yield, for each path that does not exist, its beginning up to the first key that is missing."""
+    for path in paths:
+        value: Any = values
+        for place, key in enumerate(path, 1):
+            value = value.get(key, _MISSING) if isinstance(value, Mapping) else _MISSING
+            if value is _MISSING:
+                yield path[:place]
+                break
 
 
 def _format_value(values: Mapping[str, Any], path: tuple[str, ...], is_secret: Secret) -> str:
     """Return a part of the values with its name, or which part of its path is missing."""
+    if missing := next(_find_missing(values, [path]), None):
+        return f"{_format_path(missing)} (not set)"
     value: Any = values
-    for place, key in enumerate(path, 1):
-        value = value.get(key, _MISSING) if isinstance(value, Mapping) else _MISSING
-        if value is _MISSING:
-            return f"{_format_path(path[:place])} (not set)"
+    for key in path:
+        value = value[key]
     if any(True for _ in _find_secrets(value, path, is_secret)):
         return f"{_format_path(path)} = {_HIDDEN}"
     text = printable(json.dumps(value, ensure_ascii=False))

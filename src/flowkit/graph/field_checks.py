@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flowkit import limits
@@ -26,7 +27,7 @@ from flowkit.validation.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 NODE_KEYS = frozenset(
     [
@@ -56,6 +57,63 @@ _PATH_CHARS = 300
 FAN_IN = re.compile(r"(all|any)|count:(\d{1,9})", re.IGNORECASE)
 
 
+def _by_word(words: dict[str, str]) -> dict[str, str]:
+    """Return the keys of `words` by each word in their values."""
+    return {word.replace("_", ""): ours for ours, many in words.items() for word in many.split()}
+
+
+NODE_WORDS = _by_word(
+    {
+        "node_id": "id key task_id step_id op_id",
+        "type": "role handler operator op task template kind action",
+        "depends_on": "depends dependency dependencies deps parents needs requires after wait_for "
+        "upstream upstreams upstream_tasks upstream_task_ids",
+        "name this node in 'depends_on' of the nodes that follow it": "children next then "
+        "downstream downstreams downstream_tasks downstream_task_ids",
+        "set 'fan_in' to 'all', 'any' or 'count:n'; a node that handles a failure belongs in 'routing.on_failure' "
+        "of the node that fails": "trigger_rule join",
+        "when": "if condition conditions run_if only_if",
+        'set "retry_policy": {"max": n}, where n is the number of retries': "retry retries max_retries "
+        "retry_limit retry_strategy max_attempts attempts",
+        'set "retry_policy": {"backoff_sec": n}, where n is the number of seconds before the first retry': "retry_delay "
+        "retry_delay_seconds retry_delay_sec backoff backoff_sec",
+        "timeout_sec": "timeout timeouts timeout_seconds execution_timeout task_timeout active_deadline_seconds",
+        "deadline_sec": "deadline deadline_seconds sla",
+        'put the input of the node into "io": {"input_inline": {...}}': "params parameters input inputs input_inline "
+        "arguments args kwargs op_args op_kwargs config op_config with payload",
+        'set "type": "coordinator_fn" and "io": {"fn": "the name of the function"}': "fn function callable "
+        "python_callable",
+        "allow_failure": "continue_on continue_on_error continue_on_failure ignore_failure soft_fail optional",
+        'name the nodes that follow in "routing": {"on_success": [...], "on_failure": [...]}': "on_success on_failure "
+        "on_error on_success_callback on_failure_callback",
+        "meta": "tags labels annotations metadata description doc_md",
+        "set 'priority' in the params of the task": "priority priority_weight",
+        "limit a role with the setting 'max_type_concurrency' of the engine": "pool concurrency parallelism",
+    }
+)
+"""FlowKit's key, or what to do, by keys of nodes in other systems: Airflow, Prefect, Dagster, Argo and others.
+
+The keys are in lower case and without separators, so that `maxRetries` and `max_retries` are one entry.
+"""
+
+RETRY_WORDS = _by_word(
+    {
+        "max": "retries max_retries retry_limit limit count",
+        "set 'max' to the number of retries, which is one less than the number of attempts": "max_attempts attempts "
+        "maximum_attempts",
+        "backoff_sec": "delay delay_sec delay_seconds retry_delay retry_delay_seconds backoff interval initial_interval",
+        "backoff_coefficient": "factor multiplier backoff_factor",
+        "max_backoff_sec": "max_delay max_backoff max_retry_delay max_interval maximum_interval",
+        "jitter": "retry_jitter_factor",
+        "permanent_on": "permanent non_retryable_error_types",
+    }
+)
+"""The same for the keys of `retry_policy`."""
+
+_NODES_WORDS = ("tasks", "steps", "ops", "jobs", "operators", "templates")
+"""What other systems call the nodes of a graph."""
+
+
 def graph_problems(graph: object) -> Iterator[str]:
     """Yield every problem with the keys and values of `graph`. Relations between nodes are not checked here."""
     if not isinstance(graph, dict):
@@ -63,7 +121,9 @@ def graph_problems(graph: object) -> Iterator[str]:
         return
     nodes = graph.get("nodes")
     if not isinstance(nodes, list) or not nodes:
-        yield f"graph.nodes must be a list of at least one node, not {printed(nodes)}"
+        other = next((word for word in _NODES_WORDS if nodes is None and graph.get(word)), None)
+        hint = f"; rename {other!r} to 'nodes'" if other else ""
+        yield f"graph.nodes must be a list of at least one node, not {printed(nodes)}{hint}"
         return
     modes = [mode.value for mode in OnNodeFailure]
     if graph.get("on_node_failure", "fail") not in modes:
@@ -176,17 +236,26 @@ def _node_problems(index: int, node: object) -> Iterator[str]:
             f"{where}: type {printed(node.get('type'))} must be {COORDINATOR_FN!r} or a role: 1 to 100 of "
             "letters, digits, '.', '_', '-', beginning with a letter or digit"
         )
-    yield from _find_unknown_keys(where, node, NODE_KEYS | RUNTIME_KEYS)
+    yield from _find_unknown_keys(where, node, NODE_KEYS | RUNTIME_KEYS, NODE_WORDS)
     for key, check in _NODE_CHECKS.items():
         if node.get(key) is not None:
             yield from (f"{where}: {problem}" for problem in check(node[key]))
 
 
-def _find_unknown_keys(where: str, given: dict[str, Any], known: frozenset[str]) -> Iterator[str]:
+def _find_unknown_keys(
+    where: str, given: dict[str, Any], known: frozenset[str], words: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
     for key in given:
         if key not in known and not str(key).startswith("x-"):
-            hint = did_you_mean(key, known, otherwise="start your own keys with 'x-'")
-            yield f"{where}: unknown key {printed(key)}; {hint}"
+            yield f"{where}: unknown key {printed(key)}; {_suggest_key(key, known, words)}"
+
+
+def _suggest_key(key: object, known: frozenset[str], words: Mapping[str, str]) -> str:
+    """Return what to write instead of an unknown key. `words` has the keys of other systems."""
+    ours = words.get(re.sub("[_ -]", "", str(key)).lower())
+    if ours in known:
+        return f"did you mean {ours!r}?"
+    return ours or did_you_mean(key, known, otherwise="start your own keys with 'x-'")
 
 
 def _check_depends_on(value: object) -> Iterator[str]:
@@ -257,7 +326,7 @@ def _check_retry_policy(value: object) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"retry_policy {printed(value)} must be an object"
         return
-    yield from _find_unknown_keys("retry_policy", value, RETRY_KEYS)
+    yield from _find_unknown_keys("retry_policy", value, RETRY_KEYS, RETRY_WORDS)
     for key, (allowed, fits) in RETRY_CHECKS.items():
         if value.get(key) is not None and not fits(value[key]):
             yield f"retry_policy.{key} {printed(value[key])} must be {allowed}"
