@@ -88,7 +88,7 @@ def _describe_node_keys() -> dict[str, Schema]:
             "description": f"A role, or {COORDINATOR_FN}.",
         },
         "depends_on": _allow_null({"type": "array", "items": _TEXT}, "ids of the parents"),
-        "fan_in": _allow_null({"type": "string", "pattern": fan_in}, "all, any or count:n"),
+        "fan_in": _allow_null({"type": "string", "pattern": fan_in}, "all, any, all_done or count:n"),
         "io": _allow_null(_describe_object(_describe_keys(field_checks.IO_KEYS, _describe_io_keys()))),
         "retry_policy": _allow_null(_retry_policy()),
         "routing": _describe_routing(),

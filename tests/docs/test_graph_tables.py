@@ -40,7 +40,12 @@ UPSTREAM = Parent("skipped: `upstream_failed`", NodeStatus.SKIPPED, SkipReason.U
 CANCELLED = Parent("cancelled", NodeStatus.CANCELLED)
 STREAMED = Parent("open, with a batch", streams=True)
 
-GATES = {"`all`": FanIn(), "`any`": FanIn(mode="any"), "`count:2`": FanIn(mode="count", count=2)}
+GATES = {
+    "`all`": FanIn(),
+    "`any`": FanIn(mode="any"),
+    "`count:2`": FanIn(mode="count", count=2),
+    "`all_done`": FanIn(mode="all_done"),
+}
 
 SAME = [
     (FINISHED, STREAMED),

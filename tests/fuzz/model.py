@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.fuzz.plans import ALL, ANY, COUNT, ERROR, FALSE, TRUE
+from tests.fuzz.plans import ALL, ALL_DONE, ANY, COUNT, ERROR, FALSE, TRUE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -165,9 +165,15 @@ class Model:
         return Look("tolerated", CONDITION) if self._known(edge) == FALSE else OPEN
 
     def _without_condition(self, edge: Edge) -> Look:
-        if edge[0] in self.facts.streamed and self._streams(edge):
+        if edge[0] in self.facts.streamed and self._streams(edge) and not self._ends_undecided(edge):
             return Look("batch")
         return self._by_end(edge[0])
+
+    def _ends_undecided(self, edge: Edge) -> bool:
+        """Return whether the gate waits for the end of the parent, which has failed before its condition was known."""
+        end, undecided = self.facts.ends.get(edge[0]), self.verdict(edge) and edge not in self.facts.evaluated
+        waits = self.wiring.steps[edge[1]].fan_in == ALL_DONE
+        return waits and bool(undecided) and end is not None and end.status != FINISHED
 
     def _by_end(self, above: str) -> Look:
         end = self.facts.ends.get(above)
@@ -207,6 +213,9 @@ class Model:
             return True
         if step.fan_in == ALL:
             whole = satisfied > 0 and not any(look.state in {"open", "blocked"} for look in looks)
+            return whole or (step.first_batch and any(look.state == "batch" for look in looks))
+        if step.fan_in == ALL_DONE:
+            whole = all(look.state != "open" for look in looks)
             return whole or (step.first_batch and any(look.state == "batch" for look in looks))
         return satisfied >= (1 if step.fan_in == ANY else int(step.fan_in.partition(":")[2]))
 

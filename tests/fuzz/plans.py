@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, replace
 
 TRUE, FALSE, ERROR = "true", "false", "error"
-ALL, ANY, COUNT = "all", "any", "count"
+ALL, ANY, COUNT, ALL_DONE = "all", "any", "count", "all_done"
 NODE_DEADLINES = (0.25, 1.0, 2.0, 2.0, 4.0, 8.0, 60.0)
 TASK_DEADLINES = (0.5, 4.0, 8.0, 16.0, 60.0)
 """Seconds. An event takes about half a second on average."""
@@ -22,7 +22,7 @@ class Step:
     name: str
     depends_on: tuple[str, ...] = ()
     fan_in: str = ALL
-    """`all`, `any` or `count:n`."""
+    """`all`, `any`, `count:n` or `all_done`."""
     first_batch: bool = False
     """Whether all edges into the node stream."""
     function: bool = False
@@ -156,7 +156,7 @@ class _Drawing:
         return Step(
             name=name,
             depends_on=depends_on,
-            fan_in=self._chance.choice([ALL, ALL, ANY, COUNT]),
+            fan_in=self._chance.choice([ALL, ALL, ANY, COUNT, ALL_DONE]),
             first_batch=self._streaming and self._likely(0.3),
             function=self._likely(0.15),
             allow_failure=self._likely(0.3),

@@ -60,7 +60,7 @@ def test_same_seed_gives_the_same_graphs() -> None:
 def test_random_graphs_cover_every_feature() -> None:
     wirings = [wiring_of(plan_of(SEED, number)) for number in range(300)]
     steps = [step for wiring in wirings for step in wiring.steps.values()]
-    assert {"all", "any", "count:1", "count:2", "count:3"} <= {step.fan_in for step in steps}
+    assert {"all", "any", "all_done", "count:1", "count:2", "count:3"} <= {step.fan_in for step in steps}
     assert any(len(above) > 1 for wiring in wirings for above in wiring.routers.values())
     assert any(wiring.unreachable for wiring in wirings)
     assert any(

@@ -99,7 +99,7 @@ def test_same_seed_gives_the_same_tasks_and_every_graph_is_valid(plan_of: Callab
 def test_random_tasks_cover_every_feature() -> None:
     plans = [native_plan(number) for number in range(100)]
     nodes = [each for plan in plans for each in plan.nodes]
-    assert {"all", "any", "count:2"} <= {each.fan_in for each in nodes}
+    assert {"all", "any", "all_done", "count:2"} <= {each.fan_in for each in nodes}
     called = {each.call.fn for each in nodes if each.call}
     assert {"vars.incr", "vars.set", "vars.merge", "metrics.aggregate", "merge.generic", TOUCH} <= called
     assert {each.role for each in nodes} == {"", *ROLES}

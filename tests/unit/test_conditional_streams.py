@@ -104,6 +104,26 @@ def test_condition_decides_whether_the_batch_of_any_parent_opens_the_gate(
     assert (2 in scheduler.pop_ready()) is not opens
 
 
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("new_run", [True, False])
+def test_failed_parent_of_an_all_done_gate_counts_once_without_the_condition(
+    late: bool, new_run: bool
+) -> None:
+    scheduler = scheduled("all_done")
+    if not late:
+        scheduler.add_batch(0)
+    scheduler.end(0, FAILED)
+    scheduler.add_batch(0)
+    if new_run:
+        scheduler = restored(scheduler)
+    assert scheduler.pop_due() == []
+    scheduler.decide({EDGE: True})
+    assert 2 not in scheduler.pop_ready()
+    scheduler.end(1, FAILED)
+    assert scheduler.pop_ready() == [2]
+    assert not scheduler.waits_for_parents(2)
+
+
 @pytest.mark.parametrize("result", [True, False])
 @pytest.mark.parametrize("decided_before", [True, False])
 def test_batch_whose_signal_comes_after_the_end_counts_once(result: bool, decided_before: bool) -> None:

@@ -42,6 +42,7 @@ GATES: list[tuple[int, str, str]] = [
     (2, "all", "after p0 and p1"),
     (4, "all", "after p0, p1, p2 and p3"),
     (9, "all", "after p0, p1, p2 and 6 more"),
+    (3, "all_done", "after the end of p0, p1 and p2"),
     (2, "any", "after any of p0, p1"),
     (3, "count:2", "after 2 of p0, p1, p2"),
     (9, "count:2", "after 2 of p0, p1, p2 and 6 more"),

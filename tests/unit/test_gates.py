@@ -49,6 +49,19 @@ def test_skip_inherits_the_strongest_reason_in_any_order_of_nodes(first: str, se
     assert scheduler.states[4].skip_reason is SkipReason.UPSTREAM_FAILED
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_all_done_gate_opens_at_the_last_end_whatever_the_ends(first: int) -> None:
+    scheduler = new_scheduler(
+        graph_of(("a", [], ALL), ("b", [], ALL), ("c", ["a", "b"], FanIn(mode="all_done")))
+    )
+    ends = [(0, NodeStatus.FAILED, None), (1, NodeStatus.SKIPPED, SkipReason.UPSTREAM_FAILED)]
+    scheduler.pop_ready()
+    scheduler.end(*ends[first])
+    assert scheduler.pop_ready() == []
+    scheduler.end(*ends[1 - first])
+    assert scheduler.pop_ready() == [2]
+
+
 def test_descendants_of_a_stopped_node_have_the_reason_of_the_stop() -> None:
     scheduler = new_scheduler(graph_of(("a", [], ALL), ("b", ["a"], ALL), ("c", ["b"], ALL)))
     scheduler.states[0].epoch = 1

@@ -56,6 +56,7 @@ PARENTS: list[tuple[str, int, list[NodeStatus], str]] = [
     ("count:2", 4, [], "waits for 2 of p0, p1, p2, p3"),
     ("count:2", 4, [FINISHED], "waits for any of p1, p2, p3"),
     ("count:2", 3, [FAILED], "waits for p1 and p2"),
+    ("all_done", 3, [FAILED], "waits for p1 and p2"),
     ("any", 2, [FINISHED], ""),
     ("all", 1, [FINISHED], ""),
 ]

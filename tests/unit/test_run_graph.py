@@ -33,7 +33,10 @@ class Split(RoleHandler):
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Return the words, or fail."""
-        if ctx.attempt_epoch <= batch.payload.get("breaks", 0):
+        number = batch.payload["texts"].index(batch.payload["text"])
+        if number >= batch.payload.get("breaks_at", 0) and ctx.attempt_epoch <= batch.payload.get(
+            "breaks", 0
+        ):
             permanent = batch.payload.get("permanent", False)
             return BatchResult(success=False, reason_code="torn", error="no ink", permanent=permanent)
         return BatchResult(success=True, metrics={"words": batch.payload["text"].split()})
@@ -183,6 +186,18 @@ async def test_allowed_failure_finishes_the_task_and_pullers_do_not_wait_for_it(
     bad = split("bad", order={"breaks": 9}, allow_failure=True)
     run = await ran(bad, split(), count("bad", "split", fan_in="any"))
     assert (run.status, run.nodes["count"].final) == ("finished", {"all": 5})
+
+
+async def test_all_done_join_reads_what_failed_and_skipped_parents_have_stored() -> None:
+    """The second batch of `torn` fails, so one is stored. A task that stops starts no join."""
+    torn = split("torn", "a b", "c", order={"breaks_at": 1, "breaks": 9, "permanent": True})
+    never = split("never", depends_on=["torn"])
+    join = count("torn", "never", "split", fan_in="all_done")
+    run = await ran(torn | {"allow_failure": True}, never, split(), join)
+    assert statuses(run) == {"torn": "failed", "never": "skipped", "split": "finished", "count": "finished"}
+    assert (run.status, run.nodes["count"].final) == ("finished", {"all": 2 + 5})
+    run = await ran(torn, never, split(), join)
+    assert (run.status, run.nodes["count"].skip_reason) == ("failed", "task_failed")
 
 
 async def test_built_in_and_user_functions_run() -> None:

@@ -75,7 +75,7 @@ def edges(*parents: str) -> list[dict[str, Any]]:
     return [{"from": p, "to": "c", "mode": "async" if p in parents else "sync"} for p in ("a", "b")]
 
 
-@pytest.mark.parametrize("fan_in", ["all", "any"])
+@pytest.mark.parametrize("fan_in", ["all", "any", "all_done"])
 def test_first_batch_of_any_parent_opens_the_gate_once(fan_in: str) -> None:
     game = diamond(fan_in, FIRST)
     assert game.batch("b") and game.started() == ["c"]
@@ -235,6 +235,7 @@ def test_own_failure_of_a_child_keeps_its_code() -> None:
         ("all", {"a": "finished", "b": "cancelled"}, "failed"),
         ("count:2", {"a": "finished", "b": "failed"}, "failed"),
         ("count:1", {"a": "finished", "b": "failed"}, "finished"),
+        ("all_done", {"a": "failed", "b": "failed"}, "finished"),
     ],
 )
 def test_ends_of_the_parents_decide_how_a_started_child_ends(

@@ -16,11 +16,11 @@ ROLE_RULE = "letters, digits, '.', '_', '-'"
 ID_RULE = "1 to 200 printable characters"
 
 BAD_FIELDS: list[tuple[str, dict[str, Any], list[str]]] = [
-    ("fan_in_word", {"fan_in": "some"}, ["fan_in", "'some'", "'all', 'any' or 'count:n'"]),
+    ("fan_in_word", {"fan_in": "some"}, ["fan_in", "'some'", "'all', 'any', 'all_done' or 'count:n'"]),
     ("fan_in_type", {"fan_in": 2}, ["fan_in", "2", "'count:n'"]),
     ("fan_in_without_n", {"fan_in": "count:"}, ["fan_in", "'count:'", "'count:n'"]),
     ("fan_in_negative", {"fan_in": "count:-1"}, ["fan_in", "'count:-1'", "'count:n'"]),
-    ("fan_in_spaces", {"fan_in": " all"}, ["fan_in", "' all'", "'all', 'any' or 'count:n'"]),
+    ("fan_in_spaces", {"fan_in": " all"}, ["fan_in", "' all'", "'all', 'any', 'all_done' or 'count:n'"]),
     ("count_zero", {"fan_in": "count:0"}, ["fan_in", "'count:0'", "between 1 and", "parents (1)"]),
     ("count_too_many", {"fan_in": "count:2"}, ["fan_in", "'count:2'", "between 1 and", "parents (1)"]),
     ("parents_type", {"depends_on": "extract"}, ["depends_on", "'extract'", "list of node ids"]),

@@ -1,7 +1,7 @@
 """The gates of nodes: which ends and batches of their parents let them start, and why they are skipped otherwise. Pure.
 
 A parent satisfies its edge by finishing, or by its first stored batch if the edge streams. The conditions of edges can
-change what a gate sees of a parent.
+change what a gate sees of a parent. A gate with the mode `all_done` counts every end, and never closes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flowkit.models import NodeStatus, SkipReason, StartWhen
+from flowkit.models import ALL_DONE, NodeStatus, SkipReason, StartWhen
 from flowkit.workflows.scheduling.conditions import BY_CONDITION
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ def is_open(node: Node, gate: Gate) -> bool:
             return gate.satisfied >= 1
         case "count":
             return gate.satisfied >= node.fan_in.count
+        case "all_done":
+            return gate.open_parents == 0
         case _:
             return gate.open_parents == 0 and gate.blocked == 0 and gate.satisfied > 0
 
@@ -64,6 +66,8 @@ def is_closed(node: Node, gate: Gate) -> bool:
             return gate.satisfied + gate.open_parents < 1
         case "count":
             return gate.satisfied + gate.open_parents < node.fan_in.count
+        case "all_done":
+            return False
         case _:
             return gate.blocked > 0 or (gate.open_parents == 0 and gate.satisfied == 0)
 
@@ -147,6 +151,8 @@ class Gates:
         The condition of an edge from a finished parent is the same for its batch, so its end has counted already.
         """
         end, conditional = self._states[parent], self._has_condition(child, parent)
+        if conditional and not self.needs_condition(child, parent):
+            return
         opens = self._nodes[child].io.start_when is StartWhen.FIRST_BATCH
         if conditional and end.status is NodeStatus.FINISHED:
             passes = self._conditions.passes(child, parent)
@@ -197,6 +203,14 @@ class Gates:
             return None
         return state if passes else BY_CONDITION
 
+    def needs_condition(self, child: int, parent: int) -> bool:
+        """Return whether the condition of an edge can still have an effect.
+
+        It has none for a gate with the mode `all_done` once the parent has ended without finishing.
+        """
+        status = self._states[parent].status
+        return self._nodes[child].fan_in.mode != ALL_DONE or not status.ended or status is NodeStatus.FINISHED
+
     def _is_decided_by_batch(self, child: int, parent: int) -> bool:
         """Return whether the first batch of a parent decides about the edge, so that the end of the parent does not.
 
@@ -205,7 +219,12 @@ class Gates:
         node, source = self._nodes[child], self._nodes[parent]
         if source.node_id not in node.streams_from or not self._states[parent].streamed:
             return False
+        if not self.needs_condition(child, parent) and self._is_undecided(child, parent):
+            return False
         return node.io.start_when is not StartWhen.FIRST_BATCH or self._has_condition(child, parent)
+
+    def _is_undecided(self, child: int, parent: int) -> bool:
+        return self._has_condition(child, parent) and parent not in self._states[child].edges
 
     def _has_condition(self, child: int, parent: int) -> bool:
         return self._nodes[parent].node_id in self._nodes[child].edge_when

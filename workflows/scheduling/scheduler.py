@@ -5,7 +5,7 @@ that can no longer start. `Scheduler.pop_ready` returns the nodes that may start
 
 A node's gate is the state of its fan-in (in Airflow: of its trigger rule). The gate opens when enough parents have
 finished, or have stored a batch from which the node streams (`streams`), and closes when too few parents can still do
-so. The gate of a routing target also needs a route (`routing`). A node is open until it has ended.
+so. A gate with the mode `all_done` opens when all parents have ended. The gate of a routing target also needs a route (`routing`). A node is open until it has ended.
 """
 
 from __future__ import annotations
@@ -168,8 +168,11 @@ class Scheduler:
 
     def awaits(self, due: Due) -> bool:
         """Return whether the result of a condition still matters: the node is open, and has not started without it."""
-        started = due.parent is not None and due.node in self._made_ready
-        return not started and not self.states[due.node].status.ended
+        if self.states[due.node].status.ended:
+            return False
+        if due.parent is None:
+            return True
+        return due.node not in self._made_ready and self._gates.needs_condition(due.node, due.parent)
 
     def decide(self, results: Mapping[Due, bool]) -> None:
         """Store the results of conditions that still matter, and only then start and skip nodes."""

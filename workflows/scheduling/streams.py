@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowkit.models import NodeStatus
+from flowkit.models import ALL_DONE, NodeStatus
 from flowkit.workflows.scheduling.gates import TOLERATED_BY_ALL
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Streams:
 
     def _is_closed_by_failures(self, index: int, states: Sequence[NodeState], fails: dict[int, bool]) -> bool:
         parents, fan_in = self._counted(index, states), self._nodes[index].fan_in
+        if fan_in.mode == ALL_DONE:
+            return False
         failed = [parent for parent in parents if self._has_failed(parent, states[parent], fails)]
         if not failed or fan_in.mode == "all":
             return bool(failed)

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from flowkit.graph.routes import ON_FAILURE, ON_SUCCESS
-from flowkit.models import OnNodeFailure, RetryPolicy, StartWhen
+from flowkit.models import ALL_DONE, OnNodeFailure, RetryPolicy, StartWhen
 from flowkit.text import format_duration, names, shorten
 
 if TYPE_CHECKING:
@@ -166,6 +166,8 @@ def _format_fan_in(fan_in: FanIn) -> str:
 
 
 def _format_parents(fan_in: FanIn, parents: Sequence[str]) -> str:
+    if fan_in.mode == ALL_DONE:
+        return f"the end of {names(parents)}"
     if fan_in.mode == "all" or len(parents) == 1:
         return names(parents)
     return f"{fan_in.count if fan_in.mode == 'count' else 'any'} of {names(parents, last=', ')}"

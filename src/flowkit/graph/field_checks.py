@@ -54,7 +54,7 @@ RETRY_KEYS = frozenset(
 _PATH_STEPS = 20
 _PATH_CHARS = 300
 
-FAN_IN = re.compile(r"(all|any)|count:(\d{1,9})", re.IGNORECASE)
+FAN_IN = re.compile(r"(all|any|all_done)|count:(\d{1,9})", re.IGNORECASE)
 
 
 def _by_word(words: dict[str, str]) -> dict[str, str]:
@@ -265,7 +265,7 @@ def _check_depends_on(value: object) -> Iterator[str]:
 
 def _check_fan_in(value: object) -> Iterator[str]:
     if parse_fan_in(value) is None:
-        yield f"fan_in {printed(value)} must be 'all', 'any' or 'count:n'"
+        yield f"fan_in {printed(value)} must be 'all', 'any', 'all_done' or 'count:n'"
 
 
 def _check_allow_failure(value: object) -> Iterator[str]:

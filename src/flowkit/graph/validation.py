@@ -18,6 +18,7 @@ from flowkit.graph.input_adapters import PULL, RECHUNK, replace_alias
 from flowkit.graph.routes import find_routers, resolve_routes, route_problems
 from flowkit.graph.streams import max_ahead_warnings, read_start_when, resolve_streams
 from flowkit.models import (
+    ALL_DONE,
     COORDINATOR_FN,
     FanIn,
     Graph,
@@ -300,7 +301,7 @@ def _find_waits(wiring: _Wiring) -> dict[str, list[str]]:
     waits: dict[str, list[str]] = {}
     for node_id, own in wiring.parents.items():
         fan_in, sources = wiring.fan_ins[node_id], wiring.sources.get(node_id) or ()
-        needs_all = fan_in.mode == "all" or len(own) == (fan_in.count or 1)
+        needs_all = fan_in.mode in ("all", ALL_DONE) or len(own) == (fan_in.count or 1)
         waits[node_id] = [*(own if needs_all else ()), *wiring.routers.get(node_id, ()), *sources]
     return waits
 

@@ -21,6 +21,7 @@ from flowkit.models.attempts import (
     slot_wait_id,
 )
 from flowkit.models.graphs import (
+    ALL_DONE,
     COORDINATOR_FN,
     FanIn,
     Graph,
@@ -53,6 +54,7 @@ from flowkit.models.tasks import (
 )
 
 __all__ = [
+    "ALL_DONE",
     "COORDINATOR_FN",
     "OPEN_NODE_STATUSES",
     "OPEN_TASK_STATUSES",

@@ -60,9 +60,16 @@ class StartWhen(StrEnum):
     """Also when any parent has stored its first batch, unless the fan-in is `count:n`."""
 
 
+ALL_DONE = "all_done"
+"""The mode of a fan-in whose gate opens when all parents have ended, in whatever way, and never closes."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FanIn:
-    """How many parents must finish before a node starts: mode `all`, `any`, or `count` with a number."""
+    """How many parents must finish before a node starts: mode `all`, `any`, or `count` with a number.
+
+    With the mode `all_done`, all parents must end, in whatever way.
+    """
 
     mode: str = "all"
     count: int = 0

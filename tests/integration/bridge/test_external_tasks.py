@@ -65,6 +65,27 @@ async def test_external_node_pulls_from_external_and_native_nodes(external: Exte
     assert len(await external.rows(task_id, "enrich")) == 3 + 4
 
 
+async def test_nodes_read_what_failed_and_skipped_parents_have_stored(external: ExternalTasks) -> None:
+    await external.served_engine()
+    await external.worker()
+    await external.external(scripted, EachBatch(copied))
+    pull = {"input_adapter": "pull.from_artifacts.rechunk:size", "input_args": {"size": 5}}
+    fails = {"batches": 3, "fail_at": 2, "permanent": True}
+    sources = ("extract", "never", "native")
+    task_id = await external.create(
+        node("extract", external.role, inline=fails, allow_failure=True),
+        node("never", "quick", "extract"),
+        node("native", "quick"),
+        node("enrich", external.other_role, *sources, inline=pull, fan_in="all_done"),
+        node("sum", "quick", *sources, inline=pull, fan_in="all_done"),
+    )
+    assert (await external.result(task_id)).status == "finished"
+    expected = {"extract": "failed", "never": "skipped", "native": "finished"}
+    assert await external.statuses(task_id) == {**expected, "enrich": "finished", "sum": "finished"}
+    rows = [len(await external.rows(task_id, name)) for name in ("enrich", "sum")]
+    assert rows == [2 + 1, 2 + 1]
+
+
 async def test_failure_of_an_external_worker_is_retried_with_its_code(external: ExternalTasks) -> None:
     await external.served_engine()
     await external.external(scripted)

@@ -241,6 +241,8 @@ def fires(router: NodePlan, end: NodeEnd, target: NodePlan) -> bool:
 
 def gate_opens(fan_in: str, parents: Sequence[NodeEnd]) -> bool:
     """Return whether a gate opens after all parents have ended like this."""
+    if fan_in == "all_done":
+        return True
     counted = [end.status for end in parents if not (fan_in == "all" and end.tolerated)]
     return opens(fan_in, counted) and (bool(counted) or not parents)
 

@@ -223,7 +223,7 @@ class Drawing:
         if len(parents) < 2:
             return "all"
         count = f"count:{self._chance.randint(1, len(parents))}"
-        return self._chance.choice(["all", "any", count])
+        return self._chance.choice(["all", "any", "all_done", count])
 
     def _maker(self) -> NodePlan:
         parents, uid = self._parents() if self._above else [], self._uid_format()
