@@ -43,8 +43,12 @@ class Entry(NamedTuple):
 
 def entries(partials: Iterable[dict[str, Any]]) -> dict[str, Entry]:
     """Return the batches keyed by the text of their uid, oldest first. Skip documents without a `batch_uid`."""
-    batches = [partial for partial in partials if "batch_uid" in partial]
-    return {uid_text(each["batch_uid"]): _entry(each) for each in sorted(batches, key=_age)}
+    return {uid_text(each["batch_uid"]): _entry(each) for each in oldest_first(partials)}
+
+
+def oldest_first(artifacts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the artifacts of batches, oldest first. Skip documents without a `batch_uid`."""
+    return sorted((each for each in artifacts if "batch_uid" in each), key=_age)
 
 
 def _entry(partial: dict[str, Any]) -> Entry:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pymongo import DESCENDING
 
-from flowkit.adapters.dispatches import ACTIVE_STATES
+from flowkit import reason_codes
+from flowkit.adapters.batch_uids import uid_text
+from flowkit.adapters.dispatches import ACTIVE_STATES, OutcomeKind
+from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
 from flowkit.adapters.mongo import Database, durable, ensure_index, translate_errors
 from flowkit.adapters.tasks.fields import WAITS_FOR
-from flowkit.models import OPEN_TASK_STATUSES
+from flowkit.models import OPEN_TASK_STATUSES, FailureKind
+from flowkit.protocol.messages import EventKind
 from flowkit.validation.arguments import require, task_id_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 _SUMMARY = {
     "_id": 0,
@@ -28,6 +33,33 @@ _SUMMARY = {
     "graph.name": 1,
 }
 
+
+_BATCH = {
+    "batch_uid": 1,
+    "status": 1,
+    "attempt_epoch": 1,
+    "worker_id": 1,
+    "updated_at": 1,
+    "meta": 1,
+    "artifacts_ref": 1,
+    "error": 1,
+}
+
+_BOUNDS = (EventKind.TASK_ACCEPTED, EventKind.TASK_DONE, EventKind.TASK_FAILED, EventKind.CANCELLED)
+"""Events at the start and at the end of an attempt."""
+
+_EVENT = {"_id": 0, "node_id": 1, "attempt_epoch": 1, "ts_ms": 1, "payload": 1}
+_DISPATCH = {
+    "_id": 0,
+    "node_id": 1,
+    "attempt_epoch": 1,
+    "accepted_at": 1,
+    "lease.worker_id": 1,
+    "outcome.kind": 1,
+    "outcome.at": 1,
+    "outcome.worker_id": 1,
+    "outcome.failure": 1,
+}
 
 _EXTERNAL_RUN = {"_id": 0, "node_id": 1, "attempt_epoch": 1, "lease.worker_id": 1, "batches": 1}
 
@@ -42,6 +74,54 @@ class ExternalRun:
     """Number of batches that the worker has reported."""
     waits_for: str
     """What the attempt waits for while no worker has accepted it; may be empty."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredResult:
+    """What a node has stored at its end."""
+
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """Its final metrics, or what a function has merged."""
+    artifacts_ref: dict[str, Any] | None = None
+    """The reference of its `finalize`, or of an external worker's last event."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredBatch:
+    """The result of one batch."""
+
+    uid: str
+    status: str
+    """`ok` or `failed`."""
+    attempt: int
+    """Epoch of the attempt that stored it; 0 if unknown."""
+    worker: str
+    stored_at: str | None
+    """When the result was stored, as ISO 8601 text in UTC."""
+    metrics: dict[str, Any]
+    artifacts_ref: dict[str, Any] | None
+    error: str | None
+    """Why the batch failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggedAttempt:
+    """What `worker_events`, or a dispatch record, says about one attempt. Fields that it does not say are None."""
+
+    node_id: str
+    epoch: int
+    worker: str | None = None
+    started_at: float | None = None
+    """Unix time in seconds. Of an external attempt, when its worker accepted it."""
+    ended_at: float | None = None
+    finished: bool | None = None
+    """Whether the attempt succeeded, once it has ended."""
+    cancelled: bool = False
+    kind: FailureKind | None = None
+    """How the attempt failed. None if the source does not say."""
+    code: str | None = None
+    """The reason code of the failure."""
+    error: str | None = None
 
 
 class TaskQueries:
@@ -77,6 +157,49 @@ class TaskQueries:
         return await self._counted(self._db.artifacts, stored, "$node_id")
 
     @translate_errors
+    async def results(self, task_id: str) -> dict[str, StoredResult]:
+        """Return what the nodes of a task have stored at their ends, by node id. Omit nodes without such a result."""
+        require(task_id_problem(task_id))
+        markers = {"task_id": task_id, "batch_uid": {"$exists": False}, "status": "complete"}
+        found = self._db.artifacts.find(markers, {"_id": 0, "node_id": 1, "meta": 1, "artifacts_ref": 1})
+        return {row["node_id"]: _stored_result(row) async for row in found}
+
+    @translate_errors
+    async def batch_page(
+        self, task_id: str, node_id: str, offset: int, limit: int
+    ) -> tuple[list[StoredBatch], int]:
+        """Return up to `limit` batches of a node, oldest first and without the first `offset`, and the number of all.
+
+        Failed batches are included. The content of other batches is not read.
+        """
+        require(task_id_problem(task_id))
+        own = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": True}}
+        every = oldest_first([row async for row in self._db.artifacts.find(own, PROJECTION)])
+        ids = [row["_id"] for row in every[offset : offset + limit]]
+        found = {row["_id"]: row async for row in self._db.artifacts.find({"_id": {"$in": ids}}, _BATCH)}
+        return [_stored_batch(found[each]) for each in ids if each in found], len(every)
+
+    @translate_errors
+    async def logged_attempts(self, task_id: str, node_id: str | None) -> list[LoggedAttempt]:
+        """Return what the logs in MongoDB say about the attempts of a task, or of one of its nodes.
+
+        `worker_events` comes first, with one entry for each event, then the dispatch records of external attempts.
+        """
+        require(task_id_problem(task_id))
+        own = {"task_id": task_id} | ({} if node_id is None else {"node_id": node_id})
+        events = self._db.worker_events.find({**own, "payload.kind": {"$in": [*_BOUNDS]}}, _EVENT)
+        logged = [_logged_event(row) async for row in events]
+        dispatches = self._db.dispatches.find(own, _DISPATCH)
+        return logged + [_logged_dispatch(row) async for row in dispatches]
+
+    @translate_errors
+    async def worker_versions(self, worker_ids: Collection[str]) -> dict[str, str]:
+        """Return the versions of the workers that have a row in the registry and announce a version."""
+        known = {"worker_id": {"$in": sorted(worker_ids)}, "version": {"$nin": [None, ""]}}
+        rows = self._db.worker_registry.find(known, {"_id": 0, "worker_id": 1, "version": 1})
+        return {row["worker_id"]: str(row["version"]) async for row in rows}
+
+    @translate_errors
     async def external_runs(self, task_id: str) -> dict[tuple[str, int], ExternalRun]:
         """Return the attempts of a task that bridges have dispatched and that have no outcome, by node id and epoch."""
         require(task_id_problem(task_id))
@@ -102,6 +225,64 @@ class TaskQueries:
     async def _counted(self, collection: Any, match: dict[str, Any], by: str) -> dict[str, int]:
         rows = await aggregated(collection, [match, {"$group": {"_id": by, "count": {"$sum": 1}}}])
         return {row["_id"]: row["count"] for row in rows}
+
+
+def _stored_result(row: dict[str, Any]) -> StoredResult:
+    """Return the result in a complete marker. The marker of a node that did not finish has only its status."""
+    meta = dict(row.get("meta") or {})
+    return StoredResult(metrics={} if [*meta] == ["ended"] else meta, artifacts_ref=row.get("artifacts_ref"))
+
+
+def _stored_batch(row: dict[str, Any]) -> StoredBatch:
+    stored_at = row.get("updated_at")
+    return StoredBatch(
+        uid=uid_text(row["batch_uid"]),
+        status="failed" if row.get("status") == "failed" else "ok",
+        attempt=epoch_of(row),
+        worker=str(row.get("worker_id") or ""),
+        stored_at=utc(stored_at).isoformat() if isinstance(stored_at, datetime) else None,
+        metrics=dict(row.get("meta") or {}),
+        artifacts_ref=row.get("artifacts_ref"),
+        error=row.get("error"),
+    )
+
+
+def _logged_event(row: dict[str, Any]) -> LoggedAttempt:
+    payload = row["payload"]
+    kind = payload["kind"]
+    at = row["ts_ms"] / 1000
+    started = kind == EventKind.TASK_ACCEPTED
+    code = payload.get("reason_code")
+    return LoggedAttempt(
+        node_id=row["node_id"],
+        epoch=row["attempt_epoch"],
+        worker=payload.get("worker_id"),
+        started_at=at if started else None,
+        ended_at=None if started else at,
+        finished=None if started else kind == EventKind.TASK_DONE,
+        cancelled=kind == EventKind.CANCELLED,
+        kind=FailureKind.HANDOVER if code == reason_codes.WORKER_SHUTDOWN else None,
+        code=code,
+        error=payload.get("error"),
+    )
+
+
+def _logged_dispatch(row: dict[str, Any]) -> LoggedAttempt:
+    outcome = row.get("outcome") or {}
+    failure = outcome.get("failure") or {}
+    kind = outcome.get("kind")
+    return LoggedAttempt(
+        node_id=row["node_id"],
+        epoch=row["attempt_epoch"],
+        worker=outcome.get("worker_id") or (row.get("lease") or {}).get("worker_id"),
+        started_at=row.get("accepted_at"),
+        ended_at=outcome.get("at"),
+        finished=None if kind is None else kind == OutcomeKind.DONE,
+        cancelled=kind == OutcomeKind.CANCELLED,
+        kind=FailureKind(failure["kind"]) if failure else None,
+        code=failure.get("code"),
+        error=failure.get("message"),
+    )
 
 
 def _external_run(row: dict[str, Any], waits_for: str | None) -> ExternalRun:

@@ -161,6 +161,44 @@ async def test_list_shows_the_newest_first_and_reports_that_there_are_more(
     assert (none.code, none.out, none.err) == (0, "", "no tasks are failed\n")
 
 
+async def failed_once(harness: Harness) -> tuple[str, str]:
+    """Run a task whose first node fails once; return its id and the id of its worker."""
+    await harness.engine()
+    worker = await harness.worker()
+    once = node("a", "failing", inline={"failures": 1}, retry_policy={"max": 1, "backoff_sec": 0})
+    task_id = await harness.create(once, node("b", "quick", "a", inline={"batches": 3}))
+    assert (await harness.result(task_id)).status == "finished"
+    return task_id, worker.worker_id
+
+
+async def test_attempts_show_workers_durations_and_outcomes(harness: Harness, program: Program) -> None:
+    task_id, worker = await failed_once(harness)
+    shown = (await program.call("attempts", task_id, env=harness.environment)).out.splitlines()[1:]
+    assert [line.split()[:3] for line in shown] == [
+        ["a", "1", worker],
+        ["a", "2", worker],
+        ["b", "1", worker],
+    ]
+    assert ["failed: flaky: as ordered" in line for line in shown] == [True, False, False]
+    own = await program.call("attempts", task_id, "b", "--json", env=harness.environment)
+    [only] = json.loads(own.out)["attempts"]
+    assert (only["outcome"], only["worker"], only["seconds"] >= 0) == ("finished", worker, True)
+
+
+async def test_result_shows_final_metrics_and_pages_of_batches(harness: Harness, program: Program) -> None:
+    task_id, _ = await failed_once(harness)
+    page = await program.call("result", task_id, "b", "--limit", "2", env=harness.environment)
+    assert page.out.splitlines()[:2] == [f"node b of task {task_id} finished", "  metrics.epoch  1"]
+    assert page.err == "batches 1 to 2 of 3; `--offset 2` shows the next\n"
+    whole = json.loads((await program.call("result", task_id, "--json", env=harness.environment)).out)
+    assert [(each["metrics"], each["batches"]) for each in whole["nodes"]] == [
+        ({"epoch": 2}, 1),
+        ({"epoch": 1}, 3),
+    ]
+    wrong = await program.call("result", task_id, "nodes", env=harness.environment)
+    assert (wrong.code, "has no node 'nodes'" in wrong.err) == (2, True)
+
+
 async def test_worker_serves_only_the_selected_roles(harness: Harness) -> None:
     names = [f"tests.integration.handlers:{name}" for name in ("Quick", "Paced")]
     await harness.engine()

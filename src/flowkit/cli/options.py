@@ -113,6 +113,7 @@ HostedRoles = Annotated[
     ),
 ]
 TaskId = Annotated[str, typer.Argument(callback=_check_id, help="Id of the task.")]
+NodeId = Annotated[str | None, typer.Argument(help="Id of a node.")]
 NewTaskId = Annotated[
     str | None,
     typer.Option("--task-id", callback=_check_new_id, help="Id of the task. Default: a new UUID."),

@@ -127,10 +127,15 @@ def _select_relevant(nodes: Sequence[NodeView], rows: int | None) -> Sequence[No
 def _format_cells(node: NodeView) -> Iterator[Text]:
     yield Text(node.node_id)
     yield Text(node.role)
-    yield Text(node.status, style=_STYLES.get(node.status, ""))
+    yield status_text(node.status)
     yield Text(str(node.attempt or ""))
     yield Text(f"{node.batches:,}" if node.batches else "")
     yield Text(format_note(node))
+
+
+def status_text(status: str) -> Text:
+    """Return the status of a node in its color."""
+    return Text(status, style=_STYLES.get(status, ""))
 
 
 def format_note(node: NodeView) -> str:

@@ -1,0 +1,445 @@
+"""`flowkit attempts`, which shows the history of attempts. It imports its dependencies when it runs.
+
+Temporal's history has every attempt of a task: its worker, times and outcome. MongoDB has the workers of external
+attempts, and, once Temporal has deleted the history, still the event log of attempts and the latest attempt of each node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from flowkit import reason_codes
+from flowkit.cli import output
+from flowkit.cli.options import (
+    DEFAULT_DATABASE,
+    DEFAULT_MONGO_URL,
+    AsJson,
+    MongoDatabase,
+    MongoUrl,
+    NodeId,
+    TaskId,
+    Verbose,
+    Where,
+)
+from flowkit.cli.output import log_warnings
+from flowkit.cli.tasks.results import require_node
+from flowkit.text import format_duration, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping
+
+    from rich.table import Table
+    from temporalio.api.history.v1 import HistoryEvent
+    from temporalio.client import Client, WorkflowExecutionDescription
+    from temporalio.converter import DataConverter
+
+    from flowkit.adapters.tasks.queries import LoggedAttempt
+    from flowkit.models import FailureKind
+
+_SECOND = len("2026-01-31 12:00:00")
+_LOCAL_MARKER = "core_local_activity"
+"""The marker with which Temporal's SDK records a local activity."""
+
+
+_STORED = ("running", "finished", "failed", "cancelled")
+"""Statuses of a node that are also the outcome of its latest attempt."""
+
+
+class Outcome(StrEnum):
+    """How an attempt ended, or that it has not."""
+
+    WAITING = "waiting"
+    """No worker has started it."""
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    LOST = "lost"
+    HANDED_OVER = "handed over"
+    YIELDED = "yielded"
+    CANCELLED = "cancelled"
+    REPLACED = "replaced"
+    """Another attempt has taken its place."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptView:
+    """One attempt as the command displays it. Times are in seconds since the epoch."""
+
+    node_id: str
+    attempt: int
+    worker: str | None = None
+    version: str | None = None
+    """The version that the worker announces, if it has a row in the registry."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+    code: str | None = None
+    """The reason code of a failure."""
+    error: str | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the attempt ran; None if its start or its end is unknown."""
+        if self.started_at is None or self.ended_at is None:
+            return None
+        return max(0.0, self.ended_at - self.started_at)
+
+
+Key = tuple[str, int]
+
+
+def attempts(
+    task: TaskId,
+    node: NodeId = None,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Show all attempts of a task, or of one of its nodes: their workers, durations and outcomes."""
+    log_warnings(verbose)
+    where = Where(mongo_url=mongo_url, database=database)
+    found, complete = asyncio.run(_read(task, node, where))
+    now = datetime.now(UTC).timestamp()
+    if as_json:
+        rows = [_to_json(each, now) for each in found]
+        return output.document({"task_id": task, "attempts": rows, "complete": complete})
+    if found:
+        console = output.console()
+        console.print(attempts_table(found, now, wide=console.is_terminal))
+    else:
+        output.note("no attempts yet")
+    if not complete:
+        output.note(
+            "Temporal no longer has the history of this task; attempts whose workers crashed, and attempts of "
+            "functions, may be missing"
+        )
+    return None
+
+
+async def _read(task_id: str, node_id: str | None, where: Where) -> tuple[list[AttemptView], bool]:
+    """Return the attempts of a task, and whether Temporal still has its history."""
+    from flowkit.cli.servers import servers
+    from flowkit.cli.tasks.view import describe
+    from flowkit.client import UnknownTask
+
+    async with servers(where) as both:
+        document = await both.catalog.document(task_id)
+        description = await describe(both.temporal, task_id)
+        if document is None and description is None:
+            raise UnknownTask(task_id)
+        if document is not None:
+            require_node(document, node_id)
+        recorded = await _read_history(both.temporal, task_id)
+        pending = read_pending(description)
+        logged = await both.catalog.logged_attempts(task_id, node_id)
+        found = merge([*recorded.values(), *pending.values()], logged, document or {})
+        versions = await both.catalog.worker_versions({each.worker for each in found if each.worker})
+    wanted = [each for each in found if node_id in (None, each.node_id)]
+    shown = [replace(each, version=versions.get(each.worker or "")) for each in wanted]
+    return shown, description is not None
+
+
+# --- Temporal's history -----------------------------------------------------------------------------------------------
+
+
+async def _read_history(client: Client, task_id: str) -> dict[Key, AttemptView]:
+    """Return the attempts in the history of a task; `{}` if Temporal has none."""
+    found: dict[Key, AttemptView] = {}
+    async for run in _read_runs(client, task_id):
+        for key, attempt in (await read_events(run, client.data_converter)).items():
+            found.setdefault(key, attempt)
+    return found
+
+
+async def _read_runs(client: Client, task_id: str) -> AsyncIterator[list[HistoryEvent]]:
+    """Yield the events of the runs of a task, newest run first, as far back as Temporal retains them."""
+    from temporalio.service import RPCError, RPCStatusCode
+
+    run_id: str | None = None
+    while True:
+        handle = client.get_workflow_handle(task_id, run_id=run_id)
+        try:
+            events = [event async for event in handle.fetch_history_events()]
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            return
+        yield events
+        run_id = events[0].workflow_execution_started_event_attributes.continued_execution_run_id
+        if not run_id:
+            return
+
+
+async def read_events(events: Iterable[HistoryEvent], converter: DataConverter) -> dict[Key, AttemptView]:
+    """Return the attempts that the events of one run record."""
+    scheduled: dict[int, AttemptView] = {}
+    local: dict[Key, AttemptView] = {}
+    for event in events:
+        kind = event.WhichOneof("attributes") or ""
+        attributes: Any = getattr(event, kind, None)
+        if kind == "activity_task_scheduled_event_attributes":
+            if (key := key_of(attributes.activity_id)) is not None:
+                scheduled[event.event_id] = _new_view(key, outcome=Outcome.WAITING)
+        elif kind == "marker_recorded_event_attributes":
+            if (attempt := await _read_marker(attributes, converter)) is not None:
+                local[attempt.node_id, attempt.attempt] = attempt
+        elif kind.startswith("activity_task_") and attributes.scheduled_event_id in scheduled:
+            known = scheduled[attributes.scheduled_event_id]
+            changed = await _after(known, kind, attributes, _seconds(event.event_time), converter)
+            scheduled[attributes.scheduled_event_id] = changed
+    return {(each.node_id, each.attempt): each for each in scheduled.values()} | local
+
+
+def key_of(activity_id: str) -> Key | None:
+    """Return node id and epoch of an attempt's activity; None for any other activity."""
+    node_id, _, epoch = activity_id.rpartition(".")
+    return (node_id, int(epoch)) if node_id and epoch.isdecimal() else None
+
+
+def _new_view(key: Key, **known: Any) -> AttemptView:
+    return AttemptView(node_id=key[0], attempt=key[1], **known)
+
+
+async def _after(
+    attempt: AttemptView, kind: str, attributes: Any, at: float, converter: DataConverter
+) -> AttemptView:
+    """Return the attempt after an event of its activity."""
+    match kind.removeprefix("activity_task_").removesuffix("_event_attributes"):
+        case "started":
+            return replace(attempt, worker=attributes.identity, started_at=at, outcome=Outcome.RUNNING)
+        case "completed":
+            return replace(attempt, ended_at=at, outcome=Outcome.FINISHED)
+        case "canceled":
+            return replace(attempt, ended_at=at, outcome=Outcome.CANCELLED)
+        case "failed" | "timed_out":
+            return await _with_failure(replace(attempt, ended_at=at), attributes.failure, converter)
+    return attempt
+
+
+async def _with_failure(attempt: AttemptView, failure: Any, converter: DataConverter) -> AttemptView:
+    from temporalio.exceptions import FailureError
+
+    from flowkit.workflows.node import read_failure
+
+    try:
+        error = await converter.decode_failure(failure)
+    except (KeyError, RuntimeError, ValueError):
+        return replace(attempt, outcome=Outcome.FAILED, error=str(failure.message))
+    found = read_failure(error) if isinstance(error, FailureError) else None
+    if found is None:
+        return replace(attempt, outcome=Outcome.CANCELLED)
+    return replace(attempt, outcome=_outcome_of(found.kind), code=found.code, error=found.message)
+
+
+def _outcome_of(kind: FailureKind | None) -> Outcome:
+    """Return how an attempt with this kind of failure ended. An unknown kind is a failure."""
+    return {
+        "loss": Outcome.LOST,
+        "handover": Outcome.HANDED_OVER,
+        "yielded": Outcome.YIELDED,
+        "epoch_taken": Outcome.REPLACED,
+        "fenced": Outcome.REPLACED,
+    }.get(str(kind), Outcome.FAILED)
+
+
+async def _read_marker(marker: Any, converter: DataConverter) -> AttemptView | None:
+    """Return the attempt of a local activity; None if the marker records something else.
+
+    After a timeout, an ordinary attempt follows at no charge.
+    """
+    if marker.marker_name != _LOCAL_MARKER or "data" not in marker.details:
+        return None
+    data = json.loads(marker.details["data"].payloads[0].data)
+    key = key_of(data["activity_id"])
+    if key is None:
+        return None
+    started_at, ended_at = _local_time(data["original_schedule_time"]), _local_time(data["complete_time"])
+    attempt = _new_view(key, started_at=started_at, ended_at=ended_at, outcome=Outcome.FINISHED)
+    if marker.HasField("failure"):
+        if marker.failure.HasField("timeout_failure_info"):
+            return replace(attempt, outcome=Outcome.HANDED_OVER, code=reason_codes.NOT_LOCAL)
+        return await _with_failure(attempt, marker.failure, converter)
+    return replace(attempt, worker=await _read_worker(marker.details["result"], converter))
+
+
+async def _read_worker(result: Any, converter: DataConverter) -> str | None:
+    """Return the worker id in the result of a finished attempt."""
+    try:
+        (found,) = await converter.decode(result.payloads)
+    except (KeyError, RuntimeError, ValueError):
+        return None
+    return found.get("worker_id") if isinstance(found, dict) else None
+
+
+def _seconds(moment: Any) -> float:
+    return float(moment.ToNanoseconds() / 1e9)
+
+
+def _local_time(moment: dict[str, int] | None) -> float | None:
+    return moment["seconds"] + moment["nanos"] / 1e9 if moment else None
+
+
+def read_pending(description: WorkflowExecutionDescription | None) -> dict[Key, AttemptView]:
+    """Return the attempts that Temporal runs now. The history has their workers and starts only after their ends."""
+    from temporalio.api.enums.v1 import PendingActivityState
+
+    found: dict[Key, AttemptView] = {}
+    for each in description.raw_description.pending_activities if description else ():
+        if (key := key_of(each.activity_id)) is None:
+            continue
+        attempt = _new_view(key, outcome=Outcome.WAITING)
+        if each.state != PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED:
+            started_at = _seconds(each.last_started_time)
+            worker = each.last_worker_identity
+            attempt = replace(attempt, outcome=Outcome.RUNNING, started_at=started_at, worker=worker)
+        found[key] = attempt
+    return found
+
+
+# --- one list from all sources ----------------------------------------------------------------------------------------
+
+
+def merge(
+    recorded: Iterable[AttemptView], logged: Iterable[LoggedAttempt], document: Mapping[str, Any]
+) -> list[AttemptView]:
+    """Return each attempt once, in the order of the nodes of the graph and of the attempts.
+
+    Of attempts that several entries of `recorded` describe, the last entry counts. `logged` adds what they lack, and
+    the workers of external attempts, for which Temporal knows only the bridge. The task document adds the latest
+    attempt of each node.
+    """
+    found = {(each.node_id, each.attempt): each for each in recorded}
+    for entry in logged:
+        key = entry.node_id, entry.epoch
+        found[key] = _add_logged(found.get(key, _new_view(key)), entry)
+    nodes = (document.get("graph") or {}).get("nodes") or []
+    for node in nodes:
+        if epoch := node.get("attempt_epoch"):
+            key = node["node_id"], epoch
+            found[key] = _add_stored(found.get(key, _new_view(key)), node)
+    place = {node["node_id"]: index for index, node in enumerate(nodes)}
+    return sorted(found.values(), key=lambda each: (place.get(each.node_id, len(place)), each.attempt))
+
+
+def _add_logged(known: AttemptView, entry: LoggedAttempt) -> AttemptView:
+    """Return the attempt with what a log says. The outcome of Temporal's history has priority."""
+    outcome = known.outcome
+    if outcome in (Outcome.UNKNOWN, Outcome.WAITING) and entry.started_at is not None:
+        outcome = Outcome.RUNNING
+    if outcome in (Outcome.UNKNOWN, Outcome.RUNNING) and entry.finished is not None:
+        ended = Outcome.CANCELLED if entry.cancelled else _outcome_of(entry.kind)
+        outcome = Outcome.FINISHED if entry.finished else ended
+    return replace(
+        known,
+        worker=entry.worker or known.worker,
+        started_at=_first(known.started_at, entry.started_at),
+        ended_at=_first(known.ended_at, entry.ended_at),
+        outcome=outcome,
+        code=known.code or entry.code,
+        error=known.error or entry.error,
+    )
+
+
+def _add_stored(known: AttemptView, node: Mapping[str, Any]) -> AttemptView:
+    """Return the latest attempt of a node with what the task document says."""
+    outcome, status = known.outcome, node.get("status")
+    if outcome in (Outcome.UNKNOWN, Outcome.WAITING) and status in _STORED:
+        outcome = Outcome(status)
+    ended = outcome not in (Outcome.WAITING, Outcome.RUNNING)
+    started_at, ended_at = _stored_time(node.get("started_at")), _stored_time(node.get("finished_at"))
+    return replace(
+        known,
+        worker=known.worker or (node.get("lease") or {}).get("worker_id"),
+        started_at=_first(known.started_at, started_at),
+        ended_at=_first(known.ended_at, ended_at if ended else None),
+        outcome=outcome,
+        error=known.error or (node.get("last_error") if outcome is Outcome.FAILED else None),
+    )
+
+
+def _first(*moments: float | None) -> float | None:
+    return next((moment for moment in moments if moment is not None), None)
+
+
+def _stored_time(moment: datetime | None) -> float | None:
+    if moment is None:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def _to_json(attempt: AttemptView, now: float) -> dict[str, Any]:
+    shown = asdict(attempt) | {"seconds": _measure(attempt, now)}
+    for name in ("started_at", "ended_at"):
+        at = shown[name]
+        shown[name] = None if at is None else datetime.fromtimestamp(at, UTC).isoformat()
+    return shown
+
+
+def _measure(attempt: AttemptView, now: float) -> float | None:
+    """Return how long an attempt ran or has been running, in seconds."""
+    if attempt.outcome is Outcome.RUNNING and attempt.started_at is not None:
+        return max(0.0, now - attempt.started_at)
+    return attempt.seconds
+
+
+def attempts_table(found: list[AttemptView], now: float, *, wide: bool) -> Table:
+    """Return a table with a row for each attempt; `wide` fills the width of the terminal."""
+    from rich.text import Text
+
+    from flowkit.cli.screen import add_names, plain_table
+
+    table = plain_table(wide=wide)
+    add_names(table, "node", [each.node_id for each in found])
+    table.add_column("attempt", justify="right", no_wrap=True)
+    add_names(table, "worker", [each.worker or "" for each in found])
+    versions = any(each.version for each in found)
+    if versions:
+        table.add_column("version", no_wrap=True)
+    table.add_column("started (UTC)", width=_SECOND, no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("outcome", ratio=1 if wide else None, overflow="fold", no_wrap=not wide)
+    for each in found:
+        seconds = _measure(each, now)
+        cells = [
+            Text(each.node_id),
+            Text(str(each.attempt)),
+            Text(each.worker or ""),
+            *([Text(each.version or "")] if versions else []),
+            Text(_format_time(each.started_at)),
+            Text("" if seconds is None else format_duration(round(seconds, 2))),
+            Text.assemble((each.outcome, _STYLES.get(each.outcome, "")), _format_error(each)),
+        ]
+        table.add_row(*cells)
+    return table
+
+
+_STYLES = {
+    Outcome.RUNNING: "cyan",
+    Outcome.FINISHED: "green",
+    Outcome.FAILED: "red",
+    Outcome.LOST: "red",
+    Outcome.CANCELLED: "red",
+    Outcome.HANDED_OVER: "yellow",
+    Outcome.YIELDED: "yellow",
+    Outcome.WAITING: "dim",
+    Outcome.REPLACED: "dim",
+}
+
+
+def _format_time(at: float | None) -> str:
+    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _format_error(attempt: AttemptView) -> str:
+    """Return the code and the text of a failure, to follow the outcome."""
+    return "".join(f": {one_line(text)}" for text in (attempt.code, attempt.error) if text)

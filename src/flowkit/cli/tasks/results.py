@@ -1,0 +1,284 @@
+"""`flowkit result`, which shows what a task and its nodes have stored. It imports its dependencies when it runs."""
+
+import asyncio
+import json
+import shlex
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowkit.cli import output
+from flowkit.cli.errors import add_remedy
+from flowkit.cli.options import (
+    DEFAULT_DATABASE,
+    DEFAULT_MONGO_URL,
+    AsJson,
+    MongoDatabase,
+    MongoUrl,
+    NodeId,
+    TaskId,
+    Verbose,
+    Where,
+)
+from flowkit.cli.output import log_warnings
+from flowkit.cli.tasks.variables import plain
+from flowkit.errors import ConfigError
+from flowkit.text import did_you_mean, one_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from flowkit.adapters.tasks.queries import StoredBatch, StoredResult
+
+_MAX_BATCHES = 1_000
+_SECOND = len("2026-01-31 12:00:00")
+_UID_CHARS = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeResult:
+    """What one node has stored."""
+
+    node_id: str
+    status: str
+    batches: int
+    """Number of stored batches; failed batches do not count."""
+    metrics: dict[str, Any]
+    """Its final metrics."""
+    stats: dict[str, Any]
+    """What `metrics.aggregate` has computed for it."""
+    artifacts_ref: dict[str, Any] | None
+    error: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResultView:
+    """The result of a task."""
+
+    task_id: str
+    status: str
+    reason: str | None
+    handled_failures: list[str]
+    nodes: list[NodeResult]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchPage:
+    """Some of the batches of a node, oldest first."""
+
+    batches: list["StoredBatch"]
+    offset: int
+    """Number of older batches that the page omits."""
+    total: int
+    """Number of all batches, including failed ones."""
+
+    @property
+    def next_offset(self) -> int | None:
+        """The offset of the next page; None if this is the last one."""
+        after = self.offset + len(self.batches)
+        return after if self.batches and after < self.total else None
+
+
+def result(
+    task: TaskId,
+    node: NodeId = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=_MAX_BATCHES, help="With NODE: maximum number of batches.")
+    ] = 20,
+    offset: Annotated[int, typer.Option(min=0, help="With NODE: number of older batches to skip.")] = 0,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Show the result of a task: the final metrics of its nodes. With NODE, show that node and its batches."""
+    log_warnings(verbose)
+    where = Where(mongo_url=mongo_url, database=database)
+    view, page = asyncio.run(_read(task, node, limit, offset, where))
+    if as_json:
+        return output.document(plain(_to_json(view, page)))
+    if page is None:
+        _print_task(view)
+    else:
+        _print_node(view, page)
+    return None
+
+
+async def _read(
+    task_id: str, node_id: str | None, limit: int, offset: int, where: Where
+) -> tuple[ResultView, BatchPage | None]:
+    """Return the result of a task, or of only one node with a page of its batches."""
+    from flowkit.cli.servers import database
+    from flowkit.client import TaskCatalog, UnknownTask
+
+    async with database(where) as db:
+        catalog = TaskCatalog(db)
+        document = await catalog.document(task_id)
+        if document is None:
+            raise UnknownTask(task_id)
+        require_node(document, node_id)
+        view = make_view(document, await catalog.results(task_id), await catalog.batches(task_id), node_id)
+        if node_id is None:
+            return view, None
+        batches, total = await catalog.batch_page(task_id, node_id, offset, limit)
+        return view, BatchPage(batches=batches, offset=offset, total=total)
+
+
+def require_node(document: dict[str, Any], node_id: str | None) -> None:
+    """Raise ConfigError if the task has no such node. None is no node."""
+    known = [node["node_id"] for node in document["graph"]["nodes"]]
+    if node_id is not None and node_id not in known:
+        task_id = document["id"]
+        shows = f"`flowkit status {shlex.quote(task_id)}` shows its nodes"
+        problem = ConfigError(f"task {task_id!r} has no node {node_id!r}")
+        raise add_remedy(problem, did_you_mean(node_id, known, otherwise=shows))
+
+
+def make_view(
+    document: dict[str, Any],
+    results: "dict[str, StoredResult]",
+    batches: dict[str, int],
+    node_id: str | None = None,
+) -> ResultView:
+    """Return the result of a task, or of only one of its nodes, from its document and what its nodes have stored."""
+    nodes = []
+    for node in document["graph"]["nodes"]:
+        name = node["node_id"]
+        if node_id not in (None, name):
+            continue
+        stored = results.get(name)
+        nodes.append(
+            NodeResult(
+                node_id=name,
+                status=node["status"],
+                batches=batches.get(name, 0),
+                metrics=stored.metrics if stored else {},
+                stats=node.get("stats") or {},
+                artifacts_ref=stored.artifacts_ref if stored else None,
+                error=node.get("last_error") if node["status"] != "finished" else None,
+            )
+        )
+    return ResultView(
+        task_id=document["id"],
+        status=document["status"],
+        reason=document.get("reason"),
+        handled_failures=(document.get("result") or {}).get("handled_failures") or [],
+        nodes=nodes,
+    )
+
+
+def _to_json(view: ResultView, page: BatchPage | None) -> dict[str, Any]:
+    if page is None:
+        return asdict(view)
+    return {
+        "task_id": view.task_id,
+        **asdict(view.nodes[0]),
+        "page": {**asdict(page), "next_offset": page.next_offset},
+    }
+
+
+def _print_task(view: ResultView) -> None:
+    from flowkit.models import TaskStatus
+
+    reason = f": {one_line(view.reason)}" if view.reason else ""
+    output.echo(f"task {view.task_id} {view.status}{reason}")
+    console = output.console()
+    console.print(results_table(view.nodes, wide=console.is_terminal))
+    if not TaskStatus(view.status).closed:
+        output.note("the task has not ended; its results can still change")
+    if any(node.batches for node in view.nodes):
+        output.note(f"see the batches of a node: `flowkit result {shlex.quote(view.task_id)} NODE`")
+
+
+def _print_node(view: ResultView, page: BatchPage) -> None:
+    from flowkit.models import NodeStatus
+
+    (node,) = view.nodes
+    error = f": {one_line(node.error)}" if node.error else ""
+    output.echo(f"node {node.node_id} of task {view.task_id} {node.status}{error}")
+    for line in describe_result(node):
+        output.echo(f"  {line}")
+    if page.batches:
+        output.echo("")
+        console = output.console()
+        console.print(batches_table(page.batches, wide=console.is_terminal))
+    if not NodeStatus(node.status).ended:
+        output.note("the node has not ended; its result can still change")
+    output.note(describe_page(page))
+
+
+def describe_result(node: NodeResult) -> list[str]:
+    """Return a line for each value of a node's result."""
+    parts = (("metrics", node.metrics), ("stats", node.stats), ("artifacts_ref", node.artifacts_ref or {}))
+    named = [(f"{part}.{name}", value) for part, values in parts for name, value in values.items()]
+    width = max((len(name) for name, _ in named), default=0)
+    return [f"{name:<{width}}  {_format(value)}" for name, value in named]
+
+
+def describe_page(page: BatchPage) -> str:
+    """Return which batches a page contains, and how to see the next ones."""
+    if not page.total:
+        return "no batches"
+    first, last = page.offset + 1, page.offset + len(page.batches)
+    if not page.batches:
+        return f"the node has only {page.total:,} batches; lower --offset"
+    more = f"; `--offset {page.next_offset}` shows the next" if page.next_offset is not None else ""
+    return f"batches {first:,} to {last:,} of {page.total:,}{more}"
+
+
+def results_table(nodes: list[NodeResult], *, wide: bool) -> "Table":
+    """Return a table with a row for each node; `wide` fills the width of the terminal."""
+    from rich.text import Text
+
+    from flowkit.cli.screen import add_names, plain_table
+    from flowkit.cli.tasks.display import status_text
+
+    table = plain_table(wide=wide)
+    add_names(table, "node", [node.node_id for node in nodes])
+    table.add_column("status", width=10, no_wrap=True)
+    table.add_column("batches", justify="right", no_wrap=True)
+    table.add_column("result", ratio=1 if wide else None, overflow="fold", no_wrap=not wide)
+    for node in nodes:
+        shown = [_format_values(node.metrics)]
+        shown += [f"stats: {_format_values(node.stats)}"] if node.stats else []
+        shown += [f"artifacts_ref: {_format_values(node.artifacts_ref)}"] if node.artifacts_ref else []
+        text = one_line(node.error) if node.error else "; ".join(filter(None, shown))
+        count = f"{node.batches:,}" if node.batches else ""
+        table.add_row(Text(node.node_id), status_text(node.status), Text(count), Text(text))
+    return table
+
+
+def batches_table(batches: "list[StoredBatch]", *, wide: bool) -> "Table":
+    """Return a table with a row for each batch; `wide` fills the width of the terminal."""
+    from rich.text import Text
+
+    from flowkit.cli.screen import add_names, plain_table
+
+    table = plain_table(wide=wide)
+    add_names(table, "batch", [batch.uid for batch in batches], most=_UID_CHARS)
+    table.add_column("status", width=6, no_wrap=True)
+    table.add_column("attempt", justify="right", no_wrap=True)
+    table.add_column("stored (UTC)", width=_SECOND, no_wrap=True)
+    table.add_column("metrics", ratio=1 if wide else None, overflow="fold", no_wrap=not wide)
+    for batch in batches:
+        ref = f"artifacts_ref: {_format_values(batch.artifacts_ref)}" if batch.artifacts_ref else ""
+        shown = one_line(batch.error) if batch.error else _format_values(batch.metrics)
+        at = (batch.stored_at or "")[:_SECOND].replace("T", " ")
+        style = "red" if batch.status == "failed" else "green"
+        table.add_row(
+            Text(batch.uid),
+            Text(batch.status, style=style),
+            Text(str(batch.attempt or "")),
+            Text(at),
+            Text("; ".join(filter(None, [shown, ref]))),
+        )
+    return table
+
+
+def _format_values(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={_format(value)}" for name, value in values.items())
+
+
+def _format(value: Any) -> str:
+    return json.dumps(plain(value), ensure_ascii=False)

@@ -1,0 +1,83 @@
+"""What MongoDB says about the results and the attempts of a task, for the commands that show them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.contract.builders import AT, TASK, WORKER, attempt, new_task
+from tests.unit.bridge_records import record
+
+from flowkit.adapters import worker_events
+from flowkit.adapters.dispatches import Outcome, OutcomeKind, outcome_fields, to_document
+from flowkit.adapters.tasks.queries import LoggedAttempt, TaskQueries
+from flowkit.adapters.worker_registry import WorkerRegistry
+from flowkit.models import AttemptFailure, FailureKind, NodeRecord, NodeStatus
+
+if TYPE_CHECKING:
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.tasks.store import TaskStore
+
+
+async def test_pages_of_batches_are_in_the_order_in_which_the_batches_were_stored(
+    db: Any, artifacts: ArtifactStore
+) -> None:
+    for number in range(4):
+        await artifacts.store_batch(attempt(), f"b{9 - number}", {"n": number}, WORKER, AT + number)
+    await artifacts.store_failed_batch(attempt(), "bad", "no such file", AT + 4, worker_id=WORKER)
+    await artifacts.mark_complete(TASK, "a", 1, {}, AT + 5)
+    queries = TaskQueries(db)
+    first, total = await queries.batch_page(TASK, "a", 0, 3)
+    last, _ = await queries.batch_page(TASK, "a", 3, 3)
+    assert ([each.uid for each in first], total) == (["b9", "b8", "b7"], 5)
+    assert [(each.uid, each.status, each.metrics, each.error) for each in last] == [
+        ("b6", "ok", {"n": 3}, None),
+        ("bad", "failed", {}, "no such file"),
+    ]
+    assert {(each.attempt, each.worker) for each in first} == {(1, WORKER)}
+    assert await queries.batch_page(TASK, "a", 5, 3) == ([], 5)
+
+
+async def test_results_are_the_final_metrics_and_references_of_finished_nodes(
+    db: Any, artifacts: ArtifactStore
+) -> None:
+    reference = {"key": "s3://x"}
+    await artifacts.mark_complete(TASK, "a", 1, {"rows": 2}, AT, artifacts_ref=reference)
+    failed = NodeRecord(index=1, node_id="b", status=NodeStatus.FAILED, epoch=1, marker=True)
+    await artifacts.mark_ended(TASK, [failed], AT)
+    results = await TaskQueries(db).results(TASK)
+    assert (results["a"].metrics, results["a"].artifacts_ref) == ({"rows": 2}, reference)
+    assert results["b"].metrics == {}
+
+
+async def test_logs_describe_native_and_external_attempts(db: Any, tasks: TaskStore) -> None:
+    await tasks.insert_task(new_task("a"))
+    lease = {"worker_id": WORKER, "lease_id": "l", "deadline_ts_ms": 1}
+    failure = AttemptFailure(kind=FailureKind.FAILURE, code="flaky", message="as ordered")
+    events = [
+        worker_events.accepted(attempt(), lease, AT),
+        worker_events.heartbeat(attempt(), lease, 20.0, AT + 1),
+        worker_events.failed(attempt(), WORKER, failure, AT + 2),
+    ]
+    await worker_events.WorkerEvents(db).append(events, AT)
+    lost = AttemptFailure(kind=FailureKind.LOSS, code="lease_lost", message="silent")
+    ended = Outcome(kind=OutcomeKind.FAILED, at=AT + 9, worker_id="x-1", failure=lost)
+    document = to_document(record()) | {"task_id": TASK, "accepted_at": AT + 3}
+    await db.dispatches.insert_one(document | {"outcome": outcome_fields(ended)})
+    begun, failed, external = await TaskQueries(db).logged_attempts(TASK, None)
+    assert begun == LoggedAttempt(node_id="a", epoch=1, worker=WORKER, started_at=AT)
+    assert (failed.ended_at, failed.finished, failed.code, failed.error) == (
+        AT + 2,
+        False,
+        "flaky",
+        "as ordered",
+    )
+    assert (external.worker, external.started_at, external.ended_at) == ("x-1", AT + 3, AT + 9)
+    assert (external.kind, external.code) == (FailureKind.LOSS, "lease_lost")
+    assert await TaskQueries(db).logged_attempts(TASK, "c") == []
+
+
+async def test_versions_are_those_that_workers_announce(db: Any) -> None:
+    registry = WorkerRegistry(db)
+    await registry.register("w-1", ["r"], "1.4", 1, AT)
+    await registry.register("w-2", ["r"], "", 1, AT)
+    assert await TaskQueries(db).worker_versions({"w-1", "w-2", "w-3"}) == {"w-1": "1.4"}

@@ -1,0 +1,75 @@
+"""`flowkit attempts` reads attempts from recorded histories, and adds what MongoDB knows."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowHistory
+from temporalio.contrib.pydantic import pydantic_data_converter
+
+from flowkit.adapters.tasks.queries import LoggedAttempt
+from flowkit.cli.tasks.attempts import AttemptView, Outcome, merge, read_events
+from flowkit.models import FailureKind
+
+HISTORIES = Path(__file__).parents[1] / "replay" / "histories"
+
+READ: list[tuple[str, str, list[tuple[str, str | None]]]] = [
+    ("retry", "a", [("failed", "flaky"), ("failed", "flaky"), ("finished", None)]),
+    ("native_loss", "a", [("lost", "lease_lost"), ("finished", None)]),
+    ("yielding", "z", [("yielded", "yielded"), ("finished", None)]),
+    ("cancel", "b", [("cancelled", None)]),
+    ("functions", "refused", [("failed", "adapter_error")]),
+    ("inline", "again", [("failed", "flaky"), ("finished", None)]),
+    ("inline", "slow", [("handed over", "not_local"), ("finished", None)]),
+]
+
+
+@pytest.mark.parametrize(("name", "node_id", "expected"), READ)
+async def test_history_has_the_outcome_of_each_attempt(
+    name: str, node_id: str, expected: list[tuple[str, str | None]]
+) -> None:
+    text = (HISTORIES / f"{name}.json").read_text(encoding="utf-8")
+    history = WorkflowHistory.from_json(name, text)
+    found = merge((await read_events(history.events, pydantic_data_converter)).values(), [], {})
+    own = [each for each in found if each.node_id == node_id]
+    assert [(each.outcome.value, each.code) for each in own] == expected
+    assert [each.attempt for each in own] == list(range(1, len(own) + 1))
+    assert all(each.seconds is not None for each in own)
+    assert own[-1].worker in ("recorder", "engine")
+
+
+def document(**node: Any) -> dict[str, Any]:
+    """Return a task document with one node."""
+    return {"graph": {"nodes": [{"node_id": "a", "attempt_epoch": 2, **node}]}}
+
+
+def test_without_a_history_logs_and_the_document_describe_the_attempts() -> None:
+    logged = [
+        LoggedAttempt(node_id="a", epoch=1, worker="w-1", started_at=5.0),
+        LoggedAttempt(node_id="a", epoch=1, worker="w-1", ended_at=7.0, finished=False, code="flaky"),
+    ]
+    at = datetime.fromtimestamp(9.0, UTC)
+    latest = document(status="finished", lease={"worker_id": "w-2"}, started_at=at, finished_at=at)
+    first, second = merge([], logged, latest)
+    assert (first.outcome, first.worker, first.seconds, first.code) == (Outcome.FAILED, "w-1", 2.0, "flaky")
+    assert (second.outcome, second.worker, second.seconds) == (Outcome.FINISHED, "w-2", 0.0)
+
+
+def test_worker_of_an_external_attempt_replaces_its_bridge() -> None:
+    running = AttemptView(
+        node_id="a", attempt=2, worker="flowkit-bridge-1", started_at=1.0, outcome=Outcome.RUNNING
+    )
+    lost = LoggedAttempt(
+        node_id="a", epoch=2, worker="x-1", ended_at=4.0, finished=False, kind=FailureKind.LOSS
+    )
+    [seen] = merge([running], [lost], {})
+    assert (seen.worker, seen.outcome, seen.seconds) == ("x-1", Outcome.LOST, 3.0)
+
+
+def test_attempt_that_no_worker_has_started_waits_until_the_document_says_that_it_runs() -> None:
+    waiting = AttemptView(node_id="a", attempt=2, outcome=Outcome.WAITING)
+    assert merge([waiting], [], document(status="queued"))[0].outcome is Outcome.WAITING
+    assert merge([waiting], [], document(status="running"))[0].outcome is Outcome.RUNNING
