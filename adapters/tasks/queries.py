@@ -61,7 +61,18 @@ _DISPATCH = {
     "outcome.failure": 1,
 }
 
-_EXTERNAL_RUN = {"_id": 0, "node_id": 1, "attempt_epoch": 1, "lease.worker_id": 1, "batches": 1}
+_EXTERNAL_RUN = {
+    "_id": 0,
+    "node_id": 1,
+    "attempt_epoch": 1,
+    "lease.worker_id": 1,
+    "lease.expires_at": 1,
+    "lease.ttl_sec": 1,
+    "batches": 1,
+}
+
+_RUN_FIELDS = ("node_id", "attempt_epoch", "lease.worker_id", "started_at", "finished_at")
+_NODE_RUNS = {"_id": 0} | {f"graph.nodes.{name}": 1 for name in _RUN_FIELDS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +85,22 @@ class ExternalRun:
     """Number of batches that the worker has reported."""
     waits_for: str
     """What the attempt waits for while no worker has accepted it; may be empty."""
+    heard_at: float | None = None
+    """When the latest event of its worker arrived, in seconds since the epoch."""
+    lease_until: float | None = None
+    """When the lease of its worker ends if no further event arrives, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRun:
+    """The latest attempt of a node, as the task document describes it."""
+
+    epoch: int
+    worker: str
+    started_at: float | None
+    """Unix time in seconds."""
+    finished_at: float | None
+    """When the node ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,6 +182,14 @@ class TaskQueries:
         require(task_id_problem(task_id))
         stored = {"$match": {"task_id": task_id, "status": "partial"}}
         return await self._counted(self._db.artifacts, stored, "$node_id")
+
+    @translate_errors
+    async def node_runs(self, task_id: str) -> dict[str, NodeRun]:
+        """Return the latest attempts of a task's nodes by node id. Nodes without an attempt are absent."""
+        require(task_id_problem(task_id))
+        stored = await self._db.tasks.find_one({"id": task_id}, _NODE_RUNS)
+        nodes = stored["graph"]["nodes"] if stored else []
+        return {node["node_id"]: _node_run(node) for node in nodes if node.get("attempt_epoch")}
 
     @translate_errors
     async def results(self, task_id: str) -> dict[str, StoredResult]:
@@ -286,11 +321,28 @@ def _logged_dispatch(row: dict[str, Any]) -> LoggedAttempt:
 
 
 def _external_run(row: dict[str, Any], waits_for: str | None) -> ExternalRun:
-    worker_id = (row.get("lease") or {}).get("worker_id")
-    batches = int(row.get("batches") or 0)
+    lease = row.get("lease") or {}
+    worker_id, until = lease.get("worker_id"), lease.get("expires_at")
     return ExternalRun(
-        worker_id=worker_id, batches=batches, waits_for="" if worker_id is not None else waits_for or ""
+        worker_id=worker_id,
+        batches=int(row.get("batches") or 0),
+        waits_for="" if worker_id is not None else waits_for or "",
+        heard_at=None if until is None else until - (lease.get("ttl_sec") or 0.0),
+        lease_until=until,
     )
+
+
+def _node_run(node: dict[str, Any]) -> NodeRun:
+    return NodeRun(
+        epoch=node["attempt_epoch"],
+        worker=(node.get("lease") or {}).get("worker_id") or "",
+        started_at=_timestamp(node.get("started_at")),
+        finished_at=_timestamp(node.get("finished_at")),
+    )
+
+
+def _timestamp(stored: datetime | None) -> float | None:
+    return None if stored is None else utc(stored).timestamp()
 
 
 async def aggregated(collection: Any, pipeline: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

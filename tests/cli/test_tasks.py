@@ -133,7 +133,7 @@ async def test_status_shows_nodes_retries_and_reasons(harness: Harness, program:
     await harness.until_node(task_id, "a", "deferred")
     output = await program.call("status", task_id, env=harness.environment)
     assert (output.code, output.err) == (0, "")
-    assert output.out.splitlines()[0].strip() == f"task {task_id} deferred"
+    assert output.out.splitlines()[0].startswith(f"task {task_id} deferred (for ")
     assert "retry in " in output.out
     assert "flaky: as ordered" in output.out
 

@@ -96,7 +96,7 @@ async def test_query_returns_the_worker_or_the_wait_of_open_attempts(db: Any, ta
     await show(tasks, "a worker")
     assert await queries.external_runs(TASK) == {
         ("a", 1): ExternalRun(worker_id=None, batches=0, waits_for="a worker"),
-        ("b", 1): ExternalRun(worker_id="w-1", batches=3, waits_for=""),
+        ("b", 1): ExternalRun(worker_id="w-1", batches=3, waits_for="", heard_at=AT, lease_until=AT + 5),
     }
     await store.end(second.key, Outcome(kind=OutcomeKind.DONE, at=AT))
     assert set(await queries.external_runs(TASK)) == {("a", 1)}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.contract.builders import AT, TASK, WORKER, attempt, new_task
+from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, begun, new_task
 from tests.unit.bridge_records import record
 
 from flowkit.adapters import worker_events
 from flowkit.adapters.dispatches import Outcome, OutcomeKind, outcome_fields, to_document
-from flowkit.adapters.tasks.queries import LoggedAttempt, TaskQueries
+from flowkit.adapters.tasks.queries import LoggedAttempt, NodeRun, TaskQueries
 from flowkit.adapters.worker_registry import WorkerRegistry
 from flowkit.models import AttemptFailure, FailureKind, NodeRecord, NodeStatus
 
@@ -74,6 +74,14 @@ async def test_logs_describe_native_and_external_attempts(db: Any, tasks: TaskSt
     assert (external.worker, external.started_at, external.ended_at) == ("x-1", AT + 3, AT + 9)
     assert (external.kind, external.code) == (FailureKind.LOSS, "lease_lost")
     assert await TaskQueries(db).logged_attempts(TASK, "c") == []
+
+
+async def test_runs_have_the_worker_and_the_times_of_the_latest_attempt(db: Any, tasks: TaskStore) -> None:
+    await tasks.insert_task(new_task("a", "b"))
+    await begun(tasks, attempt())
+    await tasks.attempts.finish(attempt(), RUN, AT + 4)
+    expected = NodeRun(epoch=1, worker=WORKER, started_at=AT, finished_at=AT + 4)
+    assert await TaskQueries(db).node_runs(TASK) == {"a": expected}
 
 
 async def test_versions_are_those_that_workers_announce(db: Any) -> None:

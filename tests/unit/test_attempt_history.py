@@ -37,7 +37,7 @@ async def test_history_has_the_outcome_of_each_attempt(
     own = [each for each in found if each.node_id == node_id]
     assert [(each.outcome.value, each.code) for each in own] == expected
     assert [each.attempt for each in own] == list(range(1, len(own) + 1))
-    assert all(each.seconds is not None for each in own)
+    assert all(each.seconds is not None for each in own if each.outcome is not Outcome.LOST)
     assert own[-1].worker in ("recorder", "engine")
 
 

@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 from temporalio.api.common.v1 import Payload, Payloads
+from temporalio.api.enums.v1 import PendingActivityState, TimeoutType
+from temporalio.api.failure.v1 import Failure
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.converter import DataConverter
 
+from flowkit.adapters.tasks.queries import ExternalRun, NodeRun
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.cli.tasks import view as task_view
 from flowkit.cli.tasks.display import (
     Lines,
@@ -22,7 +26,18 @@ from flowkit.cli.tasks.display import (
     task_table,
     tasks_table,
 )
-from flowkit.cli.tasks.view import NodeView, TaskView, add_waits, mark_waiting, read_waits
+from flowkit.cli.tasks.view import (
+    NodeView,
+    TaskView,
+    add_external,
+    add_runs,
+    add_waits,
+    add_workers,
+    find_untaken,
+    find_workers,
+    mark_waiting,
+    read_waits,
+)
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
 
@@ -97,7 +112,8 @@ NOTES: list[tuple[NodeView, str]] = [
     (node(note=ERROR, waiting=True), f"no worker has started it yet; last attempt: {ERROR}"),
     (node(waits_for="a free worker", note=ERROR), f"waits for a free worker; last attempt: {ERROR}"),
     (node(status="queued", waits_for="a slot of role r (2 of 2)"), "waits for a slot of role r (2 of 2)"),
-    (node(worker="w-1"), "external worker w-1"),
+    (node(worker="w-1"), "worker w-1"),
+    (node(worker="x-1", external=True), "external worker x-1"),
     (node(status="finished", worker="w-1"), ""),
     (node(status="cancelling", note=ERROR), f"last attempt: {ERROR}"),
     (node(status="failed", note=ERROR), ERROR),
@@ -108,6 +124,61 @@ NOTES: list[tuple[NodeView, str]] = [
 @pytest.mark.parametrize(("view", "reported"), NOTES)
 def test_note_shows_what_a_node_waits_for_and_the_node_of_an_error(view: NodeView, reported: str) -> None:
     assert format_note(view) == reported
+
+
+def pending(state: str, **fields: Any) -> PendingActivityInfo:
+    """Return the attempt `a.1` of worker w-1, which sent its last heartbeat at 100 s and has a timeout of 45 s."""
+    found = PendingActivityInfo(activity_id="a.1", last_worker_identity="w-1", **fields)
+    found.state = PendingActivityState.Value(f"PENDING_ACTIVITY_STATE_{state}")
+    found.last_heartbeat_time.FromSeconds(100)
+    found.activity_options.heartbeat_timeout.FromSeconds(45)
+    return found
+
+
+def seen_at(now: float, activity: PendingActivityInfo) -> NodeView:
+    """Return the running node `a` as a command shows it at a time."""
+    description: Any = SimpleNamespace(raw_description=SimpleNamespace(pending_activities=[activity]))
+    waiting = mark_waiting(task(node("a")), find_untaken(description))
+    return add_workers(waiting, find_workers(description), now).nodes[0]
+
+
+def test_running_node_shows_its_worker_and_since_when_the_worker_is_silent() -> None:
+    assert format_note(seen_at(110, pending("STARTED"))) == "worker w-1"
+    overdue = seen_at(130, pending("STARTED"))
+    assert (overdue.heard_at, overdue.replaced_at, overdue.lost) == (100, 145, False)
+    assert format_note(overdue).startswith("worker w-1 is silent since 00:01:40 UTC (")
+    assert format_note(overdue).endswith("; replaced in 0 s unless it responds")
+
+
+def test_lost_worker_is_named_until_another_one_takes_the_attempt() -> None:
+    failure = Failure(message="activity Heartbeat timeout")
+    failure.timeout_failure_info.timeout_type = TimeoutType.TIMEOUT_TYPE_HEARTBEAT
+    lost = seen_at(150, pending("SCHEDULED", last_failure=failure))
+    assert (lost.worker, lost.waiting, lost.lost) == ("w-1", False, True)
+    assert "worker w-1 is lost: silent since 00:01:40 UTC (" in format_note(lost)
+    assert format_note(seen_at(150, pending("SCHEDULED"))) == "no worker has started it yet"
+
+
+def test_bridge_is_not_the_worker_of_an_external_attempt() -> None:
+    bridged = pending("STARTED")
+    bridged.last_worker_identity = f"{BRIDGE_PREFIX}1"
+    assert seen_at(110, bridged).worker == ""
+    run = NodeRun(epoch=1, worker=f"{BRIDGE_PREFIX}1", started_at=90.0, finished_at=None)
+    assert add_runs(task(node("a")), {"a": run}, 110).nodes[0].worker == ""
+
+
+def test_silent_external_worker_is_replaced_at_the_end_of_its_lease() -> None:
+    run = ExternalRun(worker_id="x-1", batches=2, waits_for="", heard_at=100.0, lease_until=160.0)
+    early, late = (add_external(task(node("a")), {("a", 1): run}, at).nodes[0] for at in (110, 140))
+    assert (early.worker, early.external, early.heard_at) == ("x-1", True, None)
+    assert (late.heard_at, late.replaced_at) == (100, 160)
+
+
+def test_duration_is_that_of_the_latest_attempt() -> None:
+    run = NodeRun(epoch=2, worker="w-1", started_at=90.0, finished_at=100.5)
+    views = task(node("a", "finished", attempt=2), node("b", attempt=2), node("c", "queued", attempt=3))
+    seen = add_runs(views, dict.fromkeys("abc", run), 110).nodes
+    assert [(each.seconds, each.worker) for each in seen] == [(10.5, ""), (20.0, "w-1"), (None, "")]
 
 
 def test_long_wait_is_shown_in_minutes_and_hours() -> None:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -160,9 +160,7 @@ class Attempt:
     async def run(self) -> AttemptResult:
         """Run the executor and return its result. Raise ApplicationError or CancelledError, as the workflow expects."""
         if self._info.attempt > 1:
-            raise failed_attempt(
-                lost(reason_codes.LEASE_LOST, "the worker that ran this attempt stopped sending heartbeats")
-            )
+            raise failed_attempt(await self._describe_loss())
         with measured_by(self._clock):
             work = asyncio.create_task(self._worker.portal.run_to_end(self._run_checked()))
         supervision = self._start_supervision()
@@ -176,6 +174,14 @@ class Attempt:
             for task in (work, self._supervision, self._flag_failure):
                 if task is not None:
                     task.cancel()
+
+    async def _describe_loss(self) -> AttemptFailure:
+        """Return the loss of the worker that ran an earlier try of this attempt; the document names it."""
+        holder = None
+        with suppress(FlowKitError):
+            holder = await self._worker.portal.run(self._worker.tasks.attempts.find_holder(self._attempt))
+        named = f"worker {holder}, which ran this attempt," if holder else "the worker that ran this attempt"
+        return lost(reason_codes.LEASE_LOST, f"{named} stopped sending heartbeats")
 
     async def _run_checked(self) -> AttemptResult:
         """Check that engine and worker share a database, then run the executor. Raise AttemptFailed, or Flagged as is."""

@@ -212,6 +212,9 @@ async def _after(
 ) -> AttemptView:
     """Return the attempt after an event of its activity."""
     match kind.removeprefix("activity_task_").removesuffix("_event_attributes"):
+        case "started" if attributes.attempt > 1:
+            # Temporal has recorded only this try, which reports that the worker of the first one was lost.
+            return replace(attempt, outcome=Outcome.RUNNING)
         case "started":
             return replace(attempt, worker=attributes.identity, started_at=at, outcome=Outcome.RUNNING)
         case "completed":
@@ -290,15 +293,26 @@ def read_pending(description: WorkflowExecutionDescription | None) -> dict[Key, 
     """Return the attempts that Temporal runs now. The history has their workers and starts only after their ends."""
     from temporalio.api.enums.v1 import PendingActivityState
 
+    from flowkit.cli.tasks.view import find_workers
+
+    lost = find_workers(description)
     found: dict[Key, AttemptView] = {}
     for each in description.raw_description.pending_activities if description else ():
         if (key := key_of(each.activity_id)) is None:
             continue
         attempt = _new_view(key, outcome=Outcome.WAITING)
-        if each.state != PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED:
+        if (worker := lost.get(each.activity_id)) is not None and worker.lost:
+            attempt = replace(
+                attempt,
+                worker=worker.identity,
+                ended_at=worker.heard_at,
+                outcome=Outcome.LOST,
+                error="no worker has replaced it yet",
+            )
+        elif each.state != PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED:
             started_at = _seconds(each.last_started_time)
-            worker = each.last_worker_identity
-            attempt = replace(attempt, outcome=Outcome.RUNNING, started_at=started_at, worker=worker)
+            identity = each.last_worker_identity
+            attempt = replace(attempt, outcome=Outcome.RUNNING, started_at=started_at, worker=identity)
         found[key] = attempt
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ _OTHER_LINES = 8
 """Lines of a live display that show no node."""
 
 _ID_CHARS = 36
+_TIME_CHARS = len("9 h 59 min")
 _MINUTE = len("2026-01-31 12:00")
 
 MOST_ROWS = 40
@@ -68,13 +70,24 @@ def draw_task(height: int, seconds: float, view: TaskView, hints: Sequence[str])
     ]
 
 
+_State = tuple[str, int, bool, str, str, bool, bool, bool]
+_NEW: _State = (NodeStatus.QUEUED.value, 0, False, "", "", False, False, False)
+
+
+def _state_of(node: NodeView) -> _State:
+    """Return the parts of a node's state whose change deserves a line."""
+    overdue = node.heard_at is not None
+    shown = (node.waiting, node.waits_for, node.worker, node.silent, overdue, node.lost)
+    return (node.status, node.attempt, *shown)
+
+
 class Lines:
     """Prints one line for each change."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._since = time.monotonic()
-        self._nodes: dict[str, tuple[str, int, bool, str, str, bool]] = {}
+        self._nodes: dict[str, _State] = {}
         self._printed_hints: set[str] = set()
 
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
@@ -84,8 +97,8 @@ class Lines:
                 self._printed_hints.add(hint)
                 self._print(f"! {hint}")
         for node in view.nodes:
-            state = (node.status, node.attempt, node.waiting, node.waits_for, node.worker, node.silent)
-            if self._nodes.get(node.node_id, (NodeStatus.QUEUED.value, 0, False, "", "", False)) != state:
+            state = _state_of(node)
+            if self._nodes.get(node.node_id, _NEW) != state:
                 self._nodes[node.node_id] = state
                 self._print(format_line(node))
 
@@ -108,6 +121,7 @@ def task_table(
     table.add_column("status", width=10, no_wrap=True)
     for heading in ("attempt", "batches"):
         table.add_column(heading, width=len(heading), justify="right", no_wrap=True)
+    table.add_column("time", min_width=0 if rows is None else _TIME_CHARS, justify="right", no_wrap=True)
     table.add_column(
         "note", ratio=1 if wide else None, no_wrap=not wrap, overflow="fold" if wrap else "ellipsis"
     )
@@ -130,6 +144,7 @@ def _format_cells(node: NodeView) -> Iterator[Text]:
     yield status_text(node.status)
     yield Text(str(node.attempt or ""))
     yield Text(f"{node.batches:,}" if node.batches else "")
+    yield Text("" if node.seconds is None else format_duration(round(node.seconds, 1)))
     yield Text(format_note(node))
 
 
@@ -146,19 +161,38 @@ def format_note(node: NodeView) -> str:
     if node.status not in _ACTIVE and not node.waits_for:
         return node.note
     waits = ["no worker has started it yet"] if node.waiting else []
-    external = [f"waits for {node.waits_for}"] if node.waits_for else []
-    silent = ["sends no heartbeats"] if node.silent else []
-    worker = [f"external worker {node.worker}"] if node.worker else []
+    for_other = [f"waits for {node.waits_for}"] if node.waits_for else []
+    worker = [_format_worker(node)] if node.worker else []
+    silent = ["sends no heartbeats"] if node.silent and node.heard_at is None else []
     before = [f"last attempt: {node.note}"] if node.note else []
-    return "; ".join([*waits, *silent, *external, *worker, *before])
+    return "; ".join([*waits, *worker, *silent, *for_other, *before])
+
+
+def _format_worker(node: NodeView) -> str:
+    """Return the worker of a node and, if it is silent, since when, and when another attempt replaces it."""
+    name = f"external worker {node.worker}" if node.external else f"worker {node.worker}"
+    if node.heard_at is None:
+        return name
+    since = datetime.fromtimestamp(node.heard_at, UTC).strftime("%H:%M:%S UTC")
+    age = format_duration(max(0, round(time.time() - node.heard_at)))
+    silence = f"silent since {since} ({age})"
+    if node.lost or node.replaced_at is None:
+        return f"{name} is lost: {silence}; the next free worker replaces it"
+    wait = format_duration(max(0, round(node.replaced_at - time.time())))
+    return f"{name} is {silence}; replaced in {wait} unless it responds"
 
 
 def format_line(node: NodeView) -> str:
     """Return a line that describes a node."""
     attempt = f", attempt {node.attempt}" if node.attempt else ""
     stored = f", {node.batches:,} batch{'' if node.batches == 1 else 'es'}" if node.batches else ""
+    took = f", {format_duration(round(node.seconds, 1))}" if node.seconds is not None and _ended(node) else ""
     note = format_note(node)
-    return f"{node.node_id}  {node.status}{attempt}{stored}" + (f" ({note})" if note else "")
+    return f"{node.node_id}  {node.status}{attempt}{stored}{took}" + (f" ({note})" if note else "")
+
+
+def _ended(node: NodeView) -> bool:
+    return NodeStatus(node.status).ended
 
 
 def tasks_table(tasks: list[TaskSummary], *, wide: bool, reasons: bool = False) -> Table:

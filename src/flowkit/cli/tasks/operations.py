@@ -16,6 +16,7 @@ from flowkit.cli.tasks.view import TaskReader, describe, find_missing_processes
 from flowkit.client import TaskCancelled, TaskCatalog, TaskFailed, TaskStillOpen, UnknownTask, cancel_reason
 from flowkit.errors import ConfigError, TaskIdTaken
 from flowkit.models import TaskStatus
+from flowkit.text import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,7 +108,7 @@ async def show(task_id: str, where: Where, *, as_json: bool) -> None:
 
 def _print_task(view: TaskView) -> None:
     source = "" if view.source == "workflow" or view.status.closed else " (from its document)"
-    output.echo(f"{format_outcome(view)}{source}")
+    output.echo(f"{format_outcome(view)}{format_age(view)}{source}")
     if view.nodes:
         console = output.console()
         console.print(task_table(view, wide=console.is_terminal))
@@ -225,6 +226,14 @@ def print_view(view: TaskView, *, as_json: bool) -> None:
         output.document(asdict(view))
     else:
         output.echo(format_outcome(view))
+
+
+def format_age(view: TaskView) -> str:
+    """Return how long a task took, or has been open, to follow its outcome."""
+    if view.seconds is None:
+        return ""
+    lasted = format_duration(round(view.seconds, 1))
+    return f" ({'took' if view.status.closed else 'for'} {lasted})"
 
 
 def format_outcome(view: TaskView) -> str:

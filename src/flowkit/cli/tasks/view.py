@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from temporalio.api.enums.v1 import PendingActivityState
+from temporalio.api.enums.v1 import PendingActivityState, TimeoutType
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError, RPCStatusCode
 
+from flowkit.adapters.entries import utc
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.pollers import recent_pollers
 from flowkit.client import UnknownTask
 from flowkit.config import DEFAULT_QUEUE
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecutionDescription
     from temporalio.converter import DataConverter
 
-    from flowkit.adapters.tasks.queries import ExternalRun
+    from flowkit.adapters.tasks.queries import ExternalRun, NodeRun
     from flowkit.cli.servers import Servers
 
 
@@ -36,6 +39,10 @@ T = TypeVar("T")
 _QUERY_TIMEOUT = timedelta(seconds=5)
 
 _NOT_ACCEPTED = "an external worker"
+_OVERDUE = 0.6
+"""Part of the heartbeat timeout after which a worker counts as silent."""
+
+_ACTIVE = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
 _BEFORE_ATTEMPT = (NodeStatus.QUEUED, NodeStatus.DEFERRED)
 
 _ENDS = {
@@ -62,10 +69,20 @@ class NodeView:
     """Seconds since the epoch, while the node waits for its retry."""
     note: str = ""
     """Its last error, or why it was skipped."""
+    seconds: float | None = None
+    """How long its latest attempt ran, or has been running; None if it has none, or if its end is unknown."""
     waiting: bool = False
     """Whether its attempt is in the task queue of its role and no worker has started it."""
     worker: str = ""
-    """The external worker that runs the attempt."""
+    """The worker that runs the attempt, or that has been lost with it."""
+    external: bool = False
+    """Whether `worker` is an external worker."""
+    heard_at: float | None = None
+    """Set once the worker has been silent for a while: when its last heartbeat arrived, in seconds since the epoch."""
+    replaced_at: float | None = None
+    """When another attempt replaces the one of a silent worker, in seconds since the epoch."""
+    lost: bool = False
+    """Whether the worker has been silent for so long that the next free worker of the role replaces it."""
     waits_for: str = ""
     """What the node waits for: a slot of the concurrency limits, an external worker that accepts the attempt, or a
     node that pulls from it."""
@@ -84,6 +101,8 @@ class TaskView:
     nodes: tuple[NodeView, ...] = ()
     reason: str | None = None
     handled_failures: tuple[str, ...] = ()
+    seconds: float | None = None
+    """How long the task took from its creation to its end, or has been open."""
 
 
 class TaskReader:
@@ -120,6 +139,7 @@ class TaskReader:
         running = status is WorkflowExecutionStatus.RUNNING
         sources = [self._queried, self._read] if running else [self._read, self._queried]
         seen = await sources[0]() or await sources[1]() or _make_bare_view(self._task_id)
+        seen = replace(seen, seconds=seen.seconds or _measure(self._description))
         if status in _ENDS and not seen.status.closed:
             return replace(seen, status=_ENDS[status], reason=seen.reason or CLOSE_REASONS.get(status))
         return await self._with_waiting(seen)
@@ -135,8 +155,11 @@ class TaskReader:
             view = mark_waiting(view, find_untaken(self._description))
             if not any(node.waiting for node in view.nodes):
                 break
+        now = time.time()
+        view = add_runs(view, await self._from_store(self._servers.catalog.node_runs) or {}, now)
+        view = add_workers(view, find_workers(self._description), now)
         view = add_waits(view, await read_waits(self._description, self._servers.temporal.data_converter))
-        return add_external(view, await self._from_store(self._servers.catalog.external_runs) or {})
+        return add_external(view, await self._from_store(self._servers.catalog.external_runs) or {}, now)
 
     async def _queried(self) -> TaskView | None:
         """Return the result of the workflow's query with the counts of batches.
@@ -219,18 +242,103 @@ def add_waits(view: TaskView, waits: Mapping[str, str]) -> TaskView:
     return replace(view, nodes=nodes)
 
 
-def add_external(view: TaskView, runs: Mapping[tuple[str, int], ExternalRun]) -> TaskView:
-    """Return `view` with the workers of the external attempts, or with what these attempts wait for."""
-    nodes = tuple(_add_run(node, runs.get((node.node_id, node.attempt))) for node in view.nodes)
+def add_runs(view: TaskView, runs: Mapping[str, NodeRun], now: float) -> TaskView:
+    """Return `view` with the worker and the duration of each node's latest attempt, as the task document has them."""
+    nodes = tuple(_add_node_run(node, runs.get(node.node_id), now) for node in view.nodes)
     return replace(view, nodes=nodes)
 
 
-def _add_run(node: NodeView, run: ExternalRun | None) -> NodeView:
-    if run is None or node.status not in (NodeStatus.RUNNING, NodeStatus.CANCELLING) or node.waiting:
+def _add_node_run(node: NodeView, run: NodeRun | None, now: float) -> NodeView:
+    if run is None or run.epoch != node.attempt or run.started_at is None:
         return node
-    if run.worker_id is not None:
-        return replace(node, worker=run.worker_id, batches=max(node.batches, run.batches))
-    return replace(node, waits_for=run.waits_for or _NOT_ACCEPTED)
+    active = node.status in _ACTIVE
+    ended_at = now if active else run.finished_at
+    seconds = None if ended_at is None else round(max(0.0, ended_at - run.started_at), 2)
+    runs = active and not run.worker.startswith(BRIDGE_PREFIX)
+    return replace(node, seconds=seconds, worker=run.worker if runs else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptWorker:
+    """The worker that has started an attempt, according to Temporal."""
+
+    identity: str
+    heard_at: float
+    """When its last heartbeat arrived, or when it started the attempt, in seconds since the epoch."""
+    timeout_sec: float
+    """Seconds without a heartbeat after which another worker may replace it."""
+    lost: bool
+    """Whether it has not sent a heartbeat for that long."""
+
+
+def find_workers(description: WorkflowExecutionDescription | None) -> dict[str, AttemptWorker]:
+    """Return the workers of the running attempts by activity id."""
+    found = {}
+    for each in _list_pending(description):
+        if each.state == _SCHEDULED and not _has_lost_worker(each):
+            continue
+        moments = (each.last_heartbeat_time, each.last_started_time)
+        found[each.activity_id] = AttemptWorker(
+            identity=each.last_worker_identity,
+            heard_at=max(moment.ToNanoseconds() / 1e9 for moment in moments),
+            timeout_sec=each.activity_options.heartbeat_timeout.ToNanoseconds() / 1e9,
+            lost=each.state == _SCHEDULED,
+        )
+    return found
+
+
+def _has_lost_worker(activity: PendingActivityInfo) -> bool:
+    """Return whether an attempt is in its task queue again because the heartbeats of its worker stopped."""
+    failure = activity.last_failure
+    silent = failure.timeout_failure_info.timeout_type == TimeoutType.TIMEOUT_TYPE_HEARTBEAT
+    return bool(activity.last_worker_identity) and failure.HasField("timeout_failure_info") and silent
+
+
+def add_workers(view: TaskView, workers: Mapping[str, AttemptWorker], now: float) -> TaskView:
+    """Return `view` with the workers that have started the running attempts, and since when they are silent.
+
+    A bridge is not the worker of an external attempt, and may be replaced without harm.
+    """
+    nodes = tuple(
+        _add_worker(node, workers.get(f"{node.node_id}.{node.attempt}"), now) for node in view.nodes
+    )
+    return replace(view, nodes=nodes)
+
+
+def _add_worker(node: NodeView, worker: AttemptWorker | None, now: float) -> NodeView:
+    if worker is None or node.status not in _ACTIVE or worker.identity.startswith(BRIDGE_PREFIX):
+        return node
+    node = replace(node, worker=worker.identity, waiting=False)
+    if worker.lost:
+        return replace(node, heard_at=worker.heard_at, lost=True)
+    return _add_silence(node, worker.heard_at, worker.timeout_sec, now)
+
+
+def _add_silence(node: NodeView, heard_at: float, timeout_sec: float, now: float) -> NodeView:
+    """Return the node with the silence of its worker, if its heartbeats are overdue.
+
+    Native workers send heartbeats at least four times within the timeout, external ones usually twice.
+    """
+    if not timeout_sec or now - heard_at < timeout_sec * _OVERDUE:
+        return node
+    return replace(node, heard_at=heard_at, replaced_at=heard_at + timeout_sec)
+
+
+def add_external(view: TaskView, runs: Mapping[tuple[str, int], ExternalRun], now: float) -> TaskView:
+    """Return `view` with the workers of the external attempts, or with what these attempts wait for."""
+    nodes = tuple(_add_run(node, runs.get((node.node_id, node.attempt)), now) for node in view.nodes)
+    return replace(view, nodes=nodes)
+
+
+def _add_run(node: NodeView, run: ExternalRun | None, now: float) -> NodeView:
+    if run is None or node.status not in _ACTIVE or node.waiting:
+        return node
+    if run.worker_id is None:
+        return replace(node, worker="", waits_for=run.waits_for or _NOT_ACCEPTED)
+    node = replace(node, worker=run.worker_id, external=True, batches=max(node.batches, run.batches))
+    if run.heard_at is None or run.lease_until is None:
+        return node
+    return _add_silence(node, run.heard_at, run.lease_until - run.heard_at, now)
 
 
 async def find_missing_processes(client: Client, queue: str, roles: list[str]) -> list[str]:
@@ -275,7 +383,27 @@ def read_document(document: dict[str, Any], batches: dict[str, int]) -> TaskView
         nodes=tuple(_read_document_nodes(document, batches)),
         reason=document.get("reason"),
         handled_failures=tuple((document.get("result") or {}).get("handled_failures") or ()),
+        seconds=_measure_document(document),
     )
+
+
+def _measure_document(document: dict[str, Any]) -> float | None:
+    """Return how long a task took, or has been open."""
+    try:
+        started_at = datetime.fromisoformat(document["started_at"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return None
+    finished_at = document.get("finished_at")
+    ended_at = time.time() if finished_at is None else utc(finished_at).timestamp()
+    return round(max(0.0, ended_at - started_at), 2)
+
+
+def _measure(description: WorkflowExecutionDescription | None) -> float | None:
+    """Return how long the task's workflow took, or has been open; of a long task, only its latest run."""
+    if description is None:
+        return None
+    ended_at = time.time() if description.close_time is None else description.close_time.timestamp()
+    return round(max(0.0, ended_at - description.start_time.timestamp()), 2)
 
 
 def _read_document_nodes(document: dict[str, Any], batches: dict[str, int]) -> Iterator[NodeView]:
