@@ -55,15 +55,17 @@ class Threads:
         result = await self._run(functools.partial(function, *args, **kwargs))
         return await result if inspect.isawaitable(result) else result
 
-    async def iterate(self, function: Callable[..., Any], *args: Any) -> AsyncGenerator[Any, None]:
+    async def iterate(
+        self, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
         """Yield the items of `function`, a generator function or one that returns an iterable, asynchronous or plain.
 
         Raise TypeError if it returns anything else.
         """
         if inspect.isasyncgenfunction(function):
-            produced: Any = function(*args)
+            produced: Any = function(*args, **kwargs)
         else:
-            produced = await self.call(function, *args)
+            produced = await self.call(function, *args, **kwargs)
         if isinstance(produced, AsyncIterable):
             async with _closing(produced):
                 async for item in produced:

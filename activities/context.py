@@ -117,6 +117,8 @@ class RunContext:
         tasks: TaskStore,
         clock: Any = None,
     ) -> None:
+        self._attempt = attempt
+        self._params: dict[str, Any] = {}
         self.task_id = attempt.task_id
         self.node_id = attempt.node_id
         self.attempt_epoch = attempt.epoch
@@ -135,6 +137,25 @@ class RunContext:
         self.cancel_reason: str | None = None
         self.cancel_deadline_ts_ms: int | None = None
         """When FlowKit stops a cancelled run by force, in milliseconds since the Unix epoch."""
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The params of the task, as its creator passed them. Changes to the dict reach no other attempt."""
+        return self._params
+
+    @property
+    def input_inline(self) -> dict[str, Any] | None:
+        """The `io.input_inline` of the node, as `load_input` receives it; also of a node that pulls."""
+        return self._attempt.io.inline_with(self._attempt.failed_nodes)
+
+    @property
+    def input_ref(self) -> dict[str, Any] | None:
+        """The `io.input_ref` of the node, as `load_input` receives it."""
+        return self._attempt.io.input_ref
+
+    def begun(self, params: dict[str, Any]) -> None:
+        """Set the params of the task, which the begin of the attempt has read. FlowKit calls this before the hooks."""
+        self._params = params
 
     def cancelled(self) -> bool:
         """Return whether the run is cancelled."""

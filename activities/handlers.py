@@ -6,6 +6,8 @@ Public modules re-export them.
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
@@ -13,7 +15,7 @@ from pydantic import BaseModel, Field
 from flowkit import reason_codes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from flowkit.activities.context import RunContext
 
@@ -47,6 +49,8 @@ class FinalizeResult(BaseModel):
 
 class RoleHandler:
     """Runs the nodes of one role. One instance serves many runs, so do not store the state of a run in it.
+
+    `init`, `load_input` and `iter_batches` receive the RunContext as well if they declare a parameter `ctx`.
 
     FlowKit calls the methods in this order: `init`, `load_input`, `iter_batches` (unless an input adapter delivers the
     batches), `process_batch` for each batch, `finalize`. It passes any exception to `classify_error`.
@@ -91,6 +95,24 @@ class RoleHandler:
         if isinstance(exc, (TypeError, ValueError, KeyError)):
             return reason_codes.BAD_INPUT, True
         return reason_codes.UNEXPECTED_ERROR, False
+
+
+def context_for(hook: Callable[..., Any], ctx: RunContext) -> dict[str, RunContext]:
+    """Return the keyword argument `ctx` for a hook that declares this parameter; `{}` for any other."""
+    return {"ctx": ctx} if _declares_ctx(getattr(hook, "__func__", hook)) else {}
+
+
+@functools.cache
+def _declares_ctx(function: Callable[..., Any]) -> bool:
+    """Return whether a function has a parameter `ctx` that can be passed by name. Cached: a handler has many calls."""
+    try:
+        parameter = inspect.signature(function).parameters.get("ctx")
+    except (TypeError, ValueError):
+        return False
+    return parameter is not None and parameter.kind in (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
 
 
 _STEPS = 5

@@ -35,7 +35,7 @@ class ProcessDied(Exception):
 
 @dataclass(kw_only=True)
 class ProcessContext:
-    """The run context of a `process_batch` in a separate process: identity, cancel flag, scratch space.
+    """The run context of a `process_batch` in a separate process: identity, input, cancel flag, scratch space.
 
     The other members of RunContext need the worker's process and are not available: `artifacts`, `vars()`, `clock`,
     `cancel_flag`, `cancel_reason`, `cancel_deadline_ts_ms`, `remaining_ms()`, `cancellable()`, `run_subprocess()`,
@@ -46,6 +46,9 @@ class ProcessContext:
     node_id: str
     attempt_epoch: int
     worker_id: str
+    params: dict[str, Any] = field(default_factory=dict)
+    input_inline: dict[str, Any] | None = None
+    input_ref: dict[str, Any] | None = None
     failed_nodes: list[dict[str, Any]] = field(default_factory=list)
     kv: dict[str, Any] = field(default_factory=dict)
     """Scratch space of this run; its values must be picklable."""
@@ -76,6 +79,9 @@ class ProcessPool:
             node_id=ctx.node_id,
             attempt_epoch=ctx.attempt_epoch,
             worker_id=ctx.worker_id,
+            params=ctx.params,
+            input_inline=ctx.input_inline,
+            input_ref=ctx.input_ref,
             failed_nodes=ctx.failed_nodes,
             kv=ctx.kv,
         )

@@ -15,7 +15,7 @@ from flowkit import reason_codes
 from flowkit.activities.batches.backpressure import backpressure
 from flowkit.activities.batches.inputs import Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
-from flowkit.activities.handlers import BatchResult, FinalizeResult
+from flowkit.activities.handlers import BatchResult, FinalizeResult, context_for
 from flowkit.activities.process_pool import ProcessDied
 from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.adapters.outages import retry_while_unavailable
@@ -161,6 +161,7 @@ class RoleExecutor:
             lease = await self._storage.begin()
         except TriedBefore as earlier:
             return await self._finish_earlier_try(earlier)
+        self._ctx.begun(self._storage.params)
         with self._log_attempt(lease) as self._log:
             await self._signal_earlier_batches()
             final = await self._run_handler()
@@ -227,15 +228,16 @@ class RoleExecutor:
             raise AttemptFailed(failure(reason_codes.CANCELLED_BY_WORKER, text, permanent=False)) from None
 
     async def _call_hooks(self) -> FinalizeResult:
-        attempt, handler, threads = self._attempt, self._handler, self._threads
-        await threads.call(handler.init, self._describe_run())
+        attempt, handler, threads, ctx = self._attempt, self._handler, self._threads, self._ctx
+        await threads.call(handler.init, self._describe_run(), **context_for(handler.init, ctx))
         loaded = await threads.call(
-            handler.load_input, attempt.io.input_ref, attempt.io.inline_with(attempt.failed_nodes)
+            handler.load_input, ctx.input_ref, ctx.input_inline, **context_for(handler.load_input, ctx)
         )
         with self._backpressure() as self._ahead:
             source = Input(
                 attempt=attempt,
                 handler=handler,
+                ctx=ctx,
                 threads=threads,
                 artifacts=self._artifacts,
                 tasks=self._tasks,
@@ -246,7 +248,7 @@ class RoleExecutor:
             async with aclosing(source.batches(loaded)) as batches:
                 while await self._process_next(batches):
                     pass
-        return _check_final(await threads.call(handler.finalize, self._ctx))
+        return _check_final(await threads.call(handler.finalize, ctx))
 
     def _backpressure(self) -> AbstractContextManager[Backpressure | None]:
         attempt = self._attempt

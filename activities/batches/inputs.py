@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import reason_codes
 from flowkit.activities.batches.puller import Puller, SourcesIdle
-from flowkit.activities.handlers import Batch
+from flowkit.activities.handlers import Batch, context_for
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.attempt.failures import cut
 from flowkit.attempt.supervision import AttemptFailed
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from flowkit.activities.batches.backpressure import Backpressure
     from flowkit.activities.batches.puller import ByteBudget
     from flowkit.activities.calls import Threads
+    from flowkit.activities.context import RunContext
     from flowkit.activities.handlers import RoleHandler
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.store import TaskStore
@@ -88,6 +89,7 @@ class Input:
 
     attempt: AttemptInput
     handler: RoleHandler
+    ctx: RunContext
     threads: Threads
     artifacts: ArtifactStore
     tasks: TaskStore
@@ -118,7 +120,8 @@ class Input:
                 await self.ahead.wait()
 
     async def _iterate_handler(self, loaded: Any) -> AsyncGenerator[Batch, None]:
-        async with aclosing(self.threads.iterate(self.handler.iter_batches, loaded)) as given:
+        hook = self.handler.iter_batches
+        async with aclosing(self.threads.iterate(hook, loaded, **context_for(hook, self.ctx))) as given:
             async for batch in given:
                 await self._wait_until_allowed()
                 yield check_batch(batch)

@@ -11,6 +11,8 @@ such updates. Concurrent writes share a group commit.
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import re
 import uuid
 from dataclasses import dataclass, field
@@ -35,7 +37,7 @@ from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
 from flowkit.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from flowkit.models import AttemptInput
 
@@ -44,6 +46,9 @@ Update = dict[str, Fields]
 
 NOT_CLOSED: Fields = {"closed_run_id": {"$exists": False}}
 """Filter for documents of tasks that no run has closed."""
+
+_PARAMS: Fields = {"_id": 0, "params": 1}
+"""Projection with the params of a task."""
 
 
 class TriedBefore(Exception):
@@ -189,6 +194,8 @@ class _Write:
     update: Update
     alone: Callable[[], Awaitable[None]]
     """Performs the write by itself, and raises the cause if it must not happen."""
+    read: Fields | None = None
+    """Receives the params of the task (`params`), which the same call reads; None if the caller does not need them."""
 
 
 class Attempts:
@@ -218,9 +225,18 @@ class Attempts:
 
     @translate_errors
     async def begin(
-        self, attempt: AttemptInput, run_id: str, lease: Fields, at: float, *, once: bool = False
+        self,
+        attempt: AttemptInput,
+        run_id: str,
+        lease: Fields,
+        at: float,
+        *,
+        once: bool = False,
+        read: Fields | None = None,
     ) -> None:
         """Perform the first write of an attempt, which takes the epoch. Clear cancel flags of an earlier run.
+
+        With `read`, the same call also reads the params of the task and adds them to `read` as `params`.
 
         Raise EpochTaken if another run has used the epoch, Fenced if this run has closed the task, and Flagged if a
         cancel flag is set that is not from an earlier run. With `once`, raise TriedBefore if this run has taken the
@@ -229,8 +245,9 @@ class Attempts:
         entry = self._entry_of(attempt)
         update = {"$set": entry.begun(run_id, lease, at), "$unset": entry.left_over()}
         take = partial(self._begin_once, lease) if once else self._begin
-        alone = partial(take, attempt, run_id, update)
-        await self._writes.write(_Write(entry=entry, fence=entry.epoch_is_new, update=update, alone=alone))
+        alone = partial(take, attempt, run_id, update, read)
+        write = _Write(entry=entry, fence=entry.epoch_is_new, update=update, alone=alone, read=read)
+        await self._writes.write(write)
 
     @translate_errors
     async def finish(self, attempt: AttemptInput, run_id: str, at: float) -> None:
@@ -298,12 +315,14 @@ class Attempts:
         stored = await self._collection.find_one(entry.document, entry.projection("attempt_epoch"))
         return int(entry.read(stored).get("attempt_epoch") or 0)
 
-    async def _begin_once(self, lease: Fields, attempt: AttemptInput, run_id: str, update: Update) -> None:
+    async def _begin_once(
+        self, lease: Fields, attempt: AttemptInput, run_id: str, update: Update, read: Fields | None
+    ) -> None:
         """Take the epoch unless an earlier try has. The lease distinguishes a repeated write of this try."""
         entry = self._entry_of(attempt)
-        if not await self._update(entry.is_new_or_has_lease(lease), update):
+        if not await self._update(entry.is_new_or_has_lease(lease), update, read):
             await self._check_tries(attempt, run_id)
-            await self._begin(attempt, run_id, update)
+            await self._begin(attempt, run_id, update, read)
 
     async def _check_tries(self, attempt: AttemptInput, run_id: str) -> None:
         """Raise TriedBefore if this run has already taken the epoch."""
@@ -313,10 +332,10 @@ class Attempts:
             finished = entry.read(stored)["status"] == NodeStatus.FINISHED
             raise TriedBefore(attempt.node_id, finished=finished)
 
-    async def _begin(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
-        if not await self._update(self._entry_of(attempt).may_begin_at_once(run_id), update):
+    async def _begin(self, attempt: AttemptInput, run_id: str, update: Update, read: Fields | None) -> None:
+        if not await self._update(self._entry_of(attempt).may_begin_at_once(run_id), update, read):
             await self._clear_flags(attempt, run_id)
-            await self._begin_again(attempt, run_id, update)
+            await self._begin_again(attempt, run_id, update, read)
 
     async def _clear_flags(self, attempt: AttemptInput, run_id: str) -> None:
         """Clear the flags of an earlier run. Raise Flagged if a current flag prevents the attempt from beginning.
@@ -333,9 +352,11 @@ class Attempts:
         same = {"id": attempt.task_id, "coordinator.cancel_run_id": flag.run_id}
         await self._update(same, {"$unset": unset_of_flags(found)})
 
-    async def _begin_again(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
+    async def _begin_again(
+        self, attempt: AttemptInput, run_id: str, update: Update, read: Fields | None
+    ) -> None:
         """Begin in a document that was closed or flagged before. Raise the cause if the attempt must not begin."""
-        if not await self._update(self._entry_of(attempt).may_begin(run_id) | NOT_FLAGGED, update):
+        if not await self._update(self._entry_of(attempt).may_begin(run_id) | NOT_FLAGGED, update, read):
             await self._explain_refusal(attempt, run_id)
         await self._reopen(attempt.task_id, run_id)
 
@@ -358,9 +379,13 @@ class Attempts:
     async def _extend(self, fence: Fields, update: Update) -> None:
         await self._update(fence, update)
 
-    async def _update(self, condition: Fields, update: Update) -> bool:
-        """Update a document. Return False if none matches."""
-        return bool((await self._collection.update_one(condition, update)).matched_count)
+    async def _update(self, condition: Fields, update: Update, read: Fields | None = None) -> bool:
+        """Update a document. Return False if none matches. With `read`, add the params of the task to `read`."""
+        if read is None:
+            return bool((await self._collection.update_one(condition, update)).matched_count)
+        stored = await self._collection.find_one_and_update(condition, update, _PARAMS)
+        read |= stored or {}
+        return stored is not None
 
     async def _write_together(self, writes: Sequence[_Write]) -> Sequence[int]:
         """Write one update for each document, all in one call. Return the indexes of the writes to perform one by one.
@@ -370,11 +395,34 @@ class Attempts:
         """
         first, later = _first_of_each_entry(writes)
         updates = [_merge(of_document) for of_document in first.values()]
-        if len(updates) == 1:
-            done = await self._collection.update_one(*updates[0])
+        readers = [write for write in writes if write.read is not None]
+        if len(updates) > 1:
+            matched, _ = await asyncio.gather(self._write_documents(updates), self._read_params(readers))
         else:
-            done = await self._collection.bulk_write([UpdateOne(*each) for each in updates], ordered=False)
-        return later if done.matched_count == len(updates) else range(len(writes))
+            read: Fields | None = {} if readers else None
+            matched = await self._update(*updates[0], read)
+            _hand_out(readers, {_document_of(writes[0]): read or {}})
+        return later if matched == len(updates) else range(len(writes))
+
+    async def _write_documents(self, updates: Sequence[tuple[Fields, Update]]) -> int:
+        """Write one update for each document. Return how many documents matched."""
+        done = await self._collection.bulk_write([UpdateOne(*each) for each in updates], ordered=False)
+        matched: int = done.matched_count
+        return matched
+
+    async def _read_params(self, readers: Sequence[_Write]) -> None:
+        """Read the params of all tasks whose attempts need them, in one call beside the write."""
+        ids = {write.entry.document["id"] for write in readers}
+        if ids:
+            found = self._collection.find({"id": {"$in": list(ids)}}, {**_PARAMS, "id": 1})
+            _hand_out(readers, {(("id", stored.pop("id")),): stored async for stored in found})
+
+
+def _hand_out(readers: Iterable[_Write], stored: Mapping[tuple[tuple[str, Any], ...], Fields]) -> None:
+    """Give each of these writes a copy of what was read from its document."""
+    for write in readers:
+        if write.read is not None:
+            write.read.update(copy.deepcopy(stored.get(_document_of(write), {})))
 
 
 def _document_of(write: _Write) -> tuple[tuple[str, Any], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.contract.builders import (
     attempt,
     begun,
     close,
+    new_task,
     opened,
     record,
     seconds,
@@ -45,6 +47,27 @@ async def test_first_write_records_the_worker_of_the_node(db: Any, tasks: TaskSt
     assert node["lease"] == lease
     assert seconds(node["started_at"]) == seconds((await stored(db))["updated_at"]) == AT + 5
     assert (await stored_node(db, 0))["status"] == "queued"
+
+
+async def test_begin_reads_the_params_of_each_task_alone_and_in_groups(tasks: TaskStore) -> None:
+    await tasks.insert_task(new_task("a", task_id="other", params={"day": "2026-01-31"}))
+    nodes = [attempt(), attempt("b", index=1), replace(attempt(), task_id="other"), attempt(epoch=2)]
+    read: list[dict[str, Any]] = [{} for _ in nodes]
+    await asyncio.gather(
+        *(
+            tasks.attempts.begin(node, RUN, {"lease_id": str(index)}, AT, once=True, read=read[index])
+            for index, node in enumerate(nodes)
+        )
+    )
+    assert [each["params"] for each in read] == [{"n": 1}, {"n": 1}, {"day": "2026-01-31"}, {"n": 1}]
+
+
+async def test_begin_that_a_closed_document_refuses_first_reads_the_params_too(tasks: TaskStore) -> None:
+    await tasks.close_task(close())
+    await opened(tasks, "a", "b", run="run-2")
+    read: dict[str, Any] = {}
+    await tasks.attempts.begin(attempt(), "run-2", {"lease_id": "l"}, AT, once=True, read=read)
+    assert read == {"params": {"n": 1}}
 
 
 async def test_higher_epoch_is_accepted(db: Any, tasks: TaskStore) -> None:

@@ -164,7 +164,12 @@ class Cruncher(Quick):
             ctx.raise_if_cancelled()
             time.sleep(0.02)
         ctx.kv["done"] = ctx.kv.get("done", 0) + 1
-        return BatchResult(success=True, metrics={"n": 1, "pid": os.getpid(), "done": ctx.kv["done"]})
+        seen = {
+            "pid": os.getpid(),
+            "done": ctx.kv["done"],
+            "given": [ctx.params, ctx.input_inline, ctx.input_ref],
+        }
+        return BatchResult(success=True, metrics={"n": 1, **seen})
 
 
 class ConcurrencyCounter(Quick):

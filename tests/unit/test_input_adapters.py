@@ -278,6 +278,7 @@ async def refused(
     source = Input(
         attempt=attempt,
         handler=RoleHandler(),
+        ctx=anything,
         threads=Threads(1, "unused"),
         artifacts=anything,
         tasks=TaskWithoutParents(),

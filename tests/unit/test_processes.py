@@ -45,7 +45,8 @@ class IgnoresCancel(RoleHandler):
 
 async def main():
     names = dict.fromkeys(("task_id", "node_id", "worker_id"), "x")
-    ctx = SimpleNamespace(**names, attempt_epoch=1, failed_nodes=[], kv={}, cancel_flag=asyncio.Event())
+    given = dict(params={}, input_inline=None, input_ref=None, failed_nodes=[], kv={})
+    ctx = SimpleNamespace(**names, **given, attempt_epoch=1, cancel_flag=asyncio.Event())
     pool = ProcessPool({"ignores_cancel": IgnoresCancel()}, processes=1)
     await pool.process("ignores_cancel", Batch(batch_uid="b", payload={"tell": sys.argv[1]}), ctx)
 
@@ -81,7 +82,9 @@ async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessPool]:
 def context(epoch: int = 1) -> Any:
     """Return the part of a RunContext that the pool needs."""
     names = dict.fromkeys(("task_id", "node_id", "worker_id"), "x")
-    return SimpleNamespace(**names, attempt_epoch=epoch, failed_nodes=[], kv={}, cancel_flag=asyncio.Event())
+    given: dict[str, Any] = {"params": {"day": 1}, "input_inline": {"n": 2}, "input_ref": {"n": 3}}
+    flag = asyncio.Event()
+    return SimpleNamespace(**names, **given, attempt_epoch=epoch, failed_nodes=[], kv={}, cancel_flag=flag)
 
 
 async def crunch(pool: ProcessPool, ctx: Any = None, **payload: Any) -> Any:
@@ -137,3 +140,8 @@ async def test_new_batch_does_not_inherit_the_cancel_of_another(pool: ProcessPoo
 
 async def test_process_is_reused_for_one_batch_after_the_other(pool: ProcessPool) -> None:
     assert len({(await crunch(pool)).metrics["pid"] for _ in range(3)}) == 1
+
+
+async def test_process_sees_the_params_and_the_input_of_its_node(pool: ProcessPool) -> None:
+    shown = (await crunch(pool)).metrics["given"]
+    assert shown == [{"day": 1}, {"n": 2}, {"n": 3}]

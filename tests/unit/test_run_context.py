@@ -15,7 +15,7 @@ from flowkit.testing import memory_database, run_graph
 from flowkit.worker import Batch, BatchResult, RoleHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
     from flowkit.testing import GraphRun
@@ -192,3 +192,81 @@ async def test_handler_can_write_and_read_artifacts() -> None:
         for uid in ("mine1", "mine2")
         for expected in ({**own, "batch_uid": uid}, own, {"bucket": "b"})
     ]
+
+
+# --- params and input -------------------------------------------------------------------------------------------
+
+
+class Asking(RoleHandler):
+    """Notes what each hook sees of the params and the input of the node `asked`."""
+
+    role = "asking"
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[Any]] = {}
+
+    def _note(self, hook: str, ctx: RunContext) -> None:
+        if ctx.node_id == "asked":
+            self.seen[hook] = [ctx.params, ctx.input_inline, ctx.input_ref]
+
+    async def init(self, info: dict[str, Any], *, ctx: RunContext) -> None:  # type: ignore[override]
+        self._note("init", ctx)
+
+    def load_input(self, input_ref: Any, input_inline: Any, ctx: RunContext) -> Any:  # type: ignore[override]
+        self._note("load_input", ctx)
+        return input_inline
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        self._note("process_batch", ctx)
+        return BatchResult(success=True)
+
+    async def finalize(self, ctx: RunContext) -> None:
+        self._note("finalize", ctx)
+
+
+class Yielding(Asking):
+    """Yields a batch with the day of the params, from a coroutine."""
+
+    async def iter_batches(self, loaded: Any, ctx: RunContext) -> AsyncIterator[Batch]:  # type: ignore[override]
+        self._note("iter_batches", ctx)
+        yield Batch(batch_uid=ctx.params["day"])
+
+
+class YieldingPlainly(Asking):
+    """Yields a batch with the day of the params, from a plain generator."""
+
+    def iter_batches(self, loaded: Any, *, ctx: RunContext) -> Iterator[Batch]:  # type: ignore[override]
+        self._note("iter_batches", ctx)
+        yield Batch(batch_uid=ctx.params["day"])
+
+
+PULL: dict[str, Any] = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["source"]}}
+HOOKS = {"init", "load_input", "process_batch", "finalize"}
+
+
+@pytest.mark.parametrize(
+    ("handler", "inline", "hooks"),
+    [
+        (Yielding(), {"unit": "euros"}, HOOKS | {"iter_batches"}),
+        (YieldingPlainly(), {"unit": "euros"}, HOOKS | {"iter_batches"}),
+        (Yielding(), PULL, HOOKS),
+    ],
+)
+async def test_every_hook_with_a_context_reads_the_params_and_the_input(
+    handler: Asking, inline: dict[str, Any], hooks: set[str]
+) -> None:
+    asked = {**node("asked", "asking", "source"), "io": {"input_inline": inline, "input_ref": {"key": "k"}}}
+    graph, params = {"nodes": [node("source", "asking"), asked]}, {"day": "2026-01-31"}
+    run = await run_graph(graph, handler, params=params)
+    assert run.status == "finished", run.reason
+    assert handler.seen == {hook: [params, inline, {"key": "k"}] for hook in hooks}
+
+
+async def test_params_without_values_are_empty_and_cannot_be_replaced() -> None:
+    async def body(ctx: RunContext) -> dict[str, Any]:
+        for name in ("params", "input_inline", "input_ref"):
+            with pytest.raises(AttributeError):
+                setattr(ctx, name, {})
+        return {"given": [ctx.params, ctx.input_inline, ctx.input_ref]}
+
+    assert await metrics(await run(body)) == {"given": [{}, None, None]}

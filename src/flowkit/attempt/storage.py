@@ -34,14 +34,18 @@ async def begin(
     worker_id: str,
     *,
     once: bool = False,
+    read: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Take the attempt's epoch, remove the complete marker of an earlier attempt, and return the new lease.
 
-    With `once`, raise TriedBefore if an earlier try of the same attempt has taken the epoch.
+    With `once`, raise TriedBefore if an earlier try of the same attempt has taken the epoch. With `read`, add the params
+    of the task to it, as `Attempts.begin` does.
     """
     now = time.time()
     lease = new_lease(worker_id, now + attempt.lease_ttl_sec)
-    await retry_while_unavailable(lambda: tasks.attempts.begin(attempt, run_id, lease, now, once=once))
+    await retry_while_unavailable(
+        lambda: tasks.attempts.begin(attempt, run_id, lease, now, once=once, read=read)
+    )
     if attempt.epoch > 1:
         await retry_while_unavailable(lambda: artifacts.drop_marker(attempt))
     return lease
@@ -104,12 +108,17 @@ class AttemptStorage:
         self._attempt = attempt
         self._run_id = run_id
         self._worker_id = worker_id
+        self._read: dict[str, Any] = {}
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Return the params of the task, which the begin reads."""
+        return self._read.get("params") or {}
 
     async def begin(self) -> dict[str, Any]:
-        """Take the attempt's epoch and return its lease. Raise as `Attempts.begin` with `once`."""
-        return await begin(
-            self._tasks, self._artifacts, self._attempt, self._run_id, self._worker_id, once=True
-        )
+        """Take the attempt's epoch, read the params and return the lease. Raise as `Attempts.begin` with `once`."""
+        ids = (self._run_id, self._worker_id)
+        return await begin(self._tasks, self._artifacts, self._attempt, *ids, once=True, read=self._read)
 
     async def store_batch(
         self, uid: str, metrics: dict[str, Any], artifacts_ref: dict[str, Any] | None
