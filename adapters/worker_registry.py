@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import DuplicateKeyError
 
+from flowkit.adapters.entries import utc
 from flowkit.adapters.metrics import storable
 from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 _SILENT_SEC = 180.0
 """Seconds without an announce after which a worker that reports no interval is offline: 3 times the usual interval."""
+
+_LISTED_FIELDS = ("worker_id", "type", "version", "capacity", "status", "session", "handlers", "last_seen")
+_LISTED = {"_id": 0, "announce_interval_sec": 1} | dict.fromkeys(_LISTED_FIELDS, 1)
 
 _SHOWN_CONFLICTS = 10
 """Processes with another version of a handler that a row names."""
@@ -44,6 +49,24 @@ class HostedHandler:
     version: str
     engine: bool
     """Whether the process is an engine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegisteredWorker:
+    """The row of a worker."""
+
+    worker_id: str
+    roles: tuple[str, ...]
+    version: str
+    slots: int | None
+    """How many attempts it can run at once; None if it does not say."""
+    online: bool
+    external: bool
+    """Whether it is an external worker."""
+    in_engine: bool
+    """Whether it is an engine that hosts inline handlers."""
+    last_seen: datetime | None
+    announce_interval_sec: float
 
 
 class WorkerRegistry:
@@ -142,6 +165,12 @@ class WorkerRegistry:
         return bool(done.matched_count)
 
     @translate_errors
+    async def list_workers(self) -> list[RegisteredWorker]:
+        """Return all workers that have a row, sorted by id."""
+        rows = self._workers.find({"worker_id": {"$exists": True}}, _LISTED).sort("worker_id", 1)
+        return [_registered(row) async for row in rows]
+
+    @translate_errors
     async def find_stopped(self, worker_ids: Collection[str]) -> set[str]:
         """Return those of the workers that have a row and are offline."""
         gone = {"worker_id": {"$in": sorted(worker_ids)}, "status": WorkerStatus.OFFLINE.value}
@@ -170,6 +199,24 @@ class WorkerRegistry:
             )
             expired += int(done.modified_count)
         return expired
+
+
+def _registered(row: dict[str, Any]) -> RegisteredWorker:
+    """Return the worker of a row. The rows of external workers contain what the workers announce."""
+    roles, version, capacity = row.get("type"), row.get("version"), row.get("capacity")
+    slots = capacity.get("tasks") if isinstance(capacity, dict) else None
+    interval, last_seen = row.get("announce_interval_sec"), row.get("last_seen")
+    return RegisteredWorker(
+        worker_id=str(row["worker_id"]),
+        roles=tuple(filter(None, roles.split(","))) if isinstance(roles, str) else (),
+        version=version if isinstance(version, str) else "",
+        slots=slots if isinstance(slots, int) else None,
+        online=row.get("status") == WorkerStatus.ONLINE,
+        external=not row.get("session"),
+        in_engine=any(each.get("engine") for each in row.get("handlers") or []),
+        last_seen=utc(last_seen) if isinstance(last_seen, datetime) else None,
+        announce_interval_sec=interval if isinstance(interval, (int, float)) else _SILENT_SEC / 3,
+    )
 
 
 def _alive(at: float, session: str, leaked_threads: int | None) -> dict[str, Any]:

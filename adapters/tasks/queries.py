@@ -15,7 +15,7 @@ from flowkit.adapters.dispatches import ACTIVE_STATES, OutcomeKind
 from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
 from flowkit.adapters.mongo import Database, durable, ensure_index, translate_errors
 from flowkit.adapters.tasks.fields import WAITS_FOR
-from flowkit.models import OPEN_TASK_STATUSES, FailureKind
+from flowkit.models import OPEN_TASK_STATUSES, FailureKind, NodeStatus
 from flowkit.protocol.messages import EventKind
 from flowkit.validation.arguments import require, task_id_problem
 
@@ -73,6 +73,7 @@ _EXTERNAL_RUN = {
 
 _RUN_FIELDS = ("node_id", "attempt_epoch", "lease.worker_id", "started_at", "finished_at")
 _NODE_RUNS = {"_id": 0} | {f"graph.nodes.{name}": 1 for name in _RUN_FIELDS}
+_RUNNING = {**_NODE_RUNS, "id": 1, "graph.nodes.status": 1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +150,18 @@ class LoggedAttempt:
     code: str | None = None
     """The reason code of the failure."""
     error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningAttempt:
+    """An attempt that a worker runs, according to the task document."""
+
+    task_id: str
+    node_id: str
+    epoch: int
+    worker: str
+    started_at: float | None
+    """Unix time in seconds."""
 
 
 class TaskQueries:
@@ -233,6 +246,19 @@ class TaskQueries:
         known = {"worker_id": {"$in": sorted(worker_ids)}, "version": {"$nin": [None, ""]}}
         rows = self._db.worker_registry.find(known, {"_id": 0, "worker_id": 1, "version": 1})
         return {row["worker_id"]: str(row["version"]) async for row in rows}
+
+    @translate_errors
+    async def running_attempts(self) -> list[RunningAttempt]:
+        """Return the running attempts of all open tasks that a worker holds, oldest first."""
+        active = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
+        wanted = {"status": {"$in": OPEN_TASK_STATUSES}, "graph.nodes.status": {"$in": active}}
+        found = [
+            _running_attempt(document["id"], node)
+            async for document in self._db.tasks.find(wanted, _RUNNING)
+            for node in document["graph"]["nodes"]
+            if node["status"] in active
+        ]
+        return sorted((each for each in found if each.worker), key=lambda each: each.started_at or 0.0)
 
     @translate_errors
     async def external_runs(self, task_id: str) -> dict[tuple[str, int], ExternalRun]:
@@ -334,10 +360,21 @@ def _external_run(row: dict[str, Any], waits_for: str | None) -> ExternalRun:
 
 def _node_run(node: dict[str, Any]) -> NodeRun:
     return NodeRun(
-        epoch=node["attempt_epoch"],
+        epoch=node.get("attempt_epoch") or 0,
         worker=(node.get("lease") or {}).get("worker_id") or "",
         started_at=_timestamp(node.get("started_at")),
         finished_at=_timestamp(node.get("finished_at")),
+    )
+
+
+def _running_attempt(task_id: str, node: dict[str, Any]) -> RunningAttempt:
+    run = _node_run(node)
+    return RunningAttempt(
+        task_id=task_id,
+        node_id=node["node_id"],
+        epoch=run.epoch,
+        worker=run.worker,
+        started_at=run.started_at,
     )
 
 

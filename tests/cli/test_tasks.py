@@ -199,6 +199,20 @@ async def test_result_shows_final_metrics_and_pages_of_batches(harness: Harness,
     assert (wrong.code, "has no node 'nodes'" in wrong.err) == (2, True)
 
 
+async def test_workers_show_their_slots_and_what_they_run(harness: Harness, program: Program) -> None:
+    await harness.engine()
+    worker = await harness.worker()
+    task_id = await harness.create(node("a", "paced", inline={"pause": 600}))
+    await harness.until_node(task_id, "a", "running")
+    shown = await program.call("workers", "--json", env=harness.environment)
+    engine, busy = json.loads(shown.out)["workers"]
+    assert (engine["kind"], engine["state"]) == ("engine", "online")
+    assert (busy["worker_id"], busy["kind"], "paced" in busy["roles"]) == (worker.worker_id, "worker", True)
+    assert [(each["task_id"], each["node_id"]) for each in busy["busy"]] == [(task_id, "a")]
+    status = await program.call("status", task_id, env=harness.environment)
+    assert f"worker {worker.worker_id}" in status.out
+
+
 async def test_worker_serves_only_the_selected_roles(harness: Harness) -> None:
     names = [f"tests.integration.handlers:{name}" for name in ("Quick", "Paced")]
     await harness.engine()

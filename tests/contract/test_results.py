@@ -9,7 +9,8 @@ from tests.unit.bridge_records import record
 
 from flowkit.adapters import worker_events
 from flowkit.adapters.dispatches import Outcome, OutcomeKind, outcome_fields, to_document
-from flowkit.adapters.tasks.queries import LoggedAttempt, NodeRun, TaskQueries
+from flowkit.adapters.mongo import moment
+from flowkit.adapters.tasks.queries import LoggedAttempt, NodeRun, RunningAttempt, TaskQueries
 from flowkit.adapters.worker_registry import WorkerRegistry
 from flowkit.models import AttemptFailure, FailureKind, NodeRecord, NodeStatus
 
@@ -82,6 +83,32 @@ async def test_runs_have_the_worker_and_the_times_of_the_latest_attempt(db: Any,
     await tasks.attempts.finish(attempt(), RUN, AT + 4)
     expected = NodeRun(epoch=1, worker=WORKER, started_at=AT, finished_at=AT + 4)
     assert await TaskQueries(db).node_runs(TASK) == {"a": expected}
+
+
+async def test_running_attempts_are_those_that_a_worker_holds_in_open_tasks(
+    db: Any, tasks: TaskStore
+) -> None:
+    await tasks.insert_task(new_task("a", "b", "c"))
+    for index, node_id in enumerate("ab"):
+        await begun(tasks, attempt(node_id, index=index))
+    await tasks.attempts.finish(attempt(), RUN, AT + 4)
+    expected = RunningAttempt(task_id=TASK, node_id="b", epoch=1, worker=WORKER, started_at=AT)
+    assert await TaskQueries(db).running_attempts() == [expected]
+    await db.tasks.update_one({"id": TASK}, {"$set": {"status": "failed"}})
+    assert await TaskQueries(db).running_attempts() == []
+
+
+async def test_registered_workers_have_their_roles_versions_and_slots(db: Any) -> None:
+    registry = WorkerRegistry(db)
+    await registry.register("w-1", ["r", "s"], "1.4", 3, AT, session="s", announce_interval_sec=60.0)
+    await registry.record_announcement("x-1", {"type": "t", "capacity": {"cpu": 2}}, AT)
+    await registry.mark_offline("w-1", AT + 1, session="s")
+    native, external = await registry.list_workers()
+    assert (native.worker_id, native.roles, native.version, native.slots) == ("w-1", ("r", "s"), "1.4", 3)
+    assert (native.online, native.external, native.announce_interval_sec) == (False, False, 60.0)
+    assert (external.worker_id, external.roles, external.slots) == ("x-1", ("t",), None)
+    assert (external.online, external.external) == (True, True)
+    assert external.last_seen == moment(AT)
 
 
 async def test_versions_are_those_that_workers_announce(db: Any) -> None:

@@ -31,7 +31,12 @@ _CONCURRENT_QUEUES = 20
 
 
 async def recent_pollers(client: Client, task_queue: str, *, workflows: bool = False) -> set[str]:
-    """Return the identities of the processes that have polled a task queue within 70 seconds.
+    """Return the identities of the processes that have polled a task queue within 70 seconds, as `poll_times` does."""
+    return {*await poll_times(client, task_queue, workflows=workflows)}
+
+
+async def poll_times(client: Client, task_queue: str, *, workflows: bool = False) -> dict[str, float]:
+    """Return when the processes that have polled a task queue within 70 seconds last did, by identity.
 
     They are those that poll for activities, or for workflow tasks with `workflows`. Raise RPCError if Temporal does
     not respond.
@@ -42,11 +47,8 @@ async def recent_pollers(client: Client, task_queue: str, *, workflows: bool = F
     )
     described = await client.workflow_service.describe_task_queue(request, timeout=_RPC_TIMEOUT)
     since = time.time() - _RECENT_SEC
-    return {
-        poller.identity
-        for poller in described.pollers
-        if poller.last_access_time.ToNanoseconds() / 1e9 >= since
-    }
+    polled = {each.identity: each.last_access_time.ToNanoseconds() / 1e9 for each in described.pollers}
+    return {identity: at for identity, at in polled.items() if at >= since}
 
 
 async def native_pollers(client: Client, task_queue: str) -> list[str]:

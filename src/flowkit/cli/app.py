@@ -11,7 +11,7 @@ from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
 from flowkit.cli.project.command import init
 from flowkit.cli.retention.commands import close_orphaned, purge
-from flowkit.cli.tasks import attempts, commands, results, validate, variables
+from flowkit.cli.tasks import attempts, commands, results, validate, variables, workers
 from flowkit.cli.up.command import up
 from flowkit.core import version
 
@@ -33,6 +33,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "list": commands.list_tasks,
     "result": results.result,
     "attempts": attempts.attempts,
+    "workers": workers.workers,
     "vars": variables.task_vars,
     "validate": validate.validate,
     "schema": validate.schema,
