@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from flowkit.activities.handlers import Batch, RoleHandler
     from flowkit.activities.process_pool import ProcessPool
     from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.attempt.role_lease import RoleLease
 
 _logger = logging.getLogger("flowkit.worker")
 
@@ -56,6 +57,8 @@ class RoleContext:
     processes: ProcessPool | None = None
     clock: Any = None
     events: EventLog | None = None
+    leases: Mapping[str, RoleLease] = field(default_factory=dict)
+    """The lease of each role whose task queue the process polls."""
 
 
 class RoleActivities:
@@ -157,6 +160,8 @@ class RoleExecutor:
 
     async def run(self) -> AttemptResult:
         """Run the whole attempt, from its first write to its last. Return at once if an earlier try has finished it."""
+        if (role_lease := self._roles.leases.get(self._attempt.role)) is not None:
+            await role_lease.check()
         try:
             lease = await self._storage.begin()
         except TriedBefore as earlier:

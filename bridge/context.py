@@ -15,13 +15,14 @@ from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.adapters.worker_registry import WorkerRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from temporalio.client import AsyncActivityHandle, Client
 
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.dispatches import Dispatch
     from flowkit.adapters.tasks.store import TaskStore
+    from flowkit.attempt.role_lease import RoleLease
     from flowkit.bridge.kafka.offsets import Offsets
     from flowkit.bridge.kafka.producer import Producer
     from flowkit.bridge.kafka.topics import Topics
@@ -105,6 +106,8 @@ class BridgeContext:
     producer: Producer
     offsets: Offsets
     database_id: str
+    leases: Mapping[str, RoleLease]
+    """The lease of each role."""
     malformed: MalformedRecords = field(default_factory=MalformedRecords)
 
     async def db(self, call: Callable[[], Awaitable[T]]) -> T:

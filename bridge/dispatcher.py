@@ -134,6 +134,7 @@ class Dispatcher:
             if record is None:
                 await self._check_not_begun(attempt)
         if record is None:
+            await self._context.leases[attempt.role].check()
             record = await self._start(attempt, run_id)
         if record is not None:
             await self._adopt(record, run_id)

@@ -13,12 +13,12 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from temporalio.service import RPCError
 from temporalio.worker import Worker
 
+from flowkit.adapters.role_leases import RoleKind
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.background import BackgroundLoop, BridgeHealth, LoopHealth, OutageLogger, RoleHealth
-from flowkit.attempt.pollers import native_pollers
+from flowkit.attempt.role_lease import leases_of
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE
 from flowkit.bridge.announcements import Announcements
 from flowkit.bridge.commands import CommandSender, CommandWatch, Placement
@@ -36,6 +36,7 @@ from flowkit.bridge.signals import Signals
 from flowkit.bridge.status import StatusEvents
 from flowkit.bridge.supervisor import ORPHANS_SEC, TICK_SEC, Supervisor
 from flowkit.errors import FlowKitError, KafkaUnavailable
+from flowkit.models.temporal_names import role_queue
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ _TOPICS_RETRY_SEC = 1.0
 _CLIENTS_CLOSE_SEC = 15.0
 _ROLE_RETRY_SEC = 2.0
 _CONCURRENT_DISPATCHES = 100
-_CHECK_SEC = 60.0
+_SEED_SEC = 60.0
 MEASURE_SEC = 5.0
 
 
@@ -89,6 +90,13 @@ class Bridge:
             producer=Producer(connection),
             offsets=Offsets(connection),
             database_id=database_id,
+            leases=leases_of(
+                *(tasks.database, portal, RoleKind.EXTERNAL),
+                namespace=client.namespace,
+                queue=config.queue,
+                roles=self.roles,
+                name=self.bridge_id,
+            ),
         )
         self.measurements = Measurements(self.context, self.roles)
         self._connect_parts(connection)
@@ -262,27 +270,40 @@ class RoleService:
         self, role: str, context: BridgeContext, dispatcher: Dispatcher, provisioner: Provisioner
     ) -> None:
         self.role = role
-        self.queue = f"{context.config.queue}.{role}"
-        self.waits_for: str | None = "start"
-        """Why the role is not served yet; None while it is served."""
+        self.queue = role_queue(context.config.queue, role)
+        self._unprepared: str | None = "start"
+        """Why the topics of the role are not prepared yet; None once they are."""
         self._context = context
         self._dispatcher = dispatcher
         self._provisioner = provisioner
+        self._lease = context.leases[role]
         self._worker: Worker | None = None
         self._idle = asyncio.Event()
         """Set while no worker runs."""
         self._idle.set()
         self._stopping = False
 
+    @property
+    def waits_for(self) -> str | None:
+        """Why the role is not served; None while it is served."""
+        return self._unprepared or self._lease.problem
+
     async def run(self) -> None:
-        """Serve the role until cancelled or until `shutdown`. Wait for Kafka, and while native workers poll its queue."""
-        while not self._stopping:
-            await self._wait_until_prepared()
-            self.waits_for = None
-            await self._serve()
+        """Serve the role until cancelled or until `shutdown`. Wait for Kafka, and while native workers hold its lease."""
+        await self._wait_until_prepared()
+        self._unprepared = None
+        keeping = asyncio.create_task(self._lease.keep())
+        try:
+            while not self._stopping:
+                await self._lease.wait()
+                await self._serve()
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+            await self._lease.release()
 
     async def _serve(self) -> None:
-        """Serve the role until `shutdown`, or until native workers begin to poll its queue."""
+        """Serve the role until `shutdown`, or until the lease is lost to native workers."""
         self._worker = Worker(
             self._context.client,
             task_queue=self.queue,
@@ -293,12 +314,12 @@ class RoleService:
             default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         )
         _logger.info("role %s is dispatched to external workers through Kafka", self.role)
-        checking = asyncio.create_task(self._check_regularly(self._worker))
+        seeding = asyncio.create_task(self._seed_regularly())
         self._idle.clear()
         try:
-            await self._worker.run()
+            await self._lease.poll(self._worker)
         finally:
-            checking.cancel()
+            seeding.cancel()
             self._idle.set()
 
     async def shutdown(self) -> None:
@@ -323,46 +344,25 @@ class RoleService:
         try:
             await self._provisioner.ensure([self.role])
             await self._provisioner.seed(self.role)
-            problem = await self._native_worker_problem()
-        except (FlowKitError, RPCError) as error:
-            problem = str(error)
-        if problem is not None:
-            self._wait_for(problem)
-        return problem is None
+        except FlowKitError as error:
+            self._wait_for(str(error))
+            return False
+        return True
 
     def _wait_for(self, problem: str) -> None:
         """Show why the role is not served, and log it once."""
-        if problem != self.waits_for:
+        if problem != self._unprepared:
             _logger.warning("role %s is not served yet: %s; retrying", self.role, problem)
-        self.waits_for = problem
+        self._unprepared = problem
 
-    async def _native_worker_problem(self) -> str | None:
-        found = await native_pollers(self._context.client, self.queue)
-        if not found:
-            return None
-        return (
-            f"native workers poll its task queue {self.queue!r} ({', '.join(found)}), and a role is either native or "
-            f"external: stop these workers, or remove {self.role!r} from the roles of bridge "
-            f"{self._context.bridge_id!r} (worker_types)"
-        )
-
-    async def _check_regularly(self, worker: Worker) -> None:
-        """Commit first offsets each minute, because Kafka deletes those of groups without members after 7 days.
-
-        Stop `worker` once native workers poll the queue: each attempt would run on whichever of them receives it.
-        """
+    async def _seed_regularly(self) -> None:
+        """Commit first offsets each minute, because Kafka deletes those of groups without members after 7 days."""
         while True:
-            await asyncio.sleep(_CHECK_SEC)
+            await asyncio.sleep(_SEED_SEC)
             try:
                 await self._provisioner.seed(self.role)
-                problem = await self._native_worker_problem()
-            except (KafkaUnavailable, RPCError) as error:
-                _logger.info("role %s was not checked: %s", self.role, error)
-                continue
-            if problem is not None:
-                self._wait_for(problem)
-                await asyncio.shield(worker.shutdown())
-                return
+            except KafkaUnavailable as error:
+                _logger.info("the first offsets of role %s were not committed: %s", self.role, error)
 
 
 class Measurements:

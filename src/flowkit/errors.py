@@ -85,6 +85,13 @@ class StoreUnavailable(FlowKitError):
     code = reason_codes.MONGO_UNAVAILABLE
 
 
+class RoleHeld(FlowKitError):
+    """The processes of the other kind, native workers or bridges, hold the lease of a role."""
+
+    retryable = True
+    code = reason_codes.ROLE_HELD
+
+
 class StoreDenied(StoreUnavailable):
     """MongoDB denies access: the user cannot log in or lacks a role."""
 

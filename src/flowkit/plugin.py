@@ -207,7 +207,7 @@ class RoleComponent(WorkerComponent):
 
     async def start(self, worker: temporal.Worker) -> None:
         """Start as FlowKit's own worker does, but without a thread."""
-        self.bind([(await self._worker.open()).activity_for(self._role)])
+        self.bind([(await self._worker.open(worker.client.namespace)).activity_for(self._role)])
 
     async def stop(self) -> None:
         """Stop the worker's background work and release its resources."""

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit import CoordinatorConfig
 from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.role_leases import RoleKind
 from flowkit.adapters.tasks.store import TaskStore
+from flowkit.attempt.role_lease import leases_of
 from flowkit.bridge.context import BridgeContext, Stores
 from flowkit.core.loop_portal import LoopPortal
 
@@ -69,6 +71,13 @@ def context_of(db: Any, temporal: Any, at: float) -> Context:
         stores=stores,
         portal=LoopPortal(),
         database_id="",
+        leases=leases_of(
+            *(db, LoopPortal(), RoleKind.EXTERNAL),
+            namespace="default",
+            queue="flowkit",
+            roles=["crawler"],
+            name="bridge-1",
+        ),
         **unused,
     )
     own.at = at

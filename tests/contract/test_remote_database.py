@@ -45,7 +45,7 @@ async def test_roles_with_an_own_loop_register_and_leave(db: Any) -> None:
     hosted = HostedRoles(
         db=db, cfg=CoordinatorConfig(), handlers={"stamper": Stamper()}, clock=None, own_loop=True
     )
-    await hosted.open()
+    await hosted.open("default")
     row = await db.worker_registry.find_one({})
     assert (row["type"], row["status"]) == ("stamper", "online")
     await hosted.stop()

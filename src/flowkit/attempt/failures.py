@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from flowkit import reason_codes
-from flowkit.errors import EpochTaken, Fenced, FlowKitError, StoreUnavailable
+from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
 from flowkit.text import clean, error_text, truncate
@@ -53,7 +53,7 @@ def from_error(error: FlowKitError) -> AttemptFailure:
             )
         case Fenced():
             return AttemptFailure(kind=FailureKind.FENCED, code=error.code, message=message)
-        case StoreUnavailable():
+        case StoreUnavailable() | RoleHeld():
             return yielded(error.code, message)
         case _:
             return AttemptFailure(

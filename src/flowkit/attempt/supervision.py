@@ -36,7 +36,7 @@ from flowkit.attempt.failures import (
     yielded,
 )
 from flowkit.attempt.storage import check_database
-from flowkit.errors import EpochTaken, Fenced, FlowKitError
+from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld
 from flowkit.models import COORDINATOR_FN
 from flowkit.text import clean, error_text
 
@@ -191,7 +191,7 @@ class Attempt:
                 ours = await retry_while_unavailable(tasks.database_id)
             check_database(self._attempt, ours, "worker")
             return await self._run_executor()
-        except (AttemptFailed, Flagged):
+        except (AttemptFailed, Flagged, ApplicationError):
             raise
         except FlowKitError as error:
             raise AttemptFailed(from_error(error)) from None
@@ -374,6 +374,8 @@ class LocalAttempt(Attempt):
         """Run the executor. An attempt that another one has replaced uses no retry, because both may be current."""
         try:
             return await super()._run_executor()
+        except RoleHeld as error:
+            raise refuse_local(str(error)) from None
         except Fenced as error:
             attempts, attempt = self._worker.tasks.attempts, self._attempt
             current = await retry_while_unavailable(lambda: attempts.read_epoch(attempt))

@@ -17,12 +17,12 @@ from flowkit.worker.runner import Worker, inline_roles
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from temporalio import worker as temporal
     from temporalio.client import Client
 
     from flowkit.activities.handlers import RoleHandler
     from flowkit.activities.role_attempt import RoleActivities
     from flowkit.attempt.background import LoopHealth
+    from flowkit.attempt.role_lease import RolePoller
     from flowkit.config import CoordinatorConfig
 
 
@@ -69,14 +69,14 @@ class HostedRoles:
         self._thread: HandlerThread | None = None
         self._activities: RoleActivities | None = None
 
-    async def open(self) -> None:
+    async def open(self, namespace: str) -> None:
         """Create the indexes, register the engine as a worker of its roles, and prepare the activities."""
         if self._worker is None:
             return
         if self._remote is not None:
             self._remote.bind()
             self._thread = await HandlerThread.started()
-        self._activities = await self._run(self._worker.open(in_engine=True))
+        self._activities = await self._run(self._worker.open(namespace, in_engine=True))
 
     @property
     def local_activity(self) -> Callable[..., Any]:
@@ -85,8 +85,8 @@ class HostedRoles:
             refuse_inline if self._activities is None else self._activities.inline_activity(self.inline_roles)
         )
 
-    def pollers(self, client: Client) -> list[temporal.Worker]:
-        """Return the Temporal workers of the roles' task queues, for the loop that runs the engine's workers."""
+    def pollers(self, client: Client) -> list[RolePoller]:
+        """Return the pollers of the roles' task queues, for the loop that runs the engine's workers."""
         if self._worker is None or self._activities is None:
             return []
         return self._worker.pollers(client, self._activities)

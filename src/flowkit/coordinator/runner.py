@@ -193,7 +193,7 @@ class Coordinator(RemovedAttributes):
             inline_roles=self._hosted.inline_roles,
         )
         try:
-            await self._hosted.open()
+            await self._hosted.open(client.namespace)
             await self._run(client, settings, Namespace(client))
         except BaseException:
             await self._hosted.stop()

@@ -104,8 +104,8 @@ class InlineRoles(Protocol):
 
     inline_roles: tuple[str, ...]
 
-    async def open(self) -> None:
-        """Register the engine, and prepare the activities."""
+    async def open(self, namespace: str) -> None:
+        """Register the engine, take the leases of its roles in the namespace, and prepare the activities."""
 
     @property
     def local_activity(self) -> Callable[..., Any]:
@@ -157,7 +157,7 @@ class EngineComponent(WorkerComponent):
             functions=self._functions,
             inline_roles=self._inline.inline_roles,
         )
-        await self._inline.open()
+        await self._inline.open(worker.client.namespace)
         namespace = Namespace(worker.client)
         await namespace.id()
         portal = LoopPortal()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import inspect
 import logging
 import os
@@ -20,8 +21,10 @@ from flowkit.activities.process_pool import ProcessPool
 from flowkit.activities.role_attempt import RoleActivities, RoleContext
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches import DispatchStore
+from flowkit.adapters.role_leases import RoleKind
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.background import Health, error_summary
+from flowkit.attempt.role_lease import RoleLease, RolePoller, leases_of
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
 from flowkit.config import WorkerConfig
 from flowkit.connection import WorkerThread, connect
@@ -91,6 +94,8 @@ class Worker:
         self._artifacts = ArtifactStore(db)
         self._thread: WorkerThread | None = None
         self._registration: WorkerRegistration | None = None
+        self._leases: dict[str, RoleLease] = {}
+        self._keeping: list[asyncio.Task[None]] = []
         self._threads: Threads | None = None
         self._processes: ProcessPool | None = None
         self._check_handlers()
@@ -121,7 +126,7 @@ class Worker:
         if self._thread is not None:
             await self.stop()
         client = self._given_client or await connect()
-        activities = await self.open()
+        activities = await self.open(client.namespace)
         thread = WorkerThread("flowkit-worker", lambda: self.pollers(client, activities))
         try:
             await thread.start()
@@ -131,14 +136,16 @@ class Worker:
         self._thread = thread
         _logger.info("worker %s runs %s (process %d)", self.worker_id, ", ".join(self.roles), os.getpid())
 
-    async def open(self, *, in_engine: bool = False) -> RoleActivities:
+    async def open(self, namespace: str | None = None, *, in_engine: bool = False) -> RoleActivities:
         """Do everything that `start` does except polling, and return the activities to poll for.
 
-        With `in_engine`, the registry shows that an engine hosts the handlers.
+        With `namespace`, it also takes the leases of the roles. With `in_engine`, the registry shows that an engine hosts the handlers.
         This creates the indexes and registers the worker. `stop` undoes it. Raise ConfigError if external workers
         still run attempts of one of the roles.
         """
         await self._check_not_external()
+        if namespace is not None:
+            await self._take_leases(namespace)
         await self._artifacts.prepare()
         registration = self._new_registration(hosted_handlers(self._own_handlers, in_engine=in_engine))
         await registration.prepare()
@@ -161,6 +168,18 @@ class Worker:
                 f"roles; or remove it from the bridges (worker_types) and cancel these tasks while the bridges still "
                 f"run, or let them end, before native workers take the role over"
             )
+
+    async def _take_leases(self, namespace: str) -> None:
+        """Take the leases of the roles and keep them. If bridges hold one, its poller waits for it."""
+        self._leases = leases_of(
+            *(self.db, LoopPortal(), RoleKind.NATIVE),
+            namespace=namespace,
+            queue=self.cfg.queue,
+            roles=self.roles,
+            name=self.worker_id,
+        )
+        await asyncio.gather(*(lease.take() for lease in self._leases.values()), return_exceptions=True)
+        self._keeping = [asyncio.create_task(lease.keep()) for lease in self._leases.values()]
 
     @property
     def _own_handlers(self) -> dict[str, RoleHandler]:
@@ -200,6 +219,7 @@ class Worker:
             processes=self._processes,
             clock=self.clock,
             events=events,
+            leases=self._leases,
         )
         return RoleActivities(worker=context, roles=roles)
 
@@ -211,11 +231,14 @@ class Worker:
             budget=ByteBudget(int(cfg.max_buffered_mb * 2**20), slots),
         )
 
-    def pollers(self, client: Client, activities: RoleActivities) -> list[temporal.Worker]:
-        """Return the Temporal workers that poll the roles' task queues. Call this on the loop that will run them."""
-        return [self._poller(client, activities, role) for role in self.roles]
+    def pollers(self, client: Client, activities: RoleActivities) -> list[RolePoller]:
+        """Return the services that poll the roles' task queues. Call this on the loop that will run them."""
+        return [
+            RolePoller(lease, functools.partial(self._new_poller, client, activities, role))
+            for role, lease in self._leases.items()
+        ]
 
-    def _poller(self, client: Client, activities: RoleActivities, role: str) -> temporal.Worker:
+    def _new_poller(self, client: Client, activities: RoleActivities, role: str) -> temporal.Worker:
         return temporal.Worker(
             client,
             task_queue=role_queue(self.cfg.queue, role),
@@ -231,6 +254,11 @@ class Worker:
         thread, self._thread = self._thread, None
         if thread is not None:
             await thread.stop()
+        keeping, self._keeping = self._keeping, []
+        for each in keeping:
+            each.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
+        await asyncio.gather(*(lease.release() for lease in self._leases.values()))
         registration, self._registration = self._registration, None
         if registration is not None:
             await registration.stop()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.attempt import pollers
-from flowkit.bridge import service
+from flowkit.adapters.role_leases import RoleKind, RoleLeases
+from flowkit.attempt import role_lease
 from flowkit.errors import ConfigError
+from flowkit.models.temporal_names import role_queue
 from tests.integration.handlers import ALL
 from tests.integration.harness import eventually, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from flowkit.attempt.role_lease import RoleLease
     from tests.integration.bridge.external_tasks import ExternalTasks
 
 pytestmark = pytest.mark.server
@@ -42,9 +45,7 @@ async def test_a_native_worker_refuses_a_role_with_external_attempts(external: E
     await external.worker({external.role: ALL["quick"]})
 
 
-async def test_a_bridge_waits_until_native_workers_have_stopped(
-    external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bridge_waits_until_native_workers_have_stopped(external: ExternalTasks) -> None:
     worker = await external.worker({external.role: ALL["quick"]})
     await external.engine()
     await eventually(lambda: waits_for_native(external, worker.worker_id))
@@ -52,27 +53,65 @@ async def test_a_bridge_waits_until_native_workers_have_stopped(
     assert health.bridge is not None
     waits = next(role.waits_for for role in health.bridge.roles if role.role == external.role)
     assert waits is not None
-    assert f"'{external.queue}.{external.role}' ({worker.worker_id})" in waits
-    assert "stop these workers, or remove" in waits
+    assert waits.startswith(
+        f"native workers serve its task queue '{external.queue}.{external.role}' ({worker.worker_id} "
+    )
+    assert f"stop them, or remove '{external.role}' from the roles of {external.bridge.bridge_id}" in waits
 
     await worker.stop()
-    monkeypatch.setattr(pollers, "_RECENT_SEC", 1.0)
     await external.until_served()
     await external.external(one_batch)
     task_id = await external.create(node("a", external.role))
     await external.until_status(task_id, "finished")
 
 
-async def test_a_bridge_stops_serving_a_role_while_native_workers_run_it(
+async def test_a_native_worker_polls_nothing_until_the_bridge_has_stopped(external: ExternalTasks) -> None:
+    await external.served_engine()
+    await external.external(one_batch)
+    bridge = external.bridge.bridge_id
+    worker = await external.worker({external.role: ALL["quick"]})
+    tasks = [await external.create(node("a", external.role)) for _ in range(12)]
+    for task_id in tasks:
+        await external.until_status(task_id, "finished")
+        assert (await external.dispatch(task_id, "a"))["owner"] == bridge
+    lease = worker._leases[external.role]
+    assert f"bridges serve its task queue '{external.queue}.{external.role}' ({bridge} " in (
+        lease.problem or ""
+    )
+
+    await external.coordinator.stop()
+    external.roles = [external.other_role]
+    await external.engine()
+    task_id = await external.create(node("a", external.role))
+    await external.until_status(task_id, "finished")
+    assert (await external.node(task_id, "a"))["lease"]["worker_id"] == worker.worker_id
+
+
+async def test_a_worker_that_lost_its_lease_while_frozen_yields_without_using_a_retry(
     external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_CHECK_SEC", 0.2)
-    await external.served_engine()
-    worker = await external.worker({external.role: ALL["quick"]})
-    await eventually(lambda: waits_for_native(external, worker.worker_id))
-    await worker.stop()
-    monkeypatch.setattr(pollers, "_RECENT_SEC", 1.0)
-    await external.until_served()
+    """It finds out before its next attempt, and stops polling."""
+    monkeypatch.setattr(role_lease, "RENEWAL_SEC", 600.0)
+    await external.engine()
+    frozen = await external.worker({"quick": ALL["quick"]})
+    lease = frozen._leases["quick"]
+    lease._until, queue = 0.0, role_queue(external.queue, "quick")
+    key, later = ((await external.client()).namespace, queue), time.time() + role_lease.TTL_SEC + 1
+    leases = RoleLeases(external.db)
+    assert await leases.take(key, RoleKind.EXTERNAL, "bridge", later, 600.0) is None
+
+    task_id = await external.create(node("a", "quick", retry_policy={"max": 0}))
+    await eventually(lambda: finds_bridges(lease))
+
+    await leases.release(key, RoleKind.EXTERNAL, "bridge")
+    other = await external.worker({"quick": ALL["quick"]})
+    await external.until_status(task_id, "finished")
+    assert (await external.node(task_id, "a"))["lease"]["worker_id"] == other.worker_id
+
+
+async def finds_bridges(lease: RoleLease) -> bool:
+    """Return whether a process has found that bridges hold the lease."""
+    return "bridges serve its task queue" in (lease.problem or "")
 
 
 async def waits_for_native(external: ExternalTasks, worker_id: str) -> bool:
