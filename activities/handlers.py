@@ -6,6 +6,7 @@ Public modules re-export them.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Batch(BaseModel):
-    """One portion of a node's input. If `batch_uid` is None, FlowKit uses a hash of the payload."""
+    """One portion of a node's input. If `batch_uid` is None, FlowKit uses a hash of the payload.
+
+    The uids of one attempt must differ; see `RoleHandler.allow_duplicate_uids`.
+    """
 
     batch_uid: str | None = None
     payload: dict[str, Any] = Field(default_factory=dict)
@@ -61,6 +65,11 @@ class RoleHandler:
     """Whether an engine that hosts this handler runs its attempts itself, as local activities (docs/performance.md).
 
     Set it if an attempt takes well below two seconds. It has no effect in a worker.
+    """
+    allow_duplicate_uids: bool = False
+    """Whether an attempt may yield several batches with one uid; only one of their results is then stored.
+
+    By default, the attempt fails permanently as `duplicate_uid`.
     """
     handler_version: str = ""
     """Version of an inline handler in `worker_registry`. Empty means a hash of the source of its class."""
@@ -113,6 +122,31 @@ def _declares_ctx(function: Callable[..., Any]) -> bool:
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         inspect.Parameter.KEYWORD_ONLY,
     )
+
+
+_HOOKS = tuple(name for name, value in vars(RoleHandler).items() if inspect.isfunction(value))
+_SIMILARITY = 0.85
+"""Least similarity of a misspelled hook. `finalise`, `iter_batch` and `processBatch` have it; `load_data` does not."""
+
+
+def misspelled_hook(handler: RoleHandler) -> str | None:
+    """Return the problem of a handler whose class defines a method that looks like a misspelled hook, or None.
+
+    Private methods, inherited ones, and those beside the hook that they resemble count as helpers.
+    """
+    kind = type(handler)
+    for name in [name for name in vars(kind) if not name.startswith("_") and name not in _HOOKS]:
+        close = difflib.get_close_matches(name.lower(), _HOOKS, n=1, cutoff=_SIMILARITY)
+        if (
+            close
+            and inspect.isroutine(getattr(kind, name))
+            and getattr(kind, close[0]) is vars(RoleHandler)[close[0]]
+        ):
+            return (
+                f"{kind.__name__}.{name} is not a hook of RoleHandler, so FlowKit never calls it; did you mean "
+                f"{close[0]!r}? If it is a helper, begin its name with '_'"
+            )
+    return None
 
 
 _STEPS = 5

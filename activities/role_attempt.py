@@ -13,7 +13,7 @@ from temporalio import activity
 
 from flowkit import reason_codes
 from flowkit.activities.batches.backpressure import backpressure
-from flowkit.activities.batches.inputs import Input, InputSettings, Wait
+from flowkit.activities.batches.inputs import DistinctUids, Input, InputSettings, Wait
 from flowkit.activities.context import ArtifactsWriter, RunContext
 from flowkit.activities.handlers import BatchResult, FinalizeResult, context_for
 from flowkit.activities.process_pool import ProcessDied
@@ -142,6 +142,7 @@ class RoleExecutor:
             clock=roles.clock,
         )
         self._batches = 0
+        self._uids = None if self._handler.allow_duplicate_uids else DistinctUids(self._handler)
         self._on_batch = on_batch
         self._signaled = False
         self._ahead: Backpressure | None = None
@@ -284,6 +285,8 @@ class RoleExecutor:
 
     async def _process(self, batch: Batch) -> None:
         uid = batch.batch_uid or _hash_payload(batch)
+        if self._uids is not None:
+            self._uids.add(uid, batch)
         try:
             result = check_result(await self._call_handler(batch))
         except UNSTORABLE as error:

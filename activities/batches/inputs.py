@@ -6,6 +6,7 @@ The source is the input adapter that the graph names, the one that the handler p
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import logging
 from contextlib import aclosing, contextmanager, nullcontext
@@ -16,12 +17,13 @@ from flowkit import reason_codes
 from flowkit.activities.batches.puller import Puller, SourcesIdle
 from flowkit.activities.handlers import Batch, context_for
 from flowkit.adapters.outages import retry_while_unavailable
-from flowkit.attempt.failures import cut
+from flowkit.attempt.failures import cut, failure
 from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import BadInput
 from flowkit.graph.input_adapters import ADAPTERS, NOOP, PullArgs, parse_pull, replace_alias
 from flowkit.graph.validation import dependency_path, parents_of
 from flowkit.models import AttemptFailure, FailureKind
+from flowkit.text import printed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -81,6 +83,37 @@ class Wait:
                     return
                 yield item
                 del item
+
+
+class DistinctUids:
+    """Refuses a batch whose uid an earlier batch of the same attempt has. It keeps 16 bytes of each uid."""
+
+    def __init__(self, handler: RoleHandler) -> None:
+        self._handler = handler
+        self._seen: set[bytes] = set()
+
+    def add(self, uid: str, batch: Batch) -> None:
+        """Remember the uid of a batch. Raise AttemptFailed, which is permanent, if an earlier batch has it."""
+        digest = hashlib.blake2b(uid.encode(errors="surrogatepass"), digest_size=16).digest()
+        if digest in self._seen:
+            text = _explain_duplicate(type(self._handler).__name__, batch)
+            raise AttemptFailed(failure(reason_codes.DUPLICATE_UID, text, permanent=True))
+        self._seen.add(digest)
+
+
+def _explain_duplicate(handler: str, batch: Batch) -> str:
+    if batch.batch_uid:
+        yields = f"yields two batches with the uid {printed(batch.batch_uid)}"
+        remedy = "give each batch its own batch_uid"
+    else:
+        yields = (
+            "yields two batches with equal payloads and without batch_uid, so that both have the same uid"
+        )
+        remedy = "set a different batch_uid for each"
+    return (
+        f"{handler}.iter_batches {yields}, and FlowKit stores one result for each uid: {remedy}, or set "
+        "allow_duplicate_uids = True on the handler to keep only one of the results"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

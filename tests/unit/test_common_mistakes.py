@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.unit.graphs import node, refusal, two
+from tests.unit.graphs import PULL, node, refusal, two
+from tests.unit.handler_runs import artifacts, finished
+from tests.unit.handler_runs import node as run_node
 
 from flowkit.activities.conditions import Evaluation
-from flowkit.errors import BadCondition
+from flowkit.errors import BadCondition, ConfigError
 from flowkit.graph.cel import ROOTS, compile_expression
 from flowkit.graph.field_checks import NODE_KEYS, NODE_WORDS, RETRY_KEYS, RETRY_WORDS
 from flowkit.limits import CONDITIONS_SEC
+from flowkit.testing import memory_database, run_graph
+from flowkit.worker import Batch, BatchResult, RoleHandler
+from flowkit.worker.runner import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from flowkit.worker.context import RunContext
 
 RETRIES = 'set "retry_policy": {"max": n}, where n is the number of retries'
 INPUT = 'put the input of the node into "io": {"input_inline": {...}}'
@@ -137,3 +147,135 @@ def test_operator_of_another_language_suggests_that_of_cel(text: str, problem: s
 def test_value_that_is_missing_suggests_has(text: str, message: str) -> None:
     values: dict[str, Any] = {**{root: {} for root in ROOTS}, "vars": {"a": {}, "n": 1}}
     assert Evaluation(CONDITIONS_SEC, lambda path, value: False).run([text], values) == [message]
+
+
+# --- misspelled hooks ---------------------------------------------------------------------------------------------
+
+
+def handler_with(*methods: str, base: type[RoleHandler] = RoleHandler) -> RoleHandler:
+    """Return a handler whose class defines these methods."""
+    body = dict.fromkeys(methods, lambda self, *given: None)
+    made: Any = type("Count", (base,), {"role": "count", **body})()
+    return made  # type: ignore[no-any-return]
+
+
+def load(handler: RoleHandler) -> None:
+    Worker(db=memory_database(), handlers={"count": handler})
+
+
+@pytest.mark.parametrize(
+    ("name", "hook"),
+    [
+        ("proces_batch", "process_batch"),
+        ("process_batches", "process_batch"),
+        ("processBatch", "process_batch"),
+        ("finalise", "finalize"),
+        ("iter_batch", "iter_batches"),
+        ("iterate_batches", "iter_batches"),
+        ("load_inputs", "load_input"),
+        ("classify_errors", "classify_error"),
+    ],
+)
+def test_misspelled_hook_fails_when_the_worker_loads_the_handler(name: str, hook: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(handler_with(name))
+    assert str(caught.value) == (
+        f"Count.{name} is not a hook of RoleHandler, so FlowKit never calls it; did you mean {hook!r}? "
+        "If it is a helper, begin its name with '_'"
+    )
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        handler_with("init", "load_input", "iter_batches", "process_batch", "finalize", "classify_error"),
+        handler_with("_proces_batch", "__finalise"),
+        handler_with("finalize", "finalise"),
+        handler_with("load_data", "process_row", "finalize_report", "initialize", "start"),
+        handler_with("process_batch", base=type(handler_with("load_inputs"))),
+        type("Count", (RoleHandler,), {"iter_batch": 5})(),
+    ],
+    ids=["hooks", "private", "beside the hook", "other names", "inherited", "no method"],
+)
+def test_helper_is_not_taken_for_a_misspelled_hook(handler: RoleHandler) -> None:
+    load(handler)
+
+
+# --- batches with one uid -----------------------------------------------------------------------------------------
+
+
+class Listed(RoleHandler):
+    """Yields the batches of the inline input, as pairs of uid and payload. The first attempt fails at a uid `fail`."""
+
+    role = "listed"
+
+    async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+        for uid, value in loaded["input_inline"]["batches"]:
+            yield Batch(batch_uid=uid, payload={"value": value})
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        if batch.batch_uid == "stored":
+            await ctx.artifacts.upsert_partial("stored", {"value": 0})
+        failed = batch.batch_uid == "fail" and ctx.attempt_epoch == 1
+        return BatchResult(success=not failed, metrics={"value": batch.payload.get("value", 0)})
+
+
+class Tolerant(Listed):
+    allow_duplicate_uids = True
+
+
+def listed(*batches: tuple[str | None, int], node_id: str = "a") -> dict[str, Any]:
+    soon = {"max": 2, "backoff_sec": 0}
+    return run_node(node_id, "listed", inline={"batches": [*batches]}, retry_policy=soon)
+
+
+@pytest.mark.parametrize(
+    ("batches", "text"),
+    [
+        (
+            [("x", 1), ("y", 2), ("x", 3)],
+            (
+                "Listed.iter_batches yields two batches with the uid 'x', and FlowKit stores one result for each uid: give "
+                "each batch its own batch_uid, or set allow_duplicate_uids = True on the handler to keep only one of the "
+                "results"
+            ),
+        ),
+        (
+            [(None, 1), (None, 2), (None, 1)],
+            (
+                "Listed.iter_batches yields two batches with equal payloads and without batch_uid, so that both have the "
+                "same uid, and FlowKit stores one result for each uid: set a different batch_uid for each, or set "
+                "allow_duplicate_uids = True on the handler to keep only one of the results"
+            ),
+        ),
+    ],
+    ids=["uid", "payload"],
+)
+async def test_two_batches_with_one_uid_fail_the_attempt_for_good(
+    batches: list[tuple[str | None, int]], text: str
+) -> None:
+    run = await run_graph({"nodes": [listed(*batches)]}, Listed())
+    found = run.nodes["a"]
+    assert (found.status, found.attempts, found.error) == ("failed", 1, f"duplicate_uid: {text}")
+    assert [each["meta"]["value"] for each in await artifacts(run)] == [1, 2]
+
+
+async def test_tolerant_handler_keeps_one_result_of_batches_with_one_uid() -> None:
+    run = await finished([Tolerant()], listed(("x", 1), ("y", 2), ("x", 3)))
+    stored = {each.get("batch_uid"): each["meta"].get("value") for each in await artifacts(run)}
+    assert stored == {"x": 3, "y": 2, None: None}
+
+
+async def test_batches_of_other_attempts_and_sources_and_stored_ones_do_not_count() -> None:
+    pulls = {"input_adapter": PULL, "input_args": {"from_nodes": ["a", "b"]}}
+    run = await finished(
+        [Listed()],
+        listed(("x", 1), ("stored", 2), ("fail", 3)),
+        listed(("x", 1), node_id="b"),
+        run_node("z", "listed", "a", "b", inline=pulls),
+    )
+    assert {name: (each.attempts, len(each.batches)) for name, each in run.nodes.items()} == {
+        "a": (2, 3),
+        "b": (1, 1),
+        "z": (2, 4),
+    }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import limits
-from flowkit.activities.handlers import RoleHandler
+from flowkit.activities.handlers import RoleHandler, misspelled_hook
 from flowkit.cli.errors import add_remedy
 from flowkit.config import CoordinatorConfig, WorkerConfig
 from flowkit.errors import ConfigError
@@ -110,6 +110,8 @@ def _load_handler(name: str) -> RoleHandler:
     if not isinstance(handler.role, str) or not limits.ROLE.fullmatch(handler.role):
         problem = ConfigError(f"{name}: role {handler.role!r} cannot be a role's name")
         raise add_remedy(problem, "use 1 to 100 letters, digits, '.', '_', '-', a letter or digit first")
+    if problem_of_hook := misspelled_hook(handler):
+        raise ConfigError(problem_of_hook)
     return handler
 
 

@@ -16,7 +16,7 @@ from temporalio import worker as temporal
 from flowkit.activities.batches.inputs import InputSettings
 from flowkit.activities.batches.puller import ByteBudget
 from flowkit.activities.calls import Threads
-from flowkit.activities.handlers import EchoHandler, RoleHandler
+from flowkit.activities.handlers import EchoHandler, RoleHandler, misspelled_hook
 from flowkit.activities.process_pool import ProcessPool
 from flowkit.activities.role_attempt import RoleActivities, RoleContext
 from flowkit.adapters.artifacts import ArtifactStore
@@ -67,7 +67,8 @@ class Worker:
     Handlers see `clock` as `ctx.clock`. `client` is a Temporal client with `pydantic_data_converter`; without it, the
     worker connects as `TEMPORAL_*` specifies.
 
-    Raise ConfigError if a role has no handler, or a handler that does not fit the settings.
+    Raise ConfigError if a role has no handler, if a handler does not fit the settings, or if one of its methods looks
+    like a misspelled hook.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Worker:
                 raise ConfigError(
                     f"the handler of role {role!r} is {handler!r:.80}, not an instance of RoleHandler"
                 )
+            require(misspelled_hook(handler))
             if self.cfg.executor == "process" and inspect.iscoroutinefunction(handler.process_batch):
                 raise ConfigError(
                     f"executor='process' needs a plain `def process_batch`; that of role {role!r} is async"
