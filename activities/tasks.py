@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from flowkit.adapters.tasks.store import is_same_database, show_database
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, unpack_task
-from flowkit.attempt.failures import refusal
+from flowkit.attempt.failures import cut, refusal
 from flowkit.errors import (
     FlowKitError,
     GraphError,
@@ -41,6 +42,10 @@ _BEAT_SEC = 0.5
 
 If their engine crashes, the missing heartbeats let Temporal retry the call on another engine soon.
 """
+
+
+_DOCUMENT_PAUSES_SEC = (0, 0.05, 0.1, 0.2)
+"""Pauses before the tries to close the document of a rejected task. A client writes it just after it starts the task."""
 
 
 async def unknown_namespace() -> str:
@@ -113,6 +118,25 @@ class TaskActivities:
     async def _open(self, opening: OpenTask, namespace_id: str) -> Opened:
         if opening.stored is not None:
             opening = await self._stored.load_graph(opening, opening.stored)
+        try:
+            return await self._open_valid(opening, namespace_id)
+        except GraphError as error:
+            await self._close_rejected(opening, namespace_id, error)
+            raise
+
+    async def _close_rejected(self, opening: OpenTask, namespace_id: str, error: GraphError) -> None:
+        """Close the document of a task with a rejected graph. Wait a moment for a client that is about to write it.
+
+        The sweep closes a document that comes later, or that cannot be closed now.
+        """
+        reason = _format_rejection(error)
+        with suppress(FlowKitError):
+            for pause_sec in _DOCUMENT_PAUSES_SEC:
+                await asyncio.sleep(pause_sec)
+                if await self._tasks.reject_task(opening, reason, namespace_id=namespace_id):
+                    return
+
+    async def _open_valid(self, opening: OpenTask, namespace_id: str) -> Opened:
         self._check(opening)
         if has_conditions(opening.graph):
             await asyncio.to_thread(_check_conditions, opening.graph)
@@ -158,6 +182,12 @@ class TaskActivities:
             raise
         except StoreRefused as error:
             raise StoreUnavailable(str(error)) from None
+
+
+def _format_rejection(error: GraphError) -> str:
+    """Return the reason in the document of a rejected task, as the sweep would write it from the workflow's failure."""
+    refused = refusal(error)
+    return cut(f"{refused.type}: {refused.message}")
 
 
 def _check_conditions(graph: dict[str, Any]) -> None:
@@ -218,10 +248,10 @@ def _unpack_valid(content: bytes) -> dict[str, Any]:
 
 async def check_database(tasks: TaskStore, task_id: str, wanted: str) -> None:
     """Raise an error if the task uses a different database. Temporal retries it, since another engine may fit."""
-    ours = await tasks.database_id()
-    if wanted and wanted != ours:
+    ours = await tasks.deployment()
+    if wanted and not is_same_database(wanted, ours):
         raise ApplicationError(
-            f"the document of task {task_id!r} is in the database with id {wanted}, but this engine uses {ours}: "
-            "set the same MONGO_URL and MONGO_DATABASE for all engines of the queue",
+            f"the document of task {task_id!r} is in {show_database(wanted)}, but this engine uses "
+            f"{show_database(ours)}: set the same MONGO_URL and MONGO_DATABASE for all engines of the queue",
             type=WrongDeployment.code,
         )

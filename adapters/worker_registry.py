@@ -184,6 +184,18 @@ class WorkerRegistry:
         return await self._workers.find_one(online, {"_id": 1}) is not None
 
     @translate_errors
+    async def find_roles(self) -> tuple[set[str], set[str]]:
+        """Return the roles of all workers that have ever registered, and those of the workers that are online."""
+        types = [
+            await self._workers.distinct("type", query)
+            for query in ({}, {"status": WorkerStatus.ONLINE.value})
+        ]
+        ever, online = (
+            {role for each in found if isinstance(each, str) for role in each.split(",")} for found in types
+        )
+        return ever - {""}, online - {""}
+
+    @translate_errors
     async def expire_silent(self, at: float) -> int:
         """Mark workers that missed three announces as offline and return their number.
 

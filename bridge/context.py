@@ -105,7 +105,8 @@ class BridgeContext:
     topics: Topics
     producer: Producer
     offsets: Offsets
-    database_id: str
+    deployment: str
+    """The result of `TaskStore.deployment`."""
     leases: Mapping[str, RoleLease]
     """The lease of each role."""
     malformed: MalformedRecords = field(default_factory=MalformedRecords)
@@ -131,6 +132,11 @@ class BridgeContext:
         return self.client.get_async_activity_handle(
             workflow_id=attempt.task_id, run_id=record.run_id, activity_id=activity_id(record)
         )
+
+    @property
+    def database_id(self) -> str:
+        """The id of the database."""
+        return self.deployment.partition("/")[0]
 
     def status_group(self, role: str) -> str:
         """Return the consumer group of the status topic of a role. It contains the id of the database."""

@@ -124,7 +124,7 @@ class Dispatcher:
 
     async def _start_or_adopt(self, attempt: AttemptInput) -> None:
         """Start the attempt if it has no dispatch record, otherwise adopt it."""
-        check_database(attempt, self._context.database_id, "bridge")
+        check_database(attempt, self._context.deployment, "bridge")
         info = activity.info()
         run_id, is_second_try = info.workflow_run_id or "", info.attempt > 1
         record = None

@@ -74,7 +74,7 @@ class Bridge:
         tasks: TaskStore,
         artifacts: ArtifactStore,
         portal: LoopPortal,
-        database_id: str,
+        deployment: str,
     ) -> None:
         connection = KafkaConnection.from_config(config)
         self.roles = tuple(dict.fromkeys(roles))
@@ -89,7 +89,7 @@ class Bridge:
             topics=Topics.of(config),
             producer=Producer(connection),
             offsets=Offsets(connection),
-            database_id=database_id,
+            deployment=deployment,
             leases=leases_of(
                 *(tasks.database, portal, RoleKind.EXTERNAL),
                 namespace=client.namespace,

@@ -196,4 +196,5 @@ def _missed_ends(close: CloseTask, stored_nodes: list[Fields]) -> Iterator[Field
         status = unfinished.get(index, NodeStatus.FINISHED).value
         if index not in recorded and node.get("status") != status:
             path = f"graph.nodes.{index}"
-            yield {f"{path}.status": status, f"{path}.finished_at": moment(close.at)}
+            cleared = {f"{path}.last_error": None} if status == NodeStatus.CANCELLED else {}
+            yield {f"{path}.status": status, f"{path}.finished_at": moment(close.at), **cleared}

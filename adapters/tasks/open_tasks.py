@@ -156,4 +156,6 @@ def _orphan_fields(stored: Fields, reason: str, at: float) -> Fields:
 def _ended(path: str, *, begun: bool, at: float) -> Fields:
     status = NodeStatus.CANCELLED if begun else NodeStatus.SKIPPED
     fields: Fields = {f"{path}.status": status.value, f"{path}.finished_at": moment(at)}
-    return fields if begun else fields | {f"{path}.skip_reason": SkipReason.TASK_FAILED.value}
+    if begun:
+        return fields | {f"{path}.last_error": None}
+    return fields | {f"{path}.skip_reason": SkipReason.TASK_FAILED.value}

@@ -176,7 +176,7 @@ def node_fields(node: NodeRecord, at: float, run_id: str) -> Fields:
         f"{path}.attempt_epoch": node.epoch,
         f"{path}.next_retry_at_ms": retry_ms,
     }
-    if node.last_error is not None:
+    if node.last_error is not None or node.status is NodeStatus.CANCELLED:
         fields[f"{path}.last_error"] = node.last_error
     if node.skip_reason is not None:
         fields[f"{path}.skip_reason"] = node.skip_reason.value

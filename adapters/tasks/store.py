@@ -46,6 +46,7 @@ Fields = dict[str, Any]
 _GRAPH = {
     "_id": 0,
     "first_run_id": 1,
+    "namespace_id": 1,
     "status": 1,
     "graph.nodes.node_id": 1,
     "graph.nodes.type": 1,
@@ -131,6 +132,15 @@ class TaskStore:
             self.known_database_id = str(stored["value"])
         return self.known_database_id
 
+    async def deployment(self) -> str:
+        """Return the database id, a slash and the name of the database: how tasks and attempts name it."""
+        return f"{await self.database_id()}/{self._db.name}"
+
+    @property
+    def known_deployment(self) -> str | None:
+        """The result of `deployment` if the database id has been read, otherwise None."""
+        return None if self.known_database_id is None else f"{self.known_database_id}/{self._db.name}"
+
     def _meta(self) -> Any:
         return self._db.flowkit_meta
 
@@ -169,6 +179,25 @@ class TaskStore:
             for node in adopted["graph"]["nodes"]
         ]
         return adopted["run_seq"], epochs if any(epochs) else []
+
+    async def reject_task(self, opening: OpenTask, reason: str, *, namespace_id: str = "") -> bool:
+        """Close the document of a task that no run opens, because the engine rejects its graph.
+
+        Return False if there is no document, which the client may still write. Leave the document of another task as
+        it is.
+        """
+        stored = await self._find_graph(opening.task_id)
+        if stored is None:
+            return False
+        ours = stored.get("namespace_id") in (namespace_id or None, None)
+        if ours and _is_unclaimed(stored) and not graph_difference(stored.get("graph", {}), opening.graph):
+            await OpenTasks(self._db).close_orphan(opening.task_id, None, reason, opening.at)
+        return True
+
+    @translate_errors
+    async def _find_graph(self, task_id: str) -> dict[str, Any] | None:
+        stored: dict[str, Any] | None = await self._tasks.find_one({"id": task_id}, _GRAPH)
+        return stored
 
     async def _adopt(self, opening: OpenTask, ids: dict[str, str]) -> dict[str, Any] | None:
         unclaimed: dict[str, Any] = {"first_run_id": None, "status": TaskStatus.QUEUED.value}
@@ -321,10 +350,25 @@ def _restarted(epochs: Mapping[str, int], unfinished: Collection[str]) -> Fields
     return {"graph.nodes": {"$elemMatch": {"$or": later}}}
 
 
+def is_same_database(deployment: str, other: str) -> bool:
+    """Return whether two results of `TaskStore.deployment` mean the same database. Either may lack the name."""
+    return deployment.partition("/")[0] == other.partition("/")[0]
+
+
+def show_database(deployment: str) -> str:
+    """Return a result of `TaskStore.deployment` as errors show it."""
+    database_id, _, name = deployment.partition("/")
+    return f"the database {name!r} (id {database_id})" if name else f"the database with id {database_id}"
+
+
+def _is_unclaimed(stored: dict[str, Any]) -> bool:
+    """Return whether no run has opened the document."""
+    return stored.get("first_run_id") is None and stored.get("status") == TaskStatus.QUEUED.value
+
+
 def _check_graph(stored: dict[str, Any], opening: OpenTask) -> None:
     """Raise TaskIdTaken if no run has opened the document and it contains another graph."""
-    unclaimed = stored.get("first_run_id") is None and stored.get("status") == TaskStatus.QUEUED.value
-    if unclaimed and (difference := graph_difference(stored.get("graph", {}), opening.graph)):
+    if _is_unclaimed(stored) and (difference := graph_difference(stored.get("graph", {}), opening.graph)):
         raise TaskIdTaken(
             f"task id {opening.task_id!r} was used for another graph: {difference}; choose another id"
         )

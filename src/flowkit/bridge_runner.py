@@ -97,7 +97,7 @@ class BridgeRunner:
             tasks=self._tasks,
             artifacts=self._artifacts,
             portal=LoopPortal(),
-            database_id=await self._tasks.database_id(),
+            deployment=await self._tasks.deployment(),
         )
         running = InlineWorkers(lambda: [bridge])
         await running.start()

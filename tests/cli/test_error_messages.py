@@ -194,6 +194,37 @@ def test_invalid_input_prints_one_line_with_a_remedy(files: Program, mistake: Mi
     assert list(problems(output, mistake)) == []
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            "engine --config unknown.json",
+            "unknown.json: CoordinatorConfig has no setting 'windo'; did you mean 'window'?; ",
+        ),
+        (
+            "worker good:ready --config worker.json",
+            "worker.json: WorkerConfig has no setting 'max_concurent'; did you mean 'max_concurrent'?; ",
+        ),
+    ],
+    ids=["engine", "worker"],
+)
+def test_error_of_a_setting_names_its_file_once(files: Program, command: str, message: str) -> None:
+    output = files.run(*command.split(), env=NOWHERE)
+    assert output.err == f"flowkit: {message}docs/configuration.md lists the settings\n"
+
+
+def test_worker_with_a_misspelled_hook_prints_the_right_name(files: Program) -> None:
+    files.write(
+        "typo.py",
+        "from flowkit.worker import RoleHandler\n\nclass Count(RoleHandler):\n    role = 'count'\n"
+        "    async def proces_batch(self, batch, ctx):\n        pass\n",
+    )
+    assert files.run("worker", "typo:Count", env=NOWHERE).err == (
+        "flowkit: Count.proces_batch is not a hook of RoleHandler, so FlowKit never calls it; did you mean "
+        "'process_batch'? If it is a helper, begin its name with '_'\n"
+    )
+
+
 def test_run_prints_one_line_for_each_problem_of_a_graph(program: Program) -> None:
     graph = {"nodes": [{"node_id": "a", "type": "x y"}, {"node_id": "b", "type": "t", "io": 7}]}
     program.write("bad.json", json.dumps(graph))
@@ -297,8 +328,42 @@ async def test_watched_node_without_a_worker_reports_the_missing_worker(
     while not found["nodes"] or found["nodes"][0]["status"] != "running":
         found = await status()
     assert found["hints"] == [
-        f"no worker polls role nobody; start one with `flowkit worker module:Handler --queue {harness.queue}`"
+        f"no worker has ever polled role nobody; start one with `flowkit worker module:Handler --queue {harness.queue}`"
     ]
     assert found["nodes"][0]["waiting"]
     people = await files.call("status", task_id, env=harness.environment)
     assert "no worker has started it yet" in people.out
+
+
+async def test_role_that_nobody_has_ever_polled_suggests_one_that_is_polled(
+    harness: Harness, files: Program
+) -> None:
+    await harness.engine()
+    await harness.worker()
+    files.write("typo.json", json.dumps({"nodes": [node("a", "quik"), node("b", "quick", "a")]}))
+    start = f"start one with `flowkit worker module:Handler --queue {harness.queue}`"
+    hint = f"no worker has ever polled role quik; did you mean quick? If not, {start}"
+
+    async def call(*command: str) -> ProgramOutput:
+        return await files.call(*command, env=harness.environment)
+
+    assert (await call("validate", "typo.json")).err == f"warning: {hint}\n"
+    assert json.loads((await call("validate", "typo.json", "--json")).out)["hints"] == [hint]
+    started = json.loads((await call("run", "typo.json", "--json")).out)
+    assert started["hints"] == [hint]
+    assert json.loads((await call("status", started["task_id"], "--json")).out)["hints"] == [hint]
+
+
+async def test_task_of_another_database_than_the_engines_is_a_warning(
+    harness: Harness, files: Program
+) -> None:
+    await harness.engine()
+    other = f"{harness.database}_other"
+    output = await files.call(
+        "run", "good.json", "--json", env=harness.environment | {"MONGO_DATABASE": other}
+    )
+    assert json.loads(output.out)["hints"][0] == (
+        f"no engine of database {other!r} polls queue {harness.queue}: the engines there use database "
+        f"{harness.database!r}; set the same MONGO_URL and MONGO_DATABASE for both"
+    )
+    await harness.db.client.drop_database(other)

@@ -55,7 +55,7 @@ class BridgeSide:
             tasks=tasks,
             artifacts=artifacts,
             portal=LoopPortal(),
-            database_id="d",
+            deployment="d",
         )
         await bridge.prepare()
         return cls(bridge, db)

@@ -70,7 +70,7 @@ def context_of(db: Any, temporal: Any, at: float) -> Context:
         client=temporal,
         stores=stores,
         portal=LoopPortal(),
-        database_id="",
+        deployment="",
         leases=leases_of(
             *(db, LoopPortal(), RoleKind.EXTERNAL),
             namespace="default",

@@ -26,6 +26,9 @@ class RecordingDatabase:
     def __getattr__(self, name: str) -> _RecordingCollection:
         return _RecordingCollection(name, self._db[name], self)
 
+    def __getitem__(self, name: str) -> _RecordingCollection:
+        return _RecordingCollection(name, self._db[name], self)
+
     async def note(self, collection: str, update: Update) -> None:
         """Record an update before it is made."""
         self.updates.append(update)

@@ -9,11 +9,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
-from tests.contract.builders import RUN, TASK, close, documents_of, opening, record, shown, stored
+from tests.contract.builders import (
+    AT,
+    RUN,
+    TASK,
+    close,
+    documents_of,
+    opening,
+    record,
+    shown,
+    stored,
+    stored_statuses,
+)
 
 from flowkit.activities import tasks as activities
 from flowkit.activities.tasks import TaskActivities
 from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.tasks.fields import new_task
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import StoreRefused, StoreTooLarge
@@ -23,7 +35,7 @@ from flowkit.testing import memory_database
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowkit.models import CloseTask
+    from flowkit.models import CloseTask, OpenTask
 
 
 def engine(tasks: TaskStore, namespace_id: str = "ns-1") -> TaskActivities:
@@ -71,14 +83,16 @@ async def test_task_of_another_database_is_not_written_and_can_be_retried_by_ano
     before = await stored(db)
     ended = shown("a", NodeStatus.SKIPPED, marker=True)
     given = {
-        "record": replace(record(ended), deployment="elsewhere"),
-        "close_task": close(ended, status=TaskStatus.FAILED, deployment="elsewhere"),
+        "record": replace(record(ended), deployment="elsewhere/shop"),
+        "close_task": close(ended, status=TaskStatus.FAILED, deployment="elsewhere/shop"),
     }
     error = await refused(getattr(own, name), given[name])
     assert (error.type, error.non_retryable) == ("wrong_database", False)
     assert (
-        f"of task {TASK!r} is in the database with id elsewhere, but this engine uses {await tasks.database_id()}"
-        in str(error)
+        str(error)
+        == f"wrong_database: the document of task {TASK!r} is in the database 'shop' (id elsewhere), but this engine uses "
+        f"the database {tasks.database.name!r} (id {await tasks.database_id()}): set the same MONGO_URL and "
+        "MONGO_DATABASE for all engines of the queue"
     )
     assert await stored(db) == before
     assert await documents_of(db.artifacts) == []
@@ -88,8 +102,59 @@ async def test_task_of_the_same_database_or_an_earlier_release_is_written(db: An
     own = engine(tasks)
     await call(own.open_task, opening("a"))
     await call(own.record, replace(record(), deployment=await tasks.database_id()))
+    await call(own.record, replace(record(), deployment=await tasks.deployment()))
     assert await call(own.close_task, close(deployment=""))
     assert (await stored(db))["status"] == "finished"
+
+
+def unknown_function(task_id: str = TASK) -> OpenTask:
+    """Open a task whose graph names a function that the engine does not have."""
+    node = {"node_id": "a", "type": "coordinator_fn", "io": {"fn": "nobody.knows"}}
+    return replace(opening("a", task_id=task_id), graph={"nodes": [node]})
+
+
+def written(given: OpenTask, **fields: Any) -> dict[str, Any]:
+    """Return the document of a task as its client writes it."""
+    return new_task(given.task_id, given.params, given.graph, AT, namespace_id="ns-1") | fields
+
+
+class LateClient(TaskStore):
+    """A store in which the client writes the document of a task only after the engine has looked for it."""
+
+    async def reject_task(self, opening: OpenTask, reason: str, *, namespace_id: str = "") -> bool:
+        found = await super().reject_task(opening, reason, namespace_id=namespace_id)
+        await self.insert_task(written(opening))
+        return found
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+async def test_document_of_a_rejected_task_is_closed_with_the_reason(db: Any, *, late: bool) -> None:
+    tasks = LateClient(db) if late else TaskStore(db)
+    if not late:
+        await tasks.insert_task(written(unknown_function()))
+    error = await refused(engine(tasks).open_task, unknown_function())
+    document = await stored(db)
+    assert (document["status"], document["reason"]) == ("failed", f"invalid_graph: {error.message}")
+    assert document["finished_at"] is not None
+    assert await stored_statuses(db) == ["skipped"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        written(opening("a", "b")),
+        written(unknown_function(), namespace_id="ns-2"),
+        written(unknown_function(), first_run_id="run-0", status="running"),
+    ],
+    ids=["another graph", "another namespace", "a task that runs"],
+)
+async def test_rejected_task_leaves_the_document_of_another_one(db: Any, other: dict[str, Any]) -> None:
+    tasks = TaskStore(db)
+    await tasks.insert_task(other)
+    before = await stored(db)
+    error = await refused(engine(tasks).open_task, unknown_function())
+    assert error.type == "invalid_graph"
+    assert await stored(db) == before
 
 
 class Failing(TaskStore):

@@ -25,6 +25,7 @@ from tests.contract.builders import (
 from tests.contract.recording_database import RecordingDatabase
 from tests.contract.size_limited_database import SizeLimitedDatabase
 
+from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
 
@@ -48,6 +49,22 @@ async def tasks(recording: RecordingDatabase) -> TaskStore:
     await opened(store, "a", "b", "c")
     recording.updates.clear()
     return store
+
+
+@pytest.mark.parametrize("end", ["record", "close", "sweep"])
+async def test_cancelled_node_loses_the_error_of_an_earlier_attempt(
+    db: Any, tasks: TaskStore, end: str
+) -> None:
+    await tasks.record(record(shown("a", NodeStatus.DEFERRED, epoch=1, next_retry_at=AT, last_error="boom")))
+    cancelled = shown("a", NodeStatus.CANCELLED, epoch=1)
+    if end == "record":
+        await tasks.record(record(cancelled))
+    elif end == "close":
+        await tasks.close_task(close(cancelled, status=TaskStatus.CANCELLED))
+    else:
+        assert await OpenTasks(tasks.database).close_orphan(TASK, RUN, "terminated", AT)
+    node = await stored_node(db)
+    assert (node["status"], node["last_error"]) == ("cancelled", None)
 
 
 async def test_transitions_of_several_nodes_are_one_update(

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.models import TaskStatus
+from flowkit.worker.runner import Worker, WorkerConfig
+from tests.integration.handlers import ALL
 from tests.integration.harness import node
 
 if TYPE_CHECKING:
@@ -99,12 +102,24 @@ async def test_stopped_worker_hands_its_node_over_without_using_budget(harness: 
     await assert_every_batch_counts_once(harness, task_id, "a", 6)
 
 
-async def test_worker_with_a_different_database_reports_the_mismatch(harness: Harness) -> None:
+async def test_worker_with_a_different_database_reports_and_logs_both_names(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
     await harness.engine()
-    harness.environment["MONGO_DATABASE"] = f"{harness.database}_other"
-    harness.worker_process("Quick")
-    task_id = await harness.create(node("a", **NO_RETRIES))
-    document = await harness.until_status(task_id, "failed")
-    failed = document["graph"]["nodes"][0]
-    assert failed["last_error"].startswith("wrong_database: the engine uses the database with id ")
+    other = harness.db.client[f"{harness.database}_other"]
+    worker = Worker(db=other, cfg=WorkerConfig(roles=["quick"], queue=harness.queue), handlers=ALL)
+    await worker.start()
+    try:
+        task_id = await harness.create(node("a", **NO_RETRIES))
+        document = await harness.until_status(task_id, "failed")
+    finally:
+        await worker.stop()
+    ids = [await TaskStore(db).database_id() for db in (harness.db, other)]
+    problem = (
+        f"the engine uses the database '{harness.database}' (id {ids[0]}), this worker the database "
+        f"'{harness.database}_other' (id {ids[1]}): set the same MONGO_URL and MONGO_DATABASE for both"
+    )
+    assert document["graph"]["nodes"][0]["last_error"] == f"wrong_database: {problem}"
+    logged = [entry.message for entry in caplog.records if entry.levelname == "ERROR"]
+    assert logged == [f"node a of task {task_id} fails: {problem}"]
     await harness.db.client.drop_database(f"{harness.database}_other")

@@ -71,10 +71,12 @@ def run_of(
 class Bench:
     """The parts of a worker around one pipeline."""
 
-    def __init__(self, misbehavior: Misbehavior | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, misbehavior: Misbehavior | None = None, clock: Clock | None = None, db: Any = None
+    ) -> None:
         self.misbehavior = misbehavior or Misbehavior()
         self.clock = clock or NoWaiting()
-        self.db: Any = memory_database()
+        self.db: Any = db or memory_database()
         self.settings = ExternalSettings()
         self.journal = Journal()
         self.producer = Recorder()

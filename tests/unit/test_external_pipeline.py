@@ -8,9 +8,11 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.contract.recording_database import RecordingDatabase, conflicts
 from tests.unit.event_loop import let_other_tasks_run
 from tests.unit.external import Bench, run_of
 
+from flowkit.testing import memory_database
 from flowkit.testing.external.handlers import (
     BaseHandler,
     Batch,
@@ -62,24 +64,28 @@ async def test_without_partial_artifacts_the_reference_names_only_the_batch() ->
 
 
 @pytest.mark.parametrize(
-    ("bench", "payload", "level"),
-    [
-        (Bench(Misbehavior(partial_refused=True)), 1, logging.DEBUG),
-        (Bench(), 2**64, logging.WARNING),
-    ],
-    ids=["documented refusal", "other failure"],
+    ("bench", "payload"),
+    [(Bench(Misbehavior(partial_refused=True)), 1), (Bench(), 2**64)],
+    ids=["refused", "no number of MongoDB"],
 )
-async def test_only_other_failures_than_the_documented_refusal_are_warnings(
-    bench: Bench, payload: int, level: int, caplog: pytest.LogCaptureFixture
+async def test_artifact_that_cannot_be_written_is_a_warning(
+    bench: Bench, payload: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def two_batches(run: Any) -> AsyncIterator[Any]:
         yield Result({"count": payload})
         yield Result({"count": payload}, "second")
 
-    caplog.set_level(logging.DEBUG, "flowkit.testing.external.store")
     await bench.execute(two_batches)
     refused = [entry for entry in caplog.records if "Cannot write the artifact" in entry.message]
-    assert [entry.levelno for entry in refused] == [level, level]
+    assert [entry.levelno for entry in refused] == [logging.WARNING, logging.WARNING]
+
+
+async def test_no_update_of_a_worker_names_a_path_twice() -> None:
+    db = RecordingDatabase(memory_database())
+    bench = Bench(db=db)
+    await bench.execute(two)
+    assert len(db.updates) >= 3
+    assert [update for update in db.updates if conflicts(update)] == []
 
 
 async def failing(run: Any) -> AsyncIterator[Any]:

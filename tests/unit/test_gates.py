@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, SkipReason
+from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 
@@ -67,6 +68,15 @@ def test_descendants_of_a_stopped_node_have_the_reason_of_the_stop() -> None:
     scheduler.states[0].epoch = 1
     scheduler.end_all(NodeStatus.CANCELLED, SkipReason.TASK_CANCELLED)
     assert [state.skip_reason for state in scheduler.states] == [None, *[SkipReason.TASK_CANCELLED] * 2]
+
+
+def test_stopped_node_does_not_keep_the_error_of_an_earlier_attempt() -> None:
+    scheduler = new_scheduler(graph_of(("a", [], ALL)))
+    state = scheduler.states[0]
+    state.epoch, state.status = 1, NodeStatus.DEFERRED
+    note_failure(state, "flaky", "the first attempt failed")
+    scheduler.end_all(NodeStatus.CANCELLED, SkipReason.TASK_CANCELLED)
+    assert (state.status, state.last_error, state.reason_code) == (NodeStatus.CANCELLED, None, None)
 
 
 def test_late_end_changes_nothing() -> None:

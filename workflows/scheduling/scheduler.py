@@ -284,12 +284,16 @@ class Scheduler:
                 self.changed.add(index)
 
     def end_all(self, status: NodeStatus, skip_reason: SkipReason) -> None:
-        """End all open nodes. Nodes that had an attempt get `status`; the others are skipped for `skip_reason`."""
+        """End all open nodes. Nodes that had an attempt get `status`; the others are skipped for `skip_reason`.
+
+        The error of an earlier attempt is not the reason of such an end, so no node keeps one.
+        """
         for index, state in enumerate(self.states):
             if not state.status.ended:
                 attempted = state.epoch > 0
                 state.status = status if attempted else NodeStatus.SKIPPED
                 state.skip_reason = None if attempted else skip_reason
+                state.last_error = state.reason_code = None
                 self.changed.add(index)
                 self._record_end(index)
 

@@ -1,8 +1,9 @@
-"""The processes that poll a task queue, as Temporal reports them."""
+"""The processes that poll a task queue, as Temporal reports them: who they are, and which roles nobody has ever polled."""
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -11,17 +12,19 @@ from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 
-from flowkit.adapters.worker_registry import BRIDGE_PREFIX
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX, WorkerRegistry
 from flowkit.graph.submission import external_problem
 from flowkit.limits import EXTERNAL_NODES
 from flowkit.models import COORDINATOR_FN
 from flowkit.models.temporal_names import role_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from typing import Any
 
     from temporalio.client import Client
+
+    from flowkit.adapters.mongo import Database
 
 _RECENT_SEC = 70.0
 """Pollers with an earlier last poll have stopped: a poll takes about a minute, and Temporal lists them for longer."""
@@ -63,14 +66,62 @@ async def bridged_problems(client: Client, queue: str, nodes: Sequence[Mapping[s
     """
     if len(nodes) <= EXTERNAL_NODES:
         return []
+    polled = await pollers_by_role(client, queue, {node["type"] for node in nodes} - {COORDINATOR_FN})
+    bridged = {
+        role for role, found in polled.items() if any(each.startswith(BRIDGE_PREFIX) for each in found)
+    }
+    problem = external_problem(nodes, bridged)
+    return [problem] if problem else []
+
+
+async def pollers_by_role(client: Client, queue: str, roles: Iterable[str]) -> dict[str, set[str]]:
+    """Return the recent pollers of each role's task queue. Raise RPCError if Temporal does not respond."""
     checks = asyncio.Semaphore(_CONCURRENT_QUEUES)
 
-    async def is_bridged(role: str) -> bool:
+    async def find(role: str) -> set[str]:
         async with checks:
-            pollers = await recent_pollers(client, role_queue(queue, role))
-        return any(poller.startswith(BRIDGE_PREFIX) for poller in pollers)
+            return await recent_pollers(client, role_queue(queue, role))
 
-    roles = sorted({node["type"] for node in nodes} - {COORDINATOR_FN})
-    bridged = zip(roles, await asyncio.gather(*map(is_bridged, roles)), strict=True)
-    problem = external_problem(nodes, {role for role, found in bridged if found})
-    return [problem] if problem else []
+    ordered = sorted(roles)
+    return dict(zip(ordered, await asyncio.gather(*map(find, ordered)), strict=True))
+
+
+async def never_polled_roles(
+    client: Client, db: Database, queue: str, roles: Collection[str]
+) -> dict[str, list[str]]:
+    """Return those of the roles that no process has ever polled, each with similar roles that are polled now.
+
+    Raise StoreUnavailable if MongoDB does not respond, and RPCError if Temporal does not.
+    """
+    idle = [role for role, found in (await pollers_by_role(client, queue, roles)).items() if not found]
+    if not idle:
+        return {}
+    ever, online = await WorkerRegistry(db).find_roles()
+    similar = {role: difflib.get_close_matches(role, online) for role in idle if role not in ever}
+    named = {each for found in similar.values() for each in found}
+    polled = {role for role, found in (await pollers_by_role(client, queue, named)).items() if found}
+    return {role: [each for each in found if each in polled] for role, found in similar.items()}
+
+
+_MARK = "#"
+_ID_CHARS = 8
+
+
+def engine_identity(process: str, deployment: str) -> str:
+    """Return the Temporal identity of an engine: its process and its database, for example `engine-7@host#shop:1f2e3d4c`."""
+    database_id, _, name = deployment.partition("/")
+    return f"{process}{_MARK}{name}:{database_id[:_ID_CHARS]}"
+
+
+def other_databases(pollers: Collection[str], deployment: str) -> list[str]:
+    """Return the names of the databases of these engines. Return `[]` if one of them may use the database `deployment`.
+
+    An engine inside another Temporal worker has an identity of its own, which names no database.
+    """
+    database_id, found = deployment.partition("/")[0], set()
+    for poller in pollers:
+        name, mark, its_id = poller.rpartition(_MARK)[2].rpartition(":")
+        if _MARK not in poller or not mark or its_id == database_id[:_ID_CHARS]:
+            return []
+        found.add(name)
+    return sorted(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from flowkit.adapters.metrics import storable
 from flowkit.adapters.mongo import gather_writes
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.tasks.attempts import new_lease
+from flowkit.adapters.tasks.store import is_same_database, show_database
 from flowkit.errors import WrongDeployment
 
 if TYPE_CHECKING:
@@ -18,12 +20,16 @@ if TYPE_CHECKING:
 
 
 def check_database(attempt: AttemptInput, ours: str, process: str) -> None:
-    """Raise WrongDeployment if the engine uses another database than this `process`, whose database has the id `ours`."""
-    if attempt.deployment and attempt.deployment != ours:
-        raise WrongDeployment(
-            f"the engine uses the database with id {attempt.deployment}, this {process} the one with id {ours}: "
-            "configure the same MongoDB database for both"
+    """Log and raise WrongDeployment if the engine uses another database than this `process`, whose deployment is `ours`."""
+    if attempt.deployment and not is_same_database(attempt.deployment, ours):
+        problem = (
+            f"the engine uses {show_database(attempt.deployment)}, this {process} {show_database(ours)}: "
+            "set the same MONGO_URL and MONGO_DATABASE for both"
         )
+        logging.getLogger(f"flowkit.{process}").error(
+            "node %s of task %s fails: %s", attempt.node_id, attempt.task_id, problem
+        )
+        raise WrongDeployment(problem)
 
 
 async def begin(

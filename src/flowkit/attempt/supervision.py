@@ -187,8 +187,8 @@ class Attempt:
         """Check that engine and worker share a database, then run the executor. Raise AttemptFailed, or Flagged as is."""
         try:
             tasks = self._worker.tasks
-            if (ours := tasks.known_database_id) is None:
-                ours = await retry_while_unavailable(tasks.database_id)
+            if (ours := tasks.known_deployment) is None:
+                ours = await retry_while_unavailable(tasks.deployment)
             check_database(self._attempt, ours, "worker")
             return await self._run_executor()
         except (AttemptFailed, Flagged, ApplicationError):

@@ -43,8 +43,7 @@ def _load_settings(path: str | None, load: Callable[[], C]) -> C:
     try:
         return load()
     except TypeError as error:
-        problem = ConfigError(f"{path}: {error}" if path else str(error))
-        raise add_remedy(problem, "docs/configuration.md lists the settings") from None
+        raise add_remedy(ConfigError(str(error)), "docs/configuration.md lists the settings") from None
 
 
 def load_handlers(names: list[str]) -> dict[str, RoleHandler]:

@@ -251,7 +251,7 @@ class Coordinator(RemovedAttributes):
             tasks=self._tasks,
             artifacts=self._artifacts,
             portal=portal,
-            database_id=settings.deployment,
+            deployment=settings.deployment,
         )
         return self._bridge
 

@@ -21,6 +21,7 @@ from flowkit.activities.role_attempt import refuse_inline
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.adapters.slots import Limits
 from flowkit.adapters.worker_events import WorkerEvents
+from flowkit.attempt.pollers import engine_identity
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
 from flowkit.engine.silent_attempts import SilenceCheck
 from flowkit.engine.slot_grants import SlotActivities
@@ -131,7 +132,7 @@ async def prepare_settings(
     await WorkerEvents(tasks.database).expire_after(config.worker_events_ttl_sec)
     return make_settings(
         config,
-        deployment=await tasks.database_id(),
+        deployment=await tasks.deployment(),
         search_attributes=await find_search_attributes(client),
         functions=functions,
         inline_roles=inline_roles,
@@ -230,7 +231,7 @@ def create_workers(
         activities=[*activities, inline],
         workflow_runner=UnsandboxedWorkflowRunner(),
         interceptors=[TaskInterceptor()],
-        identity=identity,
+        identity=engine_identity(identity, settings.deployment),
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         max_concurrent_workflow_tasks=count_workflow_tasks(settings.inline_roles),

@@ -97,7 +97,7 @@ class Settings:
     hold_starts_events: int = 40_000
     hold_starts_bytes: int = 40_000_000
     deployment: str = ""
-    """Database id of the engine."""
+    """Id of the engine's database, a slash, and its name."""
     search_attributes: tuple[str, ...] = ()
     """Search attributes that are registered in Temporal."""
     local_functions: tuple[str, ...] = ()

@@ -88,7 +88,7 @@ async def executors(
     tasks, config = TaskStore(db), CoordinatorConfig()
     await tasks.prepare()
     settings = make_settings(
-        config, deployment=await tasks.database_id(), search_attributes=(), functions=functions
+        config, deployment=await tasks.deployment(), search_attributes=(), functions=functions
     )
     stores: dict[str, Any] = {
         "config": config,

@@ -5,21 +5,34 @@ from __future__ import annotations
 import asyncio
 import shlex
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from temporalio.service import RPCError
+
+from flowkit.adapters.tasks.store import TaskStore
+from flowkit.attempt.pollers import never_polled_roles
 from flowkit.cli import output
 from flowkit.cli.errors import Exit, add_remedy
-from flowkit.cli.servers import database, servers
+from flowkit.cli.servers import accepts_connections, database, servers
 from flowkit.cli.tasks.display import open_task_screen, task_table, tasks_table
-from flowkit.cli.tasks.view import TaskReader, describe, find_missing_processes
+from flowkit.cli.tasks.view import (
+    TaskReader,
+    describe,
+    describe_unknown_roles,
+    find_missing_processes,
+    list_roles,
+    queue_option,
+)
 from flowkit.client import TaskCancelled, TaskCatalog, TaskFailed, TaskStillOpen, UnknownTask, cancel_reason
-from flowkit.errors import ConfigError, TaskIdTaken
+from flowkit.connection import temporal_address
+from flowkit.errors import ConfigError, FlowKitError, TaskIdTaken
 from flowkit.models import TaskStatus
 from flowkit.text import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from flowkit.cli.json_files import GivenTask
     from flowkit.cli.options import Where
@@ -35,6 +48,10 @@ _WIDE = 110
 _PAUSE_SEC = 0.5
 _NODES_A_SECOND = 500
 """A large task is read less often, because every read returns all its nodes."""
+
+_CONNECT_SEC = 0.5
+_SERVERS_SEC = 3.0
+"""How long `validate`, which needs no servers, waits for those that accept connections."""
 
 _HINTS_EVERY = 4
 """Number of reads between two checks for missing processes."""
@@ -57,12 +74,28 @@ async def start(
             params=task.params, graph=task.graph, task_id=task_id or str(uuid.uuid4())
         )
         if how is None:
-            hints = await find_missing_processes(both.temporal, where.engine_queue, [])
+            hints = await find_missing_processes(
+                both.temporal, where.engine_queue, [], tasks=TaskStore(both.db), later=list_roles(task.graph)
+            )
             _print_started(_describe_start(both, started, where), hints, as_json)
             return Exit.OK
         if not as_json:
             output.echo(f"task {started} started on queue {where.engine_queue}")
         return await watch(both, started, how)
+
+
+async def find_unknown_roles(graph: Mapping[str, Any], where: Where) -> list[str]:
+    """Return hints at roles of a graph that nobody has ever polled. Return `[]` if the servers do not respond at once."""
+    with suppress(FlowKitError, RPCError, TimeoutError):
+        async with asyncio.timeout(_SERVERS_SEC):
+            if not await accepts_connections(temporal_address()[0], _CONNECT_SEC):
+                return []
+            async with servers(where) as both:
+                found = await never_polled_roles(
+                    both.temporal, both.db, where.engine_queue, list_roles(graph)
+                )
+                return describe_unknown_roles(found, queue_option(where.engine_queue))
+    return []
 
 
 async def _refuse_taken(both: Servers, task_id: str) -> None:

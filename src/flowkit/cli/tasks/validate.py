@@ -1,5 +1,6 @@
 """`flowkit validate` and `flowkit schema`, which need no server."""
 
+import asyncio
 from typing import Annotated, Any
 
 import typer
@@ -7,7 +8,16 @@ import typer
 from flowkit.cli import output
 from flowkit.cli.errors import Exit, shown_problems
 from flowkit.cli.json_files import read_task
-from flowkit.cli.options import AsJson, Verbose
+from flowkit.cli.options import (
+    DEFAULT_DATABASE,
+    DEFAULT_MONGO_URL,
+    AsJson,
+    MongoDatabase,
+    MongoUrl,
+    Queue,
+    Verbose,
+    Where,
+)
 from flowkit.errors import GraphError
 from flowkit.graph.description import describe, describe_graph
 from flowkit.models import Graph
@@ -23,20 +33,35 @@ def validate(
     graph: GraphFile,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    queue: Queue = None,
     verbose: Verbose = False,
 ) -> None:
-    """Check a graph without servers, with the same rules and messages as `run`."""
+    """Check a graph, with the same rules and messages as `run`. Needs no servers.
+
+    If they run, it also names the roles that no worker has ever polled.
+    """
     problems: list[str] = []
+    hints: list[str] = []
     checked: Graph | None = None
     try:
-        checked = read_task(graph).checked()
+        task = read_task(graph)
+        checked = task.checked()
+        hints = _find_unknown_roles(task.graph, Where(mongo_url=mongo_url, database=database, queue=queue))
     except GraphError as error:
         problems = shown_problems(error)
     warnings = list(checked.warnings) if checked else []
     valid = not problems and not (strict and warnings)
     if as_json:
         output.document(
-            {"valid": valid, "problems": problems, "warnings": warnings, **_describe_as_json(checked)}
+            {
+                "valid": valid,
+                "problems": problems,
+                "warnings": warnings,
+                "hints": hints,
+                **_describe_as_json(checked),
+            }
         )
     else:
         for warning in warnings:
@@ -45,7 +70,15 @@ def validate(
             output.error(problem)
         if checked and valid:
             _print_graph(graph, checked)
+        for hint in hints:
+            output.warn(hint)
     raise typer.Exit(Exit.OK if valid else Exit.USAGE)
+
+
+def _find_unknown_roles(graph: dict[str, Any], where: Where) -> list[str]:
+    from flowkit.cli.tasks.operations import find_unknown_roles
+
+    return asyncio.run(find_unknown_roles(graph, where))
 
 
 def _describe_as_json(graph: Graph | None) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from temporalio.api.enums.v1 import PendingActivityState, TimeoutType
@@ -13,15 +15,15 @@ from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.entries import utc
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
-from flowkit.attempt.pollers import recent_pollers
+from flowkit.attempt.pollers import never_polled_roles, other_databases, pollers_by_role, recent_pollers
 from flowkit.client import UnknownTask
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.engine.sweep import CLOSE_REASONS
 from flowkit.errors import StoreUnavailable
 from flowkit.models import COORDINATOR_FN, NodeStatus, TaskStatus, temporal_names
-from flowkit.models.temporal_names import role_queue
-from flowkit.text import one_line
+from flowkit.text import names, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -127,6 +129,10 @@ class TaskReader:
             raise UnknownTask(task_id)
         return cls(servers, task_id, description)
 
+    @cached_property
+    def _store(self) -> TaskStore:
+        return TaskStore(self._servers.db)
+
     @property
     def queue(self) -> str | None:
         """The engine queue of the task; None if Temporal has no workflow for it."""
@@ -204,7 +210,11 @@ class TaskReader:
         if self._unresponsive:
             return [*hints, f"the engine of queue {self.queue} does not respond; check that it still runs"]
         return hints + await find_missing_processes(
-            self._servers.temporal, self.queue, list_running_roles(view)
+            self._servers.temporal,
+            self.queue,
+            list_running_roles(view),
+            tasks=self._store if self._stored else None,
+            later=list_open_roles(view),
         )
 
 
@@ -341,22 +351,81 @@ def _add_run(node: NodeView, run: ExternalRun | None, now: float) -> NodeView:
     return _add_silence(node, run.heard_at, run.lease_until - run.heard_at, now)
 
 
-async def find_missing_processes(client: Client, queue: str, roles: list[str]) -> list[str]:
-    """Return a hint if no engine polls the queue, or else one for each role that no worker polls."""
-    option = "" if queue == DEFAULT_QUEUE else f" --queue {queue}"
-    if not await recent_pollers(client, queue, workflows=True):
-        return [f"no engine polls queue {queue}; start one with `flowkit engine{option}`"]
-    return [
+async def find_missing_processes(
+    client: Client, queue: str, roles: list[str], *, tasks: TaskStore | None = None, later: Sequence[str] = ()
+) -> list[str]:
+    """Return hints at what is missing: an engine of the queue and the database, and workers.
+
+    Workers are missing if nobody polls one of `roles`, or if nobody has ever polled one that nodes need `later`.
+    Without an engine, only roles that nobody has ever polled are named. Without `tasks`, the store of this process,
+    neither the database nor earlier workers are known.
+    """
+    option = queue_option(queue)
+    engines = await recent_pollers(client, queue, workflows=True)
+    hints = [] if engines else [f"no engine polls queue {queue}; start one with `flowkit engine{option}`"]
+    unknown: Mapping[str, Sequence[str]] = {}
+    with suppress(StoreUnavailable):
+        if tasks is not None:
+            others = other_databases(engines, await tasks.deployment())
+            hints += _describe_other_databases(queue, others, tasks.database.name)
+            unknown = await never_polled_roles(client, tasks.database, queue, {*roles, *later})
+    hints += describe_unknown_roles(unknown, option)
+    if not engines:
+        return hints
+    polled = await pollers_by_role(client, queue, set(roles) - unknown.keys())
+    return hints + [
         f"no worker polls role {role}; start one with `flowkit worker module:Handler{option}`"
         for role in roles
-        if not await recent_pollers(client, role_queue(queue, role))
+        if role in polled and not polled[role]
     ]
+
+
+def queue_option(queue: str) -> str:
+    """Return the option of `flowkit engine` and `flowkit worker` for a queue, after a blank; empty for the default."""
+    return "" if queue == DEFAULT_QUEUE else f" --queue {queue}"
+
+
+def _describe_other_databases(queue: str, others: Sequence[str], own: str) -> list[str]:
+    """Return the hint at engines that all use other databases. Their names and addresses may be the cause."""
+    if not others:
+        return []
+    theirs = f"{'database' if len(others) == 1 else 'databases'} {names([repr(each) for each in others])}"
+    server = " of another server" if own in others else ""
+    hint = f"no engine of database {own!r} polls queue {queue}: the engines there use {theirs}{server}"
+    return [f"{hint}; set the same MONGO_URL and MONGO_DATABASE for both"]
+
+
+def describe_unknown_roles(unknown: Mapping[str, Sequence[str]], option: str = "") -> list[str]:
+    """Return hints at the roles that nobody has ever polled, each with similar ones that are polled (`never_polled_roles`)."""
+    start = f"start one with `flowkit worker module:Handler{option}`"
+    others = [role for role, similar in unknown.items() if not similar]
+    hints = [
+        f"no worker has ever polled role {role}; did you mean {names(similar, last=' or ')}? If not, {start}"
+        for role, similar in unknown.items()
+        if similar
+    ]
+    if others:
+        hints.append(
+            f"no worker has ever polled {'role' if len(others) == 1 else 'roles'} {names(others)}; {start}"
+        )
+    return hints
 
 
 def list_running_roles(view: TaskView) -> list[str]:
     """Return the roles of the running nodes, without coordinator functions."""
     running = (node.role for node in view.nodes if node.status == NodeStatus.RUNNING)
     return [role for role in dict.fromkeys(running) if role != COORDINATOR_FN]
+
+
+def list_roles(graph: Mapping[str, Any]) -> list[str]:
+    """Return the roles of the nodes of a valid graph, without coordinator functions."""
+    return [role for role in dict.fromkeys(node["type"] for node in graph["nodes"]) if role != COORDINATOR_FN]
+
+
+def list_open_roles(view: TaskView) -> list[str]:
+    """Return the roles of the nodes that have not ended, without coordinator functions."""
+    open_nodes = (node.role for node in view.nodes if not NodeStatus(node.status).ended)
+    return [role for role in dict.fromkeys(open_nodes) if role != COORDINATOR_FN]
 
 
 def read_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) -> TaskView:

@@ -53,8 +53,8 @@ class Misbehavior:
     """H17: kinds of events that the worker sends again after the terminal event: TASK_HEARTBEAT, BATCH_OK,
     TASK_DONE, TASK_FAILED (transient) or CANCELLED."""
     partial_refused: bool = False
-    """H18: the write of partial artifacts fails, as on a real MongoDB, so that only the complete marker exists.
-    Stand-ins for MongoDB accept this write."""
+    """H18: the write of partial artifacts fails, so that only the complete marker exists. This happens to workers that
+    name the path `status` in two operators of one update, which MongoDB rejects."""
     duplicate_events: int = 0
     """H16: how many additional copies of every status event the worker sends."""
     reorder_events: int = 0

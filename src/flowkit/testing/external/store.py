@@ -69,17 +69,13 @@ class Store:
         await self._db["worker_state"].update_one({"_id": self._worker_id}, {"$set": state}, upsert=True)
 
     async def write_partial(self, run: Run, batch_uid: str, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Write the artifact of a batch and return its reference.
-
-        `status` is in both operators, as in the documented worker, so MongoDB rejects the update (H18).
-        """
+        """Write the artifact of a batch and return its reference."""
         if self._misbehavior.partial_refused:
             raise OperationFailure("Updating the path 'status' would create a conflict", PATH_CONFLICT)
         now, key = self._clock.now(), {**_node(run), "batch_uid": batch_uid}
         first = {
             **_node(run),
             "attempt_epoch": run.attempt_epoch,
-            "status": "partial",
             "worker_id": self._worker_id,
             "payload": None,
             "batch_uid": batch_uid,
@@ -90,11 +86,9 @@ class Store:
         return key
 
     def log_refusal(self, batch_uid: str, error: Exception) -> None:
-        """Log that the artifact of a batch was not written: as a warning, unless every MongoDB refuses it (H18)."""
-        expected = isinstance(error, OperationFailure) and error.code == PATH_CONFLICT
-        level = logging.DEBUG if expected else logging.WARNING
+        """Log that the artifact of a batch was not written."""
         text = "Cannot write the artifact of batch %s: %s. The bridge stores the batch anyway (H18)."
-        logger.log(level, text, batch_uid, error)
+        logger.warning(text, batch_uid, error)
 
     async def write_complete(self, run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
         """Write the complete marker of a node and return its reference."""
