@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from flowkit.adapters.mongo import Database
-    from flowkit.adapters.tasks.attempts import NodeWrite
+    from flowkit.adapters.tasks.attempts import EntryWrite, NodeWrite
     from flowkit.adapters.vars.changes import Change
 
     Answer = Awaitable[dict[str, Any]]
@@ -71,11 +71,18 @@ class CoordinatorAdapters:
         self._aggregates = Aggregates(db)
         self.detector = Detector(detector)
         self._node: NodeWrite | None = None
+        self._write: EntryWrite | None = None
 
     def for_node(self, write: NodeWrite) -> CoordinatorAdapters:
         """Return a copy whose calls belong to one attempt of a function node."""
-        bound = copy.copy(self)
+        bound = self.for_write(write)
         bound._node = write
+        return bound
+
+    def for_write(self, write: EntryWrite) -> CoordinatorAdapters:
+        """Return a copy whose change of variables belongs to one attempt."""
+        bound = copy.copy(self)
+        bound._write = write
         return bound
 
     async def vars_set(self, /, task_id: str, **kv: Any) -> dict[str, Any]:
@@ -146,15 +153,15 @@ class CoordinatorAdapters:
     async def noop(self, /, task_id: str, **anything: Any) -> dict[str, Any]:
         """Do nothing. Accept any keyword arguments and return `{"ok": True}`."""
         _require_task(task_id)
-        if self._node is not None:
-            await self._variables.write(task_id, changes.NOTHING, self._node)
+        if self._write is not None:
+            await self._variables.write(task_id, changes.NOTHING, self._write)
         return {"ok": True}
 
     async def _change(self, task_id: str, rule: Callable[[], Change]) -> dict[str, Any]:
         _require_task(task_id)
         change = rule()
         hits = self._hits(change)
-        first = await self._variables.write(task_id, change, self._node)
+        first = await self._variables.write(task_id, change, self._write)
         if change.paths and first is not None:
             self._log_change(task_id, change, hits, first=first)
         return {"ok": True, "touched": change.touched}

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
 
+    from flowkit.activities.context import RunContext
+
 T = TypeVar("T")
 
 _logger = logging.getLogger("flowkit.worker")
@@ -132,3 +134,21 @@ def _without_stop_iteration(function: Callable[..., T], *args: Any) -> T:
         return function(*args)
     except StopIteration as error:
         raise RuntimeError("the function raised StopIteration") from error
+
+
+def context_for(hook: Callable[..., Any], ctx: RunContext) -> dict[str, RunContext]:
+    """Return the keyword argument `ctx` for a hook that declares this parameter; `{}` for any other."""
+    return {"ctx": ctx} if _declares_ctx(getattr(hook, "__func__", hook)) else {}
+
+
+@functools.cache
+def _declares_ctx(function: Callable[..., Any]) -> bool:
+    """Return whether a function has a parameter `ctx` that can be passed by name. Cached: a handler has many calls."""
+    try:
+        parameter = inspect.signature(function).parameters.get("ctx")
+    except (TypeError, ValueError):
+        return False
+    return parameter is not None and parameter.kind in (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )

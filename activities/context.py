@@ -9,12 +9,16 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowkit.activities.builtin_functions import CoordinatorAdapters
 from flowkit.adapters.outages import retry_while_unavailable
-from flowkit.errors import StoreUnavailable
+from flowkit.adapters.tasks.attempts import NumberedWrite
+from flowkit.adapters.vars import changes, rules
+from flowkit.errors import AdapterError, StoreUnavailable
 from flowkit.text import shown
 from flowkit.validation.values import is_unicode
 
@@ -105,6 +109,64 @@ class ArtifactsWriter:
         return {"task_id": self._attempt.task_id, "node_id": self._attempt.node_id}
 
 
+_NO_VALUE: Any = object()
+
+
+class TaskVariables:
+    """The variables of the task (`coordinator.vars`), for the handler of a running node.
+
+    All methods wait while MongoDB is unavailable. They run one after the other, in the order of the calls. Each change
+    takes effect once, even if its reply was lost, and it never overwrites a later change of this attempt. The methods
+    that change variables raise AdapterError, which names the path, for an invalid path or value, a conflict with the
+    variables or an exceeded limit, and then write nothing. They raise Fenced if the attempt has ended or was replaced.
+    """
+
+    def __init__(self, tasks: TaskStore, attempt: AttemptInput, run_id: str) -> None:
+        self._tasks = tasks
+        self._attempt = attempt
+        self._run_id = run_id
+        self._turn = asyncio.Lock()
+        self._changes = 0
+        self._adapters: CoordinatorAdapters | None = None
+
+    async def __call__(self) -> dict[str, Any]:
+        """Return all current variables, or `{}` if the task has none."""
+        async with self._turn:
+            return await retry_while_unavailable(lambda: self._tasks.variables(self._attempt.task_id))
+
+    async def get(self, path: str, default: Any = None) -> Any:
+        """Return the current value at `path`, such as `routing.sla`, or `default` if there is none."""
+        return rules.value_at(await self(), changes.checked_path("get", path), default)
+
+    async def set(
+        self, path: str | Mapping[str, Any], value: Any = _NO_VALUE, *, block_sensitive: bool = False
+    ) -> None:
+        """Set the variable at `path`, or several in one atomic write: `set({"routing.sla": "gold", "n": 1})`.
+
+        The rules are those of `vars.set`. `block_sensitive=True` rejects values that look like secrets.
+        """
+        several = isinstance(path, Mapping)
+        if several == (value is not _NO_VALUE):
+            raise AdapterError("vars.set: pass a path and its value, or a mapping of paths to values")
+        await self._change("vars_set", kv=path if several else {path: value}, block_sensitive=block_sensitive)
+
+    async def merge(self, tree: Mapping[str, Any], *, block_sensitive: bool = False) -> None:
+        """Merge a tree into the variables in one atomic write; its leaves overwrite existing values.
+
+        The rules are those of `vars.merge`. `block_sensitive=True` rejects values that look like secrets.
+        """
+        await self._change("vars_merge", data=tree, block_sensitive=block_sensitive)
+
+    async def _change(self, method: str, **given: Any) -> None:
+        async with self._turn:
+            self._changes += 1
+            write = NumberedWrite(attempt=self._attempt, run_id=self._run_id, sequence=self._changes)
+            if self._adapters is None:
+                self._adapters = CoordinatorAdapters(db=self._tasks.database)
+            change = getattr(self._adapters.for_write(write), method)
+            await retry_while_unavailable(lambda: change(self._attempt.task_id, **given))
+
+
 class RunContext:
     """One run of a handler: its identity, cancellation, scratch space, and resources to release at its end."""
 
@@ -115,6 +177,7 @@ class RunContext:
         worker_id: str,
         artifacts: ArtifactsWriter,
         tasks: TaskStore,
+        run_id: str,
         clock: Any = None,
     ) -> None:
         self._attempt = attempt
@@ -128,7 +191,8 @@ class RunContext:
         self.artifacts = artifacts
         self.clock = clock
         """The worker's clock: `now_dt()`, `now_ms()`, `mono_ms()`, `sleep_ms(ms)`."""
-        self._tasks = tasks
+        self.vars = TaskVariables(tasks, attempt, run_id)
+        """The variables of the task: `await ctx.vars()` returns them all; see TaskVariables."""
         self._resources = Resources()
         self.kv: dict[str, Any] = {}
         """Scratch space of this run; every attempt starts with an empty one."""
@@ -194,13 +258,6 @@ class RunContext:
             self.cancel_reason = reason
             self.cancel_deadline_ts_ms = int((time.time() + grace_sec) * 1000)
             self.cancel_flag.set()
-
-    async def vars(self) -> dict[str, Any]:
-        """Return the current variables of the task (`coordinator.vars`), or `{}` if it has none.
-
-        Wait while MongoDB is unavailable.
-        """
-        return await retry_while_unavailable(lambda: self._tasks.variables(self.task_id))
 
     async def run_subprocess(self, *command: str, grace_ms: int = 5000) -> int:
         """Run a command in its own process group and return its return code.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from pydantic import BaseModel, Field
 from flowkit import reason_codes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from flowkit.activities.context import RunContext
 
@@ -104,24 +103,6 @@ class RoleHandler:
         if isinstance(exc, (TypeError, ValueError, KeyError)):
             return reason_codes.BAD_INPUT, True
         return reason_codes.UNEXPECTED_ERROR, False
-
-
-def context_for(hook: Callable[..., Any], ctx: RunContext) -> dict[str, RunContext]:
-    """Return the keyword argument `ctx` for a hook that declares this parameter; `{}` for any other."""
-    return {"ctx": ctx} if _declares_ctx(getattr(hook, "__func__", hook)) else {}
-
-
-@functools.cache
-def _declares_ctx(function: Callable[..., Any]) -> bool:
-    """Return whether a function has a parameter `ctx` that can be passed by name. Cached: a handler has many calls."""
-    try:
-        parameter = inspect.signature(function).parameters.get("ctx")
-    except (TypeError, ValueError):
-        return False
-    return parameter is not None and parameter.kind in (
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.KEYWORD_ONLY,
-    )
 
 
 _HOOKS = tuple(name for name, value in vars(RoleHandler).items() if inspect.isfunction(value))

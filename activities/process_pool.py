@@ -37,7 +37,7 @@ class ProcessDied(Exception):
 class ProcessContext:
     """The run context of a `process_batch` in a separate process: identity, input, cancel flag, scratch space.
 
-    The other members of RunContext need the worker's process and are not available: `artifacts`, `vars()`, `clock`,
+    The other members of RunContext need the worker's process and are not available: `artifacts`, `vars`, `clock`,
     `cancel_flag`, `cancel_reason`, `cancel_deadline_ts_ms`, `remaining_ms()`, `cancellable()`, `run_subprocess()`,
     `register_subprocess()`, `register_temp_path()`, `on_cleanup()`.
     """

@@ -14,8 +14,9 @@ from temporalio import activity
 from flowkit import reason_codes
 from flowkit.activities.batches.backpressure import backpressure
 from flowkit.activities.batches.inputs import DistinctUids, Input, InputSettings, Wait
+from flowkit.activities.calls import context_for
 from flowkit.activities.context import ArtifactsWriter, RunContext
-from flowkit.activities.handlers import BatchResult, FinalizeResult, context_for
+from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.activities.process_pool import ProcessDied
 from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.adapters.outages import retry_while_unavailable
@@ -139,6 +140,7 @@ class RoleExecutor:
             worker_id=worker.worker_id,
             artifacts=ArtifactsWriter(roles.artifacts, attempt, worker.worker_id, self._batch_stored),
             tasks=worker.tasks,
+            run_id=run_id,
             clock=roles.clock,
         )
         self._batches = 0

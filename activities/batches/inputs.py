@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import reason_codes
 from flowkit.activities.batches.puller import Puller, SourcesIdle
-from flowkit.activities.handlers import Batch, context_for
+from flowkit.activities.calls import context_for
+from flowkit.activities.handlers import Batch
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.attempt.failures import cut, failure
 from flowkit.attempt.supervision import AttemptFailed

@@ -17,7 +17,7 @@ import re
 import uuid
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo import UpdateOne
 
@@ -383,7 +383,7 @@ class Attempts:
         """Update a document. Return False if none matches. With `read`, add the params of the task to `read`."""
         if read is None:
             return bool((await self._collection.update_one(condition, update)).matched_count)
-        stored = await self._collection.find_one_and_update(condition, update, _PARAMS)
+        stored = await self._collection.find_one_and_update(condition, update, projection=_PARAMS)
         read |= stored or {}
         return stored is not None
 
@@ -456,6 +456,137 @@ def _merge(writes: Iterable[_Write]) -> tuple[Fields, Update]:
 
 
 _EFFECT = "applied_generation"
+_NUMBER = "vars_write"
+_ALIVE = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
+
+
+class EntryWrite(Protocol):
+    """What an update of variables adds for the attempt to which it belongs: the fence, and fields of the entry."""
+
+    @property
+    def fence(self) -> Fields:
+        """Return the filter for documents in which the update may happen, and has not happened yet."""
+
+    @property
+    def sets(self) -> Fields:
+        """Return the `$set` for the entry, which records that the update has happened."""
+
+    @property
+    def unsets(self) -> Fields:
+        """Return the `$unset` for the entry."""
+
+    async def settle(self, document: Fields, attempts: Attempts) -> bool:
+        """Handle an update whose filter did not match `document`. Return True if it has happened, or must not happen.
+
+        Raise the cause, such as Fenced, if the attempt is outdated.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NumberedWrite:
+    """The fields of an update of variables that a running attempt makes. Its entry keeps the number of the last one.
+
+    The update happens at most once, and not after a later one of the same attempt, however often it is repeated.
+    """
+
+    attempt: AttemptInput
+    run_id: str
+    sequence: int
+    """The number of the update within the attempt, from 1."""
+
+    @property
+    def entry(self) -> AttemptEntry:
+        """Return the entry of the attempt."""
+        return entry_of_node(self.attempt)
+
+    @property
+    def number(self) -> int:
+        """Return the number of the update within the node: a later attempt has higher numbers."""
+        return (self.attempt.epoch << 32) + self.sequence
+
+    @property
+    def fence(self) -> Fields:
+        """Return the filter for documents in which the attempt runs and has made neither this nor a later update."""
+        running = {self.entry.path_of("status"): {"$in": _ALIVE}}
+        return self.entry.taken_by(self.run_id) | running | _not_marked(self.entry, _NUMBER, self.number)
+
+    @property
+    def sets(self) -> Fields:
+        """Return the `$set` of the number."""
+        return {self.entry.path_of(_NUMBER): self.number}
+
+    @property
+    def unsets(self) -> Fields:
+        """Return no `$unset`."""
+        return {}
+
+    async def settle(self, document: Fields, attempts: Attempts) -> bool:
+        """Return True if this update or a later one has happened. Raise Fenced unless the attempt still runs."""
+        held = self.entry.read(document)
+        if not _is_taken(held, self.attempt, self.run_id) or held["status"] not in _ALIVE:
+            raise Fenced(
+                f"attempt {self.attempt.epoch} of node {self.attempt.node_id!r} has ended or was replaced, so it can no "
+                "longer change variables"
+            )
+        return _is_marked(held, _NUMBER, self.number)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinalWrite:
+    """The fields by which an attempt of a role finishes its node in the update that applies its increments.
+
+    As with NodeWrite, the increments of one generation of the node count once. A node that is being cancelled stays as
+    it is, and its increments do not count.
+    """
+
+    attempt: AttemptInput
+    run_id: str
+    at: float
+
+    @property
+    def entry(self) -> AttemptEntry:
+        """Return the entry of the attempt."""
+        return entry_of_node(self.attempt)
+
+    @property
+    def fence(self) -> Fields:
+        """Return the filter for documents in which the attempt runs and the generation has had no effect yet."""
+        return self.entry.held_by(self.run_id) | _not_marked(self.entry, _EFFECT, self.attempt.generation)
+
+    @property
+    def sets(self) -> Fields:
+        """Return the `$set` that finishes the node and counts its effect."""
+        return self.entry.finished(self.at) | {self.entry.path_of(_EFFECT): self.attempt.generation}
+
+    @property
+    def unsets(self) -> Fields:
+        """Return no `$unset`."""
+        return {}
+
+    async def settle(self, document: Fields, attempts: Attempts) -> bool:
+        """Finish the node of which an earlier attempt has had the effect. Raise Fenced if a newer attempt has it."""
+        held = self.entry.read(document)
+        if _is_taken(held, self.attempt, self.run_id) and held["status"] == NodeStatus.RUNNING:
+            if not _is_marked(held, _EFFECT, self.attempt.generation):
+                return False
+            await attempts.finish(self.attempt, self.run_id, self.at)
+        else:
+            await attempts.check_hold(self.attempt, self.run_id)
+        return True
+
+
+def _not_marked(entry: AttemptEntry, name: str, number: int) -> Fields:
+    """Return the filter for documents whose entry has no such mark, or a lower one."""
+    return {entry.path_of(name): {"$not": {"$gte": number}}}
+
+
+def _is_marked(held: Fields, name: str, number: int) -> bool:
+    marked = held.get(name)
+    return isinstance(marked, int) and marked >= number
+
+
+def _is_taken(held: Fields, attempt: AttemptInput, run_id: str) -> bool:
+    return (held.get("attempt_epoch"), held.get("run_id")) == (attempt.epoch, run_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -478,20 +609,16 @@ class NodeWrite:
         return entry_of_node(self.attempt)
 
     @property
-    def may_begin(self) -> Fields:
-        """Return the filter for documents that are neither closed nor flagged and in which the attempt may begin.
+    def fence(self) -> Fields:
+        """Return the filter for documents in which the attempt may begin and the generation has had no effect yet.
 
-        For other documents, call `Attempts.begin` first.
+        It matches only documents that are neither closed nor flagged. `settle` begins the attempt in others.
         """
-        return self.entry.may_begin_at_once(self.run_id)
+        may_begin = self.entry.may_begin_at_once(self.run_id)
+        return may_begin | _not_marked(self.entry, _EFFECT, self.attempt.generation)
 
     @property
-    def not_applied(self) -> Fields:
-        """Return the filter for documents in which this generation of the node has had no effect yet."""
-        return {self.entry.path_of(_EFFECT): {"$not": {"$gte": self.attempt.generation}}}
-
-    @property
-    def done(self) -> Fields:
+    def sets(self) -> Fields:
         """Return the `$set` that begins and finishes the attempt and counts its effect."""
         begun = self.entry.begun(self.run_id, self.lease, self.at)
         return begun | self.entry.finished(self.at) | {self.entry.path_of(_EFFECT): self.attempt.generation}
@@ -502,13 +629,13 @@ class NodeWrite:
         set_again = self.entry.path_of("finished_at")
         return {path: "" for path in self.entry.left_over() if path != set_again}
 
-    def is_applied(self, document: Fields) -> bool:
-        """Return True if, according to the document, this generation has had its effect."""
-        marked = self.entry.read(document).get(_EFFECT)
-        return isinstance(marked, int) and marked >= self.attempt.generation
-
-    def is_finished(self, document: Fields) -> bool:
-        """Return True if, according to the document, this attempt has finished the node."""
-        found = self.entry.read(document)
-        held = (found.get("attempt_epoch"), found.get("run_id"), found.get("status"))
-        return held == (self.attempt.epoch, self.run_id, NodeStatus.FINISHED)
+    async def settle(self, document: Fields, attempts: Attempts) -> bool:
+        """Begin the attempt. If an earlier one has had the effect, finish the node and return True."""
+        held = self.entry.read(document)
+        applied = _is_marked(held, _EFFECT, self.attempt.generation)
+        finished = _is_taken(held, self.attempt, self.run_id) and held["status"] == NodeStatus.FINISHED
+        if not (applied and finished):
+            await attempts.begin(self.attempt, self.run_id, self.lease, self.at)
+            if applied:
+                await attempts.finish(self.attempt, self.run_id, self.at)
+        return applied

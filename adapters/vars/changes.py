@@ -102,7 +102,7 @@ def setting(given: Mapping[str, Any]) -> Change:
     data, block = _unwrapped(given, "set", "kv")
     leaves: Tree = {}
     for key, value in data.items():
-        path = _checked_path("set", key)
+        path = checked_path("set", key)
         flattened = isinstance(value, Mapping) and "." not in key
         _gather("set", leaves, _leaves("set", value, (path,)) if flattened else [(path, value)])
     return _checked(Change(operation="set", sets=leaves, block_sensitive=block))
@@ -118,7 +118,7 @@ def merging(given: Mapping[str, Any]) -> Change:
 
 def incrementing(key: Any, by: Any) -> Change:
     """Return the change of `vars.incr`, which adds a finite number. A boolean counts as 0 or 1."""
-    path = _checked_path("incr", key)
+    path = checked_path("incr", key)
     if not isinstance(by, (int, float)):
         raise AdapterError(f"vars.incr: 'by' must be int or float, not {type(by).__name__}")
     amount = int(by) if isinstance(by, int) else by
@@ -133,8 +133,8 @@ def unsetting(paths: Iterable[Any], keys: Any) -> Change:
     """Return the change of `vars.unset`, which removes paths whether they exist or not."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, (Iterable, type(None))):
         raise AdapterError(f"vars.unset: 'keys' must be an iterable of strings, not {type(keys).__name__}")
-    requested = [_checked_path("unset", path) for path in paths]
-    requested += [_checked_path("unset", str(key)) for key in keys or ()]
+    requested = [checked_path("unset", path) for path in paths]
+    requested += [checked_path("unset", str(key)) for key in keys or ()]
     named = tuple(dict.fromkeys(requested))
     return _checked(Change(operation="unset", removes=named, repeated=len(requested) - len(named)))
 
@@ -179,7 +179,8 @@ def _gather(operation: str, leaves: Tree, found: Iterable[tuple[str, Any]]) -> N
         leaves[path] = value
 
 
-def _checked_path(operation: str, path: Any) -> str:
+def checked_path(operation: str, path: Any) -> str:
+    """Return `path`. Raise AdapterError, which names `operation`, if no variable can have this path."""
     if not isinstance(path, str) or not path:
         given = "an empty one" if path == "" else kind(path)
         raise AdapterError(f"vars.{operation}: a key must be a non-empty string, not {given}")

@@ -119,6 +119,12 @@ def _can_be_named(key: str) -> bool:
     return bool(key) and not key.startswith("$") and "." not in key and "\0" not in key
 
 
+def value_at(variables: Tree, path: str, default: Any = None) -> Any:
+    """Return the variable at `path`, or `default` if there is none."""
+    held = _at(variables, path)
+    return default if held is _NOTHING else held
+
+
 class _Nothing:
     """Represents a missing variable, because None is a valid value."""
 

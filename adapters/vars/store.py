@@ -20,7 +20,7 @@ from flowkit.validation.arguments import require, task_id_problem
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from flowkit.adapters.tasks.attempts import NodeWrite
+    from flowkit.adapters.tasks.attempts import EntryWrite
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.adapters.vars.changes import Change, Tree
     from flowkit.adapters.vars.rules import SizeReservation
@@ -39,7 +39,7 @@ _SIZES = {rules.BOUND: 1, rules.CORRECTED: 1}
 _ENTRIES = dict.fromkeys(
     (
         f"graph.nodes.{name}"
-        for name in ("node_id", "attempt_epoch", "run_id", "status", "applied_generation")
+        for name in ("node_id", "attempt_epoch", "run_id", "status", "applied_generation", "vars_write")
     ),
     1,
 )
@@ -54,8 +54,8 @@ class Variables:
         self._now = now or (lambda: datetime.now(UTC))
         self._last = datetime.min.replace(tzinfo=UTC)
 
-    async def write(self, task_id: str, change: Change, write: NodeWrite | None = None) -> bool | None:
-        """Apply `change`, for a function node in the same update as the node's own fields.
+    async def write(self, task_id: str, change: Change, write: EntryWrite | None = None) -> bool | None:
+        """Apply `change`, in the same update as the fields of the attempt to which `write` belongs.
 
         Return None if the effect is counted already. Otherwise, return True if the update read the document and the
         task had no variables before, and False in all other cases. Raise AdapterError, which names the conflicting path
@@ -66,10 +66,11 @@ class Variables:
             before = await self._update(task_id, change, write, reserved) if reserved else None
             if before is not None:
                 return before is not _NOT_READ and not _variables(before)
-            document = await self._read_unless_counted(task_id, write)
-            if document is None:
+            document = await self._document(task_id, {**_VARS, **_SIZES, **_ENTRIES})
+            if write and await write.settle(document, self._store.attempts):
                 return None
-            await self._raise_refusal(document, change, write)
+            if problem := rules.conflict(_variables(document), change):
+                raise AdapterError(f"vars.{change.operation}: {problem}")
             reserved = rules.reserve(document.get("coordinator") or {}, change)
         raise StoreUnavailable(f"the variables of task {task_id!r} change too often; try again")
 
@@ -96,7 +97,7 @@ class Variables:
         return bool(done.matched_count)
 
     async def _update(
-        self, task_id: str, change: Change, write: NodeWrite | None, reserved: SizeReservation
+        self, task_id: str, change: Change, write: EntryWrite | None, reserved: SizeReservation
     ) -> Any:
         """Update the document. Return its previous content, or `_NOT_READ`, or None if the filter matched nothing."""
         if write is None and not change.paths:
@@ -129,39 +130,16 @@ class Variables:
                 f"vars.{change.operation}: MongoDB rejected the write to {_some(change.paths)} (code {code_of(error)})"
             ) from None
 
-    def _fields(self, change: Change, write: NodeWrite | None, reserved: SizeReservation) -> Tree:
+    def _fields(self, change: Change, write: EntryWrite | None, reserved: SizeReservation) -> Tree:
         sets = {changes.full(path): value for path, value in change.sets.items()}
         unsets = dict.fromkeys(map(changes.full, change.removes), "")
-        node = write.done | {"updated_at": self.moment()} if write else {"updated_at": self.moment()}
+        node = (write.sets if write else {}) | {"updated_at": self.moment()}
         update: Tree = {"$set": node | sets}
         if adds := {changes.full(path): amount for path, amount in change.adds.items()} | reserved.adds:
             update["$inc"] = adds
-        if unsets or write:
-            update["$unset"] = unsets | (write.unsets if write else {})
+        if removes := unsets | (write.unsets if write else {}):
+            update["$unset"] = removes
         return update
-
-    async def _read_unless_counted(self, task_id: str, write: NodeWrite | None) -> Tree | None:
-        """Return the task document. If the effect is counted already, finish the attempt and return None."""
-        document = await self._document(task_id, {**_VARS, **_SIZES, **_ENTRIES})
-        if write and write.is_applied(document):
-            await self._finish_again(document, write)
-            return None
-        return document
-
-    async def _raise_refusal(self, document: Tree, change: Change, write: NodeWrite | None) -> None:
-        """Raise the error that explains why the update did not match. Do nothing if it should match now."""
-        if write:
-            await self._store.attempts.begin(write.attempt, write.run_id, write.lease, write.at)
-        if problem := rules.conflict(_variables(document), change):
-            raise AdapterError(f"vars.{change.operation}: {problem}")
-
-    async def _finish_again(self, document: Tree, write: NodeWrite) -> None:
-        """Finish the node for an attempt that follows the one which had the effect."""
-        if write.is_finished(document):
-            return
-        attempts = self._store.attempts
-        await attempts.begin(write.attempt, write.run_id, write.lease, write.at)
-        await attempts.finish(write.attempt, write.run_id, write.at)
 
     @translate_errors
     async def _document(self, task_id: str, shown: Tree) -> Tree:
@@ -178,7 +156,7 @@ class Variables:
         return self._last
 
 
-def _condition(task_id: str, change: Change, write: NodeWrite | None, reserved: SizeReservation) -> Tree:
+def _condition(task_id: str, change: Change, write: EntryWrite | None, reserved: SizeReservation) -> Tree:
     above = _no_list_or_nothing if change.removes else _object_or_nothing
     filters = [_object_or_nothing(changes.ROOT)] if change.paths else []
     filters += [above(changes.full(path)) for path in change.ancestors]
@@ -187,7 +165,7 @@ def _condition(task_id: str, change: Change, write: NodeWrite | None, reserved: 
         _with_room_for(changes.full(path), by) for path, by in change.adds.items() if isinstance(by, int)
     ]
     filters += [reserved.condition] if reserved.condition else []
-    condition: Tree = {"id": task_id} | (write.may_begin | write.not_applied if write else {})
+    condition: Tree = {"id": task_id} | (write.fence if write else {})
     return condition | ({"$and": filters} if filters else {})
 
 

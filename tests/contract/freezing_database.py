@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.unit.event_loop import let_other_tasks_run
 
-WRITES = {"insert_one", "insert_many", "update_one", "delete_one", "bulk_write"}
+WRITES = {"insert_one", "insert_many", "update_one", "find_one_and_update", "delete_one", "bulk_write"}
 
 
 class FreezingDatabase:

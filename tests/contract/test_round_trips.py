@@ -70,7 +70,8 @@ async def built_in(db: Any) -> None:
     await function_executor(db, own("vars.set", kv={"x": 1}), CoordinatorAdapters(db=db).vars_set).run()
 
 
-BEGIN = END = "update tasks"
+BEGIN, END = "findAndModify tasks", "update tasks"
+"""The begin of a role's attempt also reads the params of the task."""
 BATCH = ["insert artifacts", "insert metrics_raw"]
 MARKER = "insert artifacts"
 
@@ -79,8 +80,8 @@ COSTS: list[tuple[Callable[[Any], Awaitable[None]], list[str], int]] = [
     (one_batch_and_an_end, [BEGIN, *BATCH, MARKER, "insert metrics_raw", END], 3),
     (no_metrics, [BEGIN, "insert artifacts", "delete metrics_raw", MARKER, END], 3),
     (inline, [BEGIN, *BATCH, MARKER, END], 3),
-    (function, [BEGIN, MARKER, END], 2),
-    (built_in, [BEGIN, MARKER], 2),
+    (function, ["update tasks", MARKER, END], 2),
+    (built_in, ["update tasks", MARKER], 2),
 ]
 PULLING = [
     *("find artifacts", "find metrics_raw", "find artifacts", "find artifacts", "insert stream_progress"),

@@ -270,3 +270,30 @@ async def test_params_without_values_are_empty_and_cannot_be_replaced() -> None:
         return {"given": [ctx.params, ctx.input_inline, ctx.input_ref]}
 
     assert await metrics(await run(body)) == {"given": [{}, None, None]}
+
+
+# --- variables --------------------------------------------------------------------------------------------------
+
+
+async def test_variables_of_a_running_node_reach_later_nodes() -> None:
+    async def body(ctx: RunContext) -> dict[str, Any]:
+        before = await ctx.vars.get("counts.done", 0)
+        await ctx.vars.set("counts.done", before + 1)
+        await ctx.vars.merge({"nodes": {ctx.node_id: ctx.attempt_epoch}})
+        return await ctx.vars()
+
+    run = await run_graph({"nodes": [node("a", "scripted"), node("b", "scripted", "a")]}, Scripted(body))
+    assert run.status == "finished", run.reason
+    assert run.nodes["a"].batches == [{"counts": {"done": 1}, "nodes": {"a": 1}}]
+    assert run.vars == {"counts": {"done": 2}, "nodes": {"a": 1, "b": 1}}
+
+
+async def test_invalid_change_of_variables_fails_the_node_without_a_retry() -> None:
+    async def body(ctx: RunContext) -> None:
+        await ctx.vars.set("a..b", 1)
+
+    run = await run_graph({"nodes": [node("a", "scripted")]}, Scripted(body))
+    assert (run.nodes["a"].status, run.nodes["a"].attempts, run.vars) == ("failed", 1, {})
+    assert (run.nodes["a"].error or "").startswith(
+        "adapter_error: vars.set: 'coordinator.vars.a..b' has a segment"
+    )

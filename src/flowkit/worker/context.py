@@ -1,5 +1,5 @@
 """Public import path of RunContext."""
 
-from flowkit.activities.context import RunContext
+from flowkit.activities.context import RunContext, TaskVariables
 
-__all__ = ["RunContext"]
+__all__ = ["RunContext", "TaskVariables"]
