@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import time
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -163,7 +164,8 @@ class RoleExecutor:
 
     async def run(self) -> AttemptResult:
         """Run the whole attempt, from its first write to its last. Return at once if an earlier try has finished it."""
-        if (role_lease := self._roles.leases.get(self._attempt.role)) is not None:
+        role_lease = self._roles.leases.get(self._attempt.role)
+        if role_lease is not None and time.time() >= role_lease.held_until:
             await role_lease.check()
         try:
             lease = await self._storage.begin()

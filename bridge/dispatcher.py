@@ -134,7 +134,9 @@ class Dispatcher:
             if record is None:
                 await self._check_not_begun(attempt)
         if record is None:
-            await self._context.leases[attempt.role].check()
+            lease = self._context.leases[attempt.role]
+            if self._context.now() >= lease.held_until:
+                await lease.check()
             record = await self._start(attempt, run_id)
         if record is not None:
             await self._adopt(record, run_id)

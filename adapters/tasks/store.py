@@ -87,8 +87,9 @@ class TaskStore:
     def __init__(self, db: Database) -> None:
         self._db = durable(db)
         self._tasks = self._db.tasks
-        self.known_database_id: str | None = None
-        """The database id, once `database_id` has read it."""
+        self._database_id: str | None = None
+        self.known_deployment: str | None = None
+        """The result of `deployment`, once it has been called."""
         self.flags = CancelFlags(self._tasks)
         self.attempts = Attempts(self._tasks, reopen=self.reopen)
         """The attempts of nodes."""
@@ -123,23 +124,20 @@ class TaskStore:
 
         The first call by any process creates the id.
         """
-        if self.known_database_id is None:
+        if self._database_id is None:
             with suppress(DuplicateKeyError):
                 await self._meta().update_one(
                     {"_id": "deployment"}, {"$setOnInsert": {"value": str(uuid.uuid4())}}, upsert=True
                 )
             stored = await self._meta().find_one({"_id": "deployment"})
-            self.known_database_id = str(stored["value"])
-        return self.known_database_id
+            self._database_id = str(stored["value"])
+        return self._database_id
 
     async def deployment(self) -> str:
         """Return the database id, a slash and the name of the database: how tasks and attempts name it."""
-        return f"{await self.database_id()}/{self._db.name}"
-
-    @property
-    def known_deployment(self) -> str | None:
-        """The result of `deployment` if the database id has been read, otherwise None."""
-        return None if self.known_database_id is None else f"{self.known_database_id}/{self._db.name}"
+        if self.known_deployment is None:
+            self.known_deployment = f"{await self.database_id()}/{self._db.name}"
+        return self.known_deployment
 
     def _meta(self) -> Any:
         return self._db.flowkit_meta

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.attempt import role_lease
 from flowkit.bridge import commands, service
 from flowkit.engine import slot_leaks
 from tests.integration.bridge.conftest import Names
@@ -34,6 +35,7 @@ PAUSES = (
     (service, "MEASURE_SEC"),
     (commands, "_OTHERS_SEC"),
     (slot_leaks, "_IDLE_TICK_SEC"),
+    (role_lease, "LOST_SEC"),
 )
 """The pauses of loops that would run meanwhile, whatever the node does."""
 

@@ -35,7 +35,9 @@ RENEWAL_SEC = 10.0
 CLOCKS_SEC = 5.0
 """How far the clocks of two machines may differ. A process stops using its lease this long before its end."""
 RETRY_SEC = 2.0
-_LOOK_SEC = 0.5
+_TAKEN_SEC = 0.1
+LOST_SEC = 1.0
+"""Pauses between two looks at the lease, which `keep` may take or lose on the loop of another thread."""
 _RELEASE_SEC = 5.0
 
 _NOT_TAKEN = "MongoDB has not confirmed the lease of its task queue yet"
@@ -63,13 +65,14 @@ class RoleLease:
         self._key = (namespace, task_queue)
         self._kind = kind
         self._holder = f"{name} ({new_owner()})"
-        self._until = 0.0
+        self.held_until = 0.0
+        """Until when this process may begin attempts without another check, in seconds since the Unix epoch."""
         self._problem: str | None = _NOT_TAKEN
 
     @property
     def is_held(self) -> bool:
         """Whether this process holds the lease, according to its own clock."""
-        return time.time() < self._until - CLOCKS_SEC
+        return time.time() < self.held_until
 
     @property
     def problem(self) -> str | None:
@@ -81,9 +84,9 @@ class RoleLease:
         at = time.time()
         other = await self._portal.run(self._leases.take(self._key, self._kind, self._holder, at, TTL_SEC))
         if other is not None:
-            self._until, self._problem = 0.0, self._describe(other)
+            self.held_until, self._problem = 0.0, self._describe(other)
             raise RoleHeld(self._problem)
-        self._until, self._problem = at + TTL_SEC, None
+        self.held_until, self._problem = at + TTL_SEC - CLOCKS_SEC, None
 
     def _describe(self, other: RoleHolders) -> str:
         return (
@@ -118,7 +121,10 @@ class RoleLease:
 
     async def wait(self) -> None:
         """Wait until this process holds the lease."""
-        await self._wait_until(lambda: self._problem is None)
+        while True:
+            if self._problem is None:
+                return
+            await asyncio.sleep(_TAKEN_SEC)
 
     async def poll(self, worker: Worker) -> None:
         """Run a Temporal worker until it ends or the lease is lost. An outage of MongoDB alone does not end it."""
@@ -134,20 +140,16 @@ class RoleLease:
             await asyncio.wait([losing, polling])
 
     async def _wait_for_loss(self) -> None:
-        await self._wait_until(lambda: self._problem is not None)
-
-    async def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Look twice a second, because `keep` may run on the loop of another thread."""
         while True:
-            if condition():
+            if self._problem is not None:
                 return
-            await asyncio.sleep(_LOOK_SEC)
+            await asyncio.sleep(LOST_SEC)
 
     async def release(self) -> None:
         """End the share of this process in the lease, if it has one. MongoDB may be unavailable."""
-        if not self._until:
+        if not self.held_until:
             return
-        self._until, self._problem = 0.0, _NOT_TAKEN
+        self.held_until, self._problem = 0.0, _NOT_TAKEN
         with suppress(FlowKitError, TimeoutError):
             async with asyncio.timeout(_RELEASE_SEC):
                 await self._portal.run(self._leases.release(self._key, self._kind, self._holder))

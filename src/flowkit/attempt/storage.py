@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 def check_database(attempt: AttemptInput, ours: str, process: str) -> None:
     """Log and raise WrongDeployment if the engine uses another database than this `process`, whose deployment is `ours`."""
-    if attempt.deployment and not is_same_database(attempt.deployment, ours):
-        problem = (
-            f"the engine uses {show_database(attempt.deployment)}, this {process} {show_database(ours)}: "
-            "set the same MONGO_URL and MONGO_DATABASE for both"
-        )
-        logging.getLogger(f"flowkit.{process}").error(
-            "node %s of task %s fails: %s", attempt.node_id, attempt.task_id, problem
-        )
-        raise WrongDeployment(problem)
+    if attempt.deployment in ("", ours) or is_same_database(attempt.deployment, ours):
+        return
+    problem = (
+        f"the engine uses {show_database(attempt.deployment)}, this {process} {show_database(ours)}: "
+        "set the same MONGO_URL and MONGO_DATABASE for both"
+    )
+    logging.getLogger(f"flowkit.{process}").error(
+        "node %s of task %s fails: %s", attempt.node_id, attempt.task_id, problem
+    )
+    raise WrongDeployment(problem)
 
 
 async def begin(

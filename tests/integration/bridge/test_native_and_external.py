@@ -95,7 +95,7 @@ async def test_a_worker_that_lost_its_lease_while_frozen_yields_without_using_a_
     await external.engine()
     frozen = await external.worker({"quick": ALL["quick"]})
     lease = frozen._leases["quick"]
-    lease._until, queue = 0.0, role_queue(external.queue, "quick")
+    lease.held_until, queue = 0.0, role_queue(external.queue, "quick")
     key, later = ((await external.client()).namespace, queue), time.time() + role_lease.TTL_SEC + 1
     leases = RoleLeases(external.db)
     assert await leases.take(key, RoleKind.EXTERNAL, "bridge", later, 600.0) is None
