@@ -48,6 +48,11 @@ class FinalizeResult(BaseModel):
 
     metrics: dict[str, Any] = Field(default_factory=dict)
     artifacts_ref: dict[str, Any] | None = None
+    vars: Any = None
+    """`{"incr": {path: number}}` adds to variables of the task, once for the node, in the write that ends it.
+
+    If this is not possible, the node fails as `bad_vars`, without a retry.
+    """
 
 
 class RoleHandler:

@@ -175,7 +175,7 @@ class RoleExecutor:
         with self._log_attempt(lease) as self._log:
             await self._signal_earlier_batches()
             final = await self._run_handler()
-            await self._storage.end(final.metrics, final.artifacts_ref)
+            await self._storage.end(final.metrics, final.artifacts_ref, final.vars)
         return AttemptResult(worker_id=self._worker_id, batches=self._batches)
 
     def _log_attempt(self, lease: dict[str, Any]) -> AbstractContextManager[AttemptLog | None]:

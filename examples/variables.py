@@ -42,8 +42,8 @@ class Approve(RoleHandler):
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         total = sum(line["price"] for line in batch.payload["lines"])
-        needs_approval = total > (await ctx.vars())["limit"]
-        while needs_approval and not (await ctx.vars()).get("approved"):
+        needs_approval = total > await ctx.vars.get("limit")
+        while needs_approval and not await ctx.vars.get("approved"):
             await ctx.cancellable(asyncio.sleep(0.5))
         approved_by = "a person" if needs_approval else "the rules"
         return BatchResult(success=True, metrics={"total": total, "approved_by": approved_by})

@@ -120,13 +120,25 @@ def incrementing(key: Any, by: Any) -> Change:
     """Return the change of `vars.incr`, which adds a finite number. A boolean counts as 0 or 1."""
     path = checked_path("incr", key)
     if not isinstance(by, (int, float)):
-        raise AdapterError(f"vars.incr: 'by' must be int or float, not {type(by).__name__}")
+        raise AdapterError(f"vars.incr: 'by' must be int or float, not {type(by).__name__}: {shown(path)}")
     amount = int(by) if isinstance(by, int) else by
     if isinstance(amount, int) and not SMALLEST_INT <= amount <= LARGEST_INT:
-        raise AdapterError("vars.incr: 'by' must fit 64 bits")
+        raise AdapterError(f"vars.incr: 'by' must fit 64 bits: {shown(path)}")
     if not math.isfinite(amount):
-        raise AdapterError("vars.incr: 'by' must be finite")
+        raise AdapterError(f"vars.incr: 'by' must be finite: {shown(path)}")
     return Change(operation="incr", adds={path: amount})
+
+
+def final_increments(given: Any) -> Change | None:
+    """Return the change for the variables that `finalize` returns, `{"incr": {path: amount}}`; None for no increments."""
+    if given is None or given == {}:
+        return None
+    if not isinstance(given, Mapping) or set(given) != {"incr"} or not isinstance(given["incr"], Mapping):
+        raise AdapterError(
+            'vars must be {"incr": {path: number}}; set other variables with ctx.vars.set before finalize returns'
+        )
+    adds = {path: by for key, by in given["incr"].items() for path, by in incrementing(key, by).adds.items()}
+    return _checked(Change(operation="incr", adds=adds)) if adds else None
 
 
 def unsetting(paths: Iterable[Any], keys: Any) -> Change:
@@ -254,7 +266,7 @@ def _levels(value: Any) -> int:
 
 def _checked(change: Change) -> Change:
     """Return `change`. Raise AdapterError if it has too many paths or if one path is below another."""
-    paths = sorted([*change.sets, *change.removes], key=lambda path: path.split("."))
+    paths = sorted([*change.sets, *change.adds, *change.removes], key=lambda path: path.split("."))
     if len(paths) > VARS_KEYS:
         raise AdapterError(
             f"vars.{change.operation}: {len(paths)} keys in one operation, more than {VARS_KEYS}"

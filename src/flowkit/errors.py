@@ -25,6 +25,7 @@ The first line of a class's docstring is its default message.
     + BadInput
     + BadCondition
     + AdapterError
+        + BadVars
 """
 
 from __future__ import annotations
@@ -177,6 +178,12 @@ class AdapterError(FlowKitError):
     """A coordinator function cannot perform the operation; a retry does not help."""
 
     code = reason_codes.ADAPTER_ERROR
+
+
+class BadVars(AdapterError):
+    """The variables that `finalize` returned cannot be changed as it requests."""
+
+    code = reason_codes.BAD_VARS
 
 
 class UnknownTask(FlowKitError, LookupError):

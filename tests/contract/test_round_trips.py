@@ -49,6 +49,11 @@ async def one_batch_and_an_end(db: Any) -> None:
     await role_executor(db, attempt(), Returning(COUNTED, "b1", final=FINAL)).run()
 
 
+async def increments(db: Any) -> None:
+    final = FinalizeResult(vars={"incr": {"n": 1, "counts.done": 2}})
+    await role_executor(db, attempt(), Returning(COUNTED, "b1", final=final)).run()
+
+
 async def no_metrics(db: Any) -> None:
     await role_executor(db, attempt(), Returning(BatchResult(success=True), "b1")).run()
 
@@ -78,6 +83,7 @@ MARKER = "insert artifacts"
 COSTS: list[tuple[Callable[[Any], Awaitable[None]], list[str], int]] = [
     (one_batch, [BEGIN, *BATCH, MARKER, END], 3),
     (one_batch_and_an_end, [BEGIN, *BATCH, MARKER, "insert metrics_raw", END], 3),
+    (increments, [BEGIN, *BATCH, MARKER, END], 4),
     (no_metrics, [BEGIN, "insert artifacts", "delete metrics_raw", MARKER, END], 3),
     (inline, [BEGIN, *BATCH, MARKER, END], 3),
     (function, ["update tasks", MARKER, END], 2),

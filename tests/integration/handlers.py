@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from motor.motor_asyncio import AsyncIOMotorClient
 
+from flowkit.attempt import storage
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
 
 if TYPE_CHECKING:
@@ -55,6 +56,45 @@ class Quick(RoleHandler):
     async def finalize(self, ctx: RunContext) -> FinalizeResult | None:
         """Record which node finished."""
         return FinalizeResult(metrics={"epoch": ctx.attempt_epoch})
+
+
+class Tallying(Quick):
+    """Reads the params and variables, changes variables, and increments one when it finishes."""
+
+    role = "tallying"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Set a variable of the node from the params."""
+        await ctx.vars.set(f"seen.{ctx.node_id}", [ctx.params["day"], await ctx.vars.get("seen.none", 0)])
+        return await super().process_batch(batch, ctx)
+
+    async def finalize(self, ctx: RunContext) -> FinalizeResult | None:
+        """Count the node."""
+        return FinalizeResult(vars={"incr": {"done": 1, f"by.{ctx.node_id}": 2}})
+
+
+class InlineTallying(Tallying):
+    """A Tallying that runs inside an engine."""
+
+    role = "inline"
+    inline = True
+
+
+class Dying(Tallying):
+    """A Tallying whose process dies in its first attempt, after the write that ends the node."""
+
+    async def finalize(self, ctx: RunContext) -> FinalizeResult | None:
+        """Count the node, and let the next write, of the complete marker, kill the process."""
+        if ctx.attempt_epoch == 1:
+            storage.mark = lambda *_, **__: os._exit(9)
+        return await super().finalize(ctx)
+
+
+class InlineDying(Dying):
+    """A Dying that runs inside an engine."""
+
+    role = "inline"
+    inline = True
 
 
 class Paced(Quick):

@@ -12,7 +12,7 @@ from tests.unit.handler_runs import node, rows
 from tests.unit.test_resources import names_in
 
 from flowkit.testing import memory_database, run_graph
-from flowkit.worker import Batch, BatchResult, RoleHandler
+from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -296,4 +296,31 @@ async def test_invalid_change_of_variables_fails_the_node_without_a_retry() -> N
     assert (run.nodes["a"].status, run.nodes["a"].attempts, run.vars) == ("failed", 1, {})
     assert (run.nodes["a"].error or "").startswith(
         "adapter_error: vars.set: 'coordinator.vars.a..b' has a segment"
+    )
+
+
+class Tally(RoleHandler):
+    """Counts its node in variables, after a first attempt that fails in `finalize`."""
+
+    role = "tally"
+
+    async def finalize(self, ctx: RunContext) -> FinalizeResult:
+        if ctx.attempt_epoch == 1:
+            raise ConnectionError("once more")
+        return FinalizeResult(metrics={"n": 1}, vars={"incr": {"done": ctx.params.get("by", 1)}})
+
+
+async def test_increments_of_finalize_count_once_for_each_node() -> None:
+    soon = {"retry_policy": {"max": 1, "backoff_sec": 0.1}}
+    run = await run_graph({"nodes": [node("a", "tally", **soon), node("b", "tally", "a", **soon)]}, Tally())
+    assert run.status == "finished", run.reason
+    assert (run.nodes["a"].attempts, run.nodes["b"].final, run.vars) == (2, {"n": 1}, {"done": 2})
+
+
+async def test_increment_that_is_no_number_fails_the_node_as_bad_vars() -> None:
+    soon = {"retry_policy": {"max": 5, "backoff_sec": 0.1}}
+    run = await run_graph({"nodes": [node("a", "tally", **soon)]}, Tally(), params={"by": "one"})
+    assert (run.nodes["a"].status, run.nodes["a"].attempts, run.vars) == ("failed", 2, {})
+    assert run.nodes["a"].error == (
+        "bad_vars: the result of finalize: vars.incr: 'by' must be int or float, not str: coordinator.vars.done"
     )

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 from flowkit.adapters.metrics import storable
 from flowkit.adapters.mongo import gather_writes
 from flowkit.adapters.outages import retry_while_unavailable
-from flowkit.adapters.tasks.attempts import new_lease
+from flowkit.adapters.tasks.attempts import FinalWrite, new_lease
 from flowkit.adapters.tasks.store import is_same_database, show_database
-from flowkit.errors import WrongDeployment
+from flowkit.adapters.vars.changes import final_increments
+from flowkit.adapters.vars.store import Variables
+from flowkit.errors import AdapterError, BadVars, WrongDeployment
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.store import TaskStore
+    from flowkit.adapters.vars.changes import Change
     from flowkit.models import AttemptInput
 
 
@@ -145,18 +148,45 @@ class AttemptStorage:
             lambda: artifacts.store_failed_batch(self._attempt, uid, reason, now, worker_id=self._worker_id)
         )
 
-    async def end(self, metrics: dict[str, Any], artifacts_ref: dict[str, Any] | None) -> None:
+    async def end(
+        self, metrics: dict[str, Any], artifacts_ref: dict[str, Any] | None, variables: Any = None
+    ) -> None:
         """Write the final metrics, the complete marker and the end of the attempt concurrently: each is independent.
 
         A later try of an attempt that may be repeated completes these writes from the marker (`complete_end`).
+
+        Increments of `variables` are part of the write that ends the attempt, which then comes first, because they may
+        conflict with the variables of the task. Raise BadVars if they are invalid or do, and write nothing.
         """
+        increments = _checked_increments(variables)
         final, _ = storable("metrics of finalize", metrics)
         ref, _ = storable("artifacts_ref of finalize", artifacts_ref or {})
         now, tasks, artifacts, attempt = time.time(), self._tasks, self._artifacts, self._attempt
-        writes = [
-            mark(artifacts, attempt, final, self._worker_id, ref or artifacts_ref),
-            retry_while_unavailable(lambda: tasks.attempts.finish(attempt, self._run_id, now)),
-        ]
+        if increments is not None:
+            await self._finish_with(increments, now)
+        writes = [mark(artifacts, attempt, final, self._worker_id, ref or artifacts_ref)]
+        if increments is None:
+            finish = tasks.attempts.finish
+            writes.append(retry_while_unavailable(lambda: finish(attempt, self._run_id, now)))
         if final:
             writes.append(retry_while_unavailable(lambda: artifacts.store_final(attempt, final, now)))
         await gather_writes(*writes)
+
+    async def _finish_with(self, increments: Change, at: float) -> None:
+        write = FinalWrite(attempt=self._attempt, run_id=self._run_id, at=at)
+        variables, task_id = Variables(self._tasks), self._attempt.task_id
+        try:
+            await retry_while_unavailable(lambda: variables.write(task_id, increments, write))
+        except AdapterError as error:
+            raise _bad_vars(error) from None
+
+
+def _checked_increments(variables: Any) -> Change | None:
+    try:
+        return final_increments(variables)
+    except AdapterError as error:
+        raise _bad_vars(error) from None
+
+
+def _bad_vars(error: AdapterError) -> BadVars:
+    return BadVars(f"the result of finalize: {error}")
