@@ -202,6 +202,8 @@ REGISTRY_CALLS: dict[str, Callable[[WorkerRegistry], Awaitable[object]]] = {
     "expire_silent": lambda found: found.expire_silent(AT),
     "is_served": lambda found: found.is_served("crawler"),
     "find_stopped": lambda found: found.find_stopped([WORKER]),
+    "list_workers": lambda found: found.list_workers(),
+    "find_roles": lambda found: found.find_roles(),
 }
 EVENT_CALLS: dict[str, Callable[[WorkerEvents], Awaitable[object]]] = {
     "prepare": lambda found: found.prepare(),

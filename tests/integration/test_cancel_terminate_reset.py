@@ -238,7 +238,10 @@ async def test_terminate_after_a_reset_closes_the_document_again(harness: Harnes
 async def test_reason_of_a_rejected_task_is_in_its_document(harness: Harness) -> None:
     task_id = await harness.create(node("a", "coordinator_fn", io={"fn": "nobody.knows"}))
     await harness.engine()
-    document = await harness.until_status(task_id, "failed")
+    with pytest.raises(WorkflowFailureError):
+        await harness.result(task_id)
+    document = await harness.document(task_id)
+    assert document["status"] == "failed"
     assert document["reason"].startswith(
         "invalid_graph: node 'a': io.fn names the unknown function 'nobody.knows'"
     )

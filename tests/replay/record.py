@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.local import Stack
 from tests.integration.harness import ROOT, Harness
 from tests.replay.poison import POISONS, poisoned
@@ -64,7 +65,7 @@ async def _first_run(harness: Harness, name: str) -> str:
 
 def clean(history: dict[str, Any], deployment: str) -> dict[str, Any]:
     """Return the history without names of this machine."""
-    secrets = [str(ROOT), str(Path.home()), socket.gethostname(), deployment]
+    secrets = [str(ROOT), str(Path.home()), socket.gethostname(), deployment, deployment.partition("/")[0]]
     safe: dict[str, Any] = scrubbed(history, secrets)
     return safe
 
@@ -80,11 +81,11 @@ async def record(stack: Stack, names: list[str]) -> dict[str, dict[str, Any]]:
     """Run each shape and return the scrubbed histories of its runs."""
     recorded: dict[str, dict[str, Any]] = {}
     async with recording_harness(stack) as harness:
-        meta: Any = await harness.db.flowkit_meta.find_one({"_id": "deployment"})
+        deployment = await TaskStore(harness.db).deployment()
         for name in names:
             await WAYS[name](harness, name)
             found = await histories_of(harness, name)
-            recorded.update({key: clean(history, meta["value"]) for key, history in found.items()})
+            recorded.update({key: clean(history, deployment) for key, history in found.items()})
     return recorded
 
 

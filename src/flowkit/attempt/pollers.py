@@ -101,27 +101,3 @@ async def never_polled_roles(
     named = {each for found in similar.values() for each in found}
     polled = {role for role, found in (await pollers_by_role(client, queue, named)).items() if found}
     return {role: [each for each in found if each in polled] for role, found in similar.items()}
-
-
-_MARK = "#"
-_ID_CHARS = 8
-
-
-def engine_identity(process: str, deployment: str) -> str:
-    """Return the Temporal identity of an engine: its process and its database, for example `engine-7@host#shop:1f2e3d4c`."""
-    database_id, _, name = deployment.partition("/")
-    return f"{process}{_MARK}{name}:{database_id[:_ID_CHARS]}"
-
-
-def other_databases(pollers: Collection[str], deployment: str) -> list[str]:
-    """Return the names of the databases of these engines. Return `[]` if one of them may use the database `deployment`.
-
-    An engine inside another Temporal worker has an identity of its own, which names no database.
-    """
-    database_id, found = deployment.partition("/")[0], set()
-    for poller in pollers:
-        name, mark, its_id = poller.rpartition(_MARK)[2].rpartition(":")
-        if _MARK not in poller or not mark or its_id == database_id[:_ID_CHARS]:
-            return []
-        found.add(name)
-    return sorted(found)

@@ -21,7 +21,6 @@ from flowkit.activities.role_attempt import refuse_inline
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.adapters.slots import Limits
 from flowkit.adapters.worker_events import WorkerEvents
-from flowkit.attempt.pollers import engine_identity
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
 from flowkit.engine.silent_attempts import SilenceCheck
 from flowkit.engine.slot_grants import SlotActivities
@@ -33,7 +32,7 @@ from flowkit.models import (
     COORDINATOR_FN,
     Settings,
 )
-from flowkit.models.temporal_names import INLINE_ATTEMPT, SEARCH_ATTRIBUTES, role_queue
+from flowkit.models.temporal_names import INLINE_ATTEMPT, SEARCH_ATTRIBUTES, engine_identity, role_queue
 from flowkit.workflows.interceptor import TaskInterceptor
 from flowkit.workflows.task import Task
 

@@ -5,7 +5,11 @@ Histories contain them and running workflows call them, so never change a value.
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 TASK: Final = "Task"
 """Type of the workflow."""
@@ -56,3 +60,33 @@ NOOP: Final = "noop"
 def role_queue(queue: str, role: str) -> str:
     """Return the task queue of a role's attempts. `queue` is the task queue of the engine."""
     return f"{queue}.{role}"
+
+
+_ID_CHARS = 8
+_DATABASE = re.compile(rf"#(?P<name>[^#]*):(?P<id>[0-9a-f-]{{{_ID_CHARS}}})$")
+"""The end of an engine's identity."""
+
+
+def engine_identity(process: str, deployment: str) -> str:
+    """Return the Temporal identity of an engine: its process and its database, for example `engine-7@host#shop:1f2e3d4c`."""
+    database_id, _, name = deployment.partition("/")
+    return f"{process}#{name}:{database_id[:_ID_CHARS]}"
+
+
+def process_of(identity: str) -> str:
+    """Return a Temporal identity without the database of an engine, as task documents name the process."""
+    return _DATABASE.sub("", identity)
+
+
+def other_databases(pollers: Iterable[str], deployment: str) -> list[str]:
+    """Return the names of the databases of these engines. Return `[]` if one of them may use the database `deployment`.
+
+    An engine inside another Temporal worker has an identity of its own, which names no database.
+    """
+    database_id, found = deployment.partition("/")[0], set()
+    for poller in pollers:
+        database = _DATABASE.search(poller)
+        if database is None or database["id"] == database_id[:_ID_CHARS]:
+            return []
+        found.add(database["name"])
+    return sorted(found)

@@ -28,6 +28,7 @@ from flowkit.cli.options import (
 )
 from flowkit.cli.output import log_warnings
 from flowkit.cli.tasks.results import require_node
+from flowkit.models.temporal_names import process_of
 from flowkit.text import format_duration, one_line
 
 if TYPE_CHECKING:
@@ -216,7 +217,9 @@ async def _after(
             # Temporal has recorded only this try, which reports that the worker of the first one was lost.
             return replace(attempt, outcome=Outcome.RUNNING)
         case "started":
-            return replace(attempt, worker=attributes.identity, started_at=at, outcome=Outcome.RUNNING)
+            return replace(
+                attempt, worker=process_of(attributes.identity), started_at=at, outcome=Outcome.RUNNING
+            )
         case "completed":
             return replace(attempt, ended_at=at, outcome=Outcome.FINISHED)
         case "canceled":
@@ -311,7 +314,7 @@ def read_pending(description: WorkflowExecutionDescription | None) -> dict[Key, 
             )
         elif each.state != PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED:
             started_at = _seconds(each.last_started_time)
-            identity = each.last_worker_identity
+            identity = process_of(each.last_worker_identity)
             attempt = replace(attempt, outcome=Outcome.RUNNING, started_at=started_at, worker=identity)
         found[key] = attempt
     return found

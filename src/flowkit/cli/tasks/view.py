@@ -17,12 +17,13 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit.adapters.entries import utc
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
-from flowkit.attempt.pollers import never_polled_roles, other_databases, pollers_by_role, recent_pollers
+from flowkit.attempt.pollers import never_polled_roles, pollers_by_role, recent_pollers
 from flowkit.client import UnknownTask
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.engine.sweep import CLOSE_REASONS
 from flowkit.errors import StoreUnavailable
 from flowkit.models import COORDINATOR_FN, NodeStatus, TaskStatus, temporal_names
+from flowkit.models.temporal_names import other_databases, process_of
 from flowkit.text import names, one_line
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ def find_workers(description: WorkflowExecutionDescription | None) -> dict[str, 
             continue
         moments = (each.last_heartbeat_time, each.last_started_time)
         found[each.activity_id] = AttemptWorker(
-            identity=each.last_worker_identity,
+            identity=process_of(each.last_worker_identity),
             heard_at=max(moment.ToNanoseconds() / 1e9 for moment in moments),
             timeout_sec=each.activity_options.heartbeat_timeout.ToNanoseconds() / 1e9,
             lost=each.state == _SCHEDULED,

@@ -131,11 +131,11 @@ async def _read_pollers(
     """Return when engines polled their queue, and bridges the queues of external roles, with these roles."""
     from flowkit.adapters.worker_registry import BRIDGE_PREFIX
     from flowkit.attempt.pollers import poll_times
-    from flowkit.models.temporal_names import role_queue
+    from flowkit.models.temporal_names import process_of, role_queue
 
     engines = await poll_times(client, queue, workflows=True)
     found: dict[tuple[Kind, str], tuple[float, tuple[str, ...]]] = {
-        (Kind.ENGINE, identity): (at, ()) for identity, at in engines.items()
+        (Kind.ENGINE, process_of(identity)): (at, ()) for identity, at in engines.items()
     }
     for role in sorted(external):
         for identity, at in (await poll_times(client, role_queue(queue, role))).items():
