@@ -293,6 +293,27 @@ RULES = {
 `hold_starts_…`, the Temporal server fails workflow tasks or terminates the workflow."""
 
 
+def split_settings(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of a JSON file that engines have, and those that workers have. Both have some of them.
+
+    Raise ConfigError, which names the file, if it cannot be read, or if a setting is unknown or invalid.
+    """
+    found: dict[str, Any] = dict(next(_read_file(path), (str(path), {}))[1])
+    parts = []
+    for cls in (CoordinatorConfig, WorkerConfig):
+        known = {each.name for each in fields(cls)} | _list_derived(cls)
+        parts.append((cls, {name: value for name, value in found.items() if name in known}))
+    engine, worker = (part for _, part in parts)
+    for name in found.keys() - engine.keys() - worker.keys():
+        every = [each.name for cls, _ in parts for each in fields(cls)]
+        raise ConfigError(
+            f"{path}: neither engines nor workers have a setting {name!r}{suggestion(name, every)}"
+        )
+    for cls, part in parts:
+        _merge_layers(cls, [(str(path), part)])
+    return engine, worker
+
+
 def _merge_layers(cls: type[Any], layers: Iterable[Layer]) -> dict[str, Any]:
     """Return the last value of each setting, validated. Errors name the layer that contains the value."""
     values: dict[str, Any] = {}

@@ -37,6 +37,7 @@ INTERNAL = {
     "TaskClient": "a Coordinator uses it",
     "TaskCatalog": "a Coordinator uses it",
     "jsonable": "a Coordinator prepares its requests with it",
+    "split_settings": "`flowkit up` splits the file of --config with it",
 }
 """Public names that only FlowKit's own modules use, each with the reason."""
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.local.data_folder import LOCK_NAME, PREFIX, data_folder, folder_lock
-from flowkit.local.errors import FolderInUse, FolderNotWritable, ServerEnded
+from flowkit.local.data_folder import LOCK_NAME, PREFIX, TEMPORARY, data_folder, folder_lock
+from flowkit.local.errors import FolderInUse, FolderNotWritable, ServerEnded, ServerNotReady
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+OLD = 100_000.0
+"""More than a day, in seconds."""
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +29,17 @@ def abandoned_folder(temporary: Path, *, seconds_ago: float) -> Path:
     """Create the folder of a killed `flowkit up`."""
     folder = temporary / f"{PREFIX}killed"
     folder.mkdir()
-    for name in (LOCK_NAME, "temporal.lock", "temporal.db"):
+    for name in (TEMPORARY, LOCK_NAME, "temporal.lock", "temporal.db"):
         (folder / name).touch()
-    then = (folder / LOCK_NAME).stat().st_mtime - seconds_ago
-    os.utime(folder / LOCK_NAME, (then, then))
+    age(folder, seconds_ago)
     return folder
+
+
+def age(folder: Path, seconds_ago: float = OLD) -> None:
+    """Let all files of a folder look older."""
+    for file in folder.iterdir():
+        then = file.stat().st_mtime - seconds_ago
+        os.utime(file, (then, then))
 
 
 def test_a_given_folder_is_kept(tmp_path: Path) -> None:
@@ -45,17 +55,39 @@ def test_a_temporary_folder_is_removed(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_logs_that_an_error_names_are_kept(temporary: Path) -> None:
-    def fail() -> None:
-        with data_folder(None) as folder:
-            (folder / "mongo").mkdir()
-            (folder / "temporal.db").touch()
-            (folder / "engine.log").write_text("cause")
-            raise ServerEnded(name="engine", code=1, log=folder / "engine.log", lines=["cause"])
+def fail_in_a_folder(kind: type[ServerEnded | ServerNotReady]) -> None:
+    """Leave the block of a temporary folder that has data and a log with an error."""
+    with data_folder(None) as folder:
+        (folder / "mongo").mkdir()
+        (folder / "temporal.db").touch()
+        (folder / "engine.log").write_text("cause")
+        what: dict[str, Any] = {"code": 1} if kind is ServerEnded else {"reason": "was not ready"}
+        raise kind(name="engine", log=folder / "engine.log", lines=["cause"], **what)
 
-    with pytest.raises(ServerEnded):
-        fail()
+
+def test_logs_that_an_error_names_are_kept(temporary: Path) -> None:
+    with pytest.raises(ServerNotReady):
+        fail_in_a_folder(ServerNotReady)
     assert [path.name for path in temporary.glob("*/*")] == ["engine.log"]
+
+
+def test_data_are_kept_when_a_process_ends_by_itself(temporary: Path) -> None:
+    with pytest.raises(ServerEnded):
+        fail_in_a_folder(ServerEnded)
+    [folder] = temporary.iterdir()
+    assert {"engine.log", "mongo", "temporal.db"} <= {path.name for path in folder.iterdir()}
+    age(folder)
+    with data_folder(None):
+        assert (folder / "temporal.db").exists()
+
+
+def test_a_temporary_folder_that_is_named_afterwards_is_kept(temporary: Path) -> None:
+    folder = abandoned_folder(temporary, seconds_ago=0)
+    with data_folder(folder):
+        pass
+    age(folder)
+    with data_folder(None):
+        assert folder.exists()
 
 
 def test_a_folder_can_be_used_by_one_flowkit_up_at_a_time(tmp_path: Path) -> None:
@@ -77,13 +109,13 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_killed_process_is_removed(temporary: Path) -> None:
-    folder = abandoned_folder(temporary, seconds_ago=100)
+    folder = abandoned_folder(temporary, seconds_ago=OLD)
     with data_folder(None):
         assert not folder.exists()
 
 
 def test_a_folder_whose_server_still_runs_is_kept(temporary: Path) -> None:
-    folder = abandoned_folder(temporary, seconds_ago=100)
+    folder = abandoned_folder(temporary, seconds_ago=OLD)
     with folder_lock(folder / "temporal.lock"), data_folder(None):
         assert folder.exists()
 

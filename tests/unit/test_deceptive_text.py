@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import logging
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 from rich.live import Live
+from temporalio.runtime import Runtime
 from tests.unit.test_cli_display import node, task
 from tests.unit.test_details import only_row
 
@@ -111,3 +113,20 @@ def test_logs_of_processes_show_deceptive_characters_as_escapes() -> None:
 def test_an_error_adds_no_format_to_the_web_ui(error: str, shown: str) -> None:
     row = only_row(NodeState(status=NodeStatus.FAILED, epoch=1, last_error=error))
     assert row[-1] == shown
+
+
+def test_lines_of_temporals_core_have_the_form_of_other_log_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_runtimes: list[Runtime] = []
+    monkeypatch.setattr(Runtime, "set_default", set_runtimes.append)
+    logger = logging.getLogger("temporalio.core")
+    monkeypatch.setattr(logger, "filters", [])
+    output.forward_core_log()
+    output.forward_core_log()
+    assert (len(set_runtimes), len(logger.filters)) == (1, 1)
+    record = logger.makeRecord("temporalio.core", logging.WARNING, "", 0, "call retried", (), None)
+    record.temporal_log = SimpleNamespace(fields={"error": "refused\x1b"})
+    assert logger.filters[0].filter(record)  # type: ignore[union-attr]
+    line = VisibleFormatter("%(levelname)s %(name)s: %(message)s").format(record)
+    assert line == "WARNING temporalio.core: call retried (error=refused\\u001b)"

@@ -38,12 +38,18 @@ def load_worker_config(path: str | None, overrides: dict[str, Any]) -> WorkerCon
 
 
 def _load_settings(path: str | None, load: Callable[[], C]) -> C:
-    if path is not None and not Path(path).is_file():
-        raise add_remedy(ConfigError(f"there is no file {path!r}"), "pass an existing JSON file to --config")
+    if path is not None:
+        check_file(path)
     try:
         return load()
     except TypeError as error:
         raise add_remedy(ConfigError(str(error)), "docs/configuration.md lists the settings") from None
+
+
+def check_file(path: str) -> None:
+    """Raise ConfigError if the file of `--config` does not exist."""
+    if not Path(path).is_file():
+        raise add_remedy(ConfigError(f"there is no file {path!r}"), "pass an existing JSON file to --config")
 
 
 def load_handlers(names: list[str]) -> dict[str, RoleHandler]:

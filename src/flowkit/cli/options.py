@@ -101,6 +101,9 @@ Processes = Annotated[
         help="Number of processes to run. Each Python process uses one core.",
     ),
 ]
+Check = Annotated[
+    bool, typer.Option("--check", help="Load handlers, functions and settings, report errors, and exit.")
+]
 Functions = Annotated[
     list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderHook
@@ -98,6 +99,50 @@ def log_warnings(verbose: bool) -> None:
     logger.setLevel(logging.WARNING)
     logger.addHandler(handler)
     logger.propagate = False
+
+
+class _CoreFields(logging.Filter):
+    """Appends the fields of a line of Temporal's Rust core to its text."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the record, and keep it."""
+        core = getattr(record, "temporal_log", None)
+        if core is not None and core.fields:
+            shown = ", ".join(f"{name}={value}" for name, value in core.fields.items())
+            record.msg = f"{record.msg} ({shown})"
+        return True
+
+
+_core_logger = logging.getLogger("temporalio.core")
+
+
+def forward_core_log() -> None:
+    """Let Temporal's Rust core log like Python code, instead of writing to the console in its own format.
+
+    Call this before the first connection. Do nothing if the process has a runtime already, such as one that the
+    user's module has set.
+    """
+    from temporalio.runtime import (
+        LogForwardingConfig,
+        LoggingConfig,
+        Runtime,
+        TelemetryConfig,
+        TelemetryFilter,
+    )
+
+    if any(isinstance(each, _CoreFields) for each in _core_logger.filters):
+        return
+    _core_logger.addFilter(_CoreFields())
+    forwarding = LogForwardingConfig(
+        _core_logger,
+        append_target_to_name=False,
+        prepend_target_on_message=False,
+        append_log_fields_to_message=False,
+    )
+    levels = TelemetryFilter(core_level="WARN", other_level="ERROR")
+    telemetry = TelemetryConfig(logging=LoggingConfig(filter=levels, forwarding=forwarding))
+    with suppress(RuntimeError):
+        Runtime.set_default(Runtime(telemetry=telemetry))
 
 
 def _configure(level: int, form: str) -> None:

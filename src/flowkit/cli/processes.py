@@ -11,6 +11,7 @@ from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_HEALTH_HOST,
     DEFAULT_MONGO_URL,
+    Check,
     Functions,
     HealthHost,
     HealthOptions,
@@ -41,6 +42,7 @@ def engine(
     health: HealthPath = None,
     health_port: HealthPort = None,
     health_host: HealthHost = DEFAULT_HEALTH_HOST,
+    check: Check = False,
     verbose: Verbose = False,
 ) -> int:
     """Run an engine, which schedules the nodes of tasks. Any number of engines can share a queue."""
@@ -51,6 +53,9 @@ def engine(
         handlers=roles or [],
         verbose=verbose,
     )
+    if check:
+        command.load()
+        return 0
     return run_processes(processes, command, HealthOptions(file=health, port=health_port, host=health_host))
 
 
@@ -114,6 +119,7 @@ def worker(
     health: HealthPath = None,
     health_port: HealthPort = None,
     health_host: HealthHost = DEFAULT_HEALTH_HOST,
+    check: Check = False,
     verbose: Verbose = False,
 ) -> int:
     """Run a worker for the roles of the given handlers."""
@@ -125,4 +131,7 @@ def worker(
         concurrency=concurrency,
         verbose=verbose,
     )
+    if check:
+        command.load()
+        return 0
     return run_processes(processes, command, HealthOptions(file=health, port=health_port, host=health_host))

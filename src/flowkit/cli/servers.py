@@ -16,6 +16,7 @@ from pymongo.errors import ConfigurationError, InvalidName, PyMongoError
 from temporalio.service import RPCError
 
 from flowkit.adapters.tasks.store import TaskStore
+from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.loading import look_in_current_folder
 from flowkit.client import TaskCatalog, TaskClient
@@ -121,6 +122,7 @@ def _name_part(client: Any, name: str) -> Any:
 
 async def connect_temporal() -> Client:
     """Connect to the server that `TEMPORAL_*` names. Raises TemporalUnavailable or ConfigError."""
+    output.forward_core_log()
     look_in_current_folder()  # FLOWKIT_DATA_CONVERTER may name a module there, as options may
     try:
         return await connect()

@@ -62,32 +62,45 @@ def _wait_for_lock(descriptor: int, lock_file: Path, cancelled: threading.Event)
 
 PREFIX = "flowkit-up-"
 LOCK_NAME = "flowkit-up.lock"
-_MIN_AGE_SEC = 60.0
+TEMPORARY = "temporary"
+"""A file in folders that another `flowkit up` may remove. Folders with data to keep do not have it."""
+
+_KEEP_SEC = 24 * 3600.0
+"""How long the folder of a killed `flowkit up` stays."""
 
 
 @contextmanager
 def data_folder(data: Path | None) -> Iterator[Path]:
     """Yield the folder `data`, created if it does not exist, or a temporary folder that is removed on exit.
 
-    Raises FolderInUse at once if another `flowkit up` uses the folder. When a DevServerError with log
-    lines leaves the block, a temporary folder keeps its log files, because the error names them.
+    Raises FolderInUse at once if another `flowkit up` uses the folder. A temporary folder stays when an error leaves
+    the block that is marked with `keeps_data`, or that is not a DevServerError. After another DevServerError with log
+    lines it keeps only its log files, because the error names them.
     """
     if data is not None:
         with _locked(data.resolve()):
+            (data / TEMPORARY).unlink(missing_ok=True)
             yield data.resolve()
         return
     _remove_abandoned()
     with translate_write_errors(Path(tempfile.gettempdir()), what="flowkit up cannot start"):
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    keep_logs = False
+    keep_logs = keep_data = False
     try:
+        (folder / TEMPORARY).touch()
         with _locked(folder):
             yield folder
     except DevServerError as error:
-        keep_logs = bool(error.log_lines)
+        keep_logs, keep_data = bool(error.log_lines), error.keeps_data
+        raise
+    except Exception:
+        keep_data = True
         raise
     finally:
-        _remove(folder, keep_logs=keep_logs)
+        if keep_data:
+            (folder / TEMPORARY).unlink(missing_ok=True)
+        else:
+            _remove(folder, keep_logs=keep_logs)
 
 
 @contextmanager
@@ -115,16 +128,24 @@ def _remove(folder: Path, *, keep_logs: bool) -> None:
 
 
 def _remove_abandoned() -> None:
-    """Remove temporary folders of killed `flowkit up` processes, once none of their servers is running."""
+    """Remove temporary folders of `flowkit up` processes that were killed a day ago, if none of their servers runs."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         locks = list(folder.glob("*.lock"))
-        if folder / LOCK_NAME in locks and _is_old(folder / LOCK_NAME) and all(map(_is_free, locks)):
+        if (folder / TEMPORARY).exists() and _is_old(folder) and all(map(_is_free, locks)):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_old(lock: Path) -> bool:
-    """Whether the lock file is too old to belong to a process that is about to lock it."""
-    return time.time() - lock.stat().st_mtime > _MIN_AGE_SEC
+def _is_old(folder: Path) -> bool:
+    """Whether no lock and no log of the folder has changed for a day."""
+    files = [folder / TEMPORARY, *folder.glob("*.lock"), *folder.glob("*.log")]
+    return time.time() - max(file.stat().st_mtime for file in files) > _KEEP_SEC
+
+
+def running_folders() -> list[Path]:
+    """Return the temporary folders of the `flowkit up` processes that run now, the latest start first."""
+    every = Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK_NAME}")
+    running = [lock for lock in every if not _is_free(lock)]
+    return [lock.parent for lock in sorted(running, key=lambda lock: lock.stat().st_mtime, reverse=True)]
 
 
 def _is_free(lock: Path) -> bool:

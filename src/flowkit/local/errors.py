@@ -35,6 +35,8 @@ class DevServerError(FlowKitError):
     """A local server is not available. The message says how to fix it, and may end with lines of a log."""
 
     code = reason_codes.LOCAL_SERVER
+    keeps_data: bool = False
+    """Whether a temporary folder of `flowkit up` keeps its data after this error: tasks may have run."""
 
     def __init__(self, message: str, *, log_lines: Sequence[str] = ()) -> None:
         self.headline = message
@@ -137,6 +139,7 @@ class ServerEnded(DevServerError):
     """A process that was ready exited unexpectedly. The message ends with its last log lines."""
 
     code = reason_codes.SERVER_ENDED
+    keeps_data = True
 
     def __init__(self, *, name: str, code: int | None, log: Path, lines: Sequence[str]) -> None:
         super().__init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -326,9 +327,32 @@ class FlowkitProcess(ServerProcess):
 
     def command(self) -> list[str]:
         """Return the command that runs `flowkit` with this Python interpreter."""
-        self.summary = ""
         # -P keeps modules in the current folder from replacing modules of Python.
         return [sys.executable, "-P", "-m", "flowkit", *self._arguments]
+
+    def check(self) -> str:
+        """Load the handlers, functions and settings in a process of its own. Return its error; empty if there is none.
+
+        Only engines and workers can be checked.
+        """
+        with subprocess.Popen(
+            [*self.command(), "--check"],
+            env={**os.environ, **self.environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as checking:
+            try:
+                printed, _ = checking.communicate(timeout=START_TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                return f"loading takes longer than {START_TIMEOUT_SECONDS:.0f} seconds"
+            finally:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(checking.pid, signal.SIGKILL)
+        lines = printed.strip().splitlines()
+        return (lines[-1] if lines else f"exit code {checking.returncode}") if checking.returncode else ""
 
     def environment(self) -> Mapping[str, str]:
         """Return the given variables; output is unbuffered, so that each log line appears at once."""
@@ -336,8 +360,9 @@ class FlowkitProcess(ServerProcess):
 
     def is_ready(self) -> bool:
         """Whether the process has logged its ready line since its last start."""
-        self.summary = self.summary or find_summary(self.read_log())
-        return bool(self.summary)
+        found = find_summary(self.read_log())
+        self.summary = found or self.summary
+        return bool(found)
 
 
 def engine_process(

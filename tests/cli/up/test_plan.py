@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowkit.cli.up.plan import Ports, UpOptions, make_plan, parse_external
+from flowkit.cli.up.plan import Plan, Ports, UpOptions, make_plan, parse_external
 from flowkit.errors import ConfigError
 
 
@@ -64,3 +64,14 @@ def test_external_accepts_only_roles_and_each_of_them_once(names: list[str]) -> 
 def test_five_consecutive_ports_follow_from_the_base() -> None:
     assert Ports.from_base(5000) == Ports(temporal=5000, ui=5001, mongo=5002, temporal_http=5003, kafka=5004)
     assert Ports.from_base(None) == Ports(temporal=7233, ui=8233, mongo=27017, temporal_http=None, kafka=9092)
+
+
+def test_only_without_engine_and_bridge_says_that_no_bridge_starts() -> None:
+    def plan(*only: str) -> Plan:
+        return make_plan(UpOptions(only=only, external=("indexer",)), {})
+
+    assert [plan(part).starts_bridge for part in ("engine", "bridge", "mongo")] == [True, True, False]
+    assert plan("mongo").notes == ["no bridge starts, because --only names neither engine nor bridge"]
+    assert plan("bridge").notes == []
+    with pytest.raises(ConfigError, match="a bridge needs roles"):
+        make_plan(UpOptions(only=("bridge",)), {})

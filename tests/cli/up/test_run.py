@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.cli.up.up_process import (
+    HANDLERS,
     UpProcess,
     environment_without_servers,
     free_port_base,
@@ -170,15 +172,10 @@ def test_a_second_interrupt_exits_at_once(tmp_path: Path, up: Callable[..., UpPr
 
 
 def process_named(up: UpProcess, name: str) -> int:
-    """Return the id of a FlowKit process, which `flowkit up` does not print."""
-    arguments = f"flowkit\0{name}"
-    found = [pid for pid in up.process_tree() if arguments in Path(f"/proc/{pid}/cmdline").read_text()]
-    return next(pid for pid in found if "supervisor.py" not in Path(f"/proc/{pid}/cmdline").read_text())
-
-
-def read_log_named_in(headline: str) -> str:
-    """Return the content of the log file that an error message names."""
-    return Path(headline.rpartition("last lines of ")[2].rstrip(":")).read_text()
+    """Return the id of a child process, which `flowkit up` does not print, by the words `program command`."""
+    words = name if " " in name else f"flowkit {name}"
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in up.process_tree()}
+    return next(pid for pid, line in lines.items() if words in line and "supervisor.py" not in line)
 
 
 @pytest.mark.server
@@ -197,27 +194,57 @@ async def test_servers_in_the_environment_are_used(
 
 
 @pytest.mark.server
-async def test_an_unexpected_exit_is_reported_and_stops_the_rest(
+async def test_a_crashed_engine_is_restarted_and_a_crashed_server_ends_everything_but_the_data(
+    harness: Harness, tmp_path: Path, up: Callable[..., UpProcess]
+) -> None:
+    env = {**harness.environment, "TMPDIR": environment_without_servers(tmp_path)["TMPDIR"]}
+    del env["TEMPORAL_ADDRESS"]
+    crashed = up("--only", "temporal,engine", "--port-base", str(free_port_base()), env=env)
+    folder = Path(crashed.wait_for_line("data: ").split()[1])
+    os.kill(process_named(crashed, "engine"), signal.SIGKILL)
+    crashed.wait_for_line("engine exited with code 137; it is restarted (1 of 5 times within a minute)")
+    crashed.wait_for_line("engine runs again")
+    (folder / "data").touch()
+    processes = crashed.process_tree()
+    os.kill(process_named(crashed, "temporal server"), signal.SIGKILL)
+    assert crashed.wait() == 3
+    headline = "flowkit: temporal exited unexpectedly with code 137; last lines of "
+    assert any(line.startswith(headline) for line in crashed.lines)
+    kept = f"data and logs kept in {folder}; `flowkit up --data {folder}` continues with them"
+    assert kept in crashed.lines
+    assert (folder / "data").exists()
+    assert not still_running(processes)
+
+
+CHANGED = HANDLERS.replace('role = "shop"', 'role = "market"')
+
+
+@pytest.mark.server
+async def test_changed_code_is_reloaded_unless_it_cannot_be_imported(
     harness: Harness, tmp_path: Path, up: Callable[..., UpProcess]
 ) -> None:
     write_graph(tmp_path)
-    failed = up(
-        "shop:Shop", env={**harness.environment, "TMPDIR": environment_without_servers(tmp_path)["TMPDIR"]}
+    settings = tmp_path / "settings.json"
+    settings.write_text('{"worker_version": "7"}')
+    env = {**harness.environment, "TMPDIR": environment_without_servers(tmp_path)["TMPDIR"]}
+    running = up("shop:Shop", "--only", "worker", "--config", "settings.json", "--reload", env=env)
+    running.wait_for_line("logs: ")
+    running.wait_for_line("reloads when Python code or --config changes")
+    before = process_named(running, "worker")
+    (tmp_path / "shop.py").write_text("import nowhere_to_be_found\n")
+    kept = running.wait_for_line("still running the old code in worker-1")
+    assert kept.endswith(
+        "module 'shop' imports 'nowhere_to_be_found', which is not installed; install it where flowkit is installed"
     )
-    failed.wait_for_line("logs: ")
-    processes = failed.process_tree()
-    os.kill(process_named(failed, "engine"), signal.SIGKILL)
-    assert failed.wait() == 3
-    assert "engine exited unexpectedly with code 137" in failed.lines
-    assert failed.lines.index("stopping worker-1") > failed.lines.index(
-        "engine exited unexpectedly with code 137"
-    )
-    headline = next(
-        line for line in failed.lines if line.startswith("flowkit: engine exited unexpectedly with code 137")
-    )
-    assert failed.lines[-1].startswith("  running: engine polls queue")
-    assert read_log_named_in(headline).startswith("running: engine"), "the log file still exists"
-    assert not still_running(processes)
+    assert process_named(running, "worker") == before
+    (tmp_path / "shop.py").write_text(CHANGED)
+    running.wait_for_line("reloaded worker-1")
+    shown = running.run_command("workers", "--json")
+    [worker] = json.loads(shown.stdout)["workers"]
+    assert (worker["roles"], worker["version"]) == (["market"], "7")
+    settings.write_text('{"worker_version": 7}')
+    assert "worker_version" in running.wait_for_line("still running the old code in worker-1: settings.json")
+    assert running.stop() == 0
 
 
 @pytest.mark.server

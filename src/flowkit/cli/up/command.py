@@ -31,7 +31,7 @@ def up(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Start only these: temporal, mongo, engine, worker. Separate with commas, or repeat."
+            help="Start only these: temporal, mongo, engine, bridge, worker. Separate with commas, or repeat."
         ),
     ] = None,
     external: Annotated[
@@ -54,6 +54,15 @@ def up(
         int | None,
         typer.Option(min=1, help="Concurrent attempts for each role, in each worker.  [default: 1]"),
     ] = None,
+    config: Annotated[
+        str | None, typer.Option(help="JSON file with CoordinatorConfig and WorkerConfig settings.")
+    ] = None,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload", help="Restart engine and workers when their Python code or --config changes."
+        ),
+    ] = False,
     queue: Queue = None,
     database: MongoDatabase = DEFAULT_DATABASE,
     install: Annotated[bool, typer.Option("--install", help="Install the servers and exit.")] = False,
@@ -61,7 +70,7 @@ def up(
 ) -> None:
     """Run Temporal with its Web UI, MongoDB, an engine and workers until Ctrl-C. For development."""
     log_warnings(verbose)
-    from flowkit.cli.loading import check_names, look_in_current_folder
+    from flowkit.cli.loading import check_file, check_names, look_in_current_folder
     from flowkit.cli.up.plan import Part, UpOptions, make_plan, parse_external, parse_parts
     from flowkit.payload_converter import configured_converter
 
@@ -80,11 +89,15 @@ def up(
         concurrency=concurrency,
         queue=queue or DEFAULT_QUEUE,
         database=database,
+        config=config,
+        reload=reload,
         verbose=verbose,
     )
     plan = make_plan(options, os.environ)
     check_names([*options.handlers, *options.roles, *_list_targets(functions or [])])
     look_in_current_folder()
+    if config is not None:
+        check_file(config)
     configured_converter()
     from flowkit.cli.up.run import run
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from flowkit.cli.options import DEFAULT_MONGO_URL, Where
 from flowkit.cli.screen import open_screen, plain_table
 from flowkit.cli.servers import accepts_connections, database
 from flowkit.cli.tasks.display import tasks_table
+from flowkit.cli.up.keeper import Keeper
 from flowkit.cli.up.plan import terminal_exports
 from flowkit.client import TaskCatalog
 from flowkit.connection import TemporalUnavailable, connect, temporal_address
@@ -27,7 +28,7 @@ from flowkit.errors import FlowKitError
 from flowkit.text import shown_address
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from rich.console import Console, RenderableType
@@ -40,17 +41,23 @@ if TYPE_CHECKING:
     from flowkit.local.process import FlowkitProcess, LocalServer, ServerProcess
 
 
-RUNNING, UNRESPONSIVE, EXITED = "running", "not responding", "exited"
+RUNNING, UNRESPONSIVE, EXITED, STARTING = "running", "not responding", "exited", "starting"
+
+_STYLES = {RUNNING: "green", STARTING: "yellow"}
 
 MAX_TASKS = 20
 TIMEOUT_SEC = 3.0
 
 _REFRESH_SEC = 1.0
 _MIN_TASKS, _MAX_TASKS = 3, 10
+_MAX_NOTICES = 4
 
 
 def monitor(plan: Plan, processes: Processes, folder: Path) -> None:
-    """Show the processes until SIGINT or SIGTERM. Raises ServerEnded if a process exits unexpectedly."""
+    """Show the processes, and keep them running, until SIGINT or SIGTERM.
+
+    Raises the error of a server that exits, of another process that exits too often, or of a configuration error.
+    """
     info = UpInfo(
         folder=str(folder),
         kept=plan.options.data is not None,
@@ -63,32 +70,35 @@ def monitor(plan: Plan, processes: Processes, folder: Path) -> None:
         mongo_url=processes.exports.get("MONGO_URL", DEFAULT_MONGO_URL), database=plan.options.database
     )
     lines = partial(Lines, output.console(stderr=True), info)
+    output.forward_core_log()
     with open_screen(output.console(), partial(render_panel, info), lines) as shown:
-        asyncio.run(_monitor(create_rows(plan, processes), where, processes.all, shown))
+        asyncio.run(
+            _monitor(create_rows(plan, processes), where, partial(Keeper, plan, processes, folder), shown)
+        )
 
 
 async def _monitor(
     rows: list[tuple[ProcessRow, ServerProcess | None]],
     where: Where,
-    processes: Sequence[ServerProcess],
+    create_keeper: Callable[[], Keeper],
     shown: Screen[[Snapshot]],
 ) -> None:
+    keeper = create_keeper()
     async with database(where) as db:
-        await _refresh_until_signal(StatusPoller(rows, db), processes, shown)
+        try:
+            await _refresh_until_signal(StatusPoller(rows, db, keeper), keeper, shown)
+        finally:
+            await keeper.close()
 
 
-async def _refresh_until_signal(
-    poller: StatusPoller, processes: Sequence[ServerProcess], shown: Screen[[Snapshot]]
-) -> None:
+async def _refresh_until_signal(poller: StatusPoller, keeper: Keeper, shown: Screen[[Snapshot]]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     stopped = asyncio.create_task(stop.wait())
     while not stopped.done():
         shown.show(await poller.poll())
-        for process in processes:
-            if not process.running:
-                raise process.exit_error()
+        keeper.check()
         await asyncio.wait([stopped], timeout=_REFRESH_SEC)
 
 
@@ -147,13 +157,18 @@ class Snapshot:
     rows: tuple[ProcessRow, ...]
     tasks: TaskOverview | None = None
     """None while MongoDB does not respond, or if no part uses it."""
+    notices: tuple[str, ...] = ()
+    """What has happened to the processes, oldest first."""
 
 
 class StatusPoller:
     """Polls the servers and processes of one `flowkit up`."""
 
-    def __init__(self, rows: Sequence[tuple[ProcessRow, ServerProcess | None]], db: Any) -> None:
+    def __init__(
+        self, rows: Sequence[tuple[ProcessRow, ServerProcess | None]], db: Any, keeper: Keeper
+    ) -> None:
         self._rows = rows
+        self._keeper = keeper
         self._catalog = TaskCatalog(db)
         self._client: Client | None = None
 
@@ -163,8 +178,13 @@ class StatusPoller:
             self._temporal_responds(), self._tasks(), self._kafka_responds()
         )
         responds = {"temporal": temporal, "mongo": tasks is not None, "kafka": kafka}
-        rows = [_add_state(row, process, responds.get(row.name, True)) for row, process in self._rows]
-        return Snapshot(rows=tuple(rows), tasks=tasks)
+        rows = [self._with_state(row, process, responds.get(row.name, True)) for row, process in self._rows]
+        return Snapshot(rows=tuple(rows), tasks=tasks, notices=tuple(self._keeper.notices))
+
+    def _with_state(self, row: ProcessRow, process: ServerProcess | None, responds: bool) -> ProcessRow:
+        if process is not None and self._keeper.is_starting(process.name):
+            return replace(row, state=STARTING, address=shown_address(row.address))
+        return _add_state(row, process, responds)
 
     async def _temporal_responds(self) -> bool:
         if not self._has_row("temporal"):
@@ -221,11 +241,15 @@ class Lines:
         self._console = console
         self._states: dict[str, str] = {}
         self._tasks: dict[str, str] | None = None
+        self._notices: tuple[str, ...] = ()
         for line in format_header(info):
             self._print(line)
 
     def show(self, snapshot: Snapshot) -> None:
         """Print the changes since the last call. The first call prints no tasks."""
+        for notice in list_new(snapshot.notices, self._notices):
+            self._print(notice)
+        self._notices = snapshot.notices
         for row in snapshot.rows:
             if self._states.setdefault(row.name, RUNNING) != row.state:
                 self._states[row.name] = row.state
@@ -244,6 +268,14 @@ class Lines:
         self._console.print(text)
 
 
+def list_new(notices: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the notices that follow the known ones. The oldest notices may be gone."""
+    for kept in range(len(known), 0, -1):
+        if known[-kept:] == notices[:kept]:
+            return notices[kept:]
+    return notices
+
+
 def format_header(info: UpInfo) -> list[str]:
     """Return the first lines of a log. The `export` lines are on stdout."""
     return [f"{name}: {text}" for name, text in _list_facts(info, "the lines on stdout")]
@@ -252,12 +284,15 @@ def format_header(info: UpInfo) -> list[str]:
 def render_panel(info: UpInfo, height: int, seconds: float, snapshot: Snapshot) -> list[RenderableType]:
     """Return the parts of the panel from top to bottom, in `height` lines if possible."""
     info_rows = _list_facts(info, "these lines")
-    other_lines = len(snapshot.rows) + len(info_rows) + len(info.exports) + 10
+    notices = snapshot.notices[-_MAX_NOTICES:]
+    other_lines = len(snapshot.rows) + len(info_rows) + len(info.exports) + len(notices) + 10
     rows = min(_MAX_TASKS, max(_MIN_TASKS, height - other_lines))
     parts: list[RenderableType] = [
         _draw_processes(snapshot.rows, f"FlowKit has been up for {_format_duration(seconds)}"),
         "",
     ]
+    if notices:
+        parts += [*(Text(f"! {notice}", style="yellow", overflow="ellipsis") for notice in notices), ""]
     if info.runs_tasks:
         parts += [*_draw_tasks(snapshot.tasks, rows), ""]
     parts += [Text.assemble((f"{name:<6}", "bold"), text) for name, text in info_rows]
@@ -280,7 +315,7 @@ def _draw_processes(rows: tuple[ProcessRow, ...], title: str) -> RenderableType:
     table.add_column("", ratio=1, no_wrap=True)
     table.show_header = False
     for row in rows:
-        style = "green" if row.state == RUNNING else "red"
+        style = _STYLES.get(row.state, "red")
         state = Text(row.state, style=style)
         table.add_row(Text(row.name), state, Text(row.address, style="bold"), Text(row.detail, style="dim"))
     return table

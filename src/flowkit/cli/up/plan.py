@@ -34,6 +34,7 @@ class Part(StrEnum):
     TEMPORAL = "temporal"
     MONGO = "mongo"
     ENGINE = "engine"
+    BRIDGE = "bridge"
     WORKER = "worker"
 
 
@@ -73,6 +74,9 @@ class UpOptions:
     concurrency: int | None = None
     queue: str = DEFAULT_QUEUE
     database: str = DEFAULT_DATABASE
+    config: str | None = None
+    """JSON file with settings of engines and workers."""
+    reload: bool = False
     verbose: bool = False
 
 
@@ -99,8 +103,15 @@ class Plan:
 
     @property
     def starts_bridge(self) -> bool:
-        """Whether to start a bridge, beside the engine."""
-        return self.uses_kafka and Part.ENGINE in self.parts
+        """Whether to start a bridge: beside the engine, or because `--only` names it."""
+        return self.uses_kafka and not self.parts.isdisjoint({Part.ENGINE, Part.BRIDGE})
+
+    @property
+    def notes(self) -> list[str]:
+        """What the command does not start although the options may suggest it."""
+        if self.uses_kafka and not self.starts_bridge:
+            return ["no bridge starts, because --only names neither engine nor bridge"]
+        return []
 
 
 def parse_parts(only: Sequence[str]) -> frozenset[Part]:
@@ -123,9 +134,10 @@ def parse_external(external: Sequence[str]) -> tuple[str, ...]:
 
 def make_plan(options: UpOptions, environment: Mapping[str, str]) -> Plan:
     """Return what to start. Raises ConfigError if options contradict each other."""
-    parts = parse_parts(options.only) or frozenset(Part) - ({Part.WORKER} if not options.handlers else set())
+    usual = frozenset(Part) - ({Part.WORKER} if not options.handlers else set())
+    parts = parse_parts(options.only) or usual - ({Part.BRIDGE} if not options.external else set())
     _check_options(options, parts)
-    runs_tasks = not parts.isdisjoint({Part.ENGINE, Part.WORKER})
+    runs_tasks = not parts.isdisjoint({Part.ENGINE, Part.BRIDGE, Part.WORKER})
     return Plan(
         options=options,
         parts=parts,
@@ -144,6 +156,9 @@ def _check_options(options: UpOptions, parts: frozenset[Part]) -> None:
         raise add_remedy(
             problem, "name them as module:CLASS, for example flowkit up mypackage.handlers:MyHandler"
         )
+    if Part.BRIDGE in parts and not options.external:
+        problem = ConfigError("a bridge needs roles, but none are given")
+        raise add_remedy(problem, "name them with --external, for example --external indexer")
     for name, value, part in (
         ("handlers are given", options.handlers, Part.WORKER),
         ("--workers is given", options.workers, Part.WORKER),

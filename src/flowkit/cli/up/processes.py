@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flowkit.cli.options import DEFAULT_MONGO_URL
 from flowkit.cli.up.plan import Part, make_exports
+from flowkit.config import split_settings
 from flowkit.local import process as flowkit_process
 from flowkit.local.kafka import Kafka
 from flowkit.local.mongo import MongoServer
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
     from flowkit.cli.up.plan import Plan
     from flowkit.local.process import FlowkitProcess, LocalServer, ServerProcess
+
+
+_CONFIG_FILES = ("engine.config.json", "worker.config.json")
 
 
 @dataclass(kw_only=True)
@@ -55,17 +60,18 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
     """Create the processes of a plan, with data and logs in a folder. Starts nothing."""
     processes = _create_servers(plan, folder)
     options, verbose = plan.options, ["--verbose"] if plan.options.verbose else []
+    engine_config, worker_config = _config_options(plan, folder)
     if Part.ENGINE in plan.parts:
         processes.engine = flowkit_process.engine_process(
             folder,
             functions=options.functions,
             roles=options.roles,
-            options=verbose,
+            options=[*verbose, *engine_config],
             environment=processes.exports,
         )
     if plan.starts_bridge:
         processes.bridge = flowkit_process.bridge_process(
-            folder, options.external, options=verbose, environment=processes.exports
+            folder, options.external, options=[*verbose, *engine_config], environment=processes.exports
         )
     if Part.WORKER in plan.parts:
         slots = ["--concurrency", str(options.concurrency)] if options.concurrency else []
@@ -73,10 +79,25 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
             folder,
             options.handlers,
             count=options.workers or 1,
-            options=[*verbose, *slots],
+            options=[*verbose, *slots, *worker_config],
             environment=processes.exports,
         )
     return processes
+
+
+def write_config(plan: Plan, folder: Path) -> None:
+    """Write the settings of `--config` for the engine and for the workers. Raises ConfigError if one is invalid."""
+    if plan.options.config is not None:
+        parts = split_settings(plan.options.config)
+        for name, part in zip(_CONFIG_FILES, parts, strict=True):
+            (folder / name).write_text(json.dumps(part), encoding="utf-8")
+
+
+def _config_options(plan: Plan, folder: Path) -> list[list[str]]:
+    """Return the options of the engine, and those of the workers, that name their settings."""
+    if plan.options.config is None:
+        return [[], []]
+    return [["--config", str(folder / name)] for name in _CONFIG_FILES]
 
 
 def _create_servers(plan: Plan, folder: Path) -> Processes:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NoReturn
 from flowkit.cli import output
 from flowkit.cli.errors import Exit
 from flowkit.cli.up.plan import script_exports
-from flowkit.cli.up.processes import create_processes
+from flowkit.cli.up.processes import create_processes, write_config
 from flowkit.local.data_folder import data_folder
-from flowkit.local.errors import ServerEnded
+from flowkit.local.errors import DevServerError
 from flowkit.local.process import start_all, stop_all
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ def run(plan: Plan) -> None:
     try:
         with data_folder(plan.options.data) as folder:
             _run_in(plan, folder)
+    except DevServerError as error:
+        if error.keeps_data:
+            output.note(f"data and logs kept in {folder}; `flowkit up --data {folder}` continues with them")
+        raise
     except KeyboardInterrupt:
         output.note("interrupted during startup; all started processes are stopped")
         raise
@@ -41,13 +45,17 @@ def run(plan: Plan) -> None:
 
 
 def _run_in(plan: Plan, folder: Path) -> None:
+    for note in plan.notes:
+        output.note(note)
+    write_config(plan, folder)
     processes = create_processes(plan, folder)
     try:
         _start(processes)
         _print_exports(plan, processes)
         _monitor(plan, processes, folder)
-    except ServerEnded as error:
-        output.note(error.headline.partition(";")[0])
+    except DevServerError as error:
+        if error.keeps_data:
+            output.note(error.headline.partition(";")[0])
         raise
     finally:
         _stop(processes)
