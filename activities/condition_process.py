@@ -1,7 +1,8 @@
 """Evaluates conditions in a process of its own: `python -m flowkit.activities.condition_process`.
 
 An expression that iterates can take very long, and nothing can interrupt it, so limits on its time and on its memory end
-the process. For each line of JSON on stdin, `[expression, values]`, the process writes one line with the result.
+the process. For each line of JSON on stdin, `[expression, values, kind]`, the process writes one line with the result.
+The kind is `condition` or `value`; the result of a value is an object with the key `value`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from threading import Timer
 from typing import Any
 
 from flowkit.errors import BadCondition
-from flowkit.graph.cel import compile_expression, evaluate
+from flowkit.graph.cel import compile_expression, compile_value, evaluate, evaluate_value
 from flowkit.limits import CONDITION_SEC
 
 TOO_LARGE = "the evaluation needs too much memory"
@@ -27,6 +28,8 @@ _ENDS = {-signal.SIGABRT: TOO_LARGE, **({-signal.SIGXCPU: TOO_LONG} if hasattr(s
 
 _TRIES = 2
 """How often a condition is evaluated whose process is killed. The system kills a process that uses too much memory."""
+
+_CONDITION, _VALUE = "condition", "value"
 
 _MEMORY_BYTES = 600_000_000
 
@@ -40,12 +43,22 @@ class ConditionProcess:
 
     def evaluate(self, text: str, values: dict[str, Any], seconds: float) -> bool | str | None:
         """Return the result of an expression, or why it cannot be evaluated. None if that takes more than `seconds`."""
-        line, end = json.dumps([text, values]).encode() + b"\n", time.monotonic() + seconds
+        found: bool | str | None = self._request(text, values, seconds, _CONDITION)
+        return found
+
+    def evaluate_value(
+        self, text: str, values: dict[str, Any], seconds: float
+    ) -> dict[str, Any] | str | None:
+        """Return the value of an expression as `{"value": …}`. Otherwise, as `evaluate`."""
+        found: dict[str, Any] | str | None = self._request(text, values, seconds, _VALUE)
+        return found
+
+    def _request(self, text: str, values: dict[str, Any], seconds: float, kind: str) -> Any:
+        line, end = json.dumps([text, values, kind]).encode() + b"\n", time.monotonic() + seconds
         for _ in range(_TRIES):
             answer = self._exchange(line, end - time.monotonic())
             if answer.endswith(b"\n"):
-                result: bool | str = json.loads(answer)
-                return result
+                return json.loads(answer)
             code = self._wait()
             if self._stopped or time.monotonic() >= end:
                 return None
@@ -106,11 +119,13 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def _evaluate_line(line: bytes) -> bool | str:
+def _evaluate_line(line: bytes) -> bool | str | dict[str, Any]:
     try:
-        text, values = json.loads(line)
-        expression = compile_expression(text)
+        text, values, kind = json.loads(line)
+        expression = compile_value(text) if kind == _VALUE else compile_expression(text)
         _limit()
+        if kind == _VALUE:
+            return {"value": evaluate_value(expression, values)}
         return evaluate(expression, values)
     except BadCondition as error:
         return str(error)

@@ -1,4 +1,4 @@
-"""The engine's activity that evaluates conditions (`when`) of nodes and edges."""
+"""The engine's activity that evaluates conditions (`when`) of nodes and edges, and values by expression (`$cel`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ from flowkit.activities.tasks import check_database, heartbeats
 from flowkit.attempt.failures import cut, refusal
 from flowkit.errors import AdapterError, BadCondition, FlowKitError, StoreRefused
 from flowkit.graph import cel
-from flowkit.graph.conditions import ERROR_CODE, STATS, STATUS, explain_failure, select_values
-from flowkit.limits import CONDITION_VALUES_BYTES, REPORT_BYTES
+from flowkit.graph.conditions import (
+    ERROR_CODE,
+    STATS,
+    STATUS,
+    explain_failure,
+    explain_value_failure,
+    select_values,
+)
+from flowkit.limits import CONDITION_VALUES_BYTES, EXPRESSION_VALUES_BYTES, REPORT_BYTES
 from flowkit.models import ConditionResults, EvaluateConditions, temporal_names
 from flowkit.models.columns import statuses_of, unpack
 from flowkit.text import truncate_utf8
@@ -35,6 +42,13 @@ _INLINE_BYTES = 8_000
 
 Outcome = bool | str
 """The result of a condition, or why it cannot be evaluated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Why a value by expression cannot be evaluated."""
+
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +85,38 @@ class ConditionActivities:
         async with heartbeats():
             try:
                 stored = await self._portal.run(self._read(due))
+                if due.node_id:
+                    return ConditionResults(results=await self._store_values(evaluation, due, stored))
                 return ConditionResults(results=await asyncio.to_thread(_evaluate, evaluation, due, stored))
             except FlowKitError as error:
                 raise refusal(error) from None
             finally:
                 evaluation.stop()
+
+    async def _store_values(
+        self, evaluation: Evaluation, due: EvaluateConditions, stored: StoredValues
+    ) -> list[Outcome]:
+        """Evaluate the values of a node, and store them if all are known. Return True or an error for each."""
+        found = await asyncio.to_thread(evaluation.run_values, due.texts, _collect_values(due, stored))
+        errors = [each.error if isinstance(each, Unknown) else True for each in found]
+        if all(each is True for each in errors):
+            values, info = dict(zip(due.texts, found, strict=True)), activity.info()
+            size = len(json.dumps(values, ensure_ascii=False).encode())
+            if size > EXPRESSION_VALUES_BYTES:
+                problem = f"the values of all expressions have {size:,} bytes of JSON, more than"
+                return [f"{problem} {EXPRESSION_VALUES_BYTES:,}: pass references" for _ in found]
+            await self._portal.run(
+                self._tasks.values.put(
+                    due.task_id,
+                    due.node_id,
+                    due.generation,
+                    values,
+                    time.time(),
+                    run_id=info.workflow_run_id or "",
+                    attempt=info.attempt,
+                )
+            )
+        return errors
 
     async def _read(self, due: EvaluateConditions) -> StoredValues:
         await check_database(self._tasks, due.task_id, due.deployment)
@@ -134,6 +175,11 @@ class Evaluation:
         with closing(self._process):
             return _shorten([self._evaluate_text(text, values) for text in texts])
 
+    def run_values(self, texts: Iterable[str], values: Mapping[str, Any]) -> list[Any]:
+        """Return the values of expressions, as `run` does; Unknown in place of a value that cannot be evaluated."""
+        with closing(self._process):
+            return [self._evaluate_value(text, values) for text in texts]
+
     def stop(self) -> None:
         """Let `run`, on another thread, return soon. Its results are then not valid."""
         self._end = 0.0
@@ -153,6 +199,25 @@ class Evaluation:
             explain_failure(outcome, text, reading.expression.accesses, reading.values, self._is_secret)
         )
 
+    def _evaluate_value(self, text: str, values: Mapping[str, Any]) -> Any:
+        """Return the value of an expression. Its error shows none of the values that the expression reads."""
+        try:
+            if time.monotonic() >= self._end:
+                raise BadCondition(f"{self._too_late}, in the expression {text}")
+            reading = _select_values(text, values, by=cel.compile_value)
+        except BadCondition as problem:
+            return Unknown(cut(str(problem)))
+        try:
+            if not reading.apart:
+                return cel.evaluate_value(reading.expression, reading.values)
+            found = self._process.evaluate_value(text, reading.values, self._end - time.monotonic())
+            if isinstance(found, dict):
+                return found["value"]
+            error = self._too_late if found is None else found
+        except BadCondition as failed:
+            error = str(failed)
+        return Unknown(cut(explain_value_failure(error, text, reading.expression.accesses, reading.values)))
+
     def _evaluate_reading(self, reading: _Reading) -> Outcome:
         expression, values = reading.expression, reading.values
         if reading.apart:
@@ -164,9 +229,11 @@ class Evaluation:
             return str(error)
 
 
-def _select_values(text: str, values: Mapping[str, Any]) -> _Reading:
+def _select_values(
+    text: str, values: Mapping[str, Any], by: Callable[[str], Expression] = cel.compile_expression
+) -> _Reading:
     """Return an expression with the values that it reads. Raise BadCondition if there is nothing to evaluate."""
-    expression = cel.compile_expression(text)
+    expression = by(text)
     read = select_values(values, expression.accesses)
     size = len(json.dumps(read))
     if size <= CONDITION_VALUES_BYTES:
@@ -174,7 +241,9 @@ def _select_values(text: str, values: Mapping[str, Any]) -> _Reading:
     problem = (
         f"its values have {size:,} bytes, more than {CONDITION_VALUES_BYTES:,}: read a smaller part of them"
     )
-    raise BadCondition(f"{problem}, in the condition {text}")
+    raise BadCondition(
+        f"{problem}, in the {'condition' if by is cel.compile_expression else 'expression'} {text}"
+    )
 
 
 def _shorten(outcomes: list[Outcome]) -> list[Outcome]:

@@ -217,9 +217,12 @@ class RunContext:
         """The `io.input_ref` of the node, as `load_input` receives it."""
         return self._attempt.io.input_ref
 
-    def begun(self, params: dict[str, Any]) -> None:
-        """Set the params of the task, which the begin of the attempt has read. FlowKit calls this before the hooks."""
-        self._params = params
+    def begun(self, params: dict[str, Any], attempt: AttemptInput) -> None:
+        """Set the params of the task, which the begin of the attempt has read, and the attempt with its whole input.
+
+        FlowKit calls this before the hooks.
+        """
+        self._params, self._attempt = params, attempt
 
     def cancelled(self) -> bool:
         """Return whether the run is cancelled."""

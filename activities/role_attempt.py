@@ -22,9 +22,9 @@ from flowkit.activities.process_pool import ProcessDied
 from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.tasks.attempts import TriedBefore
-from flowkit.attempt.failures import failure, from_error, lost, unexpected
+from flowkit.attempt.failures import failure, from_error, lost, unexpected, without_values
 from flowkit.attempt.first_batch import FirstBatchSignal
-from flowkit.attempt.storage import AttemptStorage, complete_end
+from flowkit.attempt.storage import AttemptStorage, complete_end, resolve
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
 from flowkit.core.utils import stable_hash
 from flowkit.errors import EpochTaken, FlowKitError
@@ -144,6 +144,8 @@ class RoleExecutor:
             run_id=run_id,
             clock=roles.clock,
         )
+        self._values: dict[str, Any] = {}
+        """The values of the expressions in the input, which errors hide."""
         self._batches = 0
         self._uids = None if self._handler.allow_duplicate_uids else DistinctUids(self._handler)
         self._on_batch = on_batch
@@ -171,7 +173,8 @@ class RoleExecutor:
             lease = await self._storage.begin()
         except TriedBefore as earlier:
             return await self._finish_earlier_try(earlier)
-        self._ctx.begun(self._storage.params)
+        self._attempt, self._values = await resolve(self._tasks, self._attempt)
+        self._ctx.begun(self._storage.params, self._attempt)
         with self._log_attempt(lease) as self._log:
             await self._signal_earlier_batches()
             final = await self._run_handler()
@@ -220,13 +223,15 @@ class RoleExecutor:
         """Run the handler, and return its result. Raise its error as AttemptFailed."""
         try:
             return await self._call_hooks()
-        except (FlowKitError, AttemptFailed):
+        except AttemptFailed as error:
+            raise AttemptFailed(without_values(error.failure, self._values)) from error.__cause__
+        except FlowKitError:
             raise
         except asyncio.CancelledError:
             self._refuse_stray_cancel()
             raise
         except Exception as error:
-            raise AttemptFailed(self._classify(error)) from error
+            raise AttemptFailed(without_values(self._classify(error), self._values)) from error
         finally:
             await self._ctx.release()
 
@@ -322,6 +327,7 @@ class RoleExecutor:
             raise await self._store_failed_batch(uid, from_error(error)) from None
 
     async def _store_failed_batch(self, uid: str, failure: AttemptFailure) -> AttemptFailed:
+        failure = without_values(failure, self._values)
         await self._storage.store_failed_batch(uid, failure.code)
         if self._log is not None:
             self._log.batch_failed(uid, failure)

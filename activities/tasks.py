@@ -22,6 +22,7 @@ from flowkit.errors import (
     WrongDeployment,
 )
 from flowkit.graph.conditions import condition_problems, has_conditions
+from flowkit.graph.params import PARAMS_SCHEMA, params_problems
 from flowkit.graph.submission import external_problem
 from flowkit.graph.validation import normalized, parse_graph, raise_if, too_many_nodes, unknown_function
 from flowkit.models import CloseTask, Opened, OpenTask, ReadStoredGraph, RecordTask, temporal_names
@@ -140,6 +141,8 @@ class TaskActivities:
         self._check(opening)
         if has_conditions(opening.graph):
             await asyncio.to_thread(_check_conditions, opening.graph)
+        if opening.graph.get(PARAMS_SCHEMA) is not None:
+            raise_if(await asyncio.to_thread(params_problems, opening.graph, opening.params))
         database_id = await self._tasks.database_id()
         try:
             run_seq, epochs = await self._tasks.open_task(

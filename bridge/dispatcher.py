@@ -21,11 +21,12 @@ from flowkit.adapters.dispatches import Dispatch, key_of
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.failures import failed_attempt, from_error, lost, unexpected
-from flowkit.attempt.storage import begin, check_database
+from flowkit.attempt.storage import begin, check_database, resolve
 from flowkit.attempt.supervision import HeartbeatThrottle, report_flag
 from flowkit.bridge.rules.messages import pull_of, task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, outcome_of_error
-from flowkit.errors import EpochTaken, FlowKitError
+from flowkit.errors import BadInput, EpochTaken, FlowKitError
+from flowkit.graph.expressions import hide
 from flowkit.models import AttemptInput, AttemptResult, NodeIO
 
 if TYPE_CHECKING:
@@ -153,7 +154,11 @@ class Dispatcher:
 
     async def _start(self, attempt: AttemptInput, run_id: str) -> Dispatch | None:
         """Dispatch a new attempt. If it has a record already, return that one instead."""
-        record = await self._new_record(attempt, run_id)
+        attempt, values = await self._context.portal.run(resolve(self._stores.tasks, attempt))
+        try:
+            record = await self._new_record(attempt, run_id)
+        except BadInput as error:
+            raise BadInput(hide(str(error), values), code=error.reason_code) from None
         offset: int | None = None
         try:
             stored = await self._insert_and_begin(attempt, record)

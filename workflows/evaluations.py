@@ -16,7 +16,13 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 from flowkit import reason_codes
 from flowkit.graph.cel import NODES
 from flowkit.limits import CONDITIONS_SEC
-from flowkit.models import ConditionResults, EvaluateConditions, temporal_names
+from flowkit.models import (
+    AttemptFailure,
+    ConditionResults,
+    EvaluateConditions,
+    FailureKind,
+    temporal_names,
+)
 from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT, call_engine
 from flowkit.workflows.payloads import json_size, split_by_size, without_defaults
 from flowkit.workflows.retry import note_failure
@@ -25,6 +31,7 @@ from flowkit.workflows.scheduling.conditions import facts_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from flowkit.models import Node, NodeState
     from flowkit.workflows.scheduling.conditions import Due
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
@@ -65,18 +72,62 @@ def requests(
     ]
 
 
+def value_request(scheduler: Scheduler, node: Node, task_id: str, deployment: str) -> EvaluateConditions:
+    """Return the input of the activity that evaluates the values by expression of a node."""
+    texts = list(dict.fromkeys(text for _, text in node.expressions))
+    nodes = facts_of(scheduler.states) if any(NODES in text for text in texts) else {}
+    return EvaluateConditions(
+        task_id=task_id,
+        texts=texts,
+        nodes=nodes,
+        deployment=deployment,
+        node_id=node.node_id,
+        generation=scheduler.states[node.index].generation,
+    )
+
+
+async def evaluate_values(request: EvaluateConditions) -> ConditionResults:
+    """Let the activity evaluate and store the values of a node. Raise ApplicationError or CancelledError as its cause."""
+    try:
+        return await _evaluate(request)
+    except ActivityError as error:
+        if is_cancelled_exception(error):
+            raise asyncio.CancelledError from None
+        return ConditionResults(results=[_refused(error).error] * len(request.texts))
+
+
+def value_failure(node: Node, state: NodeState, found: ConditionResults) -> AttemptFailure | None:
+    """Return the failure of a node whose values cannot be evaluated, which names the paths; None if they are stored."""
+    errors = dict(zip(dict.fromkeys(text for _, text in node.expressions), found.results, strict=True))
+    problem = next(
+        (f"{path}: {errors[text]}" for path, text in node.expressions if isinstance(errors[text], str)), None
+    )
+    if problem is None:
+        state.evaluated = True
+        return None
+    return AttemptFailure(
+        kind=FailureKind.FAILURE, code=reason_codes.BAD_EXPRESSION, message=problem, permanent=True
+    )
+
+
 async def _evaluate(part: EvaluateConditions) -> ConditionResults:
     """Return the results of conditions. Waits while MongoDB is unavailable. Raise ActivityError if it rejects the read."""
-    number = len(part.texts)
     results: ConditionResults = await call_engine(
         temporal_names.EVALUATE_CONDITIONS,
         without_defaults(part),
         ConditionResults,
-        summary="evaluate 1 condition" if number == 1 else f"evaluate {number} conditions",
+        summary=_summary_of(part),
         time_limit=timedelta(seconds=_READ_SEC + part.seconds),
         heartbeat_timeout=HEARTBEAT_TIMEOUT,
     )
     return results
+
+
+def _summary_of(part: EvaluateConditions) -> str:
+    number = len(part.texts)
+    if part.node_id:
+        return f"{part.node_id}: evaluate {number} {'value' if number == 1 else 'values'}"
+    return "evaluate 1 condition" if number == 1 else f"evaluate {number} conditions"
 
 
 def results_of(request: EvaluateConditions, found: ConditionResults) -> Results:

@@ -35,6 +35,7 @@ from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.models.temporal_names import role_queue
 from flowkit.workflows.display.summaries import attempt_summary, timer_summary
 from flowkit.workflows.engine_calls import cause_of
+from flowkit.workflows.evaluations import evaluate_values, value_failure, value_request
 from flowkit.workflows.local_attempts import fall_back, local_attempts_of
 from flowkit.workflows.payloads import json_size, without_defaults
 from flowkit.workflows.retry import (
@@ -278,7 +279,19 @@ def cancel_requested() -> bool:
 
 
 async def run_node(nodes: RunningNodes, node: Node, state: NodeState) -> NodeStatus | None:
-    """Run attempts of `node` until it finishes or fails. Return None if the task stops before that.
+    """Store the values by expression of `node`, then run its attempts until it finishes or fails.
+
+    Return None if the task stops before that.
+    """
+    if nodes.starts_no_attempts():
+        return None
+    if not await _evaluate_values(nodes, node, state):
+        return NodeStatus.FAILED
+    return await _run_attempts(nodes, node, state)
+
+
+async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> NodeStatus | None:
+    """Run attempts of `node`.
 
     The loop begins with the wait for a retry, because a new run of the workflow (continue-as-new) may start during one.
     """
@@ -302,6 +315,20 @@ async def run_node(nodes: RunningNodes, node: Node, state: NodeState) -> NodeSta
         if state.next_retry_at is None:
             await nodes.before_immediate_retry()
     return None
+
+
+async def _evaluate_values(nodes: RunningNodes, node: Node, state: NodeState) -> bool:
+    """Let an activity store the values by expression of a node, once. Return whether the node may run."""
+    if not node.expressions or state.evaluated:
+        return True
+    task_id, deployment = workflow.info().workflow_id, nodes.settings.deployment
+    request = value_request(nodes.scheduler, node, task_id, deployment)
+    if nodes.local is not None:
+        nodes.local.hold_for_ordinary()
+    failure = value_failure(node, state, await evaluate_values(request))
+    if failure is not None:
+        note_failure(state, failure.code, failure.message)
+    return failure is None
 
 
 async def _choose_local(nodes: RunningNodes, node: Node, state: NodeState) -> LocalAttempts | None:
@@ -389,6 +416,7 @@ def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: 
         signal_first_batch=node.index in streams.children and not state.streamed,
         max_ahead=node.max_ahead if followers else 0,
         followers=followers,
+        by_expression=bool(node.expressions),
     )
 
 

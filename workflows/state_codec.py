@@ -42,7 +42,7 @@ _RESULT_BY_LETTER = {letter: result for result, letter in _RESULT_LETTERS.items(
 _REASON_BY_LETTER = {letter: reason for reason, letter in _REASON_LETTERS.items()}
 
 _COUNTS = ("epoch", "generation", "failures", "losses", "yields")
-_FLAGS = ("free", "streamed", "ordinary")
+_FLAGS = ("free", "streamed", "ordinary", "evaluated")
 _TIMES = ("next_retry_at", "deadline_at")
 _TEXTS = ("last_error", "reason_code")
 _TEXT_OVERHEAD_BYTES = len('"",')

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.mongo import iso, moment
+from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.validation import parents_by_node
 from flowkit.models import RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
 
@@ -56,7 +57,9 @@ def new_task(
     database_id: str = "",
 ) -> Fields:
     """Return the initial document of a task."""
-    kept = {key: value for key, value in graph.items() if key not in {"nodes", "edges", "edges_ex"}}
+    kept = {
+        key: value for key, value in graph.items() if key not in {"nodes", "edges", "edges_ex", PARAMS_SCHEMA}
+    }
     parents = parents_by_node(graph)
     return {
         "id": task_id,

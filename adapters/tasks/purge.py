@@ -15,7 +15,7 @@ Fields = dict[str, Any]
 
 BELONGINGS = (
     *("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches"),
-    *("stored_graphs",),
+    *("stored_graphs", "input_values"),
 )
 """Collections whose rows belong to a task, which the field `task_id` names."""
 

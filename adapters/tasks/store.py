@@ -16,6 +16,7 @@ from pymongo import ASCENDING, ReturnDocument
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from flowkit.adapters.dispatches import external_runs
+from flowkit.adapters.input_values import InputValues
 from flowkit.adapters.mongo import Database, denial, denied, durable, ensure_index, moment, translate_errors
 from flowkit.adapters.tasks.attempts import Attempts
 from flowkit.adapters.tasks.cancel_flags import UNSET_OF_TASK_FLAG, CancelFlags
@@ -93,6 +94,8 @@ class TaskStore:
         self.flags = CancelFlags(self._tasks)
         self.attempts = Attempts(self._tasks, reopen=self.reopen)
         """The attempts of nodes."""
+        self.values = InputValues(self._db)
+        """The values by expression of nodes."""
 
     @property
     def database(self) -> Database:
@@ -117,6 +120,7 @@ class TaskStore:
         await TaskQueries(self._db).prepare()
         await OpenTasks(self._db).prepare()
         await StoredGraphs(self._db).prepare()
+        await self.values.prepare()
 
     @translate_errors
     async def database_id(self) -> str:

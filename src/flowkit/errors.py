@@ -24,6 +24,7 @@ The first line of a class's docstring is its default message.
     + TaskStillOpen (also TimeoutError)
     + BadInput
     + BadCondition
+    + BadExpression
     + AdapterError
         + BadVars
 """
@@ -172,6 +173,12 @@ class BadCondition(FlowKitError):
     """A condition (`when`) is not a valid expression, or cannot be evaluated."""
 
     code = reason_codes.BAD_CONDITION
+
+
+class BadExpression(FlowKitError):
+    """An expression (`$cel`) in the input of a node cannot be evaluated, or its value cannot be used."""
+
+    code = reason_codes.BAD_EXPRESSION
 
 
 class AdapterError(FlowKitError):

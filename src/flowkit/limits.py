@@ -50,6 +50,12 @@ CONDITIONS_BYTES = 512_000
 CONDITION_VALUES_BYTES = 1_000_000
 """Largest values that one condition reads, together."""
 
+EXPRESSION_VALUE_BYTES = 64_000
+"""Largest value of one expression in the input of a node, in bytes of JSON."""
+
+EXPRESSION_VALUES_BYTES = 1_000_000
+"""Largest values of all expressions of one node together, in bytes of JSON."""
+
 CONDITION_SEC = 2.0
 """Most processor time that the evaluation of one condition may take, in seconds."""
 

@@ -10,7 +10,8 @@ import re
 from typing import Any
 
 from flowkit import limits
-from flowkit.graph import field_checks, input_adapters
+from flowkit.graph import expressions, field_checks, input_adapters
+from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.graph.streams import EDGE_MODES
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, OnNodeFailure, StartWhen
@@ -44,6 +45,7 @@ def graph_schema() -> Schema:
             "name": {"description": "Name of the task if params contain no pipeline_name."},
             "on_node_failure": {"enum": [mode.value for mode in OnNodeFailure]},
             "deadline_sec": _describe_time_limit("seconds from the opening of the task to its end"),
+            PARAMS_SCHEMA: _allow_null({"type": "object"}, "JSON Schema of the params"),
         },
     }
 
@@ -181,10 +183,25 @@ def _describe_route(adapter: str, properties: Schema, *required: str) -> Schema:
 
 
 def _describe_input_args(checks: dict[str, Any]) -> Schema:
-    properties = {key: {"description": allowed, **_ARGS[key]} for key, (allowed, _) in checks.items()}
+    properties = {
+        key: {
+            "description": allowed,
+            **(_ARGS[key] if key in _NODES else {"anyOf": [_ARGS[key], _EXPRESSION]}),
+        }
+        for key, (allowed, _) in checks.items()
+    }
     both = {"required": ["from_node", "from_nodes"]}
     return {"type": "object", "properties": properties, "additionalProperties": False, "not": both}
 
+
+_NODES = ("from_nodes", "from_node")
+_EXPRESSION: Schema = {
+    "description": "a value by expression, in CEL",
+    "type": "object",
+    "required": [expressions.KEY],
+    "properties": {expressions.KEY: {"type": "string", "minLength": 1, "maxLength": limits.CONDITION_CHARS}},
+    "additionalProperties": False,
+}
 
 _ARGS: dict[str, Schema] = {
     "from_nodes": {"type": "array", "items": _FULL_TEXT},

@@ -106,6 +106,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "file NUL": (["run", "a\0b"], ["graph file 'a\\x00b'", "path of a JSON file"]),
     "params bytes": (["run", "good.json", "--params", BYTES], ["--params is not JSON"]),
     "params folder": (["run", "good.json", "--params", "@."], ["file of --params '.' cannot be read"]),
+    "param": (["run", "good.json", "--param", "day"], ["--param 'day' is not of the form key=value"]),
     "variable bytes": (["vars", "a", "--set", f"k={BYTES}"], ["vars.k, a str, cannot be stored"]),
     "name bytes": (["vars", "a", "--set", f"{BYTES}=1"], ["vars.\\\\udcff'", "not valid Unicode"]),
     "deep": (["run", "deep.json"], ["node 'a': graph.nodes[0].meta[0]", "100 levels", "flatter"]),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TASK_COLLECTIONS = (
     *("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches"),
-    *("stored_graphs",),
+    *("stored_graphs", "input_values"),
 )
 
 

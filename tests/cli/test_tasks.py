@@ -86,9 +86,9 @@ async def test_command_line_params_override_those_of_the_file_key_by_key(
 ) -> None:
     program.write("more.json", '{"day": 2}')
     given = {"params": {"day": 1, "who": "file"}, "graph": CHAIN}
-    output = await run_graph(program, harness, given, "--params", "@more.json", "--json")
+    output = await run_graph(program, harness, given, "--params", "@more.json", "--param", "n=5", "--json")
     document = await harness.document(json.loads(output.out)["task_id"])
-    assert document["params"] == {"day": 2, "who": "file"}
+    assert document["params"] == {"day": 2, "who": "file", "n": 5}
 
 
 async def test_graph_can_be_read_from_stdin(harness: Harness, program: Program) -> None:

@@ -38,6 +38,7 @@ EXPECTED: dict[str, dict[str, dict[str, Any]]] = {
         }
     },
     "stored_graphs": {"ix_stored_graphs_task": {"key": [("task_id", 1)]}},
+    "input_values": {"ix_input_values_task": {"key": [("task_id", 1)]}},
 }
 UNIQUE = [
     (collection, name)

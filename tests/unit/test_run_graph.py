@@ -69,7 +69,7 @@ class Endless(RoleHandler):
         raise AssertionError("no code sets that event")
 
 
-def split(node_id: str = "split", *texts: str, **fields: Any) -> dict[str, Any]:
+def split(node_id: str = "split", *texts: Any, **fields: Any) -> dict[str, Any]:
     """Return a node that splits; `order` makes it fail."""
     inline = {"texts": texts or ("a b", "c d e"), **fields.pop("order", {})}
     return {"node_id": node_id, "type": "split", "io": {"input_inline": inline}, **fields}
@@ -198,6 +198,30 @@ async def test_all_done_join_reads_what_failed_and_skipped_parents_have_stored()
     assert (run.status, run.nodes["count"].final) == ("finished", {"all": 2 + 5})
     run = await ran(torn, never, split(), join)
     assert (run.status, run.nodes["count"].skip_reason) == ("failed", "task_failed")
+
+
+async def test_values_by_expression_reach_handlers_and_functions() -> None:
+    texts = [{"$cel": "params.text"}, {"$cel": "string(vars.n) + ' more'"}]
+    seen = []
+
+    async def look(task_id: str, **given: Any) -> None:
+        seen.append(given)
+
+    nodes = [
+        function("vars.set", n={"$cel": "size(params.text)"}),
+        split("split", *texts, depends_on=["vars.set"]),
+        function("look", "split", status={"$cel": "nodes.split.status"}),
+        split("bad", {"$cel": "params.missing"}, allow_failure=True),
+    ]
+    schema = {"properties": {"text": {"type": "string"}}}
+    graph = {"nodes": nodes, "params_schema": schema}
+    run = await run_graph(graph, Split(), params={"text": "a b"}, functions={"look": look})
+    assert (run.status, seen, run.vars) == ("finished", [{"status": "finished"}], {"n": 3})
+    assert run.nodes["split"].batches == [{"words": ["a", "b"]}, {"words": ["3", "more"]}]
+    assert run.nodes["bad"].attempts == 0
+    assert (run.nodes["bad"].error or "").startswith("bad_expression: io.input_inline.texts[0]: ")
+    with pytest.raises(GraphError, match=r"params\.text: 7 is not of type 'string'"):
+        await run_graph(graph, Split(), params={"text": 7})
 
 
 async def test_built_in_and_user_functions_run() -> None:

@@ -297,9 +297,18 @@ def _describe_condition(notes: Notes, node: Node) -> str:
     return "its condition" if notes.scheduler.has_opened(node.index) else ""
 
 
+def _describe_values(notes: Notes, node: Node) -> str:
+    state = notes.scheduler.states[node.index]
+    if not node.expressions or state.evaluated or _describe_condition(notes, node):
+        return ""
+    return "its values by expression" if notes.scheduler.has_opened(node.index) else ""
+
+
 def _describe_slot(notes: Notes, node: Node) -> str:
     state = notes.scheduler.states[node.index]
     if not notes.scheduler.has_opened(node.index) or _describe_condition(notes, node):
+        return ""
+    if _describe_values(notes, node):
         return ""
     if state.waits_for:
         return state.waits_for
@@ -316,6 +325,7 @@ BEFORE_START: tuple[Callable[[Notes, Node], str], ...] = (
     _describe_parents,
     _describe_edges,
     _describe_condition,
+    _describe_values,
     _describe_slot,
 )
 """What a node can wait for before its first attempt, in the order of the note."""

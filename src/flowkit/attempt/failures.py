@@ -7,14 +7,19 @@ of the error, so that the Web UI shows `bad_input` instead of `ApplicationError`
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from flowkit import reason_codes
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld, StoreUnavailable
+from flowkit.graph.expressions import hide
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
 from flowkit.text import clean, error_text, truncate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def refusal(error: FlowKitError) -> ApplicationError:
@@ -71,6 +76,11 @@ def failure(code: str, message: str, *, permanent: bool) -> AttemptFailure:
 def unexpected(error: BaseException) -> AttemptFailure:
     """Return the failure for an exception that no handler classified. It uses one retry of the node's retry budget."""
     return failure(reason_codes.UNEXPECTED_ERROR, error_text(error), permanent=False)
+
+
+def without_values(found: AttemptFailure, values: Mapping[str, Any]) -> AttemptFailure:
+    """Return a failure whose message does not show the values of expressions."""
+    return replace(found, message=hide(found.message, values)) if values else found
 
 
 def timed_out(limit_sec: float) -> AttemptFailure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.metrics import storable
@@ -14,6 +15,7 @@ from flowkit.adapters.tasks.store import is_same_database, show_database
 from flowkit.adapters.vars.changes import final_increments
 from flowkit.adapters.vars.store import Variables
 from flowkit.errors import AdapterError, BadVars, WrongDeployment
+from flowkit.graph.expressions import with_values
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
@@ -34,6 +36,17 @@ def check_database(attempt: AttemptInput, ours: str, process: str) -> None:
         "node %s of task %s fails: %s", attempt.node_id, attempt.task_id, problem
     )
     raise WrongDeployment(problem)
+
+
+async def resolve(tasks: TaskStore, attempt: AttemptInput) -> tuple[AttemptInput, dict[str, Any]]:
+    """Return the attempt with the stored values in place of the expressions in its input, and these values.
+
+    Hide the values in errors.
+    """
+    if not attempt.by_expression:
+        return attempt, {}
+    values = await retry_while_unavailable(lambda: tasks.values.get(attempt))
+    return replace(attempt, io=with_values(attempt.io, values), by_expression=False), values
 
 
 async def begin(

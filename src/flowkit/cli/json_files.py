@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from flowkit.cli.errors import add_remedy
 from flowkit.errors import ConfigError
 from flowkit.graph.submission import parse_input, validate_input
-from flowkit.text import one_line
+from flowkit.text import one_line, printed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flowkit.models import Graph
 
 _HERE = "this-file"
@@ -27,15 +29,16 @@ class GivenTask:
     graph: Any
     params: Any = field(default_factory=dict)
 
-    def checked(self) -> Graph:
+    def checked(self, *, params_given: bool = True) -> Graph:
         """Return the validated graph. Raise GraphError, with the text of `create_task`, if it is invalid."""
-        return validate_input(_HERE, {"params": self.params, "graph": self.graph})
+        given = {"params": self.params, "graph": self.graph}
+        return validate_input(_HERE, given, params_given=params_given)
 
 
-def read_task(path: str, params: str | None = None) -> GivenTask:
+def read_task(path: str, params: str | None = None, single: Sequence[str] = ()) -> GivenTask:
     """Return the task in a file (`-` is stdin): a graph, or `{"params": …, "graph": …}`.
 
-    The keys of `params` override those of the file. Raise ConfigError if the file cannot be read or is not JSON, and
+    The keys of `params` override those of the file, and those of `single` (`key=value`) both. Raise ConfigError if the file cannot be read or is not JSON, and
     GraphError if the outer structure is invalid.
     """
     given = _parse_json(_read(path, "graph file"), path)
@@ -44,14 +47,40 @@ def read_task(path: str, params: str | None = None) -> GivenTask:
         task = GivenTask(graph=new.graph, params=new.params)
     else:
         task = GivenTask(graph=given)
-    return (
-        task if params is None else GivenTask(graph=task.graph, params={**task.params, **read_params(params)})
-    )
+    if params is None and not single:
+        return task
+    more = {} if params is None else read_params(params)
+    return GivenTask(graph=task.graph, params={**task.params, **more, **read_single_params(single)})
 
 
 def read_params(text: str) -> dict[str, Any]:
     """Return params from JSON text, or from a file given as `@file`. Raise ConfigError if they are not an object."""
     return read_object(text, "--params", """params are an object, for example '{"day": "2026-01-31"}'""")
+
+
+def read_single_params(given: Sequence[str]) -> dict[str, Any]:
+    """Return params from texts `key=value`. A value is JSON if it parses as JSON, and text otherwise."""
+    found: dict[str, Any] = {}
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not key or not equals:
+            problem = ConfigError(f"--param {printed(each)} is not of the form key=value")
+            raise add_remedy(problem, "write, for example, --param day=2026-01-31")
+        if key in found:
+            raise add_remedy(ConfigError(f"--param {key} is given twice"), "give each key once")
+        found[key] = _parse_value(value)
+    return found
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"JSON has no {name}")
 
 
 def read_object(text: str, option: str, remedy: str) -> dict[str, Any]:

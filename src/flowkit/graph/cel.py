@@ -5,6 +5,7 @@ workflow code."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowkit.errors import BadCondition
+from flowkit.limits import EXPRESSION_VALUE_BYTES
 from flowkit.text import suggestion, truncate
 
 if TYPE_CHECKING:
@@ -94,6 +96,9 @@ The CEL package has no syntax tree in Python. It serializes an expression as the
 specification, of which these are the parts that FlowKit needs.
 """
 
+_REMEDIES = {"bytes": "string(…)", "duration": "string(…)", "timestamp": "string(…)", "type": ""}
+"""The types that JSON does not have, and what to write in place of such a result."""
+
 _INDEX = "_[_]"
 """The function of CEL's operator `a[b]`."""
 
@@ -107,23 +112,38 @@ class Expression:
     """The variables that it reads."""
     iterates: bool
     """Whether it iterates over a list or an object. The time of its evaluation is then hard to predict."""
+    kind: str
+    """The type of the result, as far as it is known before the evaluation; `dyn` if it is not."""
     program: Any
 
 
-@lru_cache(maxsize=_COMPILED)
 def compile_expression(text: str) -> Expression:
-    """Return the compiled expression. Raise BadCondition, with a caret below the place, if it is not valid."""
+    """Return the compiled condition. Raise BadCondition, with a caret below the place, if it is not valid."""
+    expression = _compile(text)
+    if expression.kind not in {"bool", "dyn"}:
+        raise BadCondition(add_caret(f"the result is of type {expression.kind}, not bool", text, 0))
+    return expression
+
+
+def compile_value(text: str) -> Expression:
+    """Return the compiled expression, whose result may be any value of JSON. Raise BadCondition as for a condition."""
+    expression = _compile(text)
+    if expression.kind.partition("<")[0] in _REMEDIES:
+        raise BadCondition(add_caret(_explain_type(expression.kind.partition("<")[0]), text, 0))
+    return expression
+
+
+@lru_cache(maxsize=_COMPILED)
+def _compile(text: str) -> Expression:
     try:
         program = _create_environment().compile(text)
     except RuntimeError as error:
         raise BadCondition(_explain(text, str(error))) from None
     except TypeError:
         raise BadCondition(_NOT_UNICODE) from None
-    kind = program.return_type().name().lower()
-    if kind not in {"bool", "dyn"}:
-        raise BadCondition(add_caret(f"the result is of type {kind}, not bool", text, 0))
     tree = read_tree(program.serialize(), ROOTS)
-    return Expression(text, tree.accesses, tree.iterates, program)
+    kind = program.return_type().name().lower()
+    return Expression(text, tree.accesses, tree.iterates, kind, program)
 
 
 @cache
@@ -136,16 +156,56 @@ def _create_environment() -> Any:
 
 def evaluate(expression: Expression, values: Mapping[str, Any]) -> bool:
     """Return the result for these values of the variables. Raise BadCondition if the evaluation fails."""
+    found = _run(expression, values)
+    result = found.value()
+    if isinstance(result, bool):
+        return result
+    raise BadCondition(f"the result is of type {found.type().name().lower()}, not bool")
+
+
+def evaluate_value(expression: Expression, values: Mapping[str, Any]) -> Any:
+    """Return the result as a value of JSON with at most EXPRESSION_VALUE_BYTES. Raise BadCondition if there is none."""
+    result = _to_json(_run(expression, values), "the result")
+    try:
+        size = len(json.dumps(result, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode())
+    except ValueError:
+        raise BadCondition("the result contains a number that JSON does not have") from None
+    if size > EXPRESSION_VALUE_BYTES:
+        raise BadCondition(
+            f"the result has {size:,} bytes of JSON, more than {EXPRESSION_VALUE_BYTES:,}: pass a reference"
+        )
+    return result
+
+
+def _run(expression: Expression, values: Mapping[str, Any]) -> Any:
     try:
         found = expression.program.eval(data=dict(values))
     except (RuntimeError, ValueError, TypeError, OverflowError) as error:
         raise BadCondition(_STATUS.sub("", str(error))) from None
-    result, kind = found.value(), found.type().name()
-    if isinstance(result, bool):
-        return result
-    if kind == "ERROR":
-        raise BadCondition(_STATUS.sub("", str(result)).replace("map : ", "map: "))
-    raise BadCondition(f"the result is of type {kind.lower()}, not bool")
+    if found.type().name() == "ERROR":
+        raise BadCondition(_STATUS.sub("", str(found.value())).replace("map : ", "map: "))
+    return found
+
+
+def _to_json(found: Any, what: str) -> Any:
+    """Return a value of CEL as a value of JSON."""
+    value, kind = found.value(), found.type().name().partition("<")[0].lower()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, list):
+        return [_to_json(each, "a part of the result") for each in value]
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise BadCondition(
+                "the result contains an object with a key that is no text; JSON has only such keys"
+            )
+        return {key: _to_json(each, "a part of the result") for key, each in value.items()}
+    raise BadCondition(_explain_type(kind, what))
+
+
+def _explain_type(kind: str, what: str = "the result") -> str:
+    remedy = _REMEDIES.get(kind)
+    return f"{what} is of type {kind}, which JSON does not have" + (f"; write {remedy}" if remedy else "")
 
 
 def _explain(text: str, error: str) -> str:

@@ -11,13 +11,14 @@ import json
 from collections.abc import Mapping
 from datetime import datetime
 from graphlib import TopologicalSorter
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import BadCondition, ConditionsTooLarge
 from flowkit.graph import cel
 from flowkit.graph.cel import VARS
-from flowkit.graph.field_checks import when_problem
+from flowkit.graph.expressions import HIDDEN, find_expressions, hide, list_forms, may_hold_expressions
+from flowkit.graph.field_checks import encode_json, when_problem
 from flowkit.limits import CONDITIONS_BYTES
 from flowkit.text import printable, printed, suggestion, truncate
 
@@ -41,18 +42,23 @@ _Paths = dict[str, Any]
 _SHOWN_CHARS = 80
 _SHOWN_TEXT_CHARS = 400
 _SHOWN_VALUES = 10
-_HIDDEN = "(hidden)"
 _MISSING = object()
 
 
 def has_conditions(graph: dict[str, Any]) -> bool:
-    """Return whether a node or an edge of a valid graph has a condition."""
+    """Return whether a node or an edge of a valid graph has a condition, or a node has a value by expression."""
+    if any(
+        find_expressions(io)
+        for node in graph["nodes"]
+        if may_hold_expressions(encode_json(io := node.get("io")))
+    ):
+        return True
     parts = [*graph["nodes"], *(graph.get("edges_ex") or [])]
     return any(part.get("when") is not None for part in parts)
 
 
 def condition_problems(graph: dict[str, Any], parsed: Graph) -> list[str]:
-    """Return the problems of the conditions in a valid graph, at most eleven. `parsed` is the same graph, normalized.
+    """Return the problems of conditions and of values by expression in a valid graph, at most eleven. `parsed` is the same graph, normalized.
 
     Raise ConditionsTooLarge if all expressions together are too large to be compiled and evaluated in time.
     """
@@ -60,12 +66,17 @@ def condition_problems(graph: dict[str, Any], parsed: Graph) -> list[str]:
         return []
     if problems := list(islice(_edge_problems(graph, parsed), _ENOUGH)):
         return problems
-    places = _collect_places(parsed)
-    total = sum(len(text.encode(errors="surrogatepass")) for text in places)
+    conditions, values = _collect_places(parsed), _collect_values(parsed)
+    total = sum(len(text.encode(errors="surrogatepass")) for text in {**conditions, **values})
     if total > CONDITIONS_BYTES:
-        problem = f"the expressions of all conditions have {total:,} bytes, more than {CONDITIONS_BYTES:,}"
+        what = "all conditions and values" if values else "all conditions"
+        problem = f"the expressions of {what} have {total:,} bytes, more than {CONDITIONS_BYTES:,}"
         raise ConditionsTooLarge([f"{problem}: shorten them, or use equal ones"])
-    return list(islice(_expression_problems(parsed, places), _ENOUGH))
+    invalid = chain(
+        _expression_problems(parsed, conditions, cel.compile_expression),
+        _expression_problems(parsed, values, cel.compile_value),
+    )
+    return list(islice(invalid, _ENOUGH))
 
 
 def _edge_problems(graph: dict[str, Any], parsed: Graph) -> Iterator[str]:
@@ -101,27 +112,38 @@ def _collect_places(parsed: Graph) -> dict[str, list[tuple[str, Node]]]:
     found: dict[str, list[tuple[str, Node]]] = {}
     for node in parsed.nodes:
         if node.when is not None:
-            found.setdefault(node.when, []).append((f"node {node.node_id!r}", node))
+            found.setdefault(node.when, []).append((f"node {node.node_id!r}: when", node))
         for parent, text in node.edge_when.items():
-            found.setdefault(text, []).append((f"graph.edges_ex {parent!r} -> {node.node_id!r}", node))
+            found.setdefault(text, []).append((f"graph.edges_ex {parent!r} -> {node.node_id!r}: when", node))
     return found
 
 
-def _expression_problems(parsed: Graph, places: dict[str, list[tuple[str, Node]]]) -> Iterator[str]:
+def _collect_values(parsed: Graph) -> dict[str, list[tuple[str, Node]]]:
+    """Return the values by expression of a graph, each with its places and their nodes."""
+    found: dict[str, list[tuple[str, Node]]] = {}
+    for node in parsed.nodes:
+        for path, text in node.expressions:
+            found.setdefault(text, []).append((f"node {node.node_id!r}: {path}", node))
+    return found
+
+
+def _expression_problems(
+    parsed: Graph, places: dict[str, list[tuple[str, Node]]], compile_text: Callable[[str], Expression]
+) -> Iterator[str]:
     """Yield the expressions that are not valid, or that name a node which is no ancestor."""
     above = _find_ancestors(parsed)
     index_of = {node.node_id: node.index for node in parsed.nodes}
     for text, nodes in places.items():
         try:
-            expression = cel.compile_expression(text)
+            expression = compile_text(text)
         except BadCondition as error:
-            yield from (f"{where}: when: {error}" for where, _ in nodes)
+            yield from (f"{where}: {error}" for where, _ in nodes)
             continue
         for where, node in nodes:
             for access in expression.accesses:
                 problem = _access_problem(access, expression, node, above[node.index], index_of)
                 if problem:
-                    yield f"{where}: when: {cel.add_caret(problem, text, access.position)}"
+                    yield f"{where}: {cel.add_caret(problem, text, access.position)}"
 
 
 def _access_problem(
@@ -199,7 +221,11 @@ def to_json_types(value: Any) -> Any:
 
 
 def explain_failure(
-    error: str, text: str, accesses: Iterable[Access], values: Mapping[str, Any], is_secret: Secret
+    error: str,
+    text: str,
+    accesses: Iterable[Access],
+    values: Mapping[str, Any],
+    is_secret: Secret,
 ) -> str:
     """Return the message of a condition that cannot be evaluated: the error, the expression and its values.
 
@@ -211,10 +237,23 @@ def explain_failure(
     read = f"; it reads {', '.join([*shown[:_SHOWN_VALUES], *more])}" if shown else ""
     missing = next((path for path in _find_missing(values, paths) if f'map: "{path[-1]}"' in error), None)
     check = f"; {_suggest_check(missing)}" if missing else ""
-    hidden = {form for secret in _find_secrets(values, (), is_secret) for form in _list_forms(secret)}
+    hidden = {form for secret in _find_secrets(values, (), is_secret) for form in list_forms(secret)}
     for form in sorted(hidden, key=len, reverse=True):
-        error = error.replace(form, _HIDDEN)
+        error = error.replace(form, HIDDEN)
     return f"{truncate(printable(error), _SHOWN_TEXT_CHARS)}, in the condition {printable(truncate(text, _SHOWN_TEXT_CHARS))}{read}{check}"
+
+
+def explain_value_failure(
+    error: str, text: str, accesses: Iterable[Access], values: Mapping[str, Any]
+) -> str:
+    """Return the message of a value by expression that cannot be evaluated, without any value that it reads."""
+    paths = dict.fromkeys((access.root, *access.path) for access in accesses)
+    found = _find_missing(values, paths)
+    missing = next((path for path in found if f'map: "{path[-1]}"' in error), None)
+    check = f"; {_format_path(missing)} is not set" if missing else ""
+    error = error if missing else hide(error, values)
+    shown = printable(truncate(text, _SHOWN_TEXT_CHARS))
+    return f"{truncate(printable(error), _SHOWN_TEXT_CHARS)}, in the expression {shown}{check}"
 
 
 def _suggest_check(missing: tuple[str, ...]) -> str:
@@ -245,7 +284,7 @@ def _format_value(values: Mapping[str, Any], path: tuple[str, ...], is_secret: S
     for key in path:
         value = value[key]
     if any(True for _ in _find_secrets(value, path, is_secret)):
-        return f"{_format_path(path)} = {_HIDDEN}"
+        return f"{_format_path(path)} = {HIDDEN}"
     text = printable(json.dumps(value, ensure_ascii=False))
     return f"{_format_path(path)} = {truncate(text, _SHOWN_CHARS)}"
 
@@ -275,16 +314,3 @@ def _is_secret(value: Any, path: tuple[str, ...], is_secret: Secret) -> bool:
     return value not in (None, "") and is_secret(
         f"coordinator.{name}" if path[:1] == (VARS,) else name, value
     )
-
-
-def _list_forms(secret: Any) -> Iterator[str]:
-    """Yield the forms in which an error of CEL can contain a secret."""
-    if isinstance(secret, Mapping):
-        secret = list(secret.values())
-    if isinstance(secret, list):
-        for each in secret:
-            yield from _list_forms(each)
-    elif isinstance(secret, str):
-        yield from {secret, json.dumps(secret, ensure_ascii=False)[1:-1]} - {""}
-    elif not isinstance(secret, bool) and secret is not None:
-        yield str(secret)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit import limits
 from flowkit.errors import GraphError
 from flowkit.graph import input_adapters
+from flowkit.graph.expressions import expression_problems, may_hold_expressions
 from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.graph.streams import edge_mode_problems, max_ahead_problems, start_when_problems
 from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure
@@ -143,8 +144,13 @@ def json_bytes(value: object, name: str = "the input") -> int:
 
     Raise GraphError, which names the first part that JSON cannot represent.
     """
+    return len(encode_json(value, name))
+
+
+def encode_json(value: object, name: str = "the input") -> bytes:
+    """Return `value` as UTF-8 JSON. Raise GraphError as `json_bytes` does."""
     try:
-        return len(_encode_json(value))
+        return _encode_json(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise GraphError([f"{_find_place(value, name, 0)} must be JSON: {error}"]) from None
 
@@ -318,8 +324,11 @@ def _check_io(value: object) -> Iterator[str]:
         yield f"io.fn {printed(value['fn'])} must be the name of a coordinator function"
     if isinstance(value.get("input_inline"), dict):
         yield from input_adapters.inline_problems(value["input_inline"])
-    if (size := json_bytes(value)) > limits.NODE_IO_BYTES:
-        yield f"io is {size:,} bytes of JSON, more than {limits.NODE_IO_BYTES:,}: pass a reference in input_ref"
+    encoded = encode_json(value)
+    if may_hold_expressions(encoded):
+        yield from expression_problems(value)
+    if len(encoded) > limits.NODE_IO_BYTES:
+        yield f"io is {len(encoded):,} bytes of JSON, more than {limits.NODE_IO_BYTES:,}: pass a reference in input_ref"
 
 
 def _check_retry_policy(value: object) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit import reason_codes
 from flowkit.errors import BadInput
+from flowkit.graph.expressions import is_expression
 from flowkit.text import did_you_mean
 from flowkit.validation.values import is_text, is_whole
 
@@ -62,7 +63,7 @@ _RECHUNK_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def inline_problems(inline: dict[str, Any], *, strict: bool = False) -> Iterator[str]:
     """Yield the problems of the input adapter in `io.input_inline`. Yield nothing if it names no adapter."""
     adapter = inline.get("input_adapter")
-    if adapter is None:
+    if adapter is None or is_expression(adapter) or is_expression(inline.get("input_args")):
         return
     if adapter not in ADAPTERS:
         hint = did_you_mean(adapter, ADAPTERS, otherwise=f"known: {', '.join(ADAPTERS)}")
@@ -86,7 +87,7 @@ def args_problems(adapter: str, args: object, *, strict: bool = False) -> Iterat
     for key, value in args.items():
         if key not in checks:
             yield f"input_args.{key} is unknown to {adapter}; it takes {', '.join(checks)}"
-        elif not checks[key][1](value):
+        elif not is_expression(value) and not checks[key][1](value):
             yield f"input_args.{key} {value!r} must be {checks[key][0]}"
 
 

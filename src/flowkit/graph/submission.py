@@ -14,6 +14,7 @@ from flowkit import limits
 from flowkit.errors import BadInput, GraphError
 from flowkit.graph.conditions import condition_problems
 from flowkit.graph.input_adapters import PULL, parse_pull
+from flowkit.graph.params import params_problems
 from flowkit.graph.validation import parse_graph, raise_if
 from flowkit.limits import EXTERNAL_NODES, ID_CHARS, NODE_STATE_BYTES, TASK_DOCUMENT_BYTES
 from flowkit.models import RUNTIME_KEYS
@@ -91,8 +92,11 @@ def validate_input(
     *,
     max_nodes: int | None = limits.MAX_NODES,
     external_roles: Collection[str] = (),
+    params_given: bool = True,
 ) -> Graph:
     """Return the validated graph of a new task. Its warnings include those about nodes of `external_roles`.
+
+    Without `params_given`, the params follow later, so they need not match `params_schema`.
 
     Raise GraphError if the input is not valid or contains something that MongoDB cannot store, or if the task document
     would become too large.
@@ -101,6 +105,7 @@ def validate_input(
     graph = parse_graph(new.graph, params=new.params, max_nodes=max_nodes, max_bytes=None)
     problem = external_problem(new.graph["nodes"], external_roles)
     raise_if([problem] if problem else condition_problems(new.graph, graph))
+    raise_if(params_problems(new.graph, new.params if params_given else None))
     raise_if(storage_problems({"params": new.params, "graph": new.graph}))
     raise_if(_document_problems(new, graph))
     return replace(graph, warnings=(*graph.warnings, *external_warnings(graph, external_roles)))

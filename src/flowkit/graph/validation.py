@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit import limits
 from flowkit.errors import GraphError
-from flowkit.graph.field_checks import graph_problems, json_bytes, parse_fan_in
+from flowkit.graph.expressions import find_expressions, may_hold_expressions
+from flowkit.graph.field_checks import encode_json, graph_problems, json_bytes, parse_fan_in
 from flowkit.graph.input_adapters import PULL, RECHUNK, replace_alias
 from flowkit.graph.routes import find_routers, resolve_routes, route_problems
 from flowkit.graph.streams import max_ahead_warnings, read_start_when, resolve_streams
@@ -323,7 +324,7 @@ def _take_first(problems: Iterator[str]) -> list[str]:
 
 def _make_node(index: int, raw: dict[str, Any], wiring: _Wiring, streams_from: tuple[str, ...]) -> Node:
     node_id, io, routes = raw["node_id"], raw.get("io") or {}, wiring.routes
-    conditions = wiring.edge_when.get(node_id, {})
+    conditions, encoded = wiring.edge_when.get(node_id, {}), encode_json(io) if io else b"{}"
     return Node(
         node_id=node_id,
         index=index,
@@ -334,7 +335,7 @@ def _make_node(index: int, raw: dict[str, Any], wiring: _Wiring, streams_from: t
         retry_policy=_make_retry_policy(raw.get("retry_policy") or {}),
         allow_failure=bool(raw.get("allow_failure", False)),
         timeout_sec=raw.get("timeout_sec"),
-        io_bytes=json_bytes(io) if io else len("{}"),
+        io_bytes=len(encoded),
         max_ahead=io.get("max_ahead") or 0,
         deadline_sec=raw.get("deadline_sec"),
         on_success=routes.on_success.get(node_id, ()),
@@ -342,6 +343,7 @@ def _make_node(index: int, raw: dict[str, Any], wiring: _Wiring, streams_from: t
         conditional=node_id in routes.conditional,
         streams_from=streams_from,
         when=raw.get("when"),
+        expressions=find_expressions(io) if may_hold_expressions(encoded) else (),
         edge_when={parent: when for parent, when in conditions.items() if parent in routes.parents[node_id]},
     )
 

@@ -37,6 +37,8 @@ class AttemptInput:
     """How many batches the attempt may be ahead of the slowest of `followers` that runs; 0 means without a limit."""
     followers: tuple[str, ...] = ()
     """Nodes that pull from this one while it runs, if `max_ahead` is set."""
+    by_expression: bool = False
+    """Whether `io` contains expressions, whose values are stored for the generation of the node."""
     begin_by: float = 0.0
     """Time after which an inline attempt must not begin, because another engine may run the workflow; 0 for never."""
 

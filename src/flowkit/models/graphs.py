@@ -139,6 +139,8 @@ class Node:
     """The condition under which the node starts once its gate has opened, in CEL."""
     edge_when: dict[str, str] = field(default_factory=dict)
     """The conditions of the edges from these parents, in CEL."""
+    expressions: tuple[tuple[str, str], ...] = ()
+    """The values by expression in `io`: path and text, in CEL."""
 
     @property
     def is_function(self) -> bool:

@@ -78,6 +78,8 @@ class NodeState:
     """The results of the conditions of edges to this node, by the index of the parent."""
     deadline_at: float | None = None
     """When the node must have ended. Set when its gate opens, if the node has a `deadline_sec`."""
+    evaluated: bool = False
+    """Whether the values by expression of this generation are evaluated and stored."""
     ordinary: bool = False
     """Whether the attempts of the node stay ordinary activities, although an engine hosts its role inline."""
     waits_for: str | None = None
@@ -265,6 +267,10 @@ class EvaluateConditions:
     seconds: float = CONDITIONS_SEC
     """Most time that the evaluation may take."""
     deployment: str = ""
+    node_id: str = ""
+    """The node whose values by expression to evaluate and to store; empty for conditions."""
+    generation: int = 0
+    """The generation of this node."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,4 +278,7 @@ class ConditionResults:
     """Result of `evaluate_conditions`, in the order of the input."""
 
     results: list[bool | str]
-    """The result of each expression. A text says why the expression cannot be evaluated."""
+    """The result of each expression. A text says why the expression cannot be evaluated.
+
+    The result of a value by expression is true, because the value itself is stored only in MongoDB.
+    """

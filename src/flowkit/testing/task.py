@@ -23,7 +23,7 @@ from flowkit.models import (
 from flowkit.testing.executors import RUN
 from flowkit.workflows.display.task_status import failure_text
 from flowkit.workflows.document import node_record, pulled_nodes
-from flowkit.workflows.evaluations import apply_results, requests, results_of
+from flowkit.workflows.evaluations import apply_results, requests, results_of, value_failure, value_request
 from flowkit.workflows.node import attempt_input, read_failure
 from flowkit.workflows.retry import UNREQUESTED_CANCEL, Fail, decide, note_failure
 from flowkit.workflows.scheduling.scheduler import Scheduler
@@ -115,12 +115,23 @@ class InProcessTask:
 
     async def _run_node(self, node: Node) -> NodeStatus:
         state = self.scheduler.states[node.index]
+        if failure := await self._evaluate_values(node, state):
+            note_failure(state, failure.code, failure.message)
+            return NodeStatus.FAILED
         while failure := await self._run_attempt(node, state):
             decision = decide(node.retry_policy, failure, state, 0.0)
             if isinstance(decision, Fail):
                 note_failure(state, decision.code, decision.message)
                 return NodeStatus.FAILED
         return NodeStatus.FINISHED
+
+    async def _evaluate_values(self, node: Node, state: NodeState) -> AttemptFailure | None:
+        if not node.expressions or state.evaluated:
+            return None
+        deployment = self._executors.settings.deployment
+        request = value_request(self.scheduler, node, self.task_id, deployment)
+        found = await self._executors.engine(temporal_names.EVALUATE_CONDITIONS, request)
+        return value_failure(node, state, found)
 
     async def _run_attempt(self, node: Node, state: NodeState) -> AttemptFailure | None:
         state.epoch += 1

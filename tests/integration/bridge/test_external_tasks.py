@@ -99,6 +99,28 @@ async def test_failure_of_an_external_worker_is_retried_with_its_code(external: 
     assert outcomes[0]["failure"]["code"] == "flaky"
 
 
+async def test_external_worker_receives_values_in_place_of_expressions(external: ExternalTasks) -> None:
+    await external.served_engine()
+    await external.external(scripted)
+    fails = {"fail_at": {"$cel": "2"}, "fail_until_epoch": {"$cel": "1 + 1"}}
+    task_id = await external.create(
+        node(
+            "extract",
+            external.role,
+            inline={"batches": {"$cel": "[{'day': 'mon' + 'day'}, {'n': 1}, {'n': 2}]"}, **fails},
+            retry_policy={"max": 1, "backoff_sec": 0.1},
+        )
+    )
+    assert (await external.result(task_id)).status == "finished"
+    assert [row["metrics"] for row in await external.rows(task_id, "extract")] == [
+        {"day": "monday"},
+        {"n": 1},
+        {"n": 2},
+    ]
+    records = await external.dispatches(task_id)
+    assert ([record["attempt_epoch"] for record in records], "monday" in str(records)) == ([1, 2], False)
+
+
 async def test_dropped_command_is_dispatched_again_without_a_retry(external: ExternalTasks) -> None:
     await external.served_engine()
     await external.external(three, misbehavior=Misbehavior(drop_commands=2))

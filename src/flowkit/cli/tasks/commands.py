@@ -40,6 +40,12 @@ def run(
     params: Annotated[
         str | None, typer.Option(help="Params as JSON, or @FILE; they override those of GRAPH key by key.")
     ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="One param as key=value, JSON if it parses as JSON, else text; overrides --params. Repeatable."
+        ),
+    ] = None,
     task_id: NewTaskId = None,
     watch: WatchIt = False,
     timeout: Timeout = None,
@@ -52,7 +58,7 @@ def run(
     """Start a task. With --watch, show it until it ends. An engine and workers must be running."""
     log_warnings(verbose)
     _require_watch(timeout, watch)
-    task = read_task(graph, params)
+    task = read_task(graph, params, param or ())
     task.checked()
     from flowkit.cli.tasks.operations import Watch, start
 

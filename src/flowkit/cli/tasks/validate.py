@@ -47,7 +47,7 @@ def validate(
     checked: Graph | None = None
     try:
         task = read_task(graph)
-        checked = task.checked()
+        checked = task.checked(params_given=bool(task.params))
         hints = _find_unknown_roles(task.graph, Where(mongo_url=mongo_url, database=database, queue=queue))
     except GraphError as error:
         problems = shown_problems(error)

@@ -1,0 +1,71 @@
+"""The values by expression of nodes: one row for each generation of a node, which `flowkit purge` deletes."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pymongo import ASCENDING
+from pymongo.errors import DuplicateKeyError
+
+from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
+from flowkit.core.utils import stable_hash
+from flowkit.errors import BadExpression
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flowkit.models import AttemptInput
+
+
+class InputValues:
+    """The collection `input_values`. Raises StoreUnavailable if MongoDB does not respond."""
+
+    def __init__(self, db: Database) -> None:
+        self._rows = durable(db).input_values
+
+    @translate_errors
+    async def prepare(self) -> None:
+        """Create the index by which `flowkit purge` finds the rows of a task."""
+        await ensure_index(self._rows, [("task_id", ASCENDING)], "ix_input_values_task")
+
+    @translate_errors
+    async def put(
+        self,
+        task_id: str,
+        node_id: str,
+        generation: int,
+        values: Mapping[str, Any],
+        at: float,
+        *,
+        run_id: str,
+        attempt: int,
+    ) -> None:
+        """Store the values of a node's expressions, by text. `attempt` is the try of the activity, in the run `run_id`.
+
+        An earlier try that ends late changes nothing.
+        """
+        key = {"_id": _row_id(task_id, node_id, generation)}
+        own = {"task_id": task_id, "node_id": node_id, "generation": generation}
+        earlier = [{"run_id": {"$ne": run_id}}, {"attempt": {"$lte": attempt}}]
+        evaluated = {"run_id": run_id, "attempt": attempt, "created_at": moment(at)}
+        stored = {**own, **evaluated, "values": json.dumps(values, ensure_ascii=False, allow_nan=False)}
+        with suppress(DuplicateKeyError):
+            await self._rows.update_one({**key, "$or": earlier}, {"$set": stored}, upsert=True)
+
+    @translate_errors
+    async def get(self, attempt: AttemptInput) -> dict[str, Any]:
+        """Return the values for an attempt, by the text of the expression. Raise BadExpression if they are not stored."""
+        key = _row_id(attempt.task_id, attempt.node_id, attempt.generation)
+        found = await self._rows.find_one({"_id": key}, {"values": 1})
+        if found is None:
+            raise BadExpression(
+                f"the values of the expressions of node {attempt.node_id!r} are not in MongoDB; start the task again"
+            )
+        values: dict[str, Any] = json.loads(found["values"])
+        return values
+
+
+def _row_id(task_id: str, node_id: str, generation: int) -> str:
+    return stable_hash({"t": task_id, "n": node_id, "g": generation})
