@@ -13,6 +13,7 @@ from flowkit.cli.project.command import init
 from flowkit.cli.retention.commands import close_orphaned, purge
 from flowkit.cli.tasks import attempts, commands, results, validate, variables, workers
 from flowkit.cli.up.command import up
+from flowkit.cli.up.logs import logs
 from flowkit.core import version
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 _COMMANDS: dict[str, Callable[..., int | None]] = {
     "up": up,
+    "logs": logs,
     "engine": processes.engine,
     "bridge": processes.bridge,
     "worker": processes.worker,
