@@ -131,8 +131,6 @@ def incrementing(key: Any, by: Any) -> Change:
 
 def final_increments(given: Any) -> Change | None:
     """Return the change for the variables that `finalize` returns, `{"incr": {path: amount}}`; None for no increments."""
-    if given is None or given == {}:
-        return None
     if not isinstance(given, Mapping) or set(given) != {"incr"} or not isinstance(given["incr"], Mapping):
         raise AdapterError(
             'vars must be {"incr": {path: number}}; set other variables with ctx.vars.set before finalize returns'

@@ -171,7 +171,7 @@ class AttemptStorage:
         Increments of `variables` are part of the write that ends the attempt, which then comes first, because they may
         conflict with the variables of the task. Raise BadVars if they are invalid or do, and write nothing.
         """
-        increments = _checked_increments(variables)
+        increments = _checked_increments(variables) if variables else None
         final, _ = storable("metrics of finalize", metrics)
         ref, _ = storable("artifacts_ref of finalize", artifacts_ref or {})
         now, tasks, artifacts, attempt = time.time(), self._tasks, self._artifacts, self._attempt
