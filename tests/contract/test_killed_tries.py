@@ -159,8 +159,10 @@ async def test_two_tries_at_the_same_time_count_every_batch_once(
     await assert_counted_once(db, "u")
 
 
-async def test_same_uid_twice_is_one_batch(db: Any) -> None:
-    await inline(db, numbered(1, "u", "u")).run()
+async def test_same_uid_twice_is_one_batch_if_the_handler_allows_it(db: Any) -> None:
+    handler = numbered(1, "u", "u")
+    handler.allow_duplicate_uids = True
+    await inline(db, handler).run()
     await assert_counted_once(db, "u")
 
 
