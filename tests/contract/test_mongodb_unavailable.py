@@ -33,8 +33,10 @@ MAX_MESSAGE_CHARS = 400
 TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "prepare": lambda tasks: tasks.prepare(),
     "database_id": lambda tasks: tasks.database_id(),
+    "deployment": lambda tasks: tasks.deployment(),
     "insert_task": lambda tasks: tasks.insert_task(new_task("a")),
     "open_task": lambda tasks: tasks.open_task(opening("a")),
+    "reject_task": lambda tasks: tasks.reject_task(opening("a"), "invalid_graph"),
     "reopen": lambda tasks: tasks.reopen(TASK, RUN),
     "condition_values": lambda tasks: tasks.condition_values(TASK),
     "variables": lambda tasks: tasks.variables(TASK),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     [
         (
             ["--only", "temporal,redis"],
-            "--only 'redis' is unknown; choose from temporal, mongo, engine, worker",
+            "--only 'redis' is unknown; choose from temporal, mongo, engine, bridge, worker",
         ),
         (["--only", "worker"], "a worker needs handlers, but none are given; name them as module:CLASS"),
         (["--only", "engine", "shop:Shop"], "handlers are given, but this command starts no worker"),

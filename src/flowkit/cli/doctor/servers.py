@@ -47,6 +47,7 @@ INDEXES: dict[str, tuple[str, ...]] = {
     "worker_registry": ("uniq_worker",),
     "worker_events": ("uniq_worker_event",),
     "stored_graphs": ("ix_stored_graphs_task",),
+    "input_values": ("ix_input_values_task",),
 }
 """Indexes that engines and workers create when they start."""
 

@@ -212,19 +212,19 @@ async def _after(
     attempt: AttemptView, kind: str, attributes: Any, at: float, converter: DataConverter
 ) -> AttemptView:
     """Return the attempt after an event of its activity."""
-    match kind.removeprefix("activity_task_").removesuffix("_event_attributes"):
-        case "started" if attributes.attempt > 1:
+    match kind.removesuffix("_event_attributes"):
+        case "activity_task_started" if attributes.attempt > 1:
             # Temporal has recorded only this try, which reports that the worker of the first one was lost.
             return replace(attempt, outcome=Outcome.RUNNING)
-        case "started":
+        case "activity_task_started":
             return replace(
                 attempt, worker=process_of(attributes.identity), started_at=at, outcome=Outcome.RUNNING
             )
-        case "completed":
+        case "activity_task_completed":
             return replace(attempt, ended_at=at, outcome=Outcome.FINISHED)
-        case "canceled":
+        case "activity_task_canceled":
             return replace(attempt, ended_at=at, outcome=Outcome.CANCELLED)
-        case "failed" | "timed_out":
+        case "activity_task_failed" | "activity_task_timed_out":
             return await _with_failure(replace(attempt, ended_at=at), attributes.failure, converter)
     return attempt
 
@@ -246,13 +246,19 @@ async def _with_failure(attempt: AttemptView, failure: Any, converter: DataConve
 
 def _outcome_of(kind: FailureKind | None) -> Outcome:
     """Return how an attempt with this kind of failure ended. An unknown kind is a failure."""
-    return {
-        "loss": Outcome.LOST,
-        "handover": Outcome.HANDED_OVER,
-        "yielded": Outcome.YIELDED,
-        "epoch_taken": Outcome.REPLACED,
-        "fenced": Outcome.REPLACED,
-    }.get(str(kind), Outcome.FAILED)
+    from flowkit.models import FailureKind
+
+    match kind:
+        case FailureKind.LOSS:
+            return Outcome.LOST
+        case FailureKind.HANDOVER:
+            return Outcome.HANDED_OVER
+        case FailureKind.YIELDED:
+            return Outcome.YIELDED
+        case FailureKind.EPOCH_TAKEN | FailureKind.FENCED:
+            return Outcome.REPLACED
+        case _:
+            return Outcome.FAILED
 
 
 async def _read_marker(marker: Any, converter: DataConverter) -> AttemptView | None:
