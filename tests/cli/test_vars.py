@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.cli.app import run
-from flowkit.cli.tasks.variables import lines, plain, read_value
+from flowkit.cli.json_files import read_value
+from flowkit.cli.tasks.variables import lines, plain
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from tests.integration.harness import node
 

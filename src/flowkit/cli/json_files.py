@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from flowkit.cli.errors import add_remedy
 from flowkit.errors import ConfigError
@@ -38,8 +38,8 @@ class GivenTask:
 def read_task(path: str, params: str | None = None, single: Sequence[str] = ()) -> GivenTask:
     """Return the task in a file (`-` is stdin): a graph, or `{"params": …, "graph": …}`.
 
-    The keys of `params` override those of the file, and those of `single` (`key=value`) both. Raise ConfigError if the file cannot be read or is not JSON, and
-    GraphError if the outer structure is invalid.
+    The keys of `params` override those of the file, and those of `single` (`key=value`) override both. Raise
+    ConfigError if the file cannot be read or is not JSON, and GraphError if the outer structure is invalid.
     """
     given = _parse_json(_read(path, "graph file"), path)
     if isinstance(given, dict) and "nodes" not in given and {"graph", "params"} & given.keys():
@@ -68,19 +68,21 @@ def read_single_params(given: Sequence[str]) -> dict[str, Any]:
             raise add_remedy(problem, "write, for example, --param day=2026-01-31")
         if key in found:
             raise add_remedy(ConfigError(f"--param {key} is given twice"), "give each key once")
-        found[key] = _parse_value(value)
+        found[key] = read_value(value)
     return found
 
 
-def _parse_value(text: str) -> Any:
+def read_value(text: str) -> Any:
+    """Return the value if the text is JSON; otherwise return the text."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return text
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"JSON has no {name}")
+def _refuse_constant(name: str) -> NoReturn:
+    """Reject NaN and Infinity, which Python accepts but JSON does not."""
+    raise ValueError(name)
 
 
 def read_object(text: str, option: str, remedy: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, Protocol
 
 from rich.box import SIMPLE_HEAD
@@ -70,6 +71,16 @@ def plain_table(title: str | None = None, *, wide: bool = True) -> Table:
     text = Text(title, overflow="ellipsis") if title else None
     padding = (0, 2, 0, 0)
     return Table(title=text, title_justify="left", box=box, show_edge=False, padding=padding, expand=wide)
+
+
+def add_times(table: Table, heading: str) -> None:
+    """Add a column for the cells of `format_time`."""
+    table.add_column(f"{heading} (UTC)", width=len(format_time(0.0)), no_wrap=True)
+
+
+def format_time(at: float | None) -> str:
+    """Return a time in seconds since the Unix epoch as `2026-01-31 12:00:00` in UTC; None is empty."""
+    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def add_names(table: Table, heading: str, names: Sequence[str], most: int = _MAX_NAME_CHARS) -> None:

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from flowkit import reason_codes
+from flowkit.adapters.entries import utc
 from flowkit.cli import output
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.queries import LoggedAttempt
     from flowkit.models import FailureKind
 
-_SECOND = len("2026-01-31 12:00:00")
 _LOCAL_MARKER = "core_local_activity"
 """The marker with which Temporal's SDK records a local activity."""
 
@@ -392,9 +392,7 @@ def _first(*moments: float | None) -> float | None:
 
 
 def _stored_time(moment: datetime | None) -> float | None:
-    if moment is None:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return None if moment is None else utc(moment).timestamp()
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
@@ -419,7 +417,7 @@ def attempts_table(found: list[AttemptView], now: float, *, wide: bool) -> Table
     """Return a table with a row for each attempt; `wide` fills the width of the terminal."""
     from rich.text import Text
 
-    from flowkit.cli.screen import add_names, plain_table
+    from flowkit.cli.screen import add_names, add_times, format_time, plain_table
 
     table = plain_table(wide=wide)
     add_names(table, "node", [each.node_id for each in found])
@@ -428,7 +426,7 @@ def attempts_table(found: list[AttemptView], now: float, *, wide: bool) -> Table
     versions = any(each.version for each in found)
     if versions:
         table.add_column("version", no_wrap=True)
-    table.add_column("started (UTC)", width=_SECOND, no_wrap=True)
+    add_times(table, "started")
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("outcome", ratio=1 if wide else None, overflow="fold", no_wrap=not wide)
     for each in found:
@@ -438,7 +436,7 @@ def attempts_table(found: list[AttemptView], now: float, *, wide: bool) -> Table
             Text(str(each.attempt)),
             Text(each.worker or ""),
             *([Text(each.version or "")] if versions else []),
-            Text(_format_time(each.started_at)),
+            Text(format_time(each.started_at)),
             Text("" if seconds is None else format_duration(round(seconds, 2))),
             Text.assemble((each.outcome, _STYLES.get(each.outcome, "")), _format_error(each)),
         ]
@@ -457,10 +455,6 @@ _STYLES = {
     Outcome.WAITING: "dim",
     Outcome.REPLACED: "dim",
 }
-
-
-def _format_time(at: float | None) -> str:
-    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _format_error(attempt: AttemptView) -> str:

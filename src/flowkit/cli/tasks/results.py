@@ -4,6 +4,7 @@ import asyncio
 import json
 import shlex
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.queries import StoredBatch, StoredResult
 
 _MAX_BATCHES = 1_000
-_SECOND = len("2026-01-31 12:00:00")
 _UID_CHARS = 40
 
 
@@ -253,24 +253,24 @@ def batches_table(batches: "list[StoredBatch]", *, wide: bool) -> "Table":
     """Return a table with a row for each batch; `wide` fills the width of the terminal."""
     from rich.text import Text
 
-    from flowkit.cli.screen import add_names, plain_table
+    from flowkit.cli.screen import add_names, add_times, format_time, plain_table
 
     table = plain_table(wide=wide)
     add_names(table, "batch", [batch.uid for batch in batches], most=_UID_CHARS)
     table.add_column("status", width=6, no_wrap=True)
     table.add_column("attempt", justify="right", no_wrap=True)
-    table.add_column("stored (UTC)", width=_SECOND, no_wrap=True)
+    add_times(table, "stored")
     table.add_column("metrics", ratio=1 if wide else None, overflow="fold", no_wrap=not wide)
     for batch in batches:
         ref = f"artifacts_ref: {_format_values(batch.artifacts_ref)}" if batch.artifacts_ref else ""
         shown = one_line(batch.error) if batch.error else _format_values(batch.metrics)
-        at = (batch.stored_at or "")[:_SECOND].replace("T", " ")
+        at = None if batch.stored_at is None else datetime.fromisoformat(batch.stored_at).timestamp()
         style = "red" if batch.status == "failed" else "green"
         table.add_row(
             Text(batch.uid),
             Text(batch.status, style=style),
             Text(str(batch.attempt or "")),
-            Text(at),
+            Text(format_time(at)),
             Text("; ".join(filter(None, [shown, ref]))),
         )
     return table

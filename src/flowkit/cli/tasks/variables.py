@@ -8,13 +8,13 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
-from flowkit.cli.json_files import read_object
+from flowkit.cli.json_files import read_object, read_value
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_MONGO_URL,
@@ -136,19 +136,6 @@ def _incr(text: str) -> Step:
 def _unset(names: list[str]) -> Iterator[Step]:
     if names:
         yield Step(option="--unset", method="vars_unset", arguments={"keys": names})
-
-
-def read_value(text: str) -> Any:
-    """Return the value if the text is JSON; otherwise return the text."""
-    try:
-        return json.loads(text, parse_constant=_no_json)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _no_json(name: str) -> NoReturn:
-    """Reject NaN and Infinity, which Python accepts but JSON does not."""
-    raise ValueError(name)
 
 
 def _check(step: Step) -> None:

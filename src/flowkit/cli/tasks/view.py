@@ -357,8 +357,8 @@ async def find_missing_processes(
 ) -> list[str]:
     """Return hints at what is missing: an engine of the queue and the database, and workers.
 
-    Workers are missing if nobody polls one of `roles`, or if nobody has ever polled one that nodes need `later`.
-    Without an engine, only roles that nobody has ever polled are named. Without `tasks`, the store of this process,
+    Workers are missing if no worker polls one of `roles`, or if none has ever polled one that nodes need `later`.
+    Without an engine, only roles that no worker has ever polled are named. Without `tasks`, the store of this process,
     neither the database nor earlier workers are known.
     """
     option = queue_option(queue)
@@ -397,7 +397,7 @@ def _describe_other_databases(queue: str, others: Sequence[str], own: str) -> li
 
 
 def describe_unknown_roles(unknown: Mapping[str, Sequence[str]], option: str = "") -> list[str]:
-    """Return hints at the roles that nobody has ever polled, each with similar ones that are polled (`never_polled_roles`)."""
+    """Return hints at the roles that no worker has ever polled, each with similar ones that are polled (`never_polled_roles`)."""
     start = f"start one with `flowkit worker module:Handler{option}`"
     others = [role for role, similar in unknown.items() if not similar]
     hints = [
