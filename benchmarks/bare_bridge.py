@@ -13,11 +13,13 @@ import hashlib
 import json
 import time
 import uuid
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from pymongo import WriteConcern
+from pymongo.errors import DuplicateKeyError
 
 ROLE = "bare"
 DISPATCHES = "bare_dispatches"
@@ -123,11 +125,10 @@ class BareBridge:
     async def _batch(self, event: dict[str, Any], key: dict[str, Any]) -> None:
         batch = {**key, "batch_uid": event["payload"]["batch_uid"]}
         metrics = event["payload"]["metrics"]
+        partial = {**batch, "status": "partial", "meta": metrics, "created_at": _now()}
         await asyncio.gather(
-            self._db.metrics_raw.insert_one({**batch, "metrics": metrics}),
-            self._db.artifacts.insert_one(
-                {**batch, "status": "partial", "meta": metrics, "created_at": _now()}
-            ),
+            _insert_once(self._db.metrics_raw, {**batch, "metrics": metrics}),
+            _insert_once(self._db.artifacts, partial),
         )
 
     async def _done(self, event: dict[str, Any], key: dict[str, Any], record: str, path: str) -> None:
@@ -158,6 +159,12 @@ def _command(task: str, node: str) -> dict[str, Any]:
         "payload": {**payload, "cancel_token": str(uuid.uuid4())},
         "target_worker_id": None,
     }
+
+
+async def _insert_once(collection: Any, row: dict[str, Any]) -> None:
+    """Insert a row, unless it exists: Kafka may deliver an event again, for example after a rebalance."""
+    with suppress(DuplicateKeyError):
+        await collection.insert_one(row)
 
 
 def _hash(value: Any) -> str:
