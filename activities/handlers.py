@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from flowkit import reason_codes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable
 
     from flowkit.activities.context import RunContext
 
@@ -78,30 +78,48 @@ class RoleHandler:
     handler_version: str = ""
     """Version of an inline handler in `worker_registry`. Empty means a hash of the source of its class."""
 
-    async def init(self, info: dict[str, Any]) -> None:
-        """Prepare a run. `info` contains `task_id`, `node_id`, `attempt_epoch`, `worker_id` and `role`."""
+    if TYPE_CHECKING:
+        # A hook may be a coroutine or a plain function, and the first three may declare a parameter `ctx`.
+        def init(self, info: dict[str, Any], *args: Any, **kwargs: Any) -> Any: ...
+        def load_input(
+            self,
+            input_ref: dict[str, Any] | None,
+            input_inline: dict[str, Any] | None,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any: ...
+        def iter_batches(self, loaded: Any, *args: Any, **kwargs: Any) -> Any: ...
+        def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult | Awaitable[BatchResult]: ...
+        def finalize(self, ctx: RunContext) -> FinalizeResult | Awaitable[FinalizeResult | None] | None: ...
 
-    async def load_input(self, input_ref: dict[str, Any] | None, input_inline: dict[str, Any] | None) -> Any:
-        """Load and return the node's input.
+    else:
 
-        If the node names no input adapter, the returned dict may propose one: `input_adapter` and `input_args`.
-        """
-        return {"input_ref": input_ref or {}, "input_inline": input_inline or {}}
+        async def init(self, info: dict[str, Any]) -> None:
+            """Prepare a run. `info` contains `task_id`, `node_id`, `attempt_epoch`, `worker_id` and `role`."""
 
-    async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
-        """Yield the batches of a node that does not pull. Their uids must be the same in every attempt."""
-        yield Batch(payload=loaded or {})
+        async def load_input(
+            self, input_ref: dict[str, Any] | None, input_inline: dict[str, Any] | None
+        ) -> Any:
+            """Load and return the node's input.
 
-    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Process one batch and return its result."""
-        return BatchResult(success=True, metrics={"processed": 1})
+            If the node names no input adapter, the returned dict may propose one: `input_adapter` and `input_args`.
+            """
+            return {"input_ref": input_ref or {}, "input_inline": input_inline or {}}
 
-    async def finalize(self, ctx: RunContext) -> FinalizeResult | None:
-        """Finish the node; called even if there were no batches.
+        async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+            """Yield the batches of a node that does not pull. Their uids must be the same in every attempt."""
+            yield Batch(payload=loaded or {})
 
-        Do not rely on `ctx.kv` here: earlier attempts may have processed some of the batches.
-        """
-        return FinalizeResult()
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            """Process one batch and return its result."""
+            return BatchResult(success=True, metrics={"processed": 1})
+
+        async def finalize(self, ctx: RunContext) -> FinalizeResult | None:
+            """Finish the node; called even if there were no batches.
+
+            Do not rely on `ctx.kv` here: earlier attempts may have processed some of the batches.
+            """
+            return FinalizeResult()
 
     def classify_error(self, exc: BaseException) -> tuple[str, bool]:
         """Return `(reason_code, permanent)` for an exception that another method raised."""

@@ -77,7 +77,7 @@ class Stuck(RoleHandler):
     def __init__(self) -> None:
         self.released = threading.Event()
 
-    def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
+    def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
         if batch.payload["input_inline"].get("stuck"):
             self.released.wait(120)
         return BatchResult(success=True)

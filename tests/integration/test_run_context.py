@@ -137,7 +137,7 @@ async def test_plain_hook_sees_the_cancel_on_its_thread(harness: Harness) -> Non
     running, seen = threading.Event(), threading.Event()
 
     class Looping(RoleHandler):
-        def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:  # type: ignore[override]
+        def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
             while not ctx.cancelled():
                 running.set()
                 threading.Event().wait(0.02)

@@ -185,23 +185,23 @@ class Plain(RoleHandler):
         self.calls.append(hook)
         self.threads.add(threading.get_ident())
 
-    def init(self, info: dict[str, Any]) -> None:  # type: ignore[override]
+    def init(self, info: dict[str, Any]) -> None:
         self._record(f"init {info['node_id']}")
 
     def load_input(self, input_ref: Any, input_inline: Any) -> Any:
         self._record("load_input")
         return input_inline
 
-    def iter_batches(self, loaded: Any) -> Iterator[Batch]:  # type: ignore[override]
+    def iter_batches(self, loaded: Any) -> Iterator[Batch]:
         for number in range(3):
             self._record(f"batch {number}")
             yield Batch(batch_uid=f"b{number}", payload=loaded)
 
-    def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
+    def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
         self._record(f"process {batch.batch_uid}")
         return BatchResult(success=True, metrics={**batch.payload, "cancelled": ctx.cancelled()})
 
-    def finalize(self, ctx: Any) -> FinalizeResult | None:  # type: ignore[override]
+    def finalize(self, ctx: Any) -> FinalizeResult | None:
         self._record("finalize")
         return FinalizeResult(metrics={"all": 3})
 
@@ -228,7 +228,7 @@ async def test_blocking_plain_hook_does_not_block_other_runs_of_its_worker() -> 
     released, barrier = threading.Event(), threading.Barrier(2)
 
     class Blocking(Plain):
-        def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
+        def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
             barrier.wait(TIMEOUT_SEC)
             assert released.wait(TIMEOUT_SEC)
             return super().process_batch(batch, ctx)
@@ -265,14 +265,14 @@ class Wrong(Plain):
         hook = "iter_batches"
         return self.RETURN_VALUES[loaded] if loaded.startswith(hook) else [Batch(batch_uid="b1", payload={})]
 
-    def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
+    def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
         right = BatchResult(success=True)
         response: BatchResult = (
             self.RETURN_VALUES[ctx.node_id] if ctx.node_id.startswith("process") else right
         )
         return response
 
-    def finalize(self, ctx: Any) -> FinalizeResult | None:  # type: ignore[override]
+    def finalize(self, ctx: Any) -> FinalizeResult | None:
         response: FinalizeResult | None = (
             self.RETURN_VALUES[ctx.node_id] if ctx.node_id.startswith("final") else None
         )

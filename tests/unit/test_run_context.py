@@ -209,10 +209,10 @@ class Asking(RoleHandler):
         if ctx.node_id == "asked":
             self.seen[hook] = [ctx.params, ctx.input_inline, ctx.input_ref]
 
-    async def init(self, info: dict[str, Any], *, ctx: RunContext) -> None:  # type: ignore[override]
+    async def init(self, info: dict[str, Any], *, ctx: RunContext) -> None:
         self._note("init", ctx)
 
-    def load_input(self, input_ref: Any, input_inline: Any, ctx: RunContext) -> Any:  # type: ignore[override]
+    def load_input(self, input_ref: Any, input_inline: Any, ctx: RunContext) -> Any:
         self._note("load_input", ctx)
         return input_inline
 
@@ -227,7 +227,7 @@ class Asking(RoleHandler):
 class Yielding(Asking):
     """Yields a batch with the day of the params, from a coroutine."""
 
-    async def iter_batches(self, loaded: Any, ctx: RunContext) -> AsyncIterator[Batch]:  # type: ignore[override]
+    async def iter_batches(self, loaded: Any, ctx: RunContext) -> AsyncIterator[Batch]:
         self._note("iter_batches", ctx)
         yield Batch(batch_uid=ctx.params["day"])
 
@@ -235,7 +235,7 @@ class Yielding(Asking):
 class YieldingPlainly(Asking):
     """Yields a batch with the day of the params, from a plain generator."""
 
-    def iter_batches(self, loaded: Any, *, ctx: RunContext) -> Iterator[Batch]:  # type: ignore[override]
+    def iter_batches(self, loaded: Any, *, ctx: RunContext) -> Iterator[Batch]:
         self._note("iter_batches", ctx)
         yield Batch(batch_uid=ctx.params["day"])
 

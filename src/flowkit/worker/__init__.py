@@ -1,5 +1,6 @@
 """Public import path of Worker and of the classes for writing handlers."""
 
+from flowkit.activities.context import RunContext
 from flowkit.activities.handlers import Batch, BatchResult, EchoHandler, FinalizeResult, RoleHandler
 from flowkit.config import WorkerConfig
 from flowkit.worker.runner import Worker
@@ -10,6 +11,7 @@ __all__ = [
     "EchoHandler",
     "FinalizeResult",
     "RoleHandler",
+    "RunContext",
     "Worker",
     "WorkerConfig",
 ]
