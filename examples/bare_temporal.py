@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio.client import Client
 
-from flowkit.worker.handlers.base import Batch, BatchResult, RoleHandler, RunContext
+from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deployment import coordinator, run, wait_until
-from flowkit.worker.handlers.base import Batch, BatchResult, FinalizeResult, RoleHandler, RunContext
+from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler, RunContext
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

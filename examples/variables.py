@@ -20,7 +20,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from deployment import coordinator, run, wait_until
-from flowkit.worker.handlers.base import Batch, BatchResult, RoleHandler, RunContext
+from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

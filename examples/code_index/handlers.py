@@ -11,7 +11,7 @@ from code_index import faults, packages
 from code_index.facts import FileFacts
 from code_index.parsing import Parser
 from code_index.tree import python_files
-from flowkit.worker.handlers.base import Batch, BatchResult, FinalizeResult, RoleHandler, RunContext
+from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler, RunContext
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [
     *sorted(page for page in DOCS.rglob("*.md") if "screenshots" not in page.parts),
-    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples/second_hour/README.md"),
 ]
 SHELL = ("sh", "bash")
 MARKS = ("file", "terminal", "until", "press", "exit", "not run")

@@ -53,8 +53,9 @@ def check_out(folder: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.skipif(not (ROOT / ".venv/.installed").exists(), reason="the environment was not made by make")
 @pytest.mark.timeout(600)
-def test_the_readme_can_be_followed(reader: Reader) -> None:
-    reader.follow(ROOT / "README.md")
+@pytest.mark.parametrize("folder", [".", "examples/second_hour"])
+def test_a_readme_can_be_followed(folder: str, reader: Reader) -> None:
+    reader.follow(ROOT / folder / "README.md")
 
 
 def test_the_readme_fits_two_screens_and_shows_one_picture() -> None:

@@ -1,0 +1,1 @@
+"""Eight nodes that audit a folder of Markdown pages: see README.md."""
