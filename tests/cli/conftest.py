@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli.fork_server import ForkServer
+from tests.fork_server import ForkedProcess, fork_server
 from tests.integration.conftest import harness
-from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,10 +33,9 @@ class ProgramOutput:
 class Program:
     """Runs `flowkit` in a folder."""
 
-    def __init__(self, folder: Path, fork_server: ForkServer) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._fork_server = fork_server
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[ForkedProcess] = []
 
     def write(self, name: str, text: str) -> str:
         """Write a file into the folder, and return its name."""
@@ -45,17 +44,16 @@ class Program:
 
     def run(self, *arguments: str, env: Mapping[str, Any] | None = None, stdin: str = "") -> ProgramOutput:
         """Run the program until it exits, and return its output."""
-        code, out, err = self._fork_server.run(
-            arguments, self.folder, {**os.environ, **(env or {})}, stdin, EVENT_TIMEOUT_SEC
+        environment = {**os.environ, **(env or {})}
+        code, out, err = fork_server().run(
+            arguments, self.folder, environment, EVENT_TIMEOUT_SEC, stdin=stdin
         )
         return ProgramOutput(code=code, out=out, err=err)
 
-    def start(self, *arguments: str, env: Mapping[str, Any]) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, env: Mapping[str, Any]) -> ForkedProcess:
         """Start the program. It is killed at the end of the test."""
         pipe = subprocess.PIPE
-        started = subprocess.Popen(
-            [str(FLOWKIT), *arguments], cwd=self.folder, env=env, stdout=pipe, stderr=pipe, text=True
-        )
+        started = fork_server().start(arguments, self.folder, env, stdout=pipe, stderr=pipe)
         self._started.append(started)
         return started
 
@@ -70,17 +68,9 @@ class Program:
         return await asyncio.to_thread(self.run, *arguments, env=env)
 
 
-@pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
-    """The process that runs the commands of all tests."""
-    server = ForkServer()
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def program(tmp_path: Path, fork_server: ForkServer) -> Iterator[Program]:
+def program(tmp_path: Path) -> Iterator[Program]:
     """The program in an empty folder."""
-    made = Program(tmp_path, fork_server)
+    made = Program(tmp_path)
     yield made
     made.close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from itertools import combinations_with_replacement, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from tests.docs.pages import DOCS, Block, blocks, place
+from tests.fork_server import fork_server
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 from flowkit.models import FanIn, Graph, Node, NodeState, NodeStatus, SkipReason
 from flowkit.workflows.scheduling.scheduler import Scheduler
@@ -149,10 +150,8 @@ def examples() -> list[tuple[Block, Block]]:
 @pytest.mark.parametrize(("program", "shown"), examples(), ids=[place(program) for program, _ in examples()])
 def test_example_prints_what_the_page_shows(program: Block, shown: Block, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(program.text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.stdout, done.returncode) == (shown.text, 0), done.stderr
+    code, printed, errors = fork_server().run([], tmp_path, os.environ, EVENT_TIMEOUT_SEC, module="example")
+    assert (printed, code) == (shown.text, 0), errors
 
 
 @pytest.mark.parametrize("heading", ["When a node starts", "Streaming", "Routing", "Conditions"])

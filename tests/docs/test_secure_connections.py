@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+import subprocess
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trustme
 from tests.docs.pages import DOCS, blocks
-from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT
+from tests.fork_server import fork_server
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -89,17 +91,19 @@ def write_page_files(folder: Path, replacements: dict[str, str]) -> None:
             (folder / name).write_text(text, encoding="utf-8")
 
 
-async def run_status(folder: Path, settings: str, environment: dict[str, str]) -> tuple[int | None, str]:
+async def run_status(folder: Path, settings: str, environment: dict[str, str]) -> tuple[int, str]:
     """Run `flowkit status nothing-there` with a settings file of the page; returns exit code and output."""
-    process = await asyncio.create_subprocess_exec(
-        *("bash", "-c", f". ./{settings}; exec {FLOWKIT} status nothing-there"),
-        cwd=folder,
-        env=environment,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    printed, _ = await asyncio.wait_for(process.communicate(), EVENT_TIMEOUT_SEC)
-    return process.returncode, printed.decode()
+    variables = await asyncio.to_thread(sourced, folder, settings, environment)
+    status = ["status", "nothing-there"]
+    code, out, err = await asyncio.to_thread(fork_server().run, status, folder, variables, EVENT_TIMEOUT_SEC)
+    return code, out + err
+
+
+def sourced(folder: Path, settings: str, environment: dict[str, str]) -> dict[str, str]:
+    """Return the variables of a shell that has run a settings file."""
+    shell = ["bash", "-c", f". ./{settings}; env -0"]
+    done = subprocess.run(shell, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(each.split("=", 1) for each in done.stdout.split("\0") if each)
 
 
 @pytest.fixture

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.fork_server import fork_server
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 from typer.testing import CliRunner
 
 from code_index.__main__ import app
@@ -33,18 +34,12 @@ def test_value_below_one_is_rejected(option: str) -> None:
 
 def test_missing_source_is_reported_in_one_line(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    ended = subprocess.run(
-        [sys.executable, "-m", "code_index", "--source", str(missing)],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT / "examples"), "TERM": "dumb"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    environment = {"PYTHONPATH": str(ROOT / "examples"), "TERM": "dumb"}
+    ended = fork_server().run(
+        ["--source", str(missing)], tmp_path, environment, EVENT_TIMEOUT_SEC, module="code_index"
     )
-    assert (ended.returncode, ended.stdout) == (1, "")
     expected = f"code_index: --source: there is no folder {missing}; name a folder with Python source\n"
-    assert ended.stderr == expected
+    assert ended == (1, "", expected)
     assert [*tmp_path.iterdir()] == []
 
 

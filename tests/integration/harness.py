@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import time
 import uuid
@@ -19,6 +18,7 @@ from flowkit.connection import connect
 from flowkit.testing import ExternalWorker
 from flowkit.worker import Worker
 from flowkit.workflows.task import Task
+from tests.fork_server import fork_server
 from tests.integration.handlers import ALL
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from flowkit.models import TaskResult
     from flowkit.testing.external.journal import Entry
     from flowkit.worker import RoleHandler
+    from tests.fork_server import ForkedProcess
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ class Harness:
         self._client: Client | None = None
         self._coordinator: Coordinator | None = None
         self._started: list[Coordinator | Worker] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[ForkedProcess] = []
 
     @property
     def config(self) -> CoordinatorConfig:
@@ -124,13 +125,14 @@ class Harness:
         self._started.append(worker)
         return worker
 
-    def process(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a `flowkit` process, which the test can kill."""
-        started = subprocess.Popen([FLOWKIT, *arguments], cwd=ROOT, env=self.environment)
+    def process(self, *arguments: str, module: str = "flowkit", **environment: str) -> ForkedProcess:
+        """Start a `flowkit` process, or `python -m module`, which the test can kill."""
+        env = {**self.environment, **environment}
+        started = fork_server().start(arguments, ROOT, env, module=module)
         self._processes.append(started)
         return started
 
-    def engine_process(self, *handlers: str) -> subprocess.Popen[bytes]:
+    def engine_process(self, *handlers: str) -> ForkedProcess:
         """Start an engine in its own process, which hosts these handlers of `handlers.py`."""
         config = Path(self.environment.get("TMPDIR", "/tmp")) / f"{self.queue}.json"
         config.write_text(self.config_json())
@@ -143,7 +145,7 @@ class Harness:
 
         return json.dumps(self.settings)
 
-    def worker_process(self, *handlers: str) -> subprocess.Popen[bytes]:
+    def worker_process(self, *handlers: str) -> ForkedProcess:
         """Start a worker in its own process, for handlers of `handlers.py`."""
         return self.process("worker", *(f"tests.integration.handlers:{name}" for name in handlers))
 

@@ -17,8 +17,7 @@ from tests.integration.handlers import ConcurrencyCounter, Cruncher, LoopBlocker
 from tests.integration.harness import ROOT, eventually, node
 
 if TYPE_CHECKING:
-    import subprocess
-
+    from tests.fork_server import ForkedProcess
     from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
@@ -52,7 +51,7 @@ async def until_stored(harness: Harness, task_id: str, node_id: str, count: int)
     await eventually(look, timeout_sec=TIMEOUT_SEC)
 
 
-async def kill_and_replace(harness: Harness, process: subprocess.Popen[bytes], *handlers: str) -> None:
+async def kill_and_replace(harness: Harness, process: ForkedProcess, *handlers: str) -> None:
     """Kill a worker, as a crash would, and start another one."""
     process.kill()
     await asyncio.to_thread(process.wait)
@@ -164,7 +163,7 @@ async def everything(harness: Harness, task_id: str) -> dict[str, list[dict[str,
     return {**found, "tasks": [await harness.document(task_id)]}
 
 
-async def until_idle(harness: Harness, process: subprocess.Popen[bytes], worker_id: str) -> None:
+async def until_idle(harness: Harness, process: ForkedProcess, worker_id: str) -> None:
     """Wait until the resumed worker has run a new attempt, which shows that its earlier attempts have ended."""
     assert process.poll() is None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import time
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.models import TaskStatus
-from tests.integration.harness import ROOT, Harness, eventually
+from tests.integration.harness import Harness, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,9 +56,9 @@ async def counted(harness: Harness) -> int:
 @contextmanager
 def flaky_engine(harness: Harness, seed: str) -> Iterator[None]:
     """Start a flaky engine, which is killed at the end."""
-    command = [sys.executable, "-m", "tests.integration.flaky_engine", seed]
-    environment = {**harness.environment, "ENGINE_SETTINGS": harness.config_json()}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment)
+    process = harness.process(
+        seed, module="tests.integration.flaky_engine", ENGINE_SETTINGS=harness.config_json()
+    )
     try:
         yield
     finally:

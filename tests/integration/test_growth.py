@@ -14,8 +14,7 @@ from flowkit.models import TaskStatus
 from tests.integration.test_large_graphs import layers, printed_figures, run_ids
 
 if TYPE_CHECKING:
-    import subprocess
-
+    from tests.fork_server import ForkedProcess
     from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
@@ -39,14 +38,14 @@ def quick_layers(count: int) -> list[dict[str, Any]]:
     return [{**each, "type": "quick"} for each in layers(count)]
 
 
-def peak_mb(process: subprocess.Popen[bytes]) -> int:
+def peak_mb(process: ForkedProcess) -> int:
     """Return the largest memory (RSS) that a process has used, in MB; 0 where the system does not report it."""
     status = Path(f"/proc/{process.pid}/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return next((int(line.split()[1]) // 1_000 for line in lines if line.startswith("VmHWM")), 0)
 
 
-def processor_sec(process: subprocess.Popen[bytes]) -> float:
+def processor_sec(process: ForkedProcess) -> float:
     """Return the processor time that a process has used, in seconds; 0 where the system does not report it."""
     stat = Path(f"/proc/{process.pid}/stat")
     used = stat.read_text().rpartition(")")[2].split()[11:13] if stat.exists() else ["0", "0"]
@@ -82,7 +81,7 @@ async def measure(harness: Harness, size: int) -> tuple[float, str]:
     )
 
 
-async def first_task(harness: Harness, engine: subprocess.Popen[bytes]) -> int:
+async def first_task(harness: Harness, engine: ForkedProcess) -> int:
     """Run a small task, so that engine and worker are ready, and return the memory of the engine."""
     await harness.result(await harness.create(*quick_layers(1)))
     return peak_mb(engine)

@@ -16,8 +16,9 @@ from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_continue_as_new import histories, replay
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
+
+    from tests.fork_server import ForkedProcess
 
 pytestmark = pytest.mark.server
 
@@ -32,7 +33,7 @@ def watched(harness: Harness) -> Harness:
 
 
 @contextmanager
-def suspended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def suspended(process: ForkedProcess) -> Iterator[None]:
     """Suspend a process within the block."""
     process.send_signal(signal.SIGSTOP)
     try:

@@ -10,7 +10,8 @@ import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT
+from tests.fork_server import fork_server
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.local.processes import descendants, isolated_environment
 
 from flowkit.local.ports import CANDIDATES, is_free
@@ -38,14 +39,10 @@ class UpProcess:
     def __init__(self, folder: Path, *arguments: str, env: Mapping[str, str]) -> None:
         pipe = subprocess.PIPE
         self.environment = dict(env)
-        self.process = subprocess.Popen(
-            [str(FLOWKIT), "up", *arguments],
-            cwd=folder,
-            env=self.environment,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
+        self.process = fork_server().start(
+            ["up", *arguments], folder, self.environment, stdout=pipe, stderr=pipe
         )
+        self._folder = folder
         self.lines: list[str] = []
         """Lines of stderr read so far."""
         self._unread: queue.Queue[str | None] = queue.Queue()
@@ -83,14 +80,8 @@ class UpProcess:
 
     def run_command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run another command with the exported variables, and return its result."""
-        return subprocess.run(
-            [str(FLOWKIT), *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=EVENT_TIMEOUT_SEC,
-            check=False,
-        )
+        done = fork_server().run(arguments, self._folder, self.environment, EVENT_TIMEOUT_SEC)
+        return subprocess.CompletedProcess(arguments, *done)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal, read the remaining output, and return the exit code."""

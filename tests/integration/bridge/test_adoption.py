@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 from collections import Counter
 from dataclasses import asdict
@@ -24,11 +22,12 @@ from flowkit.testing.external.handlers import scripted
 from tests.integration.bridge.doomed_engine import POINTS
 from tests.integration.bridge.external_tasks import codes
 from tests.integration.bridge.gates import Gate
-from tests.integration.harness import ROOT, eventually, node, wait_seconds
+from tests.integration.harness import eventually, node, wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from tests.fork_server import ForkedProcess
     from tests.integration.bridge.external_tasks import ExternalTasks
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -49,19 +48,14 @@ async def provision(external: ExternalTasks) -> None:
         await provisioner.seed(role)
 
 
-def doomed(external: ExternalTasks, points: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+def doomed(external: ExternalTasks, points: dict[str, str] | None = None) -> ForkedProcess:
     """Start an engine process with a bridge, which kills itself when each role in `points` has reached its point."""
     settings = json.dumps(asdict(external.config), default=list)
-    started = subprocess.Popen(
-        [sys.executable, "-m", "tests.integration.bridge.doomed_engine", json.dumps(points or {})],
-        cwd=ROOT,
-        env={**external.environment, "ENGINE_SETTINGS": settings},
-    )
-    external._processes.append(started)
-    return started
+    module = "tests.integration.bridge.doomed_engine"
+    return external.process(json.dumps(points or {}), module=module, ENGINE_SETTINGS=settings)
 
 
-async def ended(process: subprocess.Popen[bytes]) -> int:
+async def ended(process: ForkedProcess) -> int:
     """Wait for the end of a process, and return its exit code."""
     return await asyncio.to_thread(process.wait, 60)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import urllib.error
@@ -18,7 +17,8 @@ from flowkit.bridge_runner import BridgeRunner
 from flowkit.errors import ConfigError, GraphError
 from flowkit.local.ports import free_port
 from flowkit.models.temporal_names import role_queue
-from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT, eventually, node
+from tests.fork_server import fork_server
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node
 from tests.kafka_server import Broker
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ class BridgeProcess:
         config = folder / "bridge.json"
         config.write_text(json.dumps(settings))
         health = ("--health-port", str(self.port), "--health-file", str(self.health_file))
-        self.process = subprocess.Popen(
-            [str(FLOWKIT), "bridge", external.role, "--config", str(config), *health, *options],
-            env={**os.environ, **external.environment},
+        self.process = fork_server().start(
+            ["bridge", external.role, "--config", str(config), *health, *options],
+            folder,
+            external.environment,
             stderr=subprocess.PIPE,
-            text=True,
         )
 
     def lines_until(self, part: str) -> list[str]:
@@ -88,7 +88,7 @@ class BridgeProcess:
         """Send SIGTERM, and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=EVENT_TIMEOUT_SEC)
-        return self.process.returncode
+        return self.process.wait()
 
     def close(self) -> None:
         """Kill the process if it still runs."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli.conftest import fork_server, program
+from tests.cli.conftest import program
 from tests.integration.harness import eventually, node
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Program
     from tests.integration.bridge.external_tasks import ExternalTasks
 
-__all__ = ["fork_server", "program"]
+__all__ = ["program"]
 
 pytestmark = pytest.mark.server
 

@@ -1,0 +1,298 @@
+"""A process that has imported FlowKit, and forks for each program: that takes milliseconds instead of a second.
+
+A program is a process of its own, which a test can kill, stop and wait for. It differs from one that a shell starts
+only in what was imported before it began.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from contextlib import ExitStack
+from functools import cache
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_LOADED = (
+    *("flowkit.cli", "flowkit.plugin", "flowkit.worker.runner", "flowkit.bridge.service"),
+    *("uvloop", "motor.motor_asyncio"),
+)
+_HEADER_BYTES = 8
+_FILES = 4
+"""File descriptors of a request: stdin, stdout, stderr, and where the process id and the exit code go."""
+
+
+class ForkedProcess:
+    """A running program, with the part of the interface of `subprocess.Popen` that tests use."""
+
+    def __init__(self, report: socket.socket, stdout: IO[str] | None, stderr: IO[str] | None) -> None:
+        self.stdout, self.stderr = stdout, stderr
+        self.returncode: int | None = None
+        self._report = report
+        self._changing = threading.Lock()
+        self.pid = int(self._line(None))
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs. A negative code is that of a signal."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code. Raise TimeoutExpired after `timeout` seconds."""
+        until = None if timeout is None else time.monotonic() + timeout
+        if not self._changing.acquire(timeout=-1 if timeout is None else timeout):
+            raise subprocess.TimeoutExpired("flowkit", timeout or 0)
+        try:
+            if self.returncode is None:
+                left = None if until is None else max(until - time.monotonic(), 0)
+                self.returncode = int(self._line(left))
+                self._report.close()
+        finally:
+            self._changing.release()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if the process still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask the process to stop, if it still runs."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the process, if it still runs."""
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Read the rest of the output, wait for the end, and close the streams."""
+        texts = ["", ""]
+
+        def read(number: int, stream: IO[str]) -> None:
+            with stream:
+                texts[number] = stream.read()
+
+        streams = enumerate((self.stdout, self.stderr))
+        readers = [
+            threading.Thread(target=read, args=(number, stream))
+            for number, stream in streams
+            if stream is not None and not stream.closed
+        ]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join()
+        return texts[0], texts[1]
+
+    def _line(self, timeout: float | None) -> str:
+        self._report.settimeout(timeout)
+        line = b""
+        try:
+            while not line.endswith(b"\n"):
+                part = self._report.recv(1)
+                assert part, "the fork server has ended"
+                line += part
+        except (TimeoutError, BlockingIOError):
+            raise subprocess.TimeoutExpired("flowkit", timeout or 0) from None
+        return line.decode()
+
+
+class ForkServer:
+    """Starts the process when the first program is needed. It ends with this process."""
+
+    def __init__(self) -> None:
+        self._server: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
+        self._sending = threading.Lock()
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str],
+        *,
+        module: str = "flowkit",
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> ForkedProcess:
+        """Start `python -m module` with these arguments. `stdout` and `stderr` are inherited, or `subprocess.PIPE`."""
+        with ExitStack() as stack:
+            streams: list[IO[str] | None] = [None, None]
+            files = [stack.enter_context(open(os.devnull, encoding="utf-8")).fileno(), 1, 2]
+            for number, target in enumerate((stdout, stderr)):
+                if target == subprocess.PIPE:
+                    reading, files[number + 1] = os.pipe()
+                    stack.callback(os.close, files[number + 1])
+                    streams[number] = os.fdopen(reading, encoding="utf-8")
+            return ForkedProcess(self._request(arguments, folder, env, files, module), *streams)
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str],
+        timeout: float,
+        *,
+        stdin: str = "",
+        module: str = "flowkit",
+    ) -> tuple[int, str, str]:
+        """Run `python -m module` until it exits. Return its exit code, and what it wrote to stdout and stderr."""
+        with ExitStack() as stack:
+            files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+            files[0].write(stdin.encode())
+            files[0].seek(0)
+            numbers = [file.fileno() for file in files]
+            process = ForkedProcess(self._request(arguments, folder, env, numbers, module), None, None)
+            code = process.wait(timeout)
+            return code, _text_of(files[1]), _text_of(files[2])
+
+    def _request(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str],
+        files: Sequence[int],
+        module: str,
+    ) -> socket.socket:
+        request = {"arguments": list(arguments), "folder": str(folder), "env": dict(env), "module": module}
+        text = json.dumps(request).encode()
+        ours, theirs = socket.socketpair()
+        with theirs, self._sending:
+            server = self._running()
+            header = len(text).to_bytes(_HEADER_BYTES)
+            socket.send_fds(server, [header], [*files, theirs.fileno()])
+            server.sendall(text)
+        return ours
+
+    def _running(self) -> socket.socket:
+        if self._server is None:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                command = [sys.executable, "-P", __file__, str(theirs.fileno())]
+                # In a session of its own, Ctrl-C reaches only the tests, which then end their programs.
+                started = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+            self._server = ours, started
+            atexit.register(self._end)
+        return self._server[0]
+
+    def _end(self) -> None:
+        if self._server is not None:
+            requests, started = self._server
+            requests.close()
+            started.wait()
+
+
+@cache
+def fork_server() -> ForkServer:
+    """Return the fork server of this process."""
+    return ForkServer()
+
+
+def _text_of(file: Any) -> str:
+    file.seek(0)
+    text: str = file.read().decode()
+    return text.replace("\r\n", "\n")
+
+
+def _serve(requests: socket.socket) -> None:
+    """Import FlowKit, and run each program in a process of its own, until the owner of the server has ended."""
+    import gc
+    import importlib
+
+    for name in _LOADED:
+        importlib.import_module(name)
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        header, files, _, _ = socket.recv_fds(requests, _HEADER_BYTES, _FILES)
+        if not header:
+            return
+        header += _received(requests, _HEADER_BYTES - len(header))
+        text = _received(requests, int.from_bytes(header))
+        if os.fork() == 0:
+            requests.close()
+            _watch(json.loads(text), files)
+        for file in files:
+            os.close(file)
+
+
+def _received(requests: socket.socket, count: int) -> bytes:
+    text = b""
+    while len(text) < count:
+        part = requests.recv(count - len(text))
+        if not part:
+            os._exit(0)
+        text += part
+    return text
+
+
+def _watch(request: dict[str, Any], files: list[int]) -> NoReturn:
+    """Run one program; report its process id, and its exit code as soon as it has ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    *streams, number = files
+    program = os.fork()
+    if program == 0:
+        os.close(number)
+        _run(request, streams)
+    for file in (*streams, *range(3)):
+        os.close(file)
+    with socket.socket(fileno=number) as report:
+        report.sendall(f"{program}\n".encode())
+        _, status = os.waitpid(program, 0)
+        try:
+            report.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        except BrokenPipeError:
+            pass
+    os._exit(0)
+
+
+def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
+    """Run one program as a new process would."""
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.path[:] = list(filter(None, [*request["env"].get("PYTHONPATH", "").split(os.pathsep), *sys.path]))
+    module = request["module"]
+    sys.argv = [module, *request["arguments"]]
+    code = 1
+    try:
+        if module == "flowkit":
+            from flowkit.cli import main
+
+            main()
+        else:
+            import runpy
+
+            sys.path.insert(0, request["folder"])
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
