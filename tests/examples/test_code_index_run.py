@@ -117,28 +117,17 @@ def test_node_of_a_killed_worker_resumes_without_loss_or_repetition(db: Any, sou
 @pytest.mark.server
 @pytest.mark.slow
 @pytest.mark.timeout(2 * TIMEOUT_SEC + 60)
-def test_run_retries_failures_prints_the_result_and_writes_the_report(
-    db: Any, source: Path, tmp_path: Path
+def test_run_with_an_external_worker_retries_failures_prints_the_result_and_writes_the_report(
+    db: Any, source: Path, tmp_path: Path, kafka: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka.bootstrap_servers)
     report = tmp_path / "out" / "own.html"
-    printed = demo(source, "--report", str(report))
+    printed = demo(source, "--external", "--report", str(report))
+    assert f"external role grouper runs on external-1, through Kafka at {kafka.bootstrap_servers}" in printed
     assert "files    6 found = 6 analyzed; 0 do not parse" in printed
     assert "enrich: 3 attempts, which processed 0 + 1 + 2 batches" in printed
     assert line(printed, "report").split() == ["report", str(report)]
     assert "2 × failed: flaky_disk" in report.read_text()
-    assert StoredBatches(db, printed).paths == sorted(FILES)
-
-
-@pytest.mark.server
-@pytest.mark.slow
-@pytest.mark.timeout(2 * TIMEOUT_SEC + 60)
-def test_external_worker_runs_one_role_with_the_same_result(
-    db: Any, source: Path, kafka: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka.bootstrap_servers)
-    printed = demo(source, "--external")
-    assert f"external role grouper runs on external-1, through Kafka at {kafka.bootstrap_servers}" in printed
-    assert "files    6 found = 6 analyzed; 0 do not parse" in printed
     stored = StoredBatches(db, printed)
     assert {worker for _, _, worker in stored.writers("group")} == {"external-1"}
     assert stored.uids("group") == stored.uids("index")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pymongo import MongoClient
+from tests.fork_server import fork_server
 from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT, ROOT
 
 from flowkit.cli.loading import load_handlers
@@ -50,15 +51,17 @@ def deployment(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     own = {"MONGO_DATABASE": f"test_{name}", "FLOWKIT_QUEUE": f"q-{name}"}
     path = os.pathsep.join([str(FLOWKIT.parent), str(folder), os.environ["PATH"]])
     environment = {**os.environ, **stack.exports, **own, "PATH": path}
-    with subprocess.Popen([FLOWKIT, *up_arguments()], cwd=EXAMPLES, env=environment) as running:
+    running = fork_server().start(up_arguments(), EXAMPLES, environment)
+    try:
         yield environment
+    finally:
         running.terminate()
-        assert running.wait(EVENT_TIMEOUT_SEC) == 0
+    assert running.wait(EVENT_TIMEOUT_SEC) == 0
     with MongoClient[dict[str, object]](stack.mongo_url) as mongo:
         mongo.drop_database(own["MONGO_DATABASE"])
 
 
-def output_of(deployment: dict[str, str], *command: str) -> str:
+def run_program(deployment: dict[str, str], *command: str) -> str:
     """Run a command and return what it prints."""
     done = subprocess.run(
         command,
@@ -75,7 +78,9 @@ def output_of(deployment: dict[str, str], *command: str) -> str:
 
 def run_example(deployment: dict[str, str], name: str) -> str:
     """Run an example and return what it prints."""
-    return output_of(deployment, *commands(name)[1])
+    code, out, err = fork_server().run([], EXAMPLES, deployment, EVENT_TIMEOUT_SEC, module=name)
+    assert code == 0, out + err
+    return out
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -154,6 +159,6 @@ def test_temporal_client_and_command_line_start_a_task(
     assert started.startswith("workflow proverbs-")
     assert "'status': 'finished'" in result
     assert (words.split()[-1], total.split()[-1]) == ("finished", "finished")
-    printed = output_of(deployment, *commands("bare_temporal")[2])
+    printed = run_program(deployment, *commands("bare_temporal")[2])
     assert re.search(r"Status +COMPLETED", printed)
     assert len(re.findall(r'"status":"finished"', printed)) == 4

@@ -156,10 +156,10 @@ def without_task(right: Callable[..., Any]) -> Callable[..., Any]:
     ("name", "wrong"),
     first_of(
         [
+            ("inherited_reason", own_reason),
             ("is_open", one_short),
             ("closes_all_gate", always_closed),
             ("higher_precedence", weakest),
-            ("inherited_reason", own_reason),
             ("fires", routes_cancels),
             ("fails_with_parents", never),
             ("passes", always),

@@ -14,7 +14,7 @@ import pytest
 from tests.kafka_server import Broker
 from tests.local.processes import create_program, descendants, still_running, wait_until
 
-from flowkit.local import Kafka, MongoServer, Stack, TemporalServer
+from flowkit.local import Kafka, Stack, TemporalServer
 from flowkit.local.container import ContainerEngine, ContainerImage, container_name, find_engine
 from flowkit.local.ports import is_free
 
@@ -61,6 +61,9 @@ def test_servers_run_in_containers_and_keep_their_data(tmp_path: Path, docker: P
         stack.mongo.restart()
         with pymongo.MongoClient[dict[str, object]](stack.mongo_url) as client:
             assert client.flowkit.tasks.find_one() == {"_id": "t"}
+        removed = len(calls(docker, "rm"))
+        stack.mongo.kill()
+        assert len(calls(docker, "rm")) == removed + 1, "a killed container is removed"
     wait_until(lambda: not still_running(family))
     assert all(is_free(port) for port in ports)
     images = {"docker.io/temporalio/temporal:1.9.1", "docker.io/library/mongo:7.0.28"}
@@ -68,14 +71,6 @@ def test_servers_run_in_containers_and_keep_their_data(tmp_path: Path, docker: P
     assert {call[1] for call in calls(docker, "pull")} == images
     names = {container_name(name, folder) for name in ("mongo", "temporal")}
     assert {call[2] for call in calls(docker, "rm")} == names
-
-
-@pytest.mark.server
-def test_a_killed_container_is_removed(tmp_path: Path, docker: Path) -> None:
-    with MongoServer(tmp_path / "data") as server:
-        before = len(calls(docker, "rm"))
-        server.kill()
-        assert len(calls(docker, "rm")) == before + 1
 
 
 @pytest.mark.server

@@ -27,9 +27,16 @@ from flowkit.local.sources import Source
 
 
 @pytest.mark.server
-async def test_topics_and_records_survive_a_stop_a_kill_and_a_move_to_other_ports(tmp_path: Path) -> None:
-    with Kafka(tmp_path) as server:
-        port, broker = server.port, Broker(bootstrap_servers=server.bootstrap_servers)
+async def test_topics_records_and_users_survive_a_stop_a_kill_and_a_move_to_other_ports(
+    tmp_path: Path,
+) -> None:
+    security = secured(SaslMechanism.SCRAM_SHA_256, None)
+    own, wrong = [client_settings(security, None, password=each) for each in (PASSWORD, "wrong")]
+    with Kafka(tmp_path, security=security) as server:
+        port, broker = (
+            server.port,
+            Broker(bootstrap_servers=server.bootstrap_servers, client_settings=own),
+        )
         await broker.create_topics("cmd.indexer.v1")
         await broker.produce("cmd.indexer.v1", b"first")
 
@@ -40,11 +47,13 @@ async def test_topics_and_records_survive_a_stop_a_kill_and_a_move_to_other_port
         server.start()
         assert (server.port, await broker.consume("cmd.indexer.v1", 1)) == (port, [b"first"])
         await broker.produce("cmd.indexer.v1", b"second")
+        with pytest.raises(KafkaError):
+            await Broker(bootstrap_servers=server.bootstrap_servers, client_settings=wrong).create_topics("a")
 
         server.kill()
-    with Kafka(tmp_path) as other:
+    with Kafka(tmp_path, security=security) as other:
         assert other.port != port
-        broker = Broker(bootstrap_servers=other.bootstrap_servers)
+        broker = Broker(bootstrap_servers=other.bootstrap_servers, client_settings=own)
         assert await broker.consume("cmd.indexer.v1", 2) == [b"first", b"second"]
 
 
@@ -53,21 +62,6 @@ async def test_the_broker_creates_no_topics_by_itself(kafka: Broker) -> None:
     impatient = Broker(bootstrap_servers=kafka.bootstrap_servers, client_settings={"request_timeout_ms": 500})
     with pytest.raises(KafkaError):
         await impatient.produce("missing", b"x")
-
-
-@pytest.mark.server
-async def test_a_secured_broker_keeps_its_users_when_it_restarts(tmp_path: Path) -> None:
-    security = secured(SaslMechanism.SCRAM_SHA_256, None)
-    with Kafka(tmp_path, security=security) as server:
-        broker = Broker(
-            bootstrap_servers=server.bootstrap_servers, client_settings=client_settings(security, None)
-        )
-        await broker.create_topics("a")
-        server.restart()
-        await broker.create_topics("b")
-        wrong = client_settings(security, None, password="wrong")
-        with pytest.raises(KafkaError):
-            await Broker(bootstrap_servers=server.bootstrap_servers, client_settings=wrong).create_topics("c")
 
 
 def test_a_password_that_kafka_cannot_store_is_an_error() -> None:

@@ -96,11 +96,11 @@ def deadline(chance: random.Random) -> timedelta:
 
 
 @pytest.mark.server
-async def test_server_works_after_thousands_of_cancelled_requests(tmp_path: Path) -> None:
+async def test_server_works_after_hundreds_of_cancelled_requests(tmp_path: Path) -> None:
     """With an older SQLite driver, one of them made the server fail all later requests."""
     if not has_built_driver():
         pytest.skip("the Temporal CLI was not built with Go and the newer SQLite driver")
-    names, chance = (f"cancelled-{number}" for number in range(2_500)), random.Random(9)
+    names, chance = (f"cancelled-{number}" for number in range(400)), random.Random(9)
     with TemporalServer(tmp_path) as server:
         client = await Client.connect(server.address)
         await asyncio.gather(*(cancel_requests(client, names, chance) for _ in range(24)))

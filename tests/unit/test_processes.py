@@ -111,37 +111,27 @@ async def test_crashed_process_does_not_affect_other_batches(pool: ProcessPool, 
         await neighbour
 
 
-async def test_process_that_died_while_idle_is_replaced_without_using_a_retry(pool: ProcessPool) -> None:
-    pid = (await crunch(pool)).metrics["pid"]
-    os.kill(pid, signal.SIGKILL)
-    await until_gone(pid)
-    assert (await crunch(pool)).metrics["pid"] != pid
+async def test_process_is_reused_until_it_dies_while_idle_and_then_replaced_without_using_a_retry(
+    pool: ProcessPool,
+) -> None:
+    one, *others = [(await crunch(pool)).metrics for _ in range(3)]
+    assert one["given"] == [{"day": 1}, {"n": 2}, {"n": 3}], "it sees the params and the input of its node"
+    assert {each["pid"] for each in others} == {one["pid"]}
+    os.kill(one["pid"], signal.SIGKILL)
+    await until_gone(one["pid"])
+    assert (await crunch(pool)).metrics["pid"] != one["pid"]
 
 
-async def test_process_of_an_abandoned_batch_is_killed(pool: ProcessPool, tmp_path: Path) -> None:
-    given_up, pid = await computing(pool, tmp_path / "pid", context())
-    given_up.cancel()
-    await asyncio.wait([given_up])
-    await until_gone(pid)
-    assert (await crunch(pool)).success
-
-
-async def test_new_batch_does_not_inherit_the_cancel_of_another(pool: ProcessPool, tmp_path: Path) -> None:
+async def test_process_of_an_abandoned_batch_is_killed_and_new_batches_do_not_inherit_a_cancel(
+    pool: ProcessPool, tmp_path: Path
+) -> None:
     contexts = [context(), context()]
-    first, _ = await computing(pool, tmp_path / "first", contexts[0])
+    first, abandoned = await computing(pool, tmp_path / "first", contexts[0])
     first.cancel()
     await asyncio.wait([first])
+    await until_gone(abandoned)
     second, _ = await computing(pool, tmp_path / "second", contexts[1])
     contexts[1].cancel_flag.set()
     assert (await crunch(pool)).success
     with pytest.raises(asyncio.CancelledError):
         await second
-
-
-async def test_process_is_reused_for_one_batch_after_the_other(pool: ProcessPool) -> None:
-    assert len({(await crunch(pool)).metrics["pid"] for _ in range(3)}) == 1
-
-
-async def test_process_sees_the_params_and_the_input_of_its_node(pool: ProcessPool) -> None:
-    shown = (await crunch(pool)).metrics["given"]
-    assert shown == [{"day": 1}, {"n": 2}, {"n": 3}]

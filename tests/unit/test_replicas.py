@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -101,7 +102,11 @@ async def command(tmp_path: Path) -> AsyncIterator[Command]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_stops_every_process_gracefully(command: Command, number: signal.Signals) -> None:
+async def test_health_file_contains_every_process_and_a_signal_stops_each_gracefully(
+    command: Command, number: signal.Signals
+) -> None:
+    found = await eventually(partial(health, command))
+    assert [process["running"] for process in found["processes"]] == [True, True, True]
     command.parent.send_signal(number)
     assert command.end() == (0, "")
     assert command.stopped == {"1", "2", "3"}
@@ -131,15 +136,11 @@ async def test_processes_stop_when_the_command_is_killed(command: Command) -> No
     assert command.stopped == {"1", "2", "3"}
 
 
-async def test_health_file_contains_every_process(command: Command) -> None:
+async def health(command: Command) -> dict[str, Any] | None:
+    """Return what the health file of a command says, as soon as that is good."""
     file = command.folder / "health.json"
-
-    async def health() -> dict[str, Any] | None:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        return found if found.get("ok") else None
-
-    found = await eventually(health)
-    assert [process["running"] for process in found["processes"]] == [True, True, True]
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return found if found.get("ok") else None
 
 
 @pytest.mark.parametrize(
