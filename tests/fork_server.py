@@ -129,7 +129,10 @@ class ForkServer:
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> ForkedProcess:
-        """Start `python -m module` with these arguments. `stdout` and `stderr` are inherited, or `subprocess.PIPE`."""
+        """Start `python -m module` with these arguments.
+
+        `stdout` and `stderr` are inherited if they are None; otherwise they are a file, or `subprocess.PIPE`.
+        """
         with ExitStack() as stack:
             streams: list[IO[str] | None] = [None, None]
             files = [stack.enter_context(open(os.devnull, encoding="utf-8")).fileno(), 1, 2]
@@ -138,6 +141,8 @@ class ForkServer:
                     reading, files[number + 1] = os.pipe()
                     stack.callback(os.close, files[number + 1])
                     streams[number] = os.fdopen(reading, encoding="utf-8")
+                elif target is not None:
+                    files[number + 1] = target
             return ForkedProcess(self._request(arguments, folder, env, files, module), *streams)
 
     def run(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.server
 
-SHORT_SEC, SHORT_SEED = 10.0, 1
+SHORT_SEC, SHORT_SEED = 6.0, 1
 """Duration of the faults and seed in `make test`."""
 MINUTES = float(os.environ.get("FLOWKIT_CHAOS_MINUTES") or 0)
 """`make chaos MINUTES=n` sets it; 0 in `make test`."""

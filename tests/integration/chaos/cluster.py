@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.errors import FlowKitError
 from flowkit.local.ports import listening_process
+from tests.fork_server import fork_server
 from tests.integration.chaos.faults import (
     ENGINES,
     EXTERNAL_WORKERS,
@@ -45,13 +44,14 @@ from tests.integration.chaos.faults import (
     WORKERS,
 )
 from tests.integration.chaos.plans import EXTERNAL_ROLES, TOUCH
-from tests.integration.harness import FLOWKIT, ROOT
+from tests.integration.harness import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
     from pathlib import Path
 
     from flowkit.local import Kafka, MongoServer, TemporalServer
+    from tests.fork_server import ForkedProcess
     from tests.integration.chaos.faults import Fault
     from tests.integration.harness import Harness
 
@@ -74,15 +74,15 @@ RESTART_SEC = 10.0
 class ManagedProcess:
     """A process that starts again whenever it ends."""
 
-    program: tuple[str, ...] = (str(FLOWKIT),)
-    """The start of its command."""
+    module: str = "flowkit"
+    """What it runs, as `python -m` does."""
 
     def __init__(self, harness: Harness, folder: Path, name: str, *arguments: str) -> None:
         self.name = name
         self._arguments = arguments
         self.environment = dict(harness.environment)
         self._log = folder / f"{name}.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkedProcess | None = None
         self._back_at = 0.0
 
     @property
@@ -103,13 +103,14 @@ class ManagedProcess:
         if self.runs or time.monotonic() < self._back_at:
             return
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command(), cwd=ROOT, env=self.environment, stdout=log, stderr=subprocess.STDOUT
+            file = log.fileno()
+            self._process = fork_server().start(
+                self.arguments(), ROOT, self.environment, module=self.module, stdout=file, stderr=file
             )
 
-    def command(self) -> list[str]:
-        """Return the command of the next start."""
-        return [*self.program, *self._arguments]
+    def arguments(self) -> list[str]:
+        """Return the arguments of the next start."""
+        return [*self._arguments]
 
     def end(self, number: signal.Signals, away: float) -> None:
         """End the process with a signal. It restarts `away` seconds later."""
@@ -131,7 +132,7 @@ class ManagedProcess:
 class ExternalProcess(ManagedProcess):
     """An external worker as a process. Half of them keep their worker id when they start again (H9)."""
 
-    program = (sys.executable, "-m", "flowkit.testing.external")
+    module = "flowkit.testing.external"
 
     def __init__(self, *arguments: Any, keeps_id: bool) -> None:
         super().__init__(*arguments)
@@ -154,12 +155,12 @@ class ExternalProcess(ManagedProcess):
         if now >= self._started_at + START_PAUSE_SEC:
             super().ensure_started()
 
-    def command(self) -> list[str]:
-        """Return the command of the next start."""
+    def arguments(self) -> list[str]:
+        """Return the arguments of the next start."""
         self._number += 1
         self._started_at, self._stop_at = time.monotonic(), None
         self._worker_id = self.name if self._keeps_id else f"{self.name}-{self._number}"
-        return [*super().command(), "--worker-id", self._worker_id]
+        return [*super().arguments(), "--worker-id", self._worker_id]
 
     def end(self, number: signal.Signals, away: float) -> None:
         """End the process with a signal. It restarts `away` seconds later."""
