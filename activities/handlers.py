@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import hashlib
 import inspect
+import re
+import sys
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
 from flowkit import reason_codes
+from flowkit.limits import VERSION_CHARS
+from flowkit.text import printed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -76,7 +83,10 @@ class RoleHandler:
     By default, the attempt fails permanently as `duplicate_uid`.
     """
     handler_version: str = ""
-    """Version of an inline handler in `worker_registry`. Empty means a hash of the source of its class."""
+    """Version of the handler, which attempts and errors name: letters, digits, `.`, `_`, `-` and `+`, 60 at most.
+
+    Empty means the version of its package, if it is in one, and a hash of its source (docs/operations.md).
+    """
 
     if TYPE_CHECKING:
         # A hook may be a coroutine or a plain function, and the first three may declare a parameter `ctx`.
@@ -151,6 +161,69 @@ def misspelled_hook(handler: RoleHandler) -> str | None:
                 f"{close[0]!r}? If it is a helper, begin its name with '_'"
             )
     return None
+
+
+_VERSION = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{VERSION_CHARS - 1}}}")
+_HASH_CHARS = 12
+_PACKAGE_CHARS = 40
+"""Longest version of a package in the version of a handler; longer ones are cut."""
+
+
+def version_problem(handler: RoleHandler) -> str | None:
+    """Return why the attribute `handler_version` of a handler is not valid, or None."""
+    given = handler.handler_version
+    if given == "" or (isinstance(given, str) and _VERSION.fullmatch(given)):
+        return None
+    return (
+        f"{type(handler).__name__}.handler_version is {printed(given)}: set a text of 1 to {VERSION_CHARS} letters, digits, '.', '_', "
+        "'-' and '+' that begins with a letter or digit, or omit it"
+    )
+
+
+def version_of(handler: RoleHandler) -> str:
+    """Return `handler_version`, or else the version of the handler's package, `+`, and a hash of its source.
+
+    The hash covers the files of the modules that define the class of the handler and the classes it inherits, since an
+    editable install keeps its version. A handler outside a package has only the hash.
+    """
+    if handler.handler_version:
+        return handler.handler_version
+    classes = [each for each in type(handler).__mro__ if each not in RoleHandler.__mro__] or [RoleHandler]
+    digest = hashlib.sha256()
+    for module in dict.fromkeys(each.__module__ for each in classes):
+        digest.update(_read_source(module))
+    package = _package_version(classes[0].__module__)
+    return f"{package}+{digest.hexdigest()[:_HASH_CHARS]}" if package else digest.hexdigest()[:_HASH_CHARS]
+
+
+def _file_of(module: str) -> str | None:
+    return getattr(sys.modules.get(module), "__file__", None)
+
+
+def _read_source(module: str) -> bytes:
+    """Return the file of a module, or its name if it has none, as in an interactive session."""
+    try:
+        return Path(_file_of(module) or "").read_bytes()
+    except OSError:
+        return module.encode()
+
+
+@cache
+def _package_version(module: str) -> str:
+    """Return the version of the installed package that contains a module; empty if there is none."""
+    from importlib import metadata
+
+    package, path = module.partition(".")[0], _file_of(module) or ""
+    names = [package]
+    if {"site-packages", "dist-packages"} & {*Path(path).parts}:  # The lookup by content takes 0.2 s.
+        names = [*metadata.packages_distributions().get(package, ()), package]
+    for name in names:
+        try:
+            found = metadata.version(name)
+        except (metadata.PackageNotFoundError, ValueError):
+            continue
+        return re.sub(r"[^A-Za-z0-9._+-]", "-", found or "")[:_PACKAGE_CHARS].lstrip("._+-")
+    return ""
 
 
 _STEPS = 5

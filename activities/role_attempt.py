@@ -7,7 +7,7 @@ import inspect
 import logging
 import time
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
@@ -61,6 +61,8 @@ class RoleContext:
     events: EventLog | None = None
     leases: Mapping[str, RoleLease] = field(default_factory=dict)
     """The lease of each role whose task queue the process polls."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """The version of the handler of each role."""
 
 
 class RoleActivities:
@@ -95,6 +97,7 @@ class RoleActivities:
 
     async def _run(self, attempt: AttemptInput, **options: Any) -> AttemptResult:
         run_id = activity.info().workflow_run_id or ""
+        attempt = replace(attempt, version=self._roles.versions.get(attempt.role, ""))
         executor = RoleExecutor(
             attempt=attempt, run_id=run_id, worker=self._worker, roles=self._roles, **options
         )
@@ -179,7 +182,7 @@ class RoleExecutor:
             await self._signal_earlier_batches()
             final = await self._run_handler()
             await self._storage.end(final.metrics, final.artifacts_ref, final.vars)
-        return AttemptResult(worker_id=self._worker_id, batches=self._batches)
+        return AttemptResult(worker_id=self._worker_id, batches=self._batches, version=self._attempt.version)
 
     def _log_attempt(self, lease: dict[str, Any]) -> AbstractContextManager[AttemptLog | None]:
         events = self._roles.events
@@ -195,7 +198,7 @@ class RoleExecutor:
         batches = await complete_end(self._artifacts, self._attempt) if earlier.finished else None
         if batches is None:
             raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier)))
-        return AttemptResult(worker_id=self._worker_id, batches=batches)
+        return AttemptResult(worker_id=self._worker_id, batches=batches, version=self._attempt.version)
 
     async def _signal_earlier_batches(self) -> None:
         """Report the batches of an earlier attempt, which failed before its signal. This one may store no more."""

@@ -173,6 +173,7 @@ def _event(
     payload: dict[str, Any],
     identity: dict[str, Any],
 ) -> WorkerEvent:
+    version = {"version": attempt.version} if attempt.version else {}
     return WorkerEvent(
         task_id=attempt.task_id,
         node_id=attempt.node_id,
@@ -180,7 +181,7 @@ def _event(
         epoch=attempt.epoch,
         at=at,
         event_hash=stable_hash(identity),
-        payload={"kind": kind.value, "worker_id": worker_id, **payload},
+        payload={"kind": kind.value, "worker_id": worker_id, **version, **payload},
     )
 
 

@@ -7,7 +7,7 @@ attempt only while a worker serves its role, and only roles with a worker get sl
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -17,18 +17,29 @@ from pymongo.errors import DuplicateKeyError
 from flowkit.adapters.entries import utc
 from flowkit.adapters.metrics import storable
 from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
+from flowkit.limits import VERSION_CHARS
+from flowkit.text import names, shorten, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _SILENT_SEC = 180.0
 """Seconds without an announce after which a worker that reports no interval is offline: 3 times the usual interval."""
 
-_LISTED_FIELDS = ("worker_id", "type", "version", "capacity", "status", "session", "handlers", "last_seen")
+_LISTED_FIELDS = (
+    "worker_id",
+    "type",
+    "version",
+    "capacity",
+    "status",
+    "session",
+    "handlers",
+    "queue",
+    "last_seen",
+)
 _LISTED = {"_id": 0, "announce_interval_sec": 1} | dict.fromkeys(_LISTED_FIELDS, 1)
 
-_SHOWN_CONFLICTS = 10
-"""Processes with another version of a handler that a row names."""
+_SHOWN_VERSIONS = 5
 
 BRIDGE_PREFIX = "flowkit-bridge-"
 """Beginning of the Temporal identity of every bridge."""
@@ -43,12 +54,27 @@ class WorkerStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostedHandler:
-    """An inline handler that an engine or a worker hosts."""
+    """A handler that an engine or a worker hosts."""
 
     role: str
     version: str
     engine: bool
     """Whether the process is an engine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixedVersions:
+    """The versions of one role that online workers run, if they differ."""
+
+    queue: str
+    """The engine queue; empty for external workers, which do not announce it."""
+    role: str
+    workers: dict[str, tuple[str, ...]]
+    """The ids of the workers by version."""
+
+    def __str__(self) -> str:
+        """Return who runs what, for people."""
+        return f"workers of role {self.role} run different versions: {describe_versions(self.workers)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,9 +90,13 @@ class RegisteredWorker:
     external: bool
     """Whether it is an external worker."""
     in_engine: bool
-    """Whether it is an engine that hosts inline handlers."""
+    """Whether it is an engine that hosts handlers."""
     last_seen: datetime | None
     announce_interval_sec: float
+    queue: str = ""
+    """The engine queue whose roles it serves; empty for external workers, which do not announce it."""
+    handlers: dict[str, str] = field(default_factory=dict)
+    """The versions of its handlers by role. All handlers of an external worker have the version that it announces."""
 
 
 class WorkerRegistry:
@@ -96,6 +126,7 @@ class WorkerRegistry:
         session: str = "",
         leaked_threads: int | None = None,
         announce_interval_sec: float | None = None,
+        queue: str = "",
         handlers: Sequence[HostedHandler] = (),
     ) -> None:
         """Register a process that has started. As in announces, `type` contains all its roles, joined by commas."""
@@ -105,6 +136,7 @@ class WorkerRegistry:
             "version": version,
             "capacity": {"tasks": capacity},
             "announce_interval_sec": announce_interval_sec,
+            **({"queue": queue} if queue else {}),
             **({"handlers": [asdict(each) for each in handlers]} if handlers else {}),
             **_alive(at, session, leaked_threads),
         }
@@ -116,25 +148,6 @@ class WorkerRegistry:
             await self._workers.update_one({"worker_id": worker_id}, {"$set": shown}, upsert=True)
         except DuplicateKeyError:
             await self._workers.update_one({"worker_id": worker_id}, {"$set": shown})
-
-    @translate_errors
-    async def show_conflicts(self, worker_id: str, handlers: Sequence[HostedHandler]) -> list[dict[str, Any]]:
-        """Show in the row, and return, the online processes of the other kind that host another version of a handler.
-
-        An engine is compared with workers, and a worker with engines.
-        """
-        others = {"worker_id": {"$ne": worker_id}, "status": WorkerStatus.ONLINE.value}
-        found = []
-        for own in handlers:
-            other = {"role": own.role, "engine": not own.engine, "version": {"$ne": own.version}}
-            query = {**others, "handlers": {"$elemMatch": other}}
-            async for row in self._workers.find(query, {"worker_id": 1, "handlers": 1}).limit(
-                _SHOWN_CONFLICTS
-            ):
-                version = next(each["version"] for each in row["handlers"] if each["role"] == own.role)
-                found.append({"role": own.role, "worker_id": row["worker_id"], "version": version})
-        await self._workers.update_one({"worker_id": worker_id}, {"$set": {"version_conflicts": found}})
-        return found
 
     @translate_errors
     async def record_announcement(self, worker_id: str, fields: dict[str, Any], at: float) -> None:
@@ -215,20 +228,53 @@ class WorkerRegistry:
 
 def _registered(row: dict[str, Any]) -> RegisteredWorker:
     """Return the worker of a row. The rows of external workers contain what the workers announce."""
-    roles, version, capacity = row.get("type"), row.get("version"), row.get("capacity")
+    types, version, capacity = row.get("type"), row.get("version"), row.get("capacity")
+    roles = tuple(filter(None, types.split(","))) if isinstance(types, str) else ()
+    hosted = (row.get("handlers") or []) if row.get("session") else []  # external workers announce anything
+    external = not row.get("session")
+    announced = dict.fromkeys(roles, _shown_version(version)) if external and version else {}
     slots = capacity.get("tasks") if isinstance(capacity, dict) else None
     interval, last_seen = row.get("announce_interval_sec"), row.get("last_seen")
     return RegisteredWorker(
         worker_id=str(row["worker_id"]),
-        roles=tuple(filter(None, roles.split(","))) if isinstance(roles, str) else (),
+        roles=roles,
         version=version if isinstance(version, str) else "",
         slots=slots if isinstance(slots, int) else None,
         online=row.get("status") == WorkerStatus.ONLINE,
-        external=not row.get("session"),
-        in_engine=any(each.get("engine") for each in row.get("handlers") or []),
+        external=external,
+        in_engine=any(each.get("engine") for each in hosted),
+        queue=row.get("queue") or "" if hosted else "",
+        handlers={each["role"]: each["version"] for each in hosted} or announced,
         last_seen=utc(last_seen) if isinstance(last_seen, datetime) else None,
         announce_interval_sec=interval if isinstance(interval, (int, float)) else _SILENT_SEC / 3,
     )
+
+
+def _shown_version(version: object) -> str:
+    """Return the version of an external worker, which may announce anything."""
+    return shorten(visible(version), VERSION_CHARS) if isinstance(version, str) else ""
+
+
+def find_mixed_versions(workers: Iterable[RegisteredWorker]) -> list[MixedVersions]:
+    """Return the roles of which online workers run different versions, by queue and role."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for worker in workers:
+        for role, version in worker.handlers.items() if worker.online else ():
+            found.setdefault((worker.queue, role), {}).setdefault(version, []).append(worker.worker_id)
+    return [
+        MixedVersions(
+            queue=queue, role=role, workers={each: (*ids,) for each, ids in sorted(by_version.items())}
+        )
+        for (queue, role), by_version in sorted(found.items())
+        if len(by_version) > 1
+    ]
+
+
+def describe_versions(workers: Mapping[str, Sequence[str]]) -> str:
+    """Return the versions with their workers: `1.4 (w-1 and w-2), 1.5 (w-3)`."""
+    shown = [f"{version} ({names([visible(each) for each in ids])})" for version, ids in workers.items()]
+    more = len(shown) - _SHOWN_VERSIONS
+    return ", ".join(shown[:_SHOWN_VERSIONS]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _alive(at: float, session: str, leaked_threads: int | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,8 +25,8 @@ from flowkit.attempt.supervision import cancel_pending
 from flowkit.bridge.context import RecentEntries, activity_id
 from flowkit.bridge.rules.outcomes import not_requested, outcome_of_error, withdrawn
 from flowkit.errors import FlowKitError
-from flowkit.models import AttemptResult
-from flowkit.text import clean
+from flowkit.models import AttemptResult, FailureKind
+from flowkit.text import clean, visible
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -179,7 +180,7 @@ class Delivery:
             elif outcome.kind is OutcomeKind.CANCELLED:
                 await self._report_cancelled_outcome(record, outcome)
             elif outcome.failure is not None:
-                await self._fail(record, outcome.failure)
+                await self._fail(record, _name_worker(outcome.failure, outcome.worker_id))
         except RPCError as error:
             if error.status not in _NOT_FOUND:
                 raise
@@ -254,6 +255,12 @@ class Delivery:
             with attempt:
                 return await call()
         raise AssertionError("tenacity stopped although it has no limit")
+
+
+def _name_worker(failure: AttemptFailure, worker_id: str) -> AttemptFailure:
+    """Return the failure of a handler with its worker. What external workers announce, such as versions, is not copied."""
+    is_of_handler = failure.kind is FailureKind.FAILURE
+    return replace(failure, worker=visible(worker_id)) if is_of_handler else failure
 
 
 def _is_transient(error: BaseException) -> bool:

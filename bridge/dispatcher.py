@@ -148,7 +148,7 @@ class Dispatcher:
         A bridge that has begun it without a record has not sent its command.
         """
         holder = await self._context.db(lambda: self._stores.tasks.attempts.find_holder(attempt))
-        if holder is not None and not holder.startswith(BRIDGE_PREFIX):
+        if holder is not None and not holder[0].startswith(BRIDGE_PREFIX):
             text = "the native worker that ran the attempt is gone, and external workers run the role now"
             raise failed_attempt(lost(reason_codes.LEASE_LOST, text))
 

@@ -115,13 +115,13 @@ class LocalAttempts:
     def _is_inline(self, node: Node, state: NodeState) -> bool:
         return is_inline(node, state, roles=self._settings.inline_roles, streams=self._streams)
 
-    async def run(self, node: Node, state: NodeState, attempt: AttemptInput) -> None:
-        """Run an attempt inside the engine. Raise FailureError as an ordinary attempt does."""
+    async def run(self, node: Node, state: NodeState, attempt: AttemptInput) -> Any:
+        """Run an attempt inside the engine and return its result. Raise FailureError as an ordinary attempt does."""
         streak = refresh_for_workflow_task(self._streak)
         begin_by = streak.begin_by(workflow.info().task_timeout.total_seconds())
         self.nodes.add(node.index)
         try:
-            await workflow.execute_local_activity(
+            return await workflow.execute_local_activity(
                 node.io.fn if node.is_function else INLINE_ATTEMPT,
                 without_defaults(replace(attempt, begin_by=begin_by)),
                 result_type=RawValue,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
 from temporalio.common import RawValue, RetryPolicy
@@ -37,7 +37,7 @@ from flowkit.workflows.display.summaries import attempt_summary, timer_summary
 from flowkit.workflows.engine_calls import cause_of
 from flowkit.workflows.evaluations import evaluate_values, value_failure, value_request
 from flowkit.workflows.local_attempts import fall_back, local_attempts_of
-from flowkit.workflows.payloads import json_size, without_defaults
+from flowkit.workflows.payloads import json_size, read_runner, without_defaults
 from flowkit.workflows.retry import (
     NOT_REGISTERED,
     UNREQUESTED_CANCEL,
@@ -45,6 +45,7 @@ from flowkit.workflows.retry import (
     Fail,
     classify,
     decide,
+    describe_runner,
     note_failure,
 )
 from flowkit.workflows.slots import Slots, TaskSlots, concurrency_slots_of
@@ -82,6 +83,12 @@ _INPUT_OVERHEAD_BYTES = 500
 
 _SOURCE_REPEATS = 2
 """How often an attempt's input lists the node's sources: in `io` and in `sources`."""
+
+MAX_VERSIONS = 5
+"""Versions of a role that the details of a task show."""
+
+MAX_ROLES = 200
+"""Roles whose versions a task notes, since one run hands them over to the next."""
 
 _FLAG_TIMEOUT_SEC = 1.0
 """How long an attempt continues until its cancel flag has reached MongoDB, from which it learns the cancel reason."""
@@ -138,6 +145,7 @@ class RunningNodes:
         self._reserved_at = -1
         """Length of the history when `_reserved` was last set to 0."""
         self._reserving = asyncio.Lock()
+        self._versions = state.versions
 
     def starts_no_attempts(self) -> bool:
         """Return whether the task must not start an attempt: it is draining, or its cancel was requested."""
@@ -191,6 +199,16 @@ class RunningNodes:
         if self.concurrency is None or node.is_function:
             return self._task_slots.slot(node.type)
         return self.concurrency.slot(node, state, lambda: self._task_slots.slot(node.type))
+
+    def note_runner(self, node: Node, worker: str, version: str) -> None:
+        """Note the version with which an attempt of a role ran, and its worker. Do nothing without a version."""
+        seen = self._versions.get(node.type)
+        if not version or (seen is None and len(self._versions) >= MAX_ROLES):
+            return
+        if seen is None:
+            self._versions[node.type] = {version: worker}
+        elif version not in seen and len(seen) < MAX_VERSIONS:
+            seen[version] = worker
 
     async def reserve_input_bytes(self, size: int) -> None:
         """Reserve `size` bytes for the input of an activity.
@@ -358,22 +376,24 @@ async def _run_attempt(
         nodes.wake()
     nodes.in_flight += 1
     try:
-        await _execute(nodes, node, state, local)
+        result = await _execute(nodes, node, state, local)
     except FailureError as error:
         failure = read_failure(error) or UNREQUESTED_CANCEL
+        nodes.note_runner(node, failure.worker, failure.version)
         ran_sec = (workflow.now() - started_at).total_seconds()
         if ran_sec >= _YIELD_RESET_SEC and failure.code not in WORKER_YIELDS:
             state.yields = 0
         return failure if local is None else fall_back(state, error, failure)
     finally:
         nodes.in_flight -= 1
+    nodes.note_runner(node, *read_runner(result))
     return None
 
 
-async def _execute(nodes: RunningNodes, node: Node, state: NodeState, local: LocalAttempts | None) -> None:
-    """Run the activity of the current attempt.
+async def _execute(nodes: RunningNodes, node: Node, state: NodeState, local: LocalAttempts | None) -> Any:
+    """Run the activity of the current attempt and return its result.
 
-    The result is not decoded because the workflow does not use it, and a newer worker may return a different type.
+    The result is not decoded, because a newer worker may return a different type.
     """
     settings = nodes.settings
     attempt = attempt_input(nodes.scheduler, settings, workflow.info().workflow_id, node)
@@ -381,7 +401,7 @@ async def _execute(nodes: RunningNodes, node: Node, state: NodeState, local: Loc
         return await local.run(node, state, attempt)
     if nodes.local is not None:
         nodes.local.hold_for_ordinary()
-    await workflow.execute_activity(
+    return await workflow.execute_activity(
         node.io.fn if node.is_function else node.type,
         without_defaults(attempt),
         result_type=RawValue,
@@ -462,10 +482,10 @@ def _prepare_retry(nodes: RunningNodes, node: Node, state: NodeState, failure: A
     random_value = workflow.random().random() if node.retry_policy.jitter else 0.0
     decision = decide(node.retry_policy, failure, state, random_value)
     if isinstance(decision, Fail):
-        note_failure(state, decision.code, decision.message)
+        note_failure(state, decision.code, decision.message, describe_runner(failure))
         return False
     if decision.after_sec > 0:
-        note_failure(state, failure.code, failure.message)
+        note_failure(state, failure.code, failure.message, describe_runner(failure))
         state.status = NodeStatus.DEFERRED
         state.next_retry_at = workflow.now().timestamp() + decision.after_sec
         nodes.wake()

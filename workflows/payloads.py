@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from flowkit.limits import ID_CHARS, VERSION_CHARS
 from flowkit.models import AttemptInput, CloseTask, EvaluateConditions, NodeRecord, RecordTask
 
 if TYPE_CHECKING:
@@ -34,6 +35,22 @@ def without_defaults(
     """
     payload: dict[str, Any] = _ADAPTERS[type(record)].dump_python(record, exclude_defaults=True)
     return payload
+
+
+def read_runner(result: Any) -> tuple[str, str]:
+    """Return the worker and the version in the result of an attempt; empty texts if it names none.
+
+    A newer worker may return another type.
+    """
+    try:
+        found = json.loads(result.payload.data)
+    except (AttributeError, ValueError):
+        return "", ""
+    known = found if isinstance(found, dict) else {}
+    worker, version = known.get("worker_id"), known.get("version")
+    if not isinstance(worker, str) or not isinstance(version, str):
+        return "", ""
+    return worker[:ID_CHARS], version[:VERSION_CHARS]
 
 
 def json_size(value: object) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flowkit import reason_codes
-from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
+from flowkit.limits import ID_CHARS, LAST_ERROR_CHARS, REASON_CODE_CHARS, VERSION_CHARS
 from flowkit.models import AttemptFailure, FailureKind
 from flowkit.text import clean, truncate
 
@@ -101,7 +101,13 @@ def _read_report(report: dict[Any, Any], error_type: str | None, message: str) -
         permanent=report.get("permanent") is True,
         current_epoch=_epoch(report.get("current_epoch")),
         progressed=report.get("progressed") is True,
+        worker=_short(report.get("worker"), ID_CHARS),
+        version=_short(report.get("version"), VERSION_CHARS),
     )
+
+
+def _short(value: object, chars: int) -> str:
+    return truncate(clean(value), chars) if isinstance(value, str) else ""
 
 
 def _kind(value: object) -> FailureKind:
@@ -206,9 +212,18 @@ def yield_backoff(code: str, count: int) -> float:
     return _AT_ONCE_SEC if count == 1 else fixed_backoff(count - 1)
 
 
-def note_failure(state: NodeState, code: str, message: str) -> None:
-    """Store the reason code and the error text of a failure in `state`, truncated to their limits."""
+def note_failure(state: NodeState, code: str, message: str, ran_by: str = "") -> None:
+    """Store the reason code and the error text of a failure in `state`, truncated to their limits.
+
+    `ran_by` (`describe_runner`) ends the text.
+    """
     state.reason_code = code[:REASON_CODE_CHARS]
-    state.last_error = truncate(
-        f"{code}: {message}" if message and message != code else code, LAST_ERROR_CHARS
-    )
+    text = f"{code}: {message}" if message and message != code else code
+    state.last_error = truncate(text, LAST_ERROR_CHARS - len(ran_by)) + ran_by
+
+
+def describe_runner(failure: AttemptFailure) -> str:
+    """Return the worker whose handler failed and its version, to follow the error; empty if no handler failed."""
+    if not failure.worker:
+        return ""
+    return f" (worker {failure.worker}{f', version {failure.version}' if failure.version else ''})"

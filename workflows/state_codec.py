@@ -7,7 +7,7 @@ that do not fit are truncated, the longest first. In addition, large parts are c
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -61,6 +61,8 @@ class TaskState:
     """Number of entries dropped from the middle of `status_history`."""
     stored: StoredGraph | None = None
     """Where graph and params are stored, if `create_task` stored them. The next run reads them again."""
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    """For each role, the versions that have run its attempts, each with the worker that was the first to run it."""
 
 
 def is_state(value: object) -> TypeGuard[dict[str, Any]]:
@@ -92,6 +94,7 @@ def encode_state(state: TaskState) -> dict[str, Any]:
         "opened": _opened_adapter().dump_python(replace(state.opened, epochs=[]), mode="json"),
         "status_history": [[change.from_, change.to, change.at] for change in state.status_history],
         "status_history_omitted": state.status_history_omitted,
+        **({"versions": state.versions} if state.versions else {}),
     }
     remaining = CARRIED_STATE_BYTES - json_size(carried)
     if state.stored is None:
@@ -114,6 +117,7 @@ def parse_state(value: dict[str, Any], task: dict[str, Any] | None = None) -> Ta
         nodes=states_of(unpack(value["nodes"])),
         status_history=[StatusChange(from_=from_, to=to, at=at) for from_, to, at in value["status_history"]],
         status_history_omitted=value["status_history_omitted"],
+        versions=value.get("versions", {}),
     )
 
 

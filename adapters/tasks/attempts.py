@@ -62,9 +62,17 @@ class TriedBefore(Exception):
         )
 
 
-def new_lease(worker_id: str, until: float) -> Fields:
-    """Return a new lease as stored in documents. `until` is its deadline in seconds since the Unix epoch."""
-    return {"worker_id": clean(worker_id), "lease_id": str(uuid.uuid4()), "deadline_ts_ms": int(until * 1000)}
+def new_lease(worker_id: str, until: float, version: str = "") -> Fields:
+    """Return a new lease as stored in documents. `until` is its deadline in seconds since the Unix epoch.
+
+    `version` is that of the handler, if the worker knows it.
+    """
+    lease = {
+        "worker_id": clean(worker_id),
+        "lease_id": str(uuid.uuid4()),
+        "deadline_ts_ms": int(until * 1000),
+    }
+    return {**lease, "version": version} if version else lease
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,12 +309,18 @@ class Attempts:
             raise Fenced(f"node {attempt.node_id!r} has replaced its attempt {attempt.epoch}")
 
     @translate_errors
-    async def find_holder(self, attempt: AttemptInput) -> str | None:
-        """Return the worker id in the entry's lease if this attempt or a later one has begun; None if none has."""
+    async def find_holder(self, attempt: AttemptInput) -> tuple[str, str] | None:
+        """Return worker id and version in the entry's lease if this attempt or a later one has begun, otherwise None.
+
+        The version is empty if the lease has none, as those of functions and of external workers.
+        """
         entry = self._entry_of(attempt)
         begun = {**entry.owned, entry.path_of("attempt_epoch"): {"$gte": attempt.epoch}}
-        stored = await self._collection.find_one(begun, entry.projection("lease.worker_id"))
-        return None if stored is None else (entry.read(stored).get("lease") or {}).get("worker_id", "")
+        stored = await self._collection.find_one(begun, entry.projection("lease"))
+        if stored is None:
+            return None
+        lease = entry.read(stored).get("lease") or {}
+        return lease.get("worker_id", ""), lease.get("version", "")
 
     @translate_errors
     async def read_epoch(self, attempt: AttemptInput) -> int:

@@ -71,7 +71,7 @@ _EXTERNAL_RUN = {
     "batches": 1,
 }
 
-_RUN_FIELDS = ("node_id", "attempt_epoch", "lease.worker_id", "started_at", "finished_at")
+_RUN_FIELDS = ("node_id", "attempt_epoch", "lease.worker_id", "lease.version", "started_at", "finished_at")
 _NODE_RUNS = {"_id": 0} | {f"graph.nodes.{name}": 1 for name in _RUN_FIELDS}
 _RUNNING = {**_NODE_RUNS, "id": 1, "graph.nodes.status": 1}
 
@@ -102,6 +102,8 @@ class NodeRun:
     """Unix time in seconds."""
     finished_at: float | None
     """When the node ended."""
+    version: str = ""
+    """Version of the handler; empty for functions and external workers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +141,7 @@ class LoggedAttempt:
     node_id: str
     epoch: int
     worker: str | None = None
+    version: str | None = None
     started_at: float | None = None
     """Unix time in seconds. Of an external attempt, when its worker accepted it."""
     ended_at: float | None = None
@@ -241,9 +244,9 @@ class TaskQueries:
         return logged + [_logged_dispatch(row) async for row in dispatches]
 
     @translate_errors
-    async def worker_versions(self, worker_ids: Collection[str]) -> dict[str, str]:
-        """Return the versions of the workers that have a row in the registry and announce a version."""
-        known = {"worker_id": {"$in": sorted(worker_ids)}, "version": {"$nin": [None, ""]}}
+    async def announced_versions(self, worker_ids: Collection[str]) -> dict[str, str]:
+        """Return the versions of those of the workers that are external and announce one."""
+        known = {"worker_id": {"$in": sorted(worker_ids)}, "session": "", "version": {"$nin": [None, ""]}}
         rows = self._db.worker_registry.find(known, {"_id": 0, "worker_id": 1, "version": 1})
         return {row["worker_id"]: str(row["version"]) async for row in rows}
 
@@ -318,6 +321,7 @@ def _logged_event(row: dict[str, Any]) -> LoggedAttempt:
         node_id=row["node_id"],
         epoch=row["attempt_epoch"],
         worker=payload.get("worker_id"),
+        version=payload.get("version"),
         started_at=at if started else None,
         ended_at=None if started else at,
         finished=None if started else kind == EventKind.TASK_DONE,
@@ -359,9 +363,11 @@ def _external_run(row: dict[str, Any], waits_for: str | None) -> ExternalRun:
 
 
 def _node_run(node: dict[str, Any]) -> NodeRun:
+    lease = node.get("lease") or {}
     return NodeRun(
         epoch=node.get("attempt_epoch") or 0,
-        worker=(node.get("lease") or {}).get("worker_id") or "",
+        worker=lease.get("worker_id") or "",
+        version=lease.get("version") or "",
         started_at=_timestamp(node.get("started_at")),
         finished_at=_timestamp(node.get("finished_at")),
     )

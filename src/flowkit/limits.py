@@ -119,6 +119,9 @@ ACTIVATION_INPUT_BYTES = 1_000_000
 ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Pattern of a role, which becomes part of the names of a task queue and a Kafka topic."""
 
+VERSION_CHARS = 60
+"""Longest version of a handler, which may become part of the name of a task queue."""
+
 ID_CHARS = 200
 """Longest node id or task id."""
 

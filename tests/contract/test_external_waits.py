@@ -50,11 +50,11 @@ def dispatch(node_id: str = "a", index: int = 0) -> Dispatch:
 
 
 async def test_holder_of_an_attempt_is_who_has_begun_it(tasks: TaskStore) -> None:
-    assert await tasks.attempts.find_holder(attempt()) == BRIDGE
-    assert await tasks.attempts.find_holder(attempt("b", index=1)) == BRIDGE
+    assert await tasks.attempts.find_holder(attempt()) == (BRIDGE, "")
+    assert await tasks.attempts.find_holder(attempt("b", index=1)) == (BRIDGE, "")
     assert await tasks.attempts.find_holder(attempt(epoch=2)) is None
     await tasks.attempts.show_lease(attempt(), RUN, LEASE, AT)
-    assert await tasks.attempts.find_holder(attempt()) == "w-1"
+    assert await tasks.attempts.find_holder(attempt()) == ("w-1", "")
     assert await tasks.attempts.find_holder(attempt("unknown")) is None
 
 

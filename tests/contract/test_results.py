@@ -111,8 +111,9 @@ async def test_registered_workers_have_their_roles_versions_and_slots(db: Any) -
     assert external.last_seen == moment(AT)
 
 
-async def test_versions_are_those_that_workers_announce(db: Any) -> None:
+async def test_announced_versions_are_those_of_external_workers(db: Any) -> None:
     registry = WorkerRegistry(db)
-    await registry.register("w-1", ["r"], "1.4", 1, AT)
-    await registry.register("w-2", ["r"], "", 1, AT)
-    assert await TaskQueries(db).worker_versions({"w-1", "w-2", "w-3"}) == {"w-1": "1.4"}
+    await registry.record_announcement("w-1", {"type": "r", "version": "1.4"}, AT)
+    await registry.record_announcement("w-2", {"type": "r", "version": ""}, AT)
+    await registry.register("w-3", ["r"], "1.5", 1, AT, session="s")
+    assert await TaskQueries(db).announced_versions({"w-1", "w-2", "w-3"}) == {"w-1": "1.4"}

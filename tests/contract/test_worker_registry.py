@@ -15,7 +15,7 @@ from tests.integration.harness import eventually
 
 from flowkit.adapters.mongo import moment
 from flowkit.adapters.worker_events import WorkerEvents, done
-from flowkit.adapters.worker_registry import HostedHandler, WorkerRegistry
+from flowkit.adapters.worker_registry import HostedHandler, WorkerRegistry, find_mixed_versions
 from flowkit.errors import StoreRefused, StoreUnavailable
 from flowkit.local.ports import HOST, free_port
 from flowkit.testing import memory_database
@@ -188,14 +188,35 @@ async def test_no_update_of_the_registry_names_a_path_twice() -> None:
     assert [update for update in db.updates if conflicts(update)] == []
 
 
+async def test_roles_with_different_versions_are_those_of_one_queue_and_of_online_workers(db: Any) -> None:
+    registry = WorkerRegistry(db)
+    running = [
+        ("w-1", "q", "crawler", "1"),
+        ("w-2", "q", "crawler", "2"),
+        ("w-3", "q", "crawler", "2"),
+        ("w-4", "other", "crawler", "3"),
+        ("w-5", "q", "crawler", "4"),
+        ("w-6", "q", "indexer", "1"),
+    ]
+    for worker_id, queue, role, version in running:
+        hosts = [HostedHandler(role=role, version=version, engine=False)]
+        await registry.register(worker_id, [role], "", 1, AT, session="s", queue=queue, handlers=hosts)
+    await registry.mark_offline("w-5", AT, session="s")
+    for number, version in enumerate(["1.4\x1b", "1.5"]):
+        announced = {"type": "mail", "version": version, "handlers": [{"role": "crawler", "version": "9"}]}
+        await registry.record_announcement(f"x-{number}", announced, AT)
+    assert [str(each) for each in find_mixed_versions(await registry.list_workers())] == [
+        "workers of role mail run different versions: 1.4\\u001b (x-0), 1.5 (x-1)",
+        "workers of role crawler run different versions: 1 (w-1), 2 (w-2 and w-3)",
+    ]
+
+
 # --- without a server ---------------------------------------------------------------------------------------
 
 
-HANDLER = HostedHandler(role="crawler", version="1", engine=True)
 REGISTRY_CALLS: dict[str, Callable[[WorkerRegistry], Awaitable[object]]] = {
     "prepare": lambda found: found.prepare(),
     "register": lambda found: found.register(WORKER, ["crawler"], "2.0.0", 1, AT),
-    "show_conflicts": lambda found: found.show_conflicts(WORKER, [HANDLER]),
     "refresh": lambda found: found.refresh(WORKER, AT),
     "record_announcement": lambda found: found.record_announcement(WORKER, {}, AT),
     "mark_offline": lambda found: found.mark_offline(WORKER, AT),

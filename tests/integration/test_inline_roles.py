@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -134,6 +135,8 @@ MIXED = [
     ),
     node("last", "inline", "a", "again"),
 ]
+RUNNER = re.compile(r" \(worker [^ ]+, version [^ ]+\)$")
+"""The end of an error."""
 VOLATILE = {
     "_id",
     "task_id",
@@ -153,6 +156,8 @@ def constant(value: Any) -> Any:
     """Return a document without times and ids."""
     if isinstance(value, dict):
         return {key: constant(item) for key, item in value.items() if key not in VOLATILE}
+    if isinstance(value, str):
+        return RUNNER.sub(" (…)", value)
     return [constant(item) for item in value] if isinstance(value, list) else value
 
 
@@ -191,7 +196,10 @@ async def test_permanent_failure_of_an_inline_node_fails_the_task(harness: Harne
     task_id = await harness.create(*chain(2, inline={"failures": 9, "permanent": True}))
     document = await harness.until_status(task_id, "failed")
     assert [each["status"] for each in document["graph"]["nodes"]] == ["failed", "skipped"]
-    assert document["graph"]["nodes"][0]["last_error"] == "flaky: as ordered"
+    failed = document["graph"]["nodes"][0]
+    worker_id, version = failed["lease"]["worker_id"], failed["lease"]["version"]
+    assert worker_id.startswith("engine-")
+    assert failed["last_error"] == f"flaky: as ordered (worker {worker_id}, version {version})"
 
 
 # --- limits of the path -----------------------------------------------------------------------------------------
@@ -310,38 +318,3 @@ async def test_limits_count_inline_attempts(harness: Harness, limit: dict[str, A
     task_id = await harness.create(*(node(f"n{i}", "inline", inline={"pause": 0.2}) for i in range(6)))
     await harness.result(task_id)
     assert handler.most == 2
-
-
-# --- versions ---------------------------------------------------------------------------------------------------
-
-
-class OtherVersion(InlineQuick):
-    """The same handler with other code."""
-
-
-async def registered(harness: Harness, worker_id: str) -> dict[str, Any]:
-    """Return a row of the registry."""
-    row: Any = await harness.db.worker_registry.find_one({"worker_id": worker_id})
-    return dict(row)
-
-
-async def test_registry_shows_that_engine_and_worker_host_different_versions(
-    harness: Harness, caplog: pytest.LogCaptureFixture
-) -> None:
-    await harness.engine(handlers=INLINE)
-    host: Any = await harness.db.worker_registry.find_one({})
-    assert host["version_conflicts"] == []
-    worker = await harness.worker({"inline": OtherVersion()})
-    row = await registered(harness, worker.worker_id)
-    [own], [others] = row["handlers"], host["handlers"]
-    assert (own["engine"], others["engine"]) == (False, True)
-    assert own["version"] != others["version"]
-    conflict = {"role": "inline", "worker_id": host["worker_id"], "version": others["version"]}
-    assert row["version_conflicts"] == [conflict]
-    assert "hosts another version of the handler of role inline" in caplog.text
-
-
-async def test_registry_shows_no_conflict_between_equal_versions(harness: Harness) -> None:
-    await harness.engine(handlers=INLINE)
-    worker = await harness.worker(INLINE)
-    assert (await registered(harness, worker.worker_id))["version_conflicts"] == []

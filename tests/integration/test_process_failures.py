@@ -119,7 +119,7 @@ async def test_worker_with_a_different_database_reports_and_logs_both_names(
         f"the engine uses the database '{harness.database}' (id {ids[0]}), this worker the database "
         f"'{harness.database}_other' (id {ids[1]}): set the same MONGO_URL and MONGO_DATABASE for both"
     )
-    assert document["graph"]["nodes"][0]["last_error"] == f"wrong_database: {problem}"
+    assert document["graph"]["nodes"][0]["last_error"].startswith(f"wrong_database: {problem} (worker ")
     logged = [entry.message for entry in caplog.records if entry.levelname == "ERROR"]
     assert logged == [f"node a of task {task_id} fails: {problem}"]
     await harness.db.client.drop_database(f"{harness.database}_other")

@@ -128,7 +128,9 @@ async def test_failed_remediator_fails_the_task(harness: Harness) -> None:
     with pytest.raises(WorkflowFailureError):
         await harness.result(task_id)
     document = await harness.document(task_id)
-    assert document["reason"] == "node 'u' failed: flaky: as ordered (and 1 more failed nodes)"
+    first = next(each for each in document["graph"]["nodes"] if each["node_id"] == "u")
+    assert first["last_error"].startswith("flaky: as ordered (worker ")
+    assert document["reason"] == f"node 'u' failed: {first['last_error']} (and 1 more failed nodes)"
     assert document["coordinator"]["cancel_reason"] == "hard_fail:broken"
     assert not (document.get("result") or {}).get("handled_failures")
 

@@ -89,7 +89,8 @@ async def test_waiting_node_makes_its_task_deferred_and_then_running_again(harne
     task_id = await harness.create(node("a", "failing", inline={"failures": 1}, retry_policy=policy))
     document = await harness.until_status(task_id, "deferred")
     waiting = document["graph"]["nodes"][0]
-    assert (waiting["status"], waiting["last_error"]) == ("deferred", "flaky: as ordered")
+    assert waiting["status"] == "deferred"
+    assert waiting["last_error"].startswith("flaky: as ordered (worker ")
     assert waiting["next_retry_at_ms"] > 0
     await harness.result(task_id)
     history = [change["to"] for change in (await harness.document(task_id))["status_history"]]

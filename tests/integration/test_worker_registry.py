@@ -10,6 +10,7 @@ import pytest
 from temporalio.client import WorkflowFailureError
 
 from flowkit import WorkerConfig
+from flowkit.activities.handlers import version_of
 from flowkit.worker import Worker
 from tests.integration.handlers import Failing, Paced, Quick
 from tests.integration.harness import eventually, node
@@ -64,6 +65,10 @@ async def test_worker_is_online_while_it_runs(harness: Harness) -> None:
         "status": "online",
         "capacity": {"tasks": 6},
         "announce_interval_sec": 60,
+        "queue": harness.queue,
+        "handlers": [
+            {"role": role, "version": version_of(Quick()), "engine": False} for role in ("paced", "quick")
+        ],
     }
     await worker.stop()
     [row] = await workers(harness)

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
@@ -22,7 +23,7 @@ from flowkit.workflows.display.summaries import next_attempt
 from flowkit.workflows.payloads import longest_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from flowkit.models import Node, NodeState
     from flowkit.workflows.scheduling.scheduler import Scheduler
@@ -61,6 +62,9 @@ _NOTES_CHARS = 1_200
 
 _REASON_CHARS = 200
 _EXPRESSION_CHARS = 60
+_MIXED_ROLES = 3
+"""Largest number of roles whose different versions are named."""
+_VERSIONS_CHARS = 500
 _ROLES = 6
 """Largest number of links to task queues."""
 
@@ -97,12 +101,20 @@ def render(
     limits: SlotLimits = _DEFAULT_LIMITS,
     now: float = 0.0,
     silent_nodes: Collection[str] = (),
+    versions: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> str:
-    """Return Markdown with node counts, links to the task queues of running nodes, and a table of nodes."""
+    """Return Markdown with node counts, links to the task queues of running nodes, and a table of nodes.
+
+    `versions` are the versions that have run attempts of each role, with a worker of each; roles with several are named.
+    """
     shown = sorted(scheduler.nodes, key=lambda node: _RANK[scheduler.states[node.index].status])[:ROWS]
     note_chars = max(_NOTE_CHARS, _NOTES_CHARS // len(shown))
     heading = _LINE_BREAK.join(
-        [_format_heading(status, scheduler, reason), *_link_queues(scheduler, shown, queues)]
+        [
+            _format_heading(status, scheduler, reason),
+            *_describe_versions(versions),
+            *_link_queues(scheduler, shown, queues),
+        ]
     )
     above_rows = [heading, "", *_TABLE_HEADER]
     notes = Notes(scheduler, limits, now, silent_nodes)
@@ -125,6 +137,19 @@ def _format_heading(status: TaskStatus, scheduler: Scheduler, reason: str | None
     parts = ", ".join(f"{counts[kind]} {kind.value}" for kind in DISPLAY_ORDER if counts[kind])
     why = f" ({_format_cell(reason, _REASON_CHARS)})" if reason else ""
     return f"Task **{status.value}**{why}: {parts}, of {total:,} node{'' if total == 1 else 's'}"
+
+
+def _describe_versions(versions: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return a line for each role whose attempts ran with different versions of its handler."""
+    mixed = [(role, workers) for role, workers in versions.items() if len(workers) > 1]
+    lines = [_describe_mix(*each) for each in mixed[:_MIXED_ROLES]]
+    more = len(mixed) - _MIXED_ROLES
+    return [*lines, f"… and {more:,} more roles"] if more > 0 else lines
+
+
+def _describe_mix(role: str, workers: Mapping[str, str]) -> str:
+    ran = ", ".join(f"{version} ({shorten(worker)})" for version, worker in workers.items())
+    return _format_cell(f"Attempts of role {role} ran with different versions: {ran}", _VERSIONS_CHARS)
 
 
 def _link_queues(scheduler: Scheduler, shown: list[Node], queues: TaskQueues) -> list[str]:

@@ -93,6 +93,7 @@ class StatusPublisher:
             self._limits,
             workflow.now().timestamp(),
             self.silent_nodes,
+            self._state.versions,
         )
 
     def finish(self, reason: str | None) -> None:

@@ -65,7 +65,7 @@ async def begin(
     of the task to it, as `Attempts.begin` does.
     """
     now = time.time()
-    lease = new_lease(worker_id, now + attempt.lease_ttl_sec)
+    lease = new_lease(worker_id, now + attempt.lease_ttl_sec, attempt.version)
     await retry_while_unavailable(
         lambda: tasks.attempts.begin(attempt, run_id, lease, now, once=once, read=read)
     )

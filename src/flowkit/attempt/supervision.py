@@ -14,7 +14,7 @@ import logging
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,7 +37,7 @@ from flowkit.attempt.failures import (
 )
 from flowkit.attempt.storage import check_database
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld
-from flowkit.models import COORDINATOR_FN
+from flowkit.models import COORDINATOR_FN, FailureKind
 from flowkit.text import clean, error_text
 
 if TYPE_CHECKING:
@@ -168,19 +168,28 @@ class Attempt:
             with self._worker.heartbeats.attempt():
                 return await self._wait_until_done(work)
         except AttemptFailed as error:
-            raise failed_attempt(error.failure) from None
+            raise failed_attempt(self._name_worker(error.failure)) from None
         finally:
             supervision.cancel()
             for task in (work, self._supervision, self._flag_failure):
                 if task is not None:
                     task.cancel()
 
+    def _name_worker(self, failure: AttemptFailure) -> AttemptFailure:
+        """Return the failure of a handler with its worker and its version."""
+        version = self._attempt.version
+        if not version or failure.kind is not FailureKind.FAILURE:
+            return failure
+        return replace(failure, worker=self._worker.worker_id, version=version)
+
     async def _describe_loss(self) -> AttemptFailure:
         """Return the loss of the worker that ran an earlier try of this attempt; the document names it."""
         holder = None
         with suppress(FlowKitError):
             holder = await self._worker.portal.run(self._worker.tasks.attempts.find_holder(self._attempt))
-        named = f"worker {holder}, which ran this attempt," if holder else "the worker that ran this attempt"
+        worker_id, version = holder or ("", "")
+        shown = f"worker {worker_id} (version {version})" if version else f"worker {worker_id}"
+        named = f"{shown}, which ran this attempt," if worker_id else "the worker that ran this attempt"
         return lost(reason_codes.LEASE_LOST, f"{named} stopped sending heartbeats")
 
     async def _run_checked(self) -> AttemptResult:

@@ -2,7 +2,8 @@
 
 A sweep checks the documents of its own Temporal namespace. A workflow that Temporal does not know counts as lost only
 if a second check does not find it either, and only if the document names this namespace: another engine may share the
-database but use a different Temporal server. The sweep also marks killed workers as offline, and applies the heartbeat rules (`silence`).
+database but use a different Temporal server. The sweep also marks killed workers as offline, logs
+roles of which workers run different versions, and applies the heartbeat rules (`silence`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import reason_codes
 from flowkit.adapters.tasks.open_tasks import OpenTasks
-from flowkit.adapters.worker_registry import WorkerRegistry
+from flowkit.adapters.worker_registry import WorkerRegistry, find_mixed_versions
 from flowkit.attempt.background import BackgroundLoop, Expected, new_owner
 from flowkit.errors import FlowKitError, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecutionDescription
 
     from flowkit.adapters.tasks.store import TaskStore
+    from flowkit.adapters.worker_registry import MixedVersions
     from flowkit.attempt.background import LoopHealth
     from flowkit.connection import Namespace
     from flowkit.engine.silent_attempts import SilenceCheck
@@ -95,6 +97,8 @@ class Sweep:
         self._owner = new_owner()
         self._missing: dict[str, float] = {}
         """When a check first found no workflow for a document, in seconds of the monotonic clock."""
+        self._mixed: list[MixedVersions] = []
+        """The roles of which workers ran different versions at the last check."""
         self._reported: set[str] = set()
         """Documents that could not be checked; each is logged once."""
         log = partial(_logger.warning, "the sweep stopped early and continues next time: %s")
@@ -115,7 +119,16 @@ class Sweep:
 
     async def _sweep_once(self) -> None:
         await self._workers.expire_silent(time.time())
+        await self._log_mixed_versions()
         await self.once()
+
+    async def _log_mixed_versions(self) -> None:
+        """Log the roles of which online workers run different versions, once for each change."""
+        mixed = find_mixed_versions(await self._workers.list_workers())
+        for each in mixed:
+            if each not in self._mixed:
+                _logger.warning("%s", each)
+        self._mixed = mixed
 
     async def once(self) -> list[str]:
         """Close documents without a workflow, if it is this engine's turn. Return the ids of the closed tasks."""

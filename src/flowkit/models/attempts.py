@@ -41,6 +41,8 @@ class AttemptInput:
     """Whether `io` contains expressions, whose values are stored for the generation of the node."""
     begin_by: float = 0.0
     """Time after which an inline attempt must not begin, because another engine may run the workflow; 0 for never."""
+    version: str = ""
+    """Version of the handler that runs the attempt. The workflow does not know it; the worker sets it."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +61,8 @@ class AttemptResult:
     worker_id: str = ""
     batches: int = 0
     """Number of stored batches; of an external worker, as its events say. The dispatch record has the exact number."""
+    version: str = ""
+    """Version of the handler that ran it; empty for functions and external workers."""
 
 
 class FailureKind(StrEnum):
@@ -89,6 +93,9 @@ class AttemptFailure:
     current_epoch: int = 0
     progressed: bool = False
     """Whether an attempt that yields has stored a batch."""
+    worker: str = ""
+    """The worker whose handler failed, and `version`, that of the handler; empty if no handler failed."""
+    version: str = ""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

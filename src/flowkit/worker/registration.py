@@ -7,26 +7,21 @@ background. If MongoDB is unavailable, the worker logs the outage once and retri
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flowkit.activities.attempt_log import EventLog
-from flowkit.activities.handlers import RoleHandler
 from flowkit.adapters.worker_events import WorkerEvents
-from flowkit.adapters.worker_registry import HostedHandler, WorkerRegistry
+from flowkit.adapters.worker_registry import WorkerRegistry
 from flowkit.attempt.background import BackgroundLoop, OutageLogger
-from flowkit.core.utils import stable_hash
 from flowkit.errors import FlowKitError, StoreDenied, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from flowkit.adapters.mongo import Database
-
-_logger = logging.getLogger("flowkit.worker")
+    from flowkit.adapters.worker_registry import HostedHandler
 
 _HEARTBEAT_SEC = 20.0
 
@@ -48,10 +43,11 @@ class WorkerRegistration:
         announce_interval_sec: float,
         leaked_threads: Callable[[], int] = lambda: 0,
         hb_interval_sec: float = _HEARTBEAT_SEC,
+        queue: str = "",
         handlers: Sequence[HostedHandler] = (),
     ) -> None:
+        self._queue = queue
         self._handlers = handlers
-        self._conflicts: list[dict[str, Any]] = []
         self._leaked_threads = leaked_threads
         self._registry = WorkerRegistry(db)
         self._worker_id = worker_id
@@ -138,24 +134,10 @@ class WorkerRegistration:
                 session=self._session,
                 leaked_threads=self._leaked_threads(),
                 announce_interval_sec=self._interval_sec,
+                queue=self._queue,
                 handlers=self._handlers,
             )
             self._is_registered = True
-        if self._handlers:
-            self._log_conflicts(await self._registry.show_conflicts(self._worker_id, self._handlers))
-
-    def _log_conflicts(self, conflicts: list[dict[str, Any]]) -> None:
-        """Log the processes that host another version of a handler, if they have changed."""
-        if conflicts != self._conflicts:
-            for each in conflicts:
-                _logger.warning(
-                    "%s hosts another version of the handler of role %s than %s, which hosts %s",
-                    self._worker_id,
-                    each["role"],
-                    each["worker_id"],
-                    each["version"],
-                )
-        self._conflicts = conflicts
 
     async def _refresh_row(self) -> bool:
         return await self._registry.refresh(
@@ -165,31 +147,3 @@ class WorkerRegistration:
     async def _go_offline(self) -> None:
         self._is_registered = False
         await self._registry.mark_offline(self._worker_id, time.time(), session=self._session)
-
-
-_HASH_CHARS = 12
-
-
-def hosted_handlers(handlers: Mapping[str, RoleHandler], *, in_engine: bool) -> tuple[HostedHandler, ...]:
-    """Return the inline handlers of a process, which engines and workers can both run."""
-    return tuple(
-        HostedHandler(role=role, version=version_of(handler), engine=in_engine)
-        for role, handler in sorted(handlers.items())
-        if handler.inline
-    )
-
-
-def version_of(handler: RoleHandler) -> str:
-    """Return `handler_version`, or a hash of the source of the handler's class and of the classes that it inherits."""
-    if handler.handler_version:
-        return str(handler.handler_version)
-    classes = [each for each in type(handler).__mro__ if each not in RoleHandler.__mro__]
-    return stable_hash([_source(each) for each in classes])[:_HASH_CHARS]
-
-
-def _source(kind: type) -> str:
-    """Return the source of a class, or its name if there is none, as in an interactive session."""
-    try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):
-        return f"{kind.__module__}.{kind.__qualname__}"

@@ -16,13 +16,14 @@ from temporalio import worker as temporal
 from flowkit.activities.batches.inputs import InputSettings
 from flowkit.activities.batches.puller import ByteBudget
 from flowkit.activities.calls import Threads
-from flowkit.activities.handlers import EchoHandler, RoleHandler, misspelled_hook
+from flowkit.activities.handlers import EchoHandler, RoleHandler, misspelled_hook, version_of, version_problem
 from flowkit.activities.process_pool import ProcessPool
 from flowkit.activities.role_attempt import RoleActivities, RoleContext
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches import DispatchStore
 from flowkit.adapters.role_leases import RoleKind
 from flowkit.adapters.tasks.store import TaskStore
+from flowkit.adapters.worker_registry import HostedHandler
 from flowkit.attempt.background import Health, error_summary
 from flowkit.attempt.role_lease import RoleLease, RolePoller, leases_of
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
@@ -41,7 +42,7 @@ from flowkit.validation.arguments import (
     roles_problem,
     settings_problem,
 )
-from flowkit.worker.registration import WorkerRegistration, hosted_handlers
+from flowkit.worker.registration import WorkerRegistration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from temporalio.client import Client
 
     from flowkit.activities.attempt_log import EventLog
-    from flowkit.adapters.worker_registry import HostedHandler
     from flowkit.core.time import Clock
 
 __all__ = ["Worker", "WorkerConfig"]
@@ -67,8 +67,8 @@ class Worker:
     Handlers see `clock` as `ctx.clock`. `client` is a Temporal client with `pydantic_data_converter`; without it, the
     worker connects as `TEMPORAL_*` specifies.
 
-    Raise ConfigError if a role has no handler, if a handler does not fit the settings, or if one of its methods looks
-    like a misspelled hook.
+    Raise ConfigError if a role has no handler, if a handler does not fit the settings or has an invalid version, or if
+    one of its methods looks like a misspelled hook.
     """
 
     def __init__(
@@ -100,6 +100,8 @@ class Worker:
         self._threads: Threads | None = None
         self._processes: ProcessPool | None = None
         self._check_handlers()
+        self.versions = {role: version_of(self.handlers[role]) for role in self.roles}
+        """The version of the handler of each role."""
 
     def _check_handlers(self) -> None:
         slots = self.cfg.max_concurrent if isinstance(self.cfg.max_concurrent, dict) else {}
@@ -115,7 +117,7 @@ class Worker:
                 raise ConfigError(
                     f"the handler of role {role!r} is {handler!r:.80}, not an instance of RoleHandler"
                 )
-            require(misspelled_hook(handler))
+            require(misspelled_hook(handler), version_problem(handler))
             if self.cfg.executor == "process" and inspect.iscoroutinefunction(handler.process_batch):
                 raise ConfigError(
                     f"executor='process' needs a plain `def process_batch`; that of role {role!r} is async"
@@ -149,7 +151,12 @@ class Worker:
         if namespace is not None:
             await self._take_leases(namespace)
         await self._artifacts.prepare()
-        registration = self._new_registration(hosted_handlers(self._own_handlers, in_engine=in_engine))
+        registration = self._new_registration(
+            [
+                HostedHandler(role=role, version=version, engine=in_engine)
+                for role, version in sorted(self.versions.items())
+            ]
+        )
         await registration.prepare()
         activities = self._activities(registration.events)
         self._registration = registration
@@ -183,11 +190,6 @@ class Worker:
         await asyncio.gather(*(lease.take() for lease in self._leases.values()), return_exceptions=True)
         self._keeping = [asyncio.create_task(lease.keep()) for lease in self._leases.values()]
 
-    @property
-    def _own_handlers(self) -> dict[str, RoleHandler]:
-        """The handlers of the roles that this worker runs."""
-        return {role: self.handlers[role] for role in self.roles}
-
     def _new_registration(self, handlers: Sequence[HostedHandler]) -> WorkerRegistration:
         return WorkerRegistration(
             self.db,
@@ -198,6 +200,7 @@ class Worker:
             announce_interval_sec=self.cfg.announce_interval_sec,
             leaked_threads=lambda: self._threads.leaked if self._threads else 0,
             hb_interval_sec=self.cfg.hb_interval_sec,
+            queue=self.cfg.queue,
             handlers=handlers,
         )
 
@@ -222,6 +225,7 @@ class Worker:
             clock=self.clock,
             events=events,
             leases=self._leases,
+            versions=self.versions,
         )
         return RoleActivities(worker=context, roles=roles)
 

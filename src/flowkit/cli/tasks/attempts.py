@@ -76,7 +76,7 @@ class AttemptView:
     attempt: int
     worker: str | None = None
     version: str | None = None
-    """The version that the worker announces, if it has a row in the registry."""
+    """The version of the handler; of an external worker, the version that it announces."""
     started_at: float | None = None
     ended_at: float | None = None
     outcome: Outcome = Outcome.UNKNOWN
@@ -141,9 +141,10 @@ async def _read(task_id: str, node_id: str | None, where: Where) -> tuple[list[A
         pending = read_pending(description)
         logged = await both.catalog.logged_attempts(task_id, node_id)
         found = merge([*recorded.values(), *pending.values()], logged, document or {})
-        versions = await both.catalog.worker_versions({each.worker for each in found if each.worker})
+        unknown = {each.worker for each in found if each.worker and not each.version}
+        versions = await both.catalog.announced_versions(unknown) if unknown else {}
     wanted = [each for each in found if node_id in (None, each.node_id)]
-    shown = [replace(each, version=versions.get(each.worker or "")) for each in wanted]
+    shown = [replace(each, version=each.version or versions.get(each.worker or "")) for each in wanted]
     return shown, description is not None
 
 
@@ -221,7 +222,8 @@ async def _after(
                 attempt, worker=process_of(attributes.identity), started_at=at, outcome=Outcome.RUNNING
             )
         case "activity_task_completed":
-            return replace(attempt, ended_at=at, outcome=Outcome.FINISHED)
+            _, version = await _read_runner(attributes.result, converter)
+            return replace(attempt, ended_at=at, outcome=Outcome.FINISHED, version=version)
         case "activity_task_canceled":
             return replace(attempt, ended_at=at, outcome=Outcome.CANCELLED)
         case "activity_task_failed" | "activity_task_timed_out":
@@ -241,7 +243,8 @@ async def _with_failure(attempt: AttemptView, failure: Any, converter: DataConve
     found = read_failure(error) if isinstance(error, FailureError) else None
     if found is None:
         return replace(attempt, outcome=Outcome.CANCELLED)
-    return replace(attempt, outcome=_outcome_of(found.kind), code=found.code, error=found.message)
+    outcome, version = _outcome_of(found.kind), found.version or None
+    return replace(attempt, outcome=outcome, code=found.code, error=found.message, version=version)
 
 
 def _outcome_of(kind: FailureKind | None) -> Outcome:
@@ -278,16 +281,18 @@ async def _read_marker(marker: Any, converter: DataConverter) -> AttemptView | N
         if marker.failure.HasField("timeout_failure_info"):
             return replace(attempt, outcome=Outcome.HANDED_OVER, code=reason_codes.NOT_LOCAL)
         return await _with_failure(attempt, marker.failure, converter)
-    return replace(attempt, worker=await _read_worker(marker.details["result"], converter))
+    worker, version = await _read_runner(marker.details["result"], converter)
+    return replace(attempt, worker=worker, version=version)
 
 
-async def _read_worker(result: Any, converter: DataConverter) -> str | None:
-    """Return the worker id in the result of a finished attempt."""
+async def _read_runner(result: Any, converter: DataConverter) -> tuple[str | None, str | None]:
+    """Return the worker id and the version in the result of a finished attempt."""
     try:
         (found,) = await converter.decode(result.payloads)
     except (KeyError, RuntimeError, ValueError):
-        return None
-    return found.get("worker_id") if isinstance(found, dict) else None
+        return None, None
+    known = found if isinstance(found, dict) else {}
+    return known.get("worker_id"), known.get("version") or None
 
 
 def _seconds(moment: Any) -> float:
@@ -362,6 +367,7 @@ def _add_logged(known: AttemptView, entry: LoggedAttempt) -> AttemptView:
     return replace(
         known,
         worker=entry.worker or known.worker,
+        version=known.version or entry.version,
         started_at=_first(known.started_at, entry.started_at),
         ended_at=_first(known.ended_at, entry.ended_at),
         outcome=outcome,
@@ -377,9 +383,11 @@ def _add_stored(known: AttemptView, node: Mapping[str, Any]) -> AttemptView:
         outcome = Outcome(status)
     ended = outcome not in (Outcome.WAITING, Outcome.RUNNING)
     started_at, ended_at = _stored_time(node.get("started_at")), _stored_time(node.get("finished_at"))
+    lease = node.get("lease") or {}
     return replace(
         known,
-        worker=known.worker or (node.get("lease") or {}).get("worker_id"),
+        worker=known.worker or lease.get("worker_id"),
+        version=known.version or lease.get("version"),
         started_at=_first(known.started_at, started_at),
         ended_at=_first(known.ended_at, ended_at if ended else None),
         outcome=outcome,

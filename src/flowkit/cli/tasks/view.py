@@ -16,7 +16,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.entries import utc
 from flowkit.adapters.tasks.store import TaskStore
-from flowkit.adapters.worker_registry import BRIDGE_PREFIX
+from flowkit.adapters.worker_registry import (
+    BRIDGE_PREFIX,
+    WorkerRegistry,
+    describe_versions,
+    find_mixed_versions,
+)
 from flowkit.attempt.pollers import never_polled_roles, pollers_by_role, recent_pollers
 from flowkit.client import UnknownTask
 from flowkit.config import DEFAULT_QUEUE
@@ -78,6 +83,8 @@ class NodeView:
     """Whether its attempt is in the task queue of its role and no worker has started it."""
     worker: str = ""
     """The worker that runs the attempt, or that has been lost with it."""
+    version: str = ""
+    """Version of the handler that runs or ran the latest attempt; empty if unknown."""
     external: bool = False
     """Whether `worker` is an external worker."""
     heard_at: float | None = None
@@ -206,6 +213,7 @@ class TaskReader:
     async def hints(self, view: TaskView) -> list[str]:
         """Return hints at what is missing: MongoDB, an engine for the task, or workers for its roles."""
         hints = [] if self._stored else ["MongoDB is unavailable; start it, or set MONGO_URL"]
+        hints += await self._version_hints(view)
         if view.status.closed or self.queue is None:
             return hints
         if self._unresponsive:
@@ -217,6 +225,34 @@ class TaskReader:
             tasks=self._store if self._stored else None,
             later=list_open_roles(view),
         )
+
+    async def _version_hints(self, view: TaskView) -> list[str]:
+        """Return hints at roles of the task of which workers run, or have run, different versions."""
+        ran = describe_ran(view)
+        if view.status.closed or self.queue is None or not self._stored:
+            return [*ran.values()]
+        registry, queue = WorkerRegistry(self._servers.db), self.queue
+        rows = await self._from_store(lambda _: registry.list_workers()) or []
+        roles = {node.role for node in view.nodes}
+        online = {
+            each.role: str(each)
+            for each in find_mixed_versions(rows)
+            if each.role in roles and each.queue in (queue, "")
+        }
+        return [*(online | {role: text for role, text in ran.items() if role not in online}).values()]
+
+
+def describe_ran(view: TaskView) -> dict[str, str]:
+    """Return a hint for each role of which the latest attempts of the nodes ran with different versions."""
+    nodes: dict[str, dict[str, list[str]]] = {}
+    for node in view.nodes:
+        if node.version:
+            nodes.setdefault(node.role, {}).setdefault(node.version, []).append(node.node_id)
+    return {
+        role: f"nodes of role {role} ran with different versions: {describe_versions(dict(sorted(by_version.items())))}"
+        for role, by_version in nodes.items()
+        if len(by_version) > 1
+    }
 
 
 async def describe(client: Client, task_id: str) -> WorkflowExecutionDescription | None:
@@ -266,7 +302,7 @@ def _add_node_run(node: NodeView, run: NodeRun | None, now: float) -> NodeView:
     ended_at = now if active else run.finished_at
     seconds = None if ended_at is None else round(max(0.0, ended_at - run.started_at), 2)
     runs = active and not run.worker.startswith(BRIDGE_PREFIX)
-    return replace(node, seconds=seconds, worker=run.worker if runs else "")
+    return replace(node, seconds=seconds, worker=run.worker if runs else "", version=run.version)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client
 
     from flowkit.adapters.tasks.queries import RunningAttempt
-    from flowkit.adapters.worker_registry import RegisteredWorker
+    from flowkit.adapters.worker_registry import MixedVersions, RegisteredWorker
 
 _SHOWN_ATTEMPTS = 3
 _OVERDUE = 1.5
@@ -79,6 +79,9 @@ class ProcessView:
     state: State
     roles: tuple[str, ...] = ()
     version: str = ""
+    """The version of the process itself, which it announces."""
+    handlers: Mapping[str, str] = field(default_factory=dict)
+    """The versions of its handlers by role."""
     slots: int | None = None
     """How many attempts it can run at once; None if unknown."""
     seen_sec: float | None = None
@@ -98,10 +101,12 @@ def workers(
     """Show workers, engines and bridges: their roles, versions and slots, what they run, and when they were last seen."""
     log_warnings(verbose)
     where = Where(mongo_url=mongo_url, database=database, queue=queue)
-    every = asyncio.run(_read(where))
+    every, mixed = asyncio.run(_read(where))
     shown = [each for each in every if show_all or each.busy or each.state is not State.OFFLINE]
     if as_json:
-        return output.document({"workers": [asdict(each) for each in shown]})
+        return output.document(
+            {"workers": [asdict(each) for each in shown], "mixed_versions": [asdict(each) for each in mixed]}
+        )
     if shown:
         console = output.console()
         console.print(workers_table(shown, wide=console.is_terminal))
@@ -109,12 +114,14 @@ def workers(
         output.note("no workers are online; start one with `flowkit worker module:Handler`")
     if hidden := len(every) - len(shown):
         output.note(f"{hidden} {'is' if hidden == 1 else 'are'} offline; `--all` shows them")
+    for each in mixed:
+        output.warn(str(each))
     return None
 
 
-async def _read(where: Where) -> list[ProcessView]:
-    """Return the processes of a database and of an engine queue."""
-    from flowkit.adapters.worker_registry import WorkerRegistry
+async def _read(where: Where) -> tuple[list[ProcessView], list[MixedVersions]]:
+    """Return the processes of a database and of an engine queue, and the roles of which they run different versions."""
+    from flowkit.adapters.worker_registry import WorkerRegistry, find_mixed_versions
     from flowkit.cli.servers import servers
 
     async with servers(where) as both:
@@ -122,7 +129,7 @@ async def _read(where: Where) -> list[ProcessView]:
         running = await both.catalog.running_attempts()
         external = {role for row in rows if row.external and row.online for role in row.roles}
         polled = await _read_pollers(both.temporal, where.engine_queue, external)
-    return make_views(rows, polled, running, time.time())
+    return make_views(rows, polled, running, time.time()), find_mixed_versions(rows)
 
 
 async def _read_pollers(
@@ -188,6 +195,7 @@ def _view_row(row: RegisteredWorker, now: float) -> ProcessView:
         state=state,
         roles=row.roles,
         version=row.version,
+        handlers=row.handlers,
         slots=row.slots,
         seen_sec=seen_sec,
     )
@@ -215,10 +223,24 @@ def workers_table(shown: Sequence[ProcessView], *, wide: bool) -> Table:
     table.add_column("runs", ratio=1 if wide else None, overflow="fold", no_wrap=not wide)
     for view in shown:
         seen = "" if view.seen_sec is None else f"{format_duration(round(view.seen_sec))} ago"
-        cells = (", ".join(view.roles), view.version, _format_slots(view), seen, format_busy(view.busy))
+        cells = (
+            ", ".join(view.roles),
+            format_versions(view),
+            _format_slots(view),
+            seen,
+            format_busy(view.busy),
+        )
         state = Text(view.state, style=_STYLES[view.state])
         table.add_row(Text(view.worker_id), Text(view.kind), state, *map(Text, cells))
     return table
+
+
+def format_versions(view: ProcessView) -> str:
+    """Return the version of the handlers of a process or, if they differ, that of each role."""
+    versions = {*view.handlers.values()}
+    if len(versions) > 1:
+        return ", ".join(f"{role} {version}" for role, version in view.handlers.items())
+    return versions.pop() if versions else view.version
 
 
 def _format_slots(view: ProcessView) -> str:
