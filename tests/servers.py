@@ -11,20 +11,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xmlrpc.server import SimpleXMLRPCServer
 
-from flowkit.local import Kafka, Stack
+from flowkit.local import Kafka, Stack, TemporalServer
 from flowkit.local.process import start_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from flowkit.local.process import ServerProcess
+
     Start = Callable[..., dict[str, str]]
 
 KAFKA = "KAFKA_BOOTSTRAP_SERVERS"
+SHORT_RUNS = "SHORT_RUNS_ADDRESS"
+"""Address of a Temporal server that soon suggests continue-as-new."""
+SUGGESTED_EVENTS = 100
+"""Length of a history at which that server suggests a new run."""
 LOGS = Path(__file__).parents[1] / ".logs"
 
 
 class SharedServers:
-    """Temporal, MongoDB and Kafka for one run of pytest. Addresses in the environment have priority.
+    """Temporal, another Temporal for short runs, MongoDB and Kafka for one run of pytest.
+
+    Addresses in the environment have priority.
 
     The process that pytest-xdist starts its workers from owns them. Its workers call `start` over a socket.
     """
@@ -32,6 +40,7 @@ class SharedServers:
     def __init__(self) -> None:
         self._stack: Stack | None = None
         self._kafka: Kafka | None = None
+        self._short_runs: TemporalServer | None = None
         self._folder: Path | None = None
         self._listener: SimpleXMLRPCServer | None = None
 
@@ -41,10 +50,16 @@ class SharedServers:
             self._folder = Path(tempfile.mkdtemp(prefix="flowkit-tests-")) / "servers"
             self._stack = Stack(self._folder, keeps_data=False)
             self._kafka = None if KAFKA in os.environ else Kafka(self._folder)
-        servers = [*self._stack.servers, *([self._kafka] if self._kafka else [])]
-        start_all([server for server in servers if server.name in names and not server.running])
+            suggestion = {"limit.historyCount.suggestContinueAsNew": SUGGESTED_EVENTS}
+            self._short_runs = TemporalServer(self._folder / "short-runs", dynamic_config=suggestion)
+        servers: list[ServerProcess] = [*self._stack.servers, *([self._kafka] if self._kafka else [])]
+        wanted = [server for server in servers if server.name in names]
+        if self._short_runs is not None and "short-runs" in names:
+            wanted.append(self._short_runs)
+        start_all([server for server in wanted if not server.running])
         brokers = self._kafka.bootstrap_servers if self._kafka else os.environ[KAFKA]
-        return {**self._stack.exports, KAFKA: brokers}
+        short_runs = self._short_runs.address if self._short_runs else ""
+        return {**self._stack.exports, KAFKA: brokers, SHORT_RUNS: short_runs}
 
     def listen(self) -> str:
         """Accept calls of `start` from test processes, one at a time, and return the URL for them."""
@@ -63,8 +78,9 @@ class SharedServers:
         if self._stack is None or self._folder is None:
             return
         self._stack.stop()
-        if self._kafka is not None:
-            self._kafka.stop()
+        for server in (self._kafka, self._short_runs):
+            if server is not None:
+                server.stop()
         if keep_logs:
             copy_logs(self._folder)
         shutil.rmtree(self._folder.parent, ignore_errors=True)

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flowkit.activities import attempt_log
-from flowkit.local import TemporalServer
 from flowkit.workflows import local_attempts
-from tests.integration.harness import SUGGESTED_EVENTS, Harness
+from tests.integration.harness import Harness
+from tests.servers import SHORT_RUNS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from flowkit.local import Stack
+    from tests.servers import Start
 
 
 @pytest.fixture
@@ -30,21 +31,19 @@ def quick_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def short_history_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
-    """A Temporal server that soon suggests continue-as-new."""
-    suggestion = {"limit.historyCount.suggestContinueAsNew": SUGGESTED_EVENTS}
-    with TemporalServer(tmp_path_factory.mktemp("short-history"), dynamic_config=suggestion) as server:
-        yield server
+def short_runs_address(start_servers: Start) -> str:
+    """The address of the run's Temporal server that soon suggests continue-as-new."""
+    return start_servers("short-runs")[SHORT_RUNS]
 
 
 @pytest.fixture
 async def short_runs(
-    stack: Stack, short_history_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, short_runs_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Harness]:
     """A harness whose tasks soon continue as a new run."""
-    made = Harness(temporal=short_history_server.address, mongo=stack.mongo_url)
+    made = Harness(temporal=short_runs_address, mongo=stack.mongo_url)
     monkeypatch.setenv("MONGO_DATABASE", made.database)
-    monkeypatch.setenv("TEMPORAL_ADDRESS", short_history_server.address)
+    monkeypatch.setenv("TEMPORAL_ADDRESS", short_runs_address)
     yield made
     await made.close()
 

@@ -36,9 +36,6 @@ T = TypeVar("T")
 EVENT_TIMEOUT_SEC = 90.0
 """Seconds after which an expected event counts as missing; much longer than events normally take."""
 
-SUGGESTED_EVENTS = 100
-"""Length of a history at which the server of `short_runs` suggests a new run."""
-
 ROOT = Path(__file__).parents[2]
 FLOWKIT = Path(sys.executable).parent / "flowkit"
 

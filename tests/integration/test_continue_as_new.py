@@ -72,6 +72,7 @@ async def replay(histories: list[WorkflowHistory]) -> None:
         await replayer.replay_workflow(history)
 
 
+@pytest.mark.slow
 async def test_last_attempt_handed_over_while_starts_are_held_back_runs_again_in_a_new_run(
     short_runs: Harness,
 ) -> None:

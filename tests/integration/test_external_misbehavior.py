@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from flowkit.testing import Misbehavior
 from flowkit.testing.external import Malformed
+from tests.fork_server import fork_server
+from tests.integration.harness import EVENT_TIMEOUT_SEC, ROOT
 from tests.integration.kafka_side import FAST, KafkaSide
 from tests.integration.test_external_worker import Gate, two
 
 if TYPE_CHECKING:
-    from asyncio.subprocess import Process
     from collections.abc import AsyncIterator
 
     from flowkit.local import Stack
     from flowkit.testing import ExternalWorker
+    from tests.fork_server import ForkedProcess
     from tests.kafka_server import Broker
 
 pytestmark = pytest.mark.server
@@ -198,17 +200,24 @@ async def test_a_batch_beyond_the_record_limit_fails_the_task(side: KafkaSide) -
     assert failed.payload["permanent"] is False
 
 
-async def process(side: KafkaSide, stack: Stack, *more: str) -> Process:
+async def process(side: KafkaSide, stack: Stack, *more: str) -> ForkedProcess:
     """Start a worker process, and return when it is ready."""
     settings = [f"--setting={name}={value}" for name, value in {**FAST, **side.topics}.items()]
     identity = ["--roles", side.role, "--worker-id", "w-one", "--database", f"test_{side.prefix}"]
     servers = ["--mongo-url", stack.mongo_url, "--bootstrap-servers", side.broker.bootstrap_servers]
-    command = [sys.executable, "-m", "flowkit.testing.external", *settings, *identity, *servers, *more]
-    started = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    arguments = [*settings, *identity, *servers, *more]
+    module, pipe = "flowkit.testing.external", subprocess.PIPE
+    started = fork_server().start(arguments, ROOT, os.environ, module=module, stdout=pipe)
     assert started.stdout is not None
-    line = await started.stdout.readline()
-    assert line.decode() == f"external worker w-one is ready: {side.role}\n"
+    with started.stdout as stdout:
+        line = await asyncio.to_thread(stdout.readline)
+        assert line == f"external worker w-one is ready: {side.role}\n"
     return started
+
+
+async def code_of(process: ForkedProcess) -> int:
+    """Wait for the end of a process, and return its exit code."""
+    return await asyncio.to_thread(process.wait, EVENT_TIMEOUT_SEC)
 
 
 async def test_a_worker_process_runs_scripted_nodes_and_stops_gracefully(
@@ -218,7 +227,7 @@ async def test_a_worker_process_runs_scripted_nodes_and_stops_gracefully(
     await side.start("a", inline={"batches": 2})
     await side.find(side.topic("topic_status_fmt"), lambda payload: payload["kind"] == "TASK_DONE")
     started.terminate()
-    assert await started.wait() == 0
+    assert await code_of(started) == 0
     assert await side.kinds() == ["TASK_ACCEPTED", "BATCH_OK", "BATCH_OK", "TASK_DONE"]
     last = (await side.records(side.topic("topic_worker_announce")))[-1]
     assert json.loads(last.value)["payload"]["kind"] == "WORKER_OFFLINE"
@@ -231,16 +240,16 @@ async def test_a_killed_worker_process_announces_its_run_after_the_restart(
     await side.start("a", inline={"batches": 2, "pause_ms": 60_000})
     await side.find(side.topic("topic_status_fmt"), lambda payload: payload["kind"] == "TASK_HEARTBEAT")
     started.kill()
-    await started.wait()
+    await code_of(started)
     again = await process(side, stack)
     online = await side.find(side.topic("topic_worker_announce"), lambda payload: bool(payload.get("resume")))
     assert online["resume"]["node_id"] == "a"
     again.terminate()
-    await again.wait()
+    await code_of(again)
 
 
 async def test_a_process_crashes_by_misbehavior(side: KafkaSide, stack: Stack) -> None:
     started = await process(side, stack, "--misbehavior", "crash_after=BATCH_OK")
     await side.start("a", inline={"batches": 2})
-    assert await started.wait() == 137
+    assert await code_of(started) == 137
     assert await side.kinds() == ["TASK_ACCEPTED", "BATCH_OK"]

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.local import Kafka
-from flowkit.local.kafka import SaslMechanism
 from tests.integration.kafka_side import KafkaSide
-from tests.kafka_server import Broker, BrokerAuthority, client_settings, secured
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
+
+    from tests.kafka_server import Broker
 
 pytestmark = pytest.mark.server
 
@@ -196,17 +194,6 @@ async def test_a_graceful_stop_leaves_the_run_which_a_restart_announces_and_does
     await side.start("b")
     await worker.wait_for("TASK_ACCEPTED", node="b")
     await worker.stop()
-
-
-async def test_a_worker_connects_to_a_secured_broker(tmp_path: Path) -> None:
-    authority = BrokerAuthority(tmp_path)
-    security = secured(SaslMechanism.SCRAM_SHA_256, authority.tls(require_client_certificate=True))
-    options = client_settings(security, authority.client_context(certificate=True))
-    with Kafka(tmp_path / "broker", security=security) as server:
-        broker = Broker(bootstrap_servers=server.bootstrap_servers, client_settings=options)
-        async with KafkaSide(broker) as side, side.worker(two) as worker:
-            await side.start("a")
-            await worker.wait_for("TASK_DONE", node="a")
 
 
 async def test_a_killed_worker_sends_nothing_and_kafka_does_not_redeliver(side: KafkaSide) -> None:

@@ -10,10 +10,11 @@ import pytest
 from flowkit.models import TaskStatus
 from flowkit.workflows import local_attempts
 from tests.integration.handlers import InlineQuick, Stubborn
-from tests.integration.harness import SUGGESTED_EVENTS, node
+from tests.integration.harness import node
 from tests.integration.test_inline_roles import INLINE, ONCE, attempts, chain, counts
 from tests.integration.test_large_graphs import run_ids
 from tests.integration.test_process_failures import assert_every_batch_counts_once
+from tests.servers import SUGGESTED_EVENTS
 
 if TYPE_CHECKING:
     from flowkit.worker import Batch, BatchResult
@@ -117,6 +118,7 @@ async def test_failed_node_cancels_the_inline_attempt_beside_it(
     assert "took too long" not in caplog.text
 
 
+@pytest.mark.slow
 async def test_inline_nodes_continue_in_the_next_run_of_the_workflow(
     short_runs: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

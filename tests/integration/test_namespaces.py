@@ -18,12 +18,12 @@ from flowkit import Coordinator
 from flowkit.cli.tasks.view import describe
 from flowkit.connection import Namespace
 from flowkit.models import TaskStatus
-from tests.integration.harness import FLOWKIT, eventually, node
+from tests.fork_server import fork_server
+from tests.integration.harness import EVENT_TIMEOUT_SEC, ROOT, eventually, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from flowkit.local import TemporalServer
     from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
@@ -32,9 +32,9 @@ LONG_AGO = timedelta(minutes=10)
 
 
 @pytest.fixture
-async def other_engine(harness: Harness, short_history_server: TemporalServer) -> AsyncIterator[Coordinator]:
+async def other_engine(harness: Harness, short_runs_address: str) -> AsyncIterator[Coordinator]:
     """An engine on the same queue and the same database, of a second server whose namespace is `default` as well."""
-    address = short_history_server.address
+    address = short_runs_address
     client = await Client.connect(address, data_converter=pydantic_data_converter)
     engine = Coordinator(db=harness.db, cfg=harness.config, client=client)
     await engine.start()
@@ -62,9 +62,8 @@ async def set_old_dates(harness: Harness) -> None:
 
 def flowkit(harness: Harness, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command with the servers of the harness."""
-    return subprocess.run(
-        [FLOWKIT, *arguments], env=harness.environment, capture_output=True, text=True, check=False
-    )
+    done = fork_server().run(arguments, ROOT, harness.environment, EVENT_TIMEOUT_SEC)
+    return subprocess.CompletedProcess(arguments, *done)
 
 
 async def test_engine_of_another_server_does_not_close_live_tasks(

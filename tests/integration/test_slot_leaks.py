@@ -45,6 +45,7 @@ async def until_held(harness: Harness, *node_ids: str) -> None:
     await eventually(look)
 
 
+@pytest.mark.slow
 async def test_killed_engine_leaks_no_slot_and_its_tasks_finish(harness: Harness) -> None:
     harness.settings["max_global_running"] = 2
     killed = harness.engine_process()
@@ -59,6 +60,7 @@ async def test_killed_engine_leaks_no_slot_and_its_tasks_finish(harness: Harness
     await until_all_slots_are_free(harness, LEAK_SEC)
 
 
+@pytest.mark.slow
 async def test_engines_killed_one_after_another_never_exceed_the_limit(harness: Harness) -> None:
     harness.settings["max_global_running"] = 3
     engines = [harness.engine_process(), harness.engine_process()]

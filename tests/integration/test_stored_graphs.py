@@ -14,9 +14,10 @@ from flowkit.graph import validation
 from flowkit.models import TaskStatus
 from flowkit.workflows import opening
 from tests.integration.handlers import Quick
-from tests.integration.harness import SUGGESTED_EVENTS, Harness, node
+from tests.integration.harness import Harness, node
 from tests.integration.test_large_graphs import run_ids
 from tests.replay.test_replay import replay
+from tests.servers import SUGGESTED_EVENTS
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHandle, WorkflowHistory

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ruamel.yaml import YAML
 from tests.cli.project.new_project import HANDLERS, NAME, PACKAGE, run_command, run_module
-from tests.integration.harness import ROOT
+from tests.fork_server import fork_server
+from tests.integration.harness import EVENT_TIMEOUT_SEC, ROOT
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
@@ -34,7 +35,9 @@ def test_make_test_passes(made: Path) -> None:
 def test_its_test_fails_if_a_handler_is_wrong(made: Path) -> None:
     handlers = made / PACKAGE / "handlers.py"
     handlers.write_text(handlers.read_text(encoding="utf-8").replace(".lower()", ""), encoding="utf-8")
-    assert run_module(made, "pytest", "-q", "-p", "no:cacheprovider").returncode == 1
+    arguments = ["-q", "-p", "no:cacheprovider"]
+    code, out, err = fork_server().run(arguments, made, os.environ, EVENT_TIMEOUT_SEC, module="pytest")
+    assert (code, "1 failed" in out) == (1, True), out + err
 
 
 def test_its_code_passes_linter_and_formatter(made: Path) -> None:

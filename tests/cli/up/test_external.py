@@ -11,7 +11,6 @@ from aiokafka.admin import AIOKafkaAdminClient
 from pymongo import AsyncMongoClient
 from tests.cli.up.up_process import UpProcess, environment_without_servers, free_port_base
 from tests.integration.harness import eventually
-from tests.kafka_server import Broker
 from tests.local.processes import create_program
 
 from flowkit.cli.servers import accepts_connections
@@ -27,27 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.cli.conftest import Program
-
-
-@pytest.mark.server
-async def test_it_starts_a_broker_and_exports_its_address(
-    tmp_path: Path, up: Callable[..., UpProcess]
-) -> None:
-    base, data = free_port_base(), tmp_path / "data"
-    started = up(
-        *("--only", "mongo", "--external", "indexer"),
-        *("--data", str(data), "--port-base", str(base)),
-    )
-    exports = await asyncio.to_thread(started.exports, "MONGO_URL", "KAFKA_BOOTSTRAP_SERVERS")
-    assert exports["KAFKA_BOOTSTRAP_SERVERS"] == f"127.0.0.1:{base + 4}"
-    assert any(line.startswith("kafka is ready after ") for line in started.lines)
-    await Broker(bootstrap_servers=exports["KAFKA_BOOTSTRAP_SERVERS"]).create_topics("cmd.indexer.v1")
-
-    assert started.stop() == 0
-    assert "stopping kafka, mongo" in started.lines
-    assert "kafka: not responding" not in started.lines
-    assert is_free(base + 4)
-    assert (data / "kafka" / "data" / "cmd.indexer.v1-0").is_dir()
 
 
 def test_a_configured_broker_is_used_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,16 +58,19 @@ def test_install_includes_kafka_only_for_external_roles(program: Program, tmp_pa
 
 
 @pytest.mark.server
-async def test_external_workers_run_nodes_of_the_engine(
-    tmp_path: Path, up: Callable[..., UpProcess], monkeypatch: pytest.MonkeyPatch
+async def test_it_starts_a_broker_and_external_workers_run_nodes_of_the_engine(
+    tmp_path: Path, up: Callable[..., UpProcess]
 ) -> None:
+    base, data = free_port_base(), tmp_path / "data"
     graph = tmp_path / "graph.json"
     graph.write_text(json.dumps({"nodes": [{"node_id": "a", "type": "indexer"}]}))
-    started = up("--external", "indexer", "--port-base", str(free_port_base()))
+    started = up("--external", "indexer", "--data", str(data), "--port-base", str(base))
     exports = await asyncio.to_thread(
         started.exports, "TEMPORAL_ADDRESS", "MONGO_URL", "KAFKA_BOOTSTRAP_SERVERS"
     )
-    assert any(line.startswith("bridge is ready after ") for line in started.lines)
+    assert exports["KAFKA_BOOTSTRAP_SERVERS"] == f"127.0.0.1:{base + 4}"
+    for name in ("kafka", "bridge"):
+        assert any(line.startswith(f"{name} is ready after ") for line in started.lines)
     task = asyncio.create_task(
         asyncio.to_thread(started.run_command, "run", str(graph), "--watch", "--timeout", "80")
     )
@@ -104,6 +85,9 @@ async def test_external_workers_run_nodes_of_the_engine(
     assert done.returncode == 0, done.stdout + done.stderr
     assert await asyncio.to_thread(started.stop) == 0
     assert "stopping bridge, engine, kafka, mongo, temporal" in started.lines
+    assert "kafka: not responding" not in started.lines
+    assert is_free(base + 4)
+    assert (data / "kafka" / "data" / "cmd.indexer.v1-0").is_dir()
 
 
 async def topic_exists(bootstrap: str) -> bool:

@@ -144,6 +144,7 @@ async def test_large_graph_with_a_role_of_another_process_is_rejected(
     await runner.stop()
 
 
+@pytest.mark.slow
 async def test_without_kafka_a_bridge_warns_and_keeps_trying(
     external: ExternalTasks, tmp_path: Path, bridges: list[BridgeProcess]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ from flowkit.local.kafka import BrokerSecurity, BrokerTls, SaslMechanism
 from flowkit.local.ports import free_port
 from tests.integration.bridge.clients import Reading, command_topic, consuming, producing
 from tests.integration.bridge.conftest import Names
+from tests.integration.kafka_side import KafkaSide
+from tests.integration.test_external_worker import two
+from tests.kafka_server import Broker, client_settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -157,7 +161,7 @@ async def test_a_password_in_the_clear(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_scrambled_password_over_tls(tmp_path: Path) -> None:
+async def test_a_scrambled_password_over_tls_for_the_bridge_and_an_external_worker(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     security = BrokerSecurity(mechanism=SaslMechanism.SCRAM_SHA_512, users=USERS, tls=tls(authority))
@@ -172,6 +176,12 @@ async def test_a_scrambled_password_over_tls(tmp_path: Path) -> None:
         await exchange_records(names)
         assert "certificate of the broker cannot be verified" in await failure(names, ssl_cafile=None)
         assert "Kafka rejects the credentials" in await failure(names, sasl_password="hunter2")
+        context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        settings = client_settings(security, context, USERS["flowkit"])
+        broker = Broker(bootstrap_servers=names.bootstrap, client_settings=settings)
+        async with KafkaSide(broker) as side, side.worker(two) as worker:
+            await side.start("a")
+            await worker.wait_for("TASK_DONE", node="a")
 
 
 @pytest.mark.slow

@@ -65,6 +65,7 @@ async def test_a_bridge_waits_until_native_workers_have_stopped(external: Extern
     await external.until_status(task_id, "finished")
 
 
+@pytest.mark.slow
 async def test_a_native_worker_polls_nothing_until_the_bridge_has_stopped(external: ExternalTasks) -> None:
     await external.served_engine()
     await external.external(one_batch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import subprocess
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,8 +21,9 @@ from temporalio.api.workflowservice.v1 import QueryWorkflowRequest
 from flowkit.payload_converter import VARIABLE
 from flowkit.testing.external import Result
 from flowkit.worker import RoleHandler
+from tests.fork_server import fork_server
 from tests.integration.bridge.reading import messages
-from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT, ROOT, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, ROOT, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -125,20 +126,12 @@ class Processes:
 
     async def call(self, *arguments: str, given: str = "", code: int = 0, **environment: str) -> str:
         """Run a command, and return what it prints to stdout."""
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [str(FLOWKIT), *arguments],
-            env={**self._environment, **environment},
-            cwd=ROOT,
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=EVENT_TIMEOUT_SEC,
-            check=False,
-        )
-        self.stderr += done.stderr
-        assert done.returncode == code, (arguments, done.stdout, done.stderr)
-        return done.stdout
+        env = {**self._environment, **environment}
+        run = partial(fork_server().run, arguments, ROOT, env, EVENT_TIMEOUT_SEC, stdin=given)
+        exit_code, out, err = await asyncio.to_thread(run)
+        self.stderr += err
+        assert exit_code == code, (arguments, out, err)
+        return out
 
 
 def _url(external: ExternalTasks, options: str) -> str:
