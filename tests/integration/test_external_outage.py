@@ -13,40 +13,39 @@ from tests.kafka_server import Broker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """A broker that a test may kill and restart. A test leaves it running."""
-    with Kafka(tmp_path_factory.mktemp("frail-broker")) as running:
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Kafka]:
+    """A broker that the test may kill and restart."""
+    with Kafka(tmp_path) as running:
         yield running
 
 
-async def test_a_run_survives_a_restart_of_the_broker(server: Kafka) -> None:
+async def test_a_run_survives_a_restart_of_the_broker_and_workers_end_while_it_is_down(
+    server: Kafka,
+) -> None:
     gate = Gate()
     broker = Broker(bootstrap_servers=server.bootstrap_servers)
-    async with KafkaSide(broker) as side, side.worker(gate.handler) as worker:
-        await side.start("a")
-        await worker.wait_for("TASK_HEARTBEAT", count=3)
-        server.kill()
-        server.start()
-        gate.open.set()
-        await worker.wait_for("TASK_DONE", node="a")
-        await side.start("b")
-        await worker.wait_for("TASK_DONE", node="b")
-
-
-@pytest.mark.parametrize("graceful", [False, True], ids=["kill", "stop"])
-async def test_a_worker_ends_while_the_broker_is_down(server: Kafka, graceful: bool) -> None:
-    async with KafkaSide(Broker(bootstrap_servers=server.bootstrap_servers)) as side:
-        worker = side.worker(Gate().handler)
-        await worker.start()
-        await side.start("a")
-        await worker.wait_for("TASK_HEARTBEAT", count=3)
-        server.kill()
-        await (worker.stop() if graceful else worker.kill())
-        assert not worker.alive
-        assert "WORKER_OFFLINE" not in {entry.kind for entry in worker.sent}
-        server.start()
+    async with KafkaSide(broker) as side, KafkaSide(broker) as killed_side, KafkaSide(broker) as stopped_side:
+        killed, stopped = [each.worker(Gate().handler) for each in (killed_side, stopped_side)]
+        await killed.start()
+        await stopped.start()
+        async with side.worker(gate.handler) as worker:
+            for each, own in ((side, worker), (killed_side, killed), (stopped_side, stopped)):
+                await each.start("a")
+                await own.wait_for("TASK_HEARTBEAT", count=3)
+            server.kill()
+            await killed.kill()
+            await stopped.stop()
+            for ended in (killed, stopped):
+                assert not ended.alive
+                assert "WORKER_OFFLINE" not in {entry.kind for entry in ended.sent}
+            server.start()
+            gate.open.set()
+            await worker.wait_for("TASK_DONE", node="a")
+            await side.start("b")
+            await worker.wait_for("TASK_DONE", node="b")

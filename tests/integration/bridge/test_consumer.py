@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowkit.bridge.kafka.producer import Producer
-    from flowkit.local import Kafka
     from tests.integration.bridge.conftest import Names
 
 pytestmark = pytest.mark.server
@@ -173,47 +170,3 @@ async def _rebalancing(offsets: Offsets, group: str) -> bool:
 
 async def _members(offsets: Offsets, group: str, count: int) -> bool:
     return sum(bool(assigned) for assigned in (await offsets.read_members(group)).values()) == count
-
-
-def assert_each_change_is_logged_once(caplog: pytest.LogCaptureFixture, expected: list[str]) -> None:
-    """Check the changes of the connection. While a broker starts on a busy machine, a consumer may lose it again."""
-    texts = {"lost": "lost Kafka", "connected": "is connected to Kafka"}
-    logged = [name for each in caplog.messages for name, text in texts.items() if text in each]
-    assert logged[: len(expected)] == expected
-    assert all(before != after for before, after in pairwise(logged)), logged
-    assert logged[-1] == expected[-1]
-
-
-@pytest.mark.slow
-async def test_nothing_is_lost_when_the_broker_restarts(
-    frail: Names, frail_broker: Kafka, caplog: pytest.LogCaptureFixture
-) -> None:
-    topic, group, reading = await command_topic(frail), f"{frail.prefix}.g", Reading()
-    caplog.set_level(logging.INFO, "flowkit.bridge")
-    async with producing(frail) as producer, consuming(frail, topic, group, reading) as consumer:
-        await send_all(producer, topic, numbers(0, 30))
-        await reading.until(set(numbers(0, 10)))
-        await asyncio.to_thread(frail_broker.kill)
-        await eventually(lambda: _true(not consumer.connected))
-        await asyncio.to_thread(frail_broker.start)
-        await send_all(producer, topic, numbers(30, 60))
-        await reading.until(set(numbers(0, 60)))
-        assert await committed_all(frail, topic, group)
-        await eventually(lambda: _true(consumer.connected))
-    assert_each_change_is_logged_once(caplog, ["connected", "lost", "connected"])
-
-
-@pytest.mark.slow
-async def test_a_consumer_that_starts_during_an_outage_reads_after_it(
-    frail: Names, frail_broker: Kafka, caplog: pytest.LogCaptureFixture
-) -> None:
-    topic, group, reading = await command_topic(frail), f"{frail.prefix}.g", Reading()
-    caplog.set_level(logging.INFO, "flowkit.bridge")
-    await asyncio.to_thread(frail_broker.kill)
-    async with consuming(frail, topic, group, reading) as consumer:
-        await eventually(lambda: _true(consumer.health.last_error is not None))
-        await asyncio.to_thread(frail_broker.start)
-        async with producing(frail) as producer:
-            await send_all(producer, topic, numbers(0, 3))
-        await reading.until(set(numbers(0, 3)))
-    assert_each_change_is_logged_once(caplog, ["lost", "connected"])

@@ -80,28 +80,6 @@ async def assert_finished_in_one_epoch(external: ExternalTasks, task_id: str, ui
     assert await codes(external, task_id, "extract") == [None]
 
 
-async def test_engine_started_without_kafka_warns_and_dispatches_when_it_returns(
-    frail_external: ExternalTasks, frail_broker: Kafka, caplog: pytest.LogCaptureFixture
-) -> None:
-    external = frail_external
-    await asyncio.to_thread(frail_broker.stop)
-    await external.engine()
-    task_id = await external.create(node("extract", external.role, inline={"batches": 2}, **ONCE))
-
-    async def warned() -> bool:
-        return f"role {external.role} is not served yet" in caplog.text
-
-    await eventually(warned)
-    await external.until_status(task_id, "running")
-    assert await external.dispatches(task_id) == []
-    warnings = [each.getMessage() for each in caplog.records if "is not served yet" in each.getMessage()]
-    assert all(external.names.bootstrap in text for text in warnings)
-    await asyncio.to_thread(frail_broker.start)
-    await external.until_served()
-    await external.external(scripted)
-    await assert_finished_in_one_epoch(external, task_id, {"extract-0", "extract-1"})
-
-
 async def test_outage_of_kafka_loses_nothing_and_counts_nothing_twice(
     frail_external: ExternalTasks, frail_broker: Kafka
 ) -> None:
@@ -146,8 +124,8 @@ async def assert_finished_without_a_retry(
     assert rows == dict.fromkeys(uids, 1)
 
 
-async def test_task_can_be_cancelled_and_the_engine_stopped_while_kafka_is_unavailable(
-    frail_external: ExternalTasks, frail_broker: Kafka
+async def test_task_can_be_cancelled_and_the_engine_stopped_and_started_while_kafka_is_unavailable(
+    frail_external: ExternalTasks, frail_broker: Kafka, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The dispatch, which waits for Kafka, sees the cancel long before a quarter of its lease."""
     external = frail_external
@@ -165,8 +143,23 @@ async def test_task_can_be_cancelled_and_the_engine_stopped_while_kafka_is_unava
     assert [each["outcome"]["kind"] for each in await external.dispatches(task_id)] == ["cancelled"]
     async with asyncio.timeout(60):
         await external.coordinator.stop()
+
+    caplog.clear()
+    await external.coordinator.start()
+    later = await external.create(node("extract", external.role, inline={"batches": 2}, **ONCE))
+
+    async def warned() -> bool:
+        return f"role {external.role} is not served yet" in caplog.text
+
+    await eventually(warned)
+    await external.until_status(later, "running")
+    assert await external.dispatches(later) == []
+    warnings = [each.getMessage() for each in caplog.records if "is not served yet" in each.getMessage()]
+    assert all(external.names.bootstrap in text for text in warnings)
     await asyncio.to_thread(frail_broker.start)
-    assert [each.task_id for each in worker.sent_for("extract", "TASK_DONE")] == [first]
+    await external.until_served()
+    await assert_finished_in_one_epoch(external, later, {"extract-0", "extract-1"})
+    assert [each.task_id for each in worker.sent_for("extract", "TASK_DONE")] == [first, later]
 
 
 async def test_outage_of_mongodb_loses_no_events_and_no_task(

@@ -13,8 +13,7 @@ from aiokafka.errors import OutOfOrderSequenceNumber, UnknownProducerId
 from aiokafka.partitioner import murmur2
 from aiokafka.producer import message_accumulator
 
-from flowkit.bridge.kafka.offsets import Offsets
-from flowkit.bridge.kafka.producer import MAX_REQUEST_BYTES, Producer
+from flowkit.bridge.kafka.producer import MAX_REQUEST_BYTES
 from flowkit.errors import CommandTooLarge, KafkaUnavailable, SendUncertain
 from tests.integration.bridge.clients import (
     LONG_SEC,
@@ -173,36 +172,3 @@ async def test_records_sent_during_a_restart_are_stored_once(frail: Names, frail
     async with consuming(frail, topic, f"{frail.prefix}.check", reading):
         await reading.until({b"%d" % n for n in range(count)})
     assert len(reading.values) == count
-
-
-@pytest.mark.slow
-async def test_a_producer_that_starts_during_an_outage_sends_after_it(
-    frail: Names, frail_broker: Kafka, caplog: pytest.LogCaptureFixture
-) -> None:
-    topic = await command_topic(frail)
-    await asyncio.to_thread(frail_broker.kill)
-    producer = Producer(frail.connection)
-    sending = asyncio.create_task(producer.send(topic, "k", b"{}", 0))
-    await asyncio.to_thread(frail_broker.start)
-    async with asyncio.timeout(LONG_SEC):
-        assert await sending == (0, 0)
-    assert caplog.text.count("the producer cannot connect") == 1
-    await producer.stop()
-
-
-@pytest.mark.slow
-async def test_stopping_during_an_outage_drops_what_was_not_sent(frail: Names, frail_broker: Kafka) -> None:
-    topic = await command_topic(frail)
-    producer = Producer(frail.connection)
-    assert await producer.send(topic, "k", b"{}", 0) == (0, 0)
-    await asyncio.to_thread(frail_broker.kill)
-    sending = asyncio.create_task(producer.send(topic, "k", b"{}", 0))
-    async with asyncio.timeout(LONG_SEC):
-        await asyncio.wait([sending], timeout=0.5)
-        await producer.stop()
-        with pytest.raises((SendUncertain, KafkaUnavailable)):
-            await sending
-    await asyncio.to_thread(frail_broker.start)
-    offsets = Offsets(frail.connection)
-    assert (await offsets.read_ends(topic))[0] == 1
-    await offsets.close()
