@@ -102,17 +102,17 @@ async def command(tmp_path: Path) -> AsyncIterator[Command]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_health_file_contains_every_process_and_a_signal_stops_each_gracefully(
-    command: Command, number: signal.Signals
-) -> None:
-    found = await eventually(partial(health, command))
-    assert [process["running"] for process in found["processes"]] == [True, True, True]
+def test_signal_stops_every_process_gracefully(command: Command, number: signal.Signals) -> None:
     command.parent.send_signal(number)
     assert command.end() == (0, "")
     assert command.stopped == {"1", "2", "3"}
 
 
-async def test_killed_process_stops_the_others_and_sets_the_exit_code(command: Command) -> None:
+async def test_health_file_contains_every_process_until_a_killed_one_stops_the_others_and_sets_the_exit_code(
+    command: Command,
+) -> None:
+    found = await eventually(partial(health, command))
+    assert [process["running"] for process in found["processes"]] == [True, True, True]
     os.kill(await command.pid(2), signal.SIGKILL)
     assert command.end() == (137, "process 2 of 3 exited with code 137; the others were stopped\n")
     assert command.stopped == {"1", "3"}
