@@ -41,7 +41,7 @@ def test_a_missing_program_is_reported_with_the_remedy(
 
 
 @needs_maven
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_missing_network_is_reported_for_maven(cache: Path, no_network: None) -> None:
     with pytest.raises(NoNetwork, match=r"`mvn` cannot reach .*refused\); check the connection") as caught:
         stand_in.stand_in_classpath()
@@ -56,7 +56,7 @@ FLOWKIT_CACHE="$1" exec "$2" -c 'from flowkit.local.mongo import JARS; JARS.fold
 
 
 @needs_maven
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_full_disk_is_reported_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """On a disk of 1 MB; the jars need 6 MB."""
     unshare = shutil.which("unshare")
