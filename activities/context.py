@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 import os
@@ -12,7 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flowkit.activities.builtin_functions import CoordinatorAdapters
 from flowkit.adapters.outages import retry_while_unavailable
@@ -30,6 +31,29 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptInput
 
 T = TypeVar("T")
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def _needs_await(name: str) -> Callable[[F], F]:
+    """Let the coroutine method that handlers know as `name` raise TypeError if a plain function calls it on a thread.
+
+    Such a function cannot await the coroutine, so nothing would happen.
+    """
+
+    def decorate(method: F) -> F:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                raise TypeError(
+                    f"{name} needs `await`, which a plain function cannot do: write the method of the handler as `async def`"
+                ) from None
+            return method(*args, **kwargs)
+
+        return cast("F", call)
+
+    return decorate
 
 
 class ArtifactsWriter:
@@ -51,6 +75,7 @@ class ArtifactsWriter:
         self._worker_id = worker_id
         self._on_batch = on_batch
 
+    @_needs_await("ctx.artifacts.upsert_partial")
     async def upsert_partial(self, batch_uid: str, meta: dict[str, Any]) -> dict[str, Any]:
         """Store `meta` as the artifact of a batch and return a reference to it. Raise ValueError for an invalid uid.
 
@@ -65,6 +90,7 @@ class ArtifactsWriter:
         self._on_batch(batch_uid)
         return {**self._ref(), "batch_uid": batch_uid}
 
+    @_needs_await("ctx.artifacts.mark_complete")
     async def mark_complete(
         self, meta: dict[str, Any], artifacts_ref: dict[str, Any] | None = None
     ) -> dict[str, Any]:
@@ -129,15 +155,18 @@ class TaskVariables:
         self._changes = 0
         self._adapters: CoordinatorAdapters | None = None
 
+    @_needs_await("ctx.vars")
     async def __call__(self) -> dict[str, Any]:
         """Return all current variables, or `{}` if the task has none."""
         async with self._turn:
             return await retry_while_unavailable(lambda: self._tasks.variables(self._attempt.task_id))
 
+    @_needs_await("ctx.vars.get")
     async def get(self, path: str, default: Any = None) -> Any:
         """Return the current value at `path`, such as `routing.sla`, or `default` if there is none."""
         return rules.value_at(await self(), changes.checked_path("get", path), default)
 
+    @_needs_await("ctx.vars.set")
     async def set(
         self, path: str | Mapping[str, Any], value: Any = _NO_VALUE, *, block_sensitive: bool = False
     ) -> None:
@@ -150,6 +179,7 @@ class TaskVariables:
             raise AdapterError("vars.set: pass a path and its value, or a mapping of paths to values")
         await self._change("vars_set", kv=path if several else {path: value}, block_sensitive=block_sensitive)
 
+    @_needs_await("ctx.vars.merge")
     async def merge(self, tree: Mapping[str, Any], *, block_sensitive: bool = False) -> None:
         """Merge a tree into the variables in one atomic write; its leaves overwrite existing values.
 
@@ -234,11 +264,13 @@ class RunContext:
             return None
         return max(0.0, self.cancel_deadline_ts_ms - time.time() * 1000)
 
+    @_needs_await("ctx.raise_if_cancelled")
     async def raise_if_cancelled(self) -> None:
         """Raise asyncio.CancelledError if the run is cancelled."""
         if self.cancelled():
             raise asyncio.CancelledError(self.cancel_reason)
 
+    @_needs_await("ctx.cancellable")
     async def cancellable(self, work: Awaitable[T]) -> T:
         """Await `work` and return its result.
 
@@ -262,6 +294,7 @@ class RunContext:
             self.cancel_deadline_ts_ms = int((time.time() + grace_sec) * 1000)
             self.cancel_flag.set()
 
+    @_needs_await("ctx.run_subprocess")
     async def run_subprocess(self, *command: str, grace_ms: int = 5000) -> int:
         """Run a command in its own process group and return its return code.
 

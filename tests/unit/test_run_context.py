@@ -310,6 +310,23 @@ class Tally(RoleHandler):
         return FinalizeResult(metrics={"n": 1}, vars={"incr": {"done": ctx.params.get("by", 1)}})
 
 
+class ChangingPlainly(RoleHandler):
+    """Calls a coroutine of its context from a plain function, without `await`."""
+
+    role = "plain"
+
+    def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        return BatchResult(success=ctx.vars.set("tier", 2) is not None)
+
+
+async def test_coroutine_that_a_plain_function_calls_fails_the_node_instead_of_doing_nothing() -> None:
+    run = await run_graph({"nodes": [{"node_id": "n", "type": "plain"}]}, ChangingPlainly())
+    assert run.nodes["n"].error == (
+        "bad_input: TypeError: ctx.vars.set needs `await`, which a plain function cannot do: write the method of the "
+        "handler as `async def`"
+    )
+
+
 async def test_increments_of_finalize_count_once_for_each_node() -> None:
     soon = {"retry_policy": {"max": 1, "backoff_sec": 0.1}}
     run = await run_graph({"nodes": [node("a", "tally", **soon), node("b", "tally", "a", **soon)]}, Tally())
