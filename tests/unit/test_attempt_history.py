@@ -73,3 +73,12 @@ def test_attempt_that_no_worker_has_started_waits_until_the_document_says_that_i
     waiting = AttemptView(node_id="a", attempt=2, outcome=Outcome.WAITING)
     assert merge([waiting], [], document(status="queued"))[0].outcome is Outcome.WAITING
     assert merge([waiting], [], document(status="running"))[0].outcome is Outcome.RUNNING
+
+
+def test_attempt_that_the_deadline_of_its_node_cancelled_says_so() -> None:
+    cancelled = AttemptView(node_id="a", attempt=2, outcome=Outcome.CANCELLED)
+    late = "deadline_exceeded: the node took longer than 30 s"
+    [seen] = merge([cancelled], [], document(status="failed", last_error=late))
+    assert (seen.outcome, seen.error) == (Outcome.CANCELLED, late)
+    [stopped] = merge([cancelled], [], document(status="cancelled", last_error="flaky: an earlier attempt"))
+    assert stopped.error is None

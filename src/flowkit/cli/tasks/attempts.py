@@ -377,13 +377,17 @@ def _add_logged(known: AttemptView, entry: LoggedAttempt) -> AttemptView:
 
 
 def _add_stored(known: AttemptView, node: Mapping[str, Any]) -> AttemptView:
-    """Return the latest attempt of a node with what the task document says."""
+    """Return the latest attempt of a node with what the task document says.
+
+    It says why FlowKit cancelled the attempt of a node that has failed, for example by its deadline.
+    """
     outcome, status = known.outcome, node.get("status")
     if outcome in (Outcome.UNKNOWN, Outcome.WAITING) and status in _STORED:
         outcome = Outcome(status)
     ended = outcome not in (Outcome.WAITING, Outcome.RUNNING)
     started_at, ended_at = _stored_time(node.get("started_at")), _stored_time(node.get("finished_at"))
     lease = node.get("lease") or {}
+    failed = outcome is Outcome.FAILED or (outcome is Outcome.CANCELLED and status == "failed")
     return replace(
         known,
         worker=known.worker or lease.get("worker_id"),
@@ -391,7 +395,7 @@ def _add_stored(known: AttemptView, node: Mapping[str, Any]) -> AttemptView:
         started_at=_first(known.started_at, started_at),
         ended_at=_first(known.ended_at, ended_at if ended else None),
         outcome=outcome,
-        error=known.error or (node.get("last_error") if outcome is Outcome.FAILED else None),
+        error=known.error or (node.get("last_error") if failed else None),
     )
 
 
