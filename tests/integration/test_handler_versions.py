@@ -17,6 +17,8 @@ from tests.integration.harness import Harness, eventually, node
 if TYPE_CHECKING:
     from flowkit.worker import RoleHandler
 
+pytestmark = pytest.mark.server
+
 
 def versioned(kind: type[RoleHandler], version: str) -> RoleHandler:
     """Return a handler with this version."""
