@@ -63,6 +63,8 @@ class TaskState:
     """Where graph and params are stored, if `create_task` stored them. The next run reads them again."""
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     """For each role, the versions that have run its attempts, each with the worker that was the first to run it."""
+    pins: dict[str, str] = field(default_factory=dict)
+    """For each role, the version that the task has fixed, as far as the workflow knows; the document has them all."""
 
 
 def is_state(value: object) -> TypeGuard[dict[str, Any]]:
@@ -95,6 +97,7 @@ def encode_state(state: TaskState) -> dict[str, Any]:
         "status_history": [[change.from_, change.to, change.at] for change in state.status_history],
         "status_history_omitted": state.status_history_omitted,
         **({"versions": state.versions} if state.versions else {}),
+        **({"pins": state.pins} if state.pins else {}),
     }
     remaining = CARRIED_STATE_BYTES - json_size(carried)
     if state.stored is None:
@@ -118,6 +121,7 @@ def parse_state(value: dict[str, Any], task: dict[str, Any] | None = None) -> Ta
         status_history=[StatusChange(from_=from_, to=to, at=at) for from_, to, at in value["status_history"]],
         status_history_omitted=value["status_history_omitted"],
         versions=value.get("versions", {}),
+        pins=value.get("pins", {}),
     )
 
 

@@ -83,6 +83,7 @@ YIELDED: Final = "yielded"
 UPSTREAM_FAILED: Final = "upstream_failed"
 """The code of a node that a batch has started and whose parents failed later. The skip reason has the same name."""
 NOT_LOCAL: Final = "not_local"
+VERSION_PINNED: Final = "version_pinned"
 
 # --- ends of tasks ------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from tests.integration.test_large_graphs import run_ids
 
 if TYPE_CHECKING:
     from flowkit.worker import Batch
-    from flowkit.worker.runner import Worker
     from flowkit.worker.context import RunContext
+    from flowkit.worker.runner import Worker
 
 pytestmark = pytest.mark.server
 

@@ -80,6 +80,8 @@ def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = N
         ],
         status_history=[StatusChange(from_=None, to="queued", at=1.0)],
         status_history_omitted=2,
+        versions={"crawler": {"1.4": "w-1", "1.5": "w-2"}},
+        pins={"crawler": "1.4"},
     )
 
 

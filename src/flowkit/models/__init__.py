@@ -31,6 +31,7 @@ from flowkit.models.graphs import (
     OnNodeFailure,
     RetryPolicy,
     StartWhen,
+    VersionPolicy,
 )
 from flowkit.models.tasks import (
     OPEN_NODE_STATUSES,
@@ -93,5 +94,6 @@ __all__ = [
     "StoredGraph",
     "TaskResult",
     "TaskStatus",
+    "VersionPolicy",
     "slot_wait_id",
 ]
