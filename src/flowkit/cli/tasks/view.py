@@ -473,9 +473,9 @@ def describe_unknown_roles(unknown: Mapping[str, Sequence[str]], option: str = "
         if similar
     ]
     if others:
-        hints.append(
-            f"no worker has ever polled {'role' if len(others) == 1 else 'roles'} {names(others)}; {start}"
-        )
+        roles, them = ("role", "it") if len(others) == 1 else ("roles", "them")
+        bridge = f"`flowkit bridge {' '.join(others)}{option}` if external workers run {them}"
+        hints.append(f"no worker has ever polled {roles} {names(others)}; {start}, or {bridge}")
     return hints
 
 
