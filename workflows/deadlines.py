@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from flowkit.models import Graph, Node, NodeState, SilenceReport, SilentAttempt
+    from flowkit.models.actions import ActionState
     from flowkit.workflows.scheduling.scheduler import Scheduler
-    from flowkit.workflows.state_codec import TaskState
 
 _SHORTEST_TIMER_SEC = 0.001
 _IN_FLIGHT = {NodeStatus.RUNNING, NodeStatus.CANCELLING}
@@ -32,10 +32,10 @@ class DeadlineTimer:
     """Enforces the deadlines of a task with a single timer, armed for the earliest one. A task without any has no timer."""
 
     def __init__(
-        self, state: TaskState, graph: Graph, *, stop_node: Callable[[int, AttemptFailure, str], None]
+        self, deadlines: Deadlines, graph: Graph, *, stop_node: Callable[[int, AttemptFailure, str], None]
     ) -> None:
         """Call `stop_node` with the index, the failure and the cancel reason of each node that must end."""
-        self._deadlines = Deadlines(graph, state.nodes, opened_at=state.opened.created_at)
+        self._deadlines = deadlines
         self._nodes = graph.nodes
         self._stop_node = stop_node
         self._timer: asyncio.Task[None] | None = None
@@ -85,12 +85,15 @@ class DeadlineTimer:
 class Deadlines:
     """The deadlines of one task. Times are seconds since the Unix epoch."""
 
-    def __init__(self, graph: Graph, states: Sequence[NodeState], *, opened_at: float) -> None:
-        """Continue with the deadlines in `states`."""
+    def __init__(
+        self, graph: Graph, states: Sequence[NodeState], actions: ActionState, *, opened_at: float
+    ) -> None:
+        """Continue with the deadlines in `states`, and with the pauses of the whole task in `actions`."""
         self._nodes = graph.nodes
         self._states = states
         self._limit_sec = graph.deadline_sec
-        self._task_at = None if self._limit_sec is None else opened_at + self._limit_sec
+        self._actions = actions
+        self._opened_at = opened_at
         self._due = [(at, i) for i, state in enumerate(states) if (at := state.deadline_at) is not None]
         heapq.heapify(self._due)
 
@@ -98,30 +101,69 @@ class Deadlines:
         """Begin the deadlines of the nodes whose gates have opened. A deadline that has begun stays as it is."""
         for index in indexes:
             limit, state = self._nodes[index].deadline_sec, self._states[index]
-            if limit is not None and state.deadline_at is None:
-                state.deadline_at = now + limit
-                heapq.heappush(self._due, (state.deadline_at, index))
+            if limit is not None and state.deadline_at is None and state.deadline_left is None:
+                self._set(index, now + limit)
+
+    def _set(self, index: int, at: float) -> None:
+        self._states[index].deadline_at = at
+        heapq.heappush(self._due, (at, index))
+
+    def pause(self, index: int, now: float) -> None:
+        """Let the deadline of a node stand still, if it has begun."""
+        state = self._states[index]
+        if state.deadline_at is not None:
+            state.deadline_left, state.deadline_at = max(state.deadline_at - now, _SHORTEST_TIMER_SEC), None
+
+    def resume(self, index: int, now: float) -> None:
+        """Let the deadline of a node continue."""
+        state = self._states[index]
+        if state.deadline_left is not None:
+            self._set(index, now + state.deadline_left)
+            state.deadline_left = None
+
+    def pause_task(self, paused: bool, now: float) -> None:
+        """Let the deadline of the task stand still, or continue."""
+        since = self._actions.stopped_at
+        if paused and since is None:
+            self._actions.stopped_at = now
+        elif not paused and since is not None:
+            self._actions.stopped_sec += now - since
+            self._actions.stopped_at = None
+
+    @property
+    def _task_at(self) -> float | None:
+        """When the task must have ended. None without a deadline, and while it stands still."""
+        if self._limit_sec is None or self._actions.stopped_at is not None:
+            return None
+        return self._opened_at + self._limit_sec + self._actions.stopped_sec
+
+    def _is_due(self, at: float, index: int) -> bool:
+        """Return whether an entry of the heap is the deadline of an open node, and not an outdated one."""
+        state = self._states[index]
+        return not state.status.ended and state.deadline_at == at
 
     def next_due(self) -> tuple[float, str] | None:
         """Return the earliest deadline that may still be exceeded, and what it limits. None if there is none."""
-        while self._due and self._states[self._due[0][1]].status.ended:
+        while self._due and not self._is_due(*self._due[0]):
             heapq.heappop(self._due)
         found = [(at, self._nodes[index].node_id) for at, index in self._due[:1]]
-        found += [(self._task_at, "the task")] if self._task_at is not None else []
+        task_at = self._task_at
+        found += [(task_at, "the task")] if task_at is not None else []
         return min(found, default=None)
 
     def pop_overdue(self, now: float) -> list[int]:
         """Return the indexes of the open nodes that have exceeded their deadlines, each only once."""
         overdue: list[int] = []
         while self._due and self._due[0][0] <= now:
-            _, index = heapq.heappop(self._due)
-            if not self._states[index].status.ended:
+            at, index = heapq.heappop(self._due)
+            if self._is_due(at, index) and index not in overdue:
                 overdue.append(index)
         return overdue
 
     def task_failure(self, now: float) -> str | None:
         """Return why the task must fail if it has exceeded its deadline, otherwise None."""
-        if self._task_at is None or self._limit_sec is None or now < self._task_at:
+        at = self._task_at
+        if at is None or now < at:
             return None
         return f"{reason_codes.DEADLINE_EXCEEDED}: the task took longer than {self._limit_sec:g} s (deadline_sec)"
 

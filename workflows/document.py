@@ -27,6 +27,7 @@ from flowkit.models import (
     TaskStatus,
     temporal_names,
 )
+from flowkit.models.actions import ActionRecord
 from flowkit.workflows.display.task_status import is_dead
 from flowkit.workflows.engine_calls import (
     HEARTBEAT_TIMEOUT,
@@ -76,6 +77,9 @@ class TaskDocument:
         self._cancel_reason: str | None = None
         self.silent: list[int] = []
         """The nodes that the document shows as silent."""
+        self._actions_changed = False
+        self._drained: frozenset[str] = frozenset()
+        """The paused scopes that the document shows as drained."""
         self._no_longer_silent: set[int] = set()
         """The nodes to show as no longer silent."""
         self._writing: asyncio.Task[None] | None = None
@@ -102,6 +106,17 @@ class TaskDocument:
         self._no_longer_silent = (self._no_longer_silent | {*self.silent}) - {*nodes}
         self.silent = nodes
         self.write_task()
+
+    def write_actions(self) -> None:
+        """Schedule a write of the applied actions and of the paused scopes."""
+        self._actions_changed = True
+        self.write_task()
+
+    def write_drained(self, scopes: frozenset[str]) -> None:
+        """Schedule a write that shows these scopes, and no others, as drained. Do nothing if the document does."""
+        if scopes != self._drained:
+            self._drained = scopes
+            self.write_actions()
 
     @property
     def is_idle(self) -> bool:
@@ -160,10 +175,20 @@ class TaskDocument:
             status_history_omitted=self._publisher.omitted,
             silent={index: self._scheduler.nodes[index].node_id for index in self.silent},
             heard=sorted(self._no_longer_silent),
+            actions=self._make_action_record() if self._actions_changed else ActionRecord(),
         )
         self._no_longer_silent.clear()
+        self._actions_changed = False
         for part in split_record(record):
             await record_document(part)
+
+    def _make_action_record(self) -> ActionRecord:
+        state = self._state.actions
+        return ActionRecord(
+            paused=[*state.paused],
+            applied=[*state.applied],
+            drained=[each.scope for each in state.paused if each.scope in self._drained],
+        )
 
     def _make_close_record(self, result: TaskResult, reason: str | None) -> CloseTask:
         unfinished = self._list_unfinished()
@@ -319,7 +344,12 @@ def split_record(record: RecordTask) -> list[RecordTask]:
     ordered = sorted(record.nodes, key=lambda node: node.status is not NodeStatus.FAILED)
     parts = split_by_size(ordered, _measure_record, remaining)
     return [
-        replace(record, nodes=nodes, cancel_reason=None if number else record.cancel_reason)
+        replace(
+            record,
+            nodes=nodes,
+            cancel_reason=None if number else record.cancel_reason,
+            actions=ActionRecord() if number else record.actions,
+        )
         for number, nodes in enumerate(parts)
     ]
 

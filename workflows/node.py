@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import Node, NodeState, Settings
+    from flowkit.workflows.deadlines import Deadlines
     from flowkit.workflows.document import TaskDocument
     from flowkit.workflows.local_attempts import LocalAttempts, Streak
     from flowkit.workflows.scheduling.scheduler import Scheduler
@@ -77,6 +78,10 @@ _NO_TIMEOUT = timedelta(days=365)
 
 _YIELD_RESET_SEC = 60.0
 """An attempt that ran this long resets the backoff after yields to its first value."""
+
+INTERRUPTED = AttemptFailure(
+    kind=FailureKind.HANDOVER, code=reason_codes.INTERRUPTED, message="a pause has stopped the attempt"
+)
 
 _INPUT_OVERHEAD_BYTES = 500
 """Estimated size of an attempt's input without the node's `io`."""
@@ -107,6 +112,7 @@ class RunningNodes:
         scheduler: Scheduler,
         document: TaskDocument,
         streak: Streak,
+        deadlines: Deadlines,
         *,
         wake: Callable[[], None],
         before_immediate_retry: Callable[[], Awaitable[None]],
@@ -122,12 +128,19 @@ class RunningNodes:
         self.document = document
         self.wake = wake
         self.before_immediate_retry = before_immediate_retry
+        self._deadlines = deadlines
         self.draining = False
         """Whether the task has stopped starting attempts because it must continue in a new run, or because it stops."""
         self.stopping = False
         """Whether the main loop has ended, so that the task as a whole ends its running nodes."""
-        self.in_flight = 0
-        """Number of attempts that are scheduled or running."""
+        self.flying: set[int] = set()
+        """The nodes whose attempts are scheduled or running."""
+        self.parked: set[int] = set()
+        """The nodes that would start an attempt, but are paused."""
+        self._interrupted: set[int] = set()
+        """The nodes whose attempts a pause stops."""
+        self._held_back: set[int] = set()
+        """The nodes whose attempt or wait a pause has cancelled, and which have not ended it yet."""
         self.stops: dict[int, AttemptFailure] = {}
         """The failures of the nodes that `stop` ends."""
         self.local = local_attempts_of(
@@ -146,12 +159,19 @@ class RunningNodes:
         """Length of the history when `_reserved` was last set to 0."""
         self._reserving = asyncio.Lock()
         self._versions = state.versions
-        self.pins = state.pins
-        """For each role, the version that the task has fixed, as far as known."""
+
+    @property
+    def in_flight(self) -> int:
+        """Number of attempts that are scheduled or running."""
+        return len(self.flying)
 
     def starts_no_attempts(self) -> bool:
         """Return whether the task must not start an attempt: it is draining, or its cancel was requested."""
         return self.draining or cancel_requested()
+
+    def starts_no_attempt_of(self, node: Node) -> bool:
+        """Return whether this node must not start an attempt, also because it is paused."""
+        return self.starts_no_attempts() or node.index in self.scheduler.pauses.held
 
     def prepare_cancel(self) -> None:
         """Start no more attempts, because the main loop has ended and `cancel` ends the running nodes."""
@@ -164,7 +184,15 @@ class RunningNodes:
 
     def start(self, indexes: Iterable[int]) -> None:
         """Start these nodes."""
-        starting = [(self.scheduler.nodes[index], self.scheduler.states[index]) for index in indexes]
+        indexes = [*indexes]
+        for index in indexes:
+            if index in self.scheduler.pauses.held:
+                self._park(index)
+        starting = [
+            (self.scheduler.nodes[index], self.scheduler.states[index])
+            for index in indexes
+            if index not in self.parked
+        ]
         if self.local is not None:
             self.local.note_starts(starting, with_conditions=self.scheduler.any_due)
         for node, state in starting:
@@ -174,15 +202,70 @@ class RunningNodes:
         try:
             status = await run_node(self, node, state)
         except asyncio.CancelledError:
-            if node.index not in self.stops:
+            if node.index in self.stops:
+                self._fail_stopped(node.index)
+                return
+            if self.stopping or node.index not in self._held_back:
                 raise
-            self._fail_stopped(node.index)
-            return
+            status = None
         except Exception as error:
             self._error = error
             raise
+        self._held_back.discard(node.index)
         if status is not None:
             self._ended.append((node.index, status))
+        elif not self.starts_no_attempts():
+            self._running.pop(node.index, None)
+            self.start([node.index])
+
+    def pause(self, interrupts: Iterable[int]) -> None:
+        """Let the nodes that are paused now wait without slots. Stop the attempts of the nodes `interrupts`.
+
+        A node whose attempt is in flight follows when the attempt has ended.
+        """
+        for index in interrupts:
+            self._interrupted.add(index)
+            self._cancel_attempt(index, reason_codes.INTERRUPTED)
+        for index in [*self._running]:
+            if index not in self.flying and index in self.scheduler.pauses.held:
+                self._hold_back(index)
+
+    def _hold_back(self, index: int) -> None:
+        self._held_back.add(index)
+        self._cancel(index)
+
+    def resume(self) -> None:
+        """Start the parked nodes that nothing holds any more."""
+        freed = [index for index in sorted(self.parked) if index not in self.scheduler.pauses.held]
+        self.parked.difference_update(freed)
+        now = workflow.now().timestamp()
+        for index in freed:
+            state = self.scheduler.states[index]
+            self._deadlines.resume(index, now)
+            if state.retry_left is not None:
+                state.next_retry_at, state.retry_left = now + state.retry_left, None
+            if state.status is NodeStatus.DEFERRED:
+                self.document.write_node(index)
+        self.start(index for index in freed if not self.scheduler.states[index].status.ended)
+
+    def _park(self, index: int) -> None:
+        """Let a paused node wait without a slot. Its deadline and its wait for a retry stand still."""
+        state, now = self.scheduler.states[index], workflow.now().timestamp()
+        self.parked.add(index)
+        self._deadlines.pause(index, now)
+        if state.next_retry_at is not None:
+            state.retry_left, state.next_retry_at = max(0.0, state.next_retry_at - now), None
+        if state.epoch and state.status is not NodeStatus.DEFERRED:
+            state.status = NodeStatus.DEFERRED
+        if state.status is NodeStatus.DEFERRED:
+            self.document.write_node(index)
+        self.wake()
+
+    def take_interrupt(self, index: int) -> bool:
+        """Return whether a pause has stopped the attempt of a node that has just ended, and forget it."""
+        interrupted = index in self._interrupted
+        self._interrupted.discard(index)
+        return interrupted
 
     def pop_ended(self) -> list[tuple[int, NodeStatus]]:
         """Return the nodes that have ended since the last call, with their statuses, in the order in which they ended.
@@ -212,19 +295,6 @@ class RunningNodes:
         elif version not in seen and len(seen) < MAX_VERSIONS:
             seen[version] = worker
 
-    def note_pin(self, node: Node, version: str) -> None:
-        """Note the version that the task has fixed for the role of a node. Do nothing without a version."""
-        if (
-            version
-            and self.scheduler.pins_versions
-            and (node.type in self.pins or len(self.pins) < MAX_ROLES)
-        ):
-            self.pins[node.type] = version
-
-    def queue_of(self, node: Node) -> str:
-        """Return the task queue of the node's next attempt."""
-        return queue_of(node, self.settings, self.pins.get(node.type, ""))
-
     async def reserve_input_bytes(self, size: int) -> None:
         """Reserve `size` bytes for the input of an activity.
 
@@ -252,22 +322,28 @@ class RunningNodes:
         self.stops[index] = failure
         state = self.scheduler.states[index]
         if state.status is NodeStatus.RUNNING:
-            state.status = NodeStatus.CANCELLING
-            self.document.write_node(index, cancel_reason=reason)
-            cancelling = asyncio.create_task(self._cancel_when_flagged(index))
-            self._cancelling.add(cancelling)
-            cancelling.add_done_callback(self._cancelling.discard)
+            self._cancel_attempt(index, reason)
         elif state.status is not NodeStatus.CANCELLING and not self._cancel(index):
             self._fail_stopped(index)
 
-    async def _cancel_when_flagged(self, index: int) -> None:
+    def _cancel_attempt(self, index: int, reason: str) -> None:
+        self.scheduler.states[index].status = NodeStatus.CANCELLING
+        self.document.write_node(index, cancel_reason=reason)
+        cancelling = asyncio.create_task(self._cancel_when_flagged(index, self.scheduler.states[index].epoch))
+        self._cancelling.add(cancelling)
+        cancelling.add_done_callback(self._cancelling.discard)
+
+    async def _cancel_when_flagged(self, index: int, epoch: int) -> None:
         with suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: self.document.is_idle,
                 timeout=_FLAG_TIMEOUT_SEC,
                 timeout_summary="let the cancel flag reach MongoDB",
             )
-        self._cancel(index)
+        if index in self.stops:
+            self._cancel(index)
+        elif index in self.flying and self.scheduler.states[index].epoch == epoch:
+            self._hold_back(index)
 
     def _cancel(self, index: int) -> bool:
         """Cancel a node that runs or waits. Return False if it does neither."""
@@ -316,7 +392,7 @@ async def run_node(nodes: RunningNodes, node: Node, state: NodeState) -> NodeSta
 
     Return None if the task stops before that.
     """
-    if nodes.starts_no_attempts():
+    if nodes.starts_no_attempt_of(node):
         return None
     if not await _evaluate_values(nodes, node, state):
         return NodeStatus.FAILED
@@ -328,18 +404,19 @@ async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> No
 
     The loop begins with the wait for a retry, because a new run of the workflow (continue-as-new) may start during one.
     """
-    while not nodes.starts_no_attempts():
+    while not nodes.starts_no_attempt_of(node):
         await _wait_for_retry(nodes, node, state)
         async with nodes.slot_of(node, state):
             local = await _choose_local(nodes, node, state)
             if local is None:
                 await nodes.reserve_input_bytes(_input_bytes(nodes.scheduler, node))
-            if nodes.starts_no_attempts():
+            if nodes.starts_no_attempt_of(node):
                 return None
             failure = await _run_attempt(nodes, node, state, local)
         if nodes.stopping:
             return None
-        failure = nodes.stops.get(node.index) or failure
+        interrupted = INTERRUPTED if nodes.take_interrupt(node.index) else None
+        failure = nodes.stops.get(node.index) or interrupted or failure
         if failure is None:
             state.last_error = state.reason_code = None
             return NodeStatus.FINISHED
@@ -389,22 +466,19 @@ async def _run_attempt(
     state.status, state.next_retry_at = NodeStatus.RUNNING, None
     if follows_wait:
         nodes.wake()
-    nodes.in_flight += 1
+    nodes.flying.add(node.index)
     try:
         result = await _execute(nodes, node, state, local)
     except FailureError as error:
         failure = read_failure(error) or UNREQUESTED_CANCEL
         nodes.note_runner(node, failure.worker, failure.version)
-        nodes.note_pin(node, failure.pinned or nodes.pins.get(node.type) or failure.version)
         ran_sec = (workflow.now() - started_at).total_seconds()
         if ran_sec >= _YIELD_RESET_SEC and failure.code not in WORKER_YIELDS:
             state.yields = 0
         return failure if local is None else fall_back(state, error, failure)
     finally:
-        nodes.in_flight -= 1
-    worker, version = read_runner(result)
-    nodes.note_runner(node, worker, version)
-    nodes.note_pin(node, version)
+        nodes.flying.discard(node.index)
+    nodes.note_runner(node, *read_runner(result))
     return None
 
 
@@ -423,7 +497,7 @@ async def _execute(nodes: RunningNodes, node: Node, state: NodeState, local: Loc
         node.io.fn if node.is_function else node.type,
         without_defaults(attempt),
         result_type=RawValue,
-        task_queue=nodes.queue_of(node),
+        task_queue=queue_of(node, settings),
         activity_id=f"{node.node_id}.{state.epoch}",
         summary=attempt_summary(node, state),
         heartbeat_timeout=timedelta(seconds=settings.lease_ttl_sec),
@@ -455,7 +529,6 @@ def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: 
         max_ahead=node.max_ahead if followers else 0,
         followers=followers,
         by_expression=bool(node.expressions),
-        pin=scheduler.pins_versions and not node.is_function,
     )
 
 
@@ -467,13 +540,10 @@ def _source_epochs(scheduler: Scheduler, node: Node) -> dict[str, int]:
     return {source: state.epoch for source, state in states.items() if state.status.ended and state.epoch}
 
 
-def queue_of(node: Node, settings: Settings, version: str = "") -> str:
-    """Return the task queue of a node's attempts: the queue of its role, or the queue of coordinator functions.
-
-    `version` is the one that the task has fixed for the role, if any.
-    """
+def queue_of(node: Node, settings: Settings) -> str:
+    """Return the task queue of a node's attempts: the queue of its role, or the queue of coordinator functions."""
     if not node.is_function:
-        return role_queue(settings.queue, node.type, version)
+        return role_queue(settings.queue, node.type)
     built_in = node.io.fn in settings.local_functions
     return settings.queue if built_in else settings.function_queue or settings.queue
 

@@ -16,6 +16,7 @@ from pydantic import dataclasses as wire
 
 from flowkit.limits import CARRIED_STATE_BYTES
 from flowkit.models import NodeState, Opened, SkipReason, StatusChange, StoredGraph
+from flowkit.models.actions import ActionState
 from flowkit.models.columns import pack, status_column, statuses_of, unpack
 from flowkit.workflows.payloads import json_size, truncate_longest
 
@@ -43,7 +44,7 @@ _REASON_BY_LETTER = {letter: reason for reason, letter in _REASON_LETTERS.items(
 
 _COUNTS = ("epoch", "generation", "failures", "losses", "yields")
 _FLAGS = ("free", "streamed", "ordinary", "evaluated")
-_TIMES = ("next_retry_at", "deadline_at")
+_TIMES = ("next_retry_at", "deadline_at", "retry_left", "deadline_left")
 _TEXTS = ("last_error", "reason_code")
 _TEXT_OVERHEAD_BYTES = len('"",')
 
@@ -59,12 +60,11 @@ class TaskState:
     status_history: list[StatusChange]
     status_history_omitted: int = 0
     """Number of entries dropped from the middle of `status_history`."""
+    actions: ActionState = field(default_factory=ActionState)
     stored: StoredGraph | None = None
     """Where graph and params are stored, if `create_task` stored them. The next run reads them again."""
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     """For each role, the versions that have run its attempts, each with the worker that was the first to run it."""
-    pins: dict[str, str] = field(default_factory=dict)
-    """For each role, the version that the task has fixed, as far as the workflow knows; the document has them all."""
 
 
 def is_state(value: object) -> TypeGuard[dict[str, Any]]:
@@ -97,8 +97,9 @@ def encode_state(state: TaskState) -> dict[str, Any]:
         "status_history": [[change.from_, change.to, change.at] for change in state.status_history],
         "status_history_omitted": state.status_history_omitted,
         **({"versions": state.versions} if state.versions else {}),
-        **({"pins": state.pins} if state.pins else {}),
     }
+    if state.actions.applied:
+        carried["actions"] = _actions_adapter().dump_python(state.actions, mode="json")
     remaining = CARRIED_STATE_BYTES - json_size(carried)
     if state.stored is None:
         task = {"task": pack({"graph": state.graph, "params": state.params})}
@@ -121,13 +122,18 @@ def parse_state(value: dict[str, Any], task: dict[str, Any] | None = None) -> Ta
         status_history=[StatusChange(from_=from_, to=to, at=at) for from_, to, at in value["status_history"]],
         status_history_omitted=value["status_history_omitted"],
         versions=value.get("versions", {}),
-        pins=value.get("pins", {}),
+        actions=_actions_adapter().validate_python(value.get("actions", {})),
     )
 
 
 @cache
 def _opened_adapter() -> TypeAdapter[Opened]:
     return TypeAdapter(Opened)
+
+
+@cache
+def _actions_adapter() -> TypeAdapter[ActionState]:
+    return TypeAdapter(ActionState)
 
 
 def columns_of(states: Sequence[NodeState], limit: int) -> Columns:

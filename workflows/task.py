@@ -17,6 +17,7 @@ from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from flowkit import reason_codes
+    from flowkit.errors import ActionRejected
     from flowkit.models import (
         FirstBatch,
         NodeStatus,
@@ -26,7 +27,8 @@ with workflow.unsafe.imports_passed_through():
         TaskStatus,
         temporal_names,
     )
-    from flowkit.workflows.deadlines import DeadlineTimer, SilentAttempts
+    from flowkit.models.actions import PAUSE, PREVIEW_QUERY, RESUME
+    from flowkit.workflows.deadlines import Deadlines, DeadlineTimer, SilentAttempts
     from flowkit.workflows.display.task_status import (
         StatusPublisher,
         failure_text,
@@ -40,8 +42,10 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.local_attempts import Streak, refresh_for_workflow_task
     from flowkit.workflows.node import RunningNodes, cancel_requested
     from flowkit.workflows.opening import continues_longer, is_mostly_graph, open_or_restore
+    from flowkit.workflows.scheduling.actions import parse_action
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState, encode_state
+    from flowkit.workflows.updates import TaskActions, read_action
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +68,7 @@ class Task:
     _conditions: ConditionEvaluations
     _deadlines: DeadlineTimer
     _silence: SilentAttempts
+    _actions: TaskActions
     _event_sources: Sequence[ConditionEvaluations | DeadlineTimer | SilentAttempts]
     """The parts that have events for the main loop. It processes them in this order, after the ends of nodes."""
 
@@ -78,6 +83,8 @@ class Task:
         continue in a new run."""
         self._progressed = False
         """Whether this run has processed an event. A run without progress must not continue as new, to avoid a loop."""
+        self._closing = False
+        """Whether the task ends, so that it rejects actions."""
         self._result: TaskResult | None = None
 
     @workflow.run
@@ -125,22 +132,27 @@ class Task:
         """Parse the input, and open the task or restore the state of the previous run."""
         streak = refresh_for_workflow_task(Streak())
         self._state, graph = await open_or_restore(None if task is _NO_INPUT else task)
-        self._scheduler = Scheduler(graph, self._state.nodes)
+        self._scheduler = Scheduler(graph, self._state.nodes, self._state.actions.paused)
         self._publisher = StatusPublisher(self._state, graph, self._scheduler)
         self._document = TaskDocument(self._state, self._scheduler, self._publisher)
+        deadlines = Deadlines(
+            graph, self._state.nodes, self._state.actions, opened_at=self._state.opened.created_at
+        )
         self._nodes = RunningNodes(
             self._state,
             self._scheduler,
             self._document,
             streak,
+            deadlines,
             wake=self._wake,
             before_immediate_retry=self._before_immediate_retry,
         )
         self._conditions = ConditionEvaluations(self._scheduler, self._state.opened.settings.deployment)
-        self._deadlines = DeadlineTimer(self._state, graph, stop_node=self._nodes.stop)
+        self._deadlines = DeadlineTimer(deadlines, graph, stop_node=self._nodes.stop)
         self._silence = SilentAttempts(
             self._scheduler, run_id=workflow.info().run_id, stop_node=self._nodes.stop
         )
+        self._actions = TaskActions(self._state, self._scheduler, self._nodes, deadlines, self._document)
         self._event_sources = (self._conditions, self._deadlines, self._silence)
         self._is_open = True
         self._document.write_changed_nodes()
@@ -150,10 +162,13 @@ class Task:
         """Update the task's own status."""
         silent = self._silence.nodes
         running = self._nodes.in_flight > len(silent)
-        status = TaskStatus.RUNNING if running else open_status(self._scheduler, silent=bool(silent))
+        waits = bool(silent) or bool(self._nodes.parked)
+        status = TaskStatus.RUNNING if running else open_status(self._scheduler, waits=waits)
         if status is not self._publisher.status:
             self._publisher.set_status(status)
             self._document.write_task()
+        if self._scheduler.pauses.held:
+            self._actions.show_drained()
         self._show_silent(silent)
 
     def _show_silent(self, nodes: list[int]) -> None:
@@ -198,6 +213,8 @@ class Task:
 
         If attempts keep being in flight until the history is very long, stop starting new ones.
         """
+        if self._actions.run_is_full and self._nodes.in_flight == 0 and self._conditions.is_idle:
+            return True
         info, settings = workflow.info(), self._state.opened.settings
         if not info.is_continue_as_new_suggested() or is_mostly_graph(self._state.stored):
             return False
@@ -233,6 +250,7 @@ class Task:
         if self._nodes.concurrency is not None:
             await self._nodes.concurrency.flush()
         await workflow.wait_condition(workflow.all_handlers_finished)
+        await self._document.flush()
         return await self._stop() if cancel_requested() else self._state
 
     async def _stop(self) -> TaskResult:
@@ -240,6 +258,7 @@ class Task:
 
         A cancel request takes precedence over a failure of a node, and that over the deadline of the task.
         """
+        self._closing = True
         failed = None if cancel_requested() else self._scheduler.hard_failure
         overdue = None if failed or cancel_requested() else self._deadlines.task_failure
         fails = failed is not None or overdue is not None
@@ -278,6 +297,7 @@ class Task:
 
     async def _close(self, status: TaskStatus, reason: str | None = None) -> TaskResult:
         """Publish the final status and close the task document."""
+        self._closing = True
         await self._document.write_many_unfinished()
         self._publisher.set_status(status)
         self._publisher.finish(reason if status is TaskStatus.CANCELLED else None)
@@ -303,6 +323,7 @@ class Task:
     async def report_silence(self, report: SilenceReport) -> None:
         """Show the reported attempts as silent, and fail those that have been silent for too long."""
         self._silence.accept(report)
+        self._actions.count_update()
 
     @report_silence.validator
     def _check_silence(self, report: SilenceReport) -> None:
@@ -310,6 +331,58 @@ class Task:
         problem = self._silence.problem(report) if self._is_open else "the task is not open"
         if problem is not None:
             raise ApplicationError(problem, type=reason_codes.FENCED, non_retryable=True)
+
+    @workflow.update(
+        name=PAUSE,
+        description="Start nothing new in `scopes`: task, node:ID, below:ID or role:NAME. Running attempts finish, or "
+        'stop with interrupt. Input: {"scopes": ["task"], "interrupt": false, "reason": "", "by": ""}',
+    )
+    async def pause(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
+        """Pause scopes of the task, and return what this affects."""
+        return await self._apply(PAUSE, action)
+
+    @workflow.update(
+        name=RESUME,
+        description='End the pause of `scopes`, or of all. Input: {"scopes": [], "reason": "", "by": ""}',
+    )
+    async def resume(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
+        """End the pause of scopes, and return what this affects."""
+        return await self._apply(RESUME, action)
+
+    @pause.validator
+    def _check_pause(self, action: RawValue = _NO_INPUT) -> None:
+        self._check(PAUSE, action)
+
+    @resume.validator
+    def _check_resume(self, action: RawValue = _NO_INPUT) -> None:
+        self._check(RESUME, action)
+
+    def _check(self, name: str, given: RawValue) -> None:
+        """Reject an action that the task does not allow. An action that arrives before the task is open waits."""
+        action = read_action(name, None if given is _NO_INPUT else given)
+        if self._is_open:
+            self._actions.check(action, stopping=self._stops)
+
+    async def _apply(self, name: str, given: RawValue) -> dict[str, Any]:
+        """Apply an action when the task is open. Check it again, because a *Reset* repeats accepted updates."""
+        action = read_action(name, None if given is _NO_INPUT else given)
+        await workflow.wait_condition(lambda: self._is_open)
+        result = self._actions.apply(name, action, stopping=self._stops)
+        self._wake()
+        return result
+
+    @property
+    def _stops(self) -> bool:
+        """Whether the task ends, so that no action can change it any more."""
+        return self._closing or cancel_requested()
+
+    @workflow.query(name=PREVIEW_QUERY, description="What an action would affect; changes nothing.")
+    def preview(self, action: str, given: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return what the action with this name and input would affect. Raise ActionRejected as the action would."""
+        parsed = parse_action(action, given)
+        if not self._is_open:
+            raise ActionRejected("the task is not open yet, so it has no nodes to affect; try again")
+        return self._actions.preview(parsed, stopping=self._stops)
 
     @property
     def current_details(self) -> str:
@@ -323,4 +396,4 @@ class Task:
             return status_view(TaskStatus.QUEUED, None, None)
         view = status_view(self._publisher.status, self._scheduler, self._result)
         silent = sorted(self._publisher.silent_nodes)
-        return {**view, "silent_nodes": silent} if silent else view
+        return {**view, **({"silent_nodes": silent} if silent else {}), **self._actions.view()}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowkit.models import CloseTask, NodeRecord, RecordTask
+    from flowkit.models.actions import ActionRecord
 
 Fields = dict[str, Any]
 T = TypeVar("T")
@@ -99,10 +100,44 @@ def _task_fields(record: RecordTask) -> Fields:
         "status_history": history(record.status_history),
         "updated_at": moment(record.at),
         **omitted_changes(record),
+        **_set_of_actions(record.actions),
     }
     if record.cancel_reason is not None:
         fields |= set_of_task_flag(record.cancel_reason, record.at, record.run_id)
     return fields
+
+
+def _set_of_actions(record: ActionRecord) -> Fields:
+    """Return the `$set` of the fields that show the actions on a task; `{}` for an empty record."""
+    if not record.applied:
+        return {}
+    paused = [
+        {
+            "scope": each.scope,
+            "since": moment(each.since),
+            "by": each.by,
+            "reason": each.reason,
+            "drained": each.scope in record.drained,
+        }
+        for each in record.paused
+    ]
+    applied = [
+        {
+            "revision": each.revision,
+            "action": each.action,
+            "at": moment(each.at),
+            "by": each.by,
+            "reason": each.reason,
+            "what": each.what,
+            "affected": each.affected,
+        }
+        for each in record.applied
+    ]
+    return {
+        "coordinator.paused": paused,
+        "coordinator.actions": applied,
+        "coordinator.revision": record.applied[-1].revision,
+    }
 
 
 def omitted_changes(record: RecordTask | CloseTask) -> Fields:

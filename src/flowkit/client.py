@@ -11,7 +11,12 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from temporalio import exceptions as temporal
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import (
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowQueryFailedError,
+    WorkflowUpdateFailedError,
+)
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
@@ -23,6 +28,7 @@ from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
 from flowkit.attempt.pollers import bridged_problems
 from flowkit.connection import Namespace
 from flowkit.errors import (
+    ActionRejected,
     ConfigError,
     FlowKitError,
     StoreUnavailable,
@@ -35,6 +41,7 @@ from flowkit.graph.field_checks import json_bytes
 from flowkit.graph.submission import convert_to_json, validate_input
 from flowkit.graph.validation import raise_if, unknown_function
 from flowkit.models import TaskResult, TaskStatus, temporal_names
+from flowkit.models.actions import PREVIEW_QUERY
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
     check_wait,
@@ -45,11 +52,12 @@ from flowkit.validation.arguments import (
     whole_problem,
 )
 from flowkit.workflows.display.task_status import pipeline_name
+from flowkit.workflows.scheduling.actions import parse_action
 from flowkit.workflows.state_codec import input_of
 from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine
+    from collections.abc import Collection, Coroutine, Mapping
     from datetime import datetime
 
     from temporalio.client import Client, WorkflowHandle
@@ -158,7 +166,7 @@ class TaskClient:
         own_params = {} if params is None else convert_to_json("params", params)
         given = {"params": own_params, "graph": convert_to_json("graph", graph)}
         await asyncio.to_thread(self._check, task_id, given, functions)
-        raise_if(await bridged_problems(self._client, self._queue, given["graph"]))
+        raise_if(await bridged_problems(self._client, self._queue, given["graph"]["nodes"]))
         await self._start(task_id, given, await self._input(task_id, given))
         await self._write_document(task_id, given)
         return task_id
@@ -244,6 +252,61 @@ class TaskClient:
                 raise
             return False
         return True
+
+    async def act(
+        self, task_id: str, name: str, given: Mapping[str, Any], update_id: str | None = None
+    ) -> dict[str, Any]:
+        """Apply an action to a running task, and return its revision, the affected nodes and notes.
+
+        `given` is the input of the action (see `flowkit.models.actions`). A call that is repeated with the same
+        `update_id` is applied once.
+
+        Raise ActionRejected, which says why and what is allowed, if the task rejects the action or has ended, and
+        UnknownTask if it does not exist.
+        """
+        parse_action(name, {**given})
+        handle = await self._find_open(task_id, name)
+        try:
+            result: dict[str, Any] = await handle.execute_update(
+                name, {**given}, id=update_id, result_type=dict
+            )
+        except WorkflowUpdateFailedError as error:
+            raise ActionRejected(_text_of(error.cause)) from None
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            raise _ended(task_id, name) from None
+        return result
+
+    async def preview(self, task_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what an action would affect, in the form of `act`. It changes nothing.
+
+        Raise ActionRejected and UnknownTask as `act` does.
+        """
+        parse_action(name, {**given})
+        handle = await self._find_open(task_id, name)
+        try:
+            result: dict[str, Any] = await handle.query(
+                PREVIEW_QUERY, args=[name, {**given}], result_type=dict
+            )
+        except WorkflowQueryFailedError as error:
+            raise ActionRejected(one_line(error)) from None
+        return result
+
+    async def _find_open(self, task_id: str, name: str) -> WorkflowHandle[Any, Any]:
+        """Return the handle of a task that runs. Raise ActionRejected or UnknownTask."""
+        handle = self.handle(task_id)
+        try:
+            latest = await handle.describe()
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            raise UnknownTask(task_id) from None
+        if latest.workflow_type != temporal_names.TASK:
+            raise UnknownTask(task_id)
+        if latest.close_time is not None:
+            raise _ended(task_id, name)
+        return handle
 
     def result(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskResult]:
         """Wait up to `timeout` seconds for a task to end, and return its result.
@@ -349,6 +412,14 @@ def _format_cause(error: BaseException) -> str:
     return truncate(
         text if isinstance(error, FlowKitError) else f"{type(error).__name__}: {text}", _WARNING_CHARS
     )
+
+
+def _text_of(error: BaseException) -> str:
+    return error.message if isinstance(error, temporal.ApplicationError) else one_line(error)
+
+
+def _ended(task_id: str, name: str) -> ActionRejected:
+    return ActionRejected(f"task {task_id!r} has ended, so {name} can no longer change it")
 
 
 def cancel_reason(given: str | None) -> str:

@@ -128,6 +128,18 @@ ID_CHARS = 200
 CANCEL_REASON_CHARS = 1_000
 """Longest reason of a cancel request; longer ones are truncated."""
 
+ACTION_TEXT_CHARS = 500
+"""Longest `reason` and `by` of an action on a running task."""
+
+ACTION_SCOPES = 50
+"""Maximum number of scopes that are paused at once."""
+
+ACTION_AFFECTED = 1_000
+"""Maximum number of nodes that the result of an action lists; a note says how many more there are."""
+
+APPLIED_ACTIONS = 200
+"""Maximum number of applied actions that a task keeps, the latest ones."""
+
 LIST_TASKS = 10_000
 """Maximum number of tasks that one call of `list_tasks` returns."""
 

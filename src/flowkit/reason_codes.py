@@ -25,6 +25,7 @@ COMMAND_TOO_LARGE: Final = "command_too_large"
 TEMPORAL_UNAVAILABLE: Final = "temporal_unavailable"
 FENCED: Final = "fenced"
 EPOCH_TAKEN: Final = "epoch_taken"
+ACTION_REJECTED: Final = "action_rejected"
 TASK_ID_TAKEN: Final = "task_id_taken"
 CANCEL_PENDING: Final = "cancel_pending"
 ROLE_HELD: Final = "role_held"
@@ -83,7 +84,8 @@ YIELDED: Final = "yielded"
 UPSTREAM_FAILED: Final = "upstream_failed"
 """The code of a node that a batch has started and whose parents failed later. The skip reason has the same name."""
 NOT_LOCAL: Final = "not_local"
-VERSION_PINNED: Final = "version_pinned"
+INTERRUPTED: Final = "interrupted"
+"""The code and the cancel reason of an attempt that a pause has stopped."""
 
 # --- ends of tasks ------------------------------------------------------------------------------------------------
 

@@ -10,13 +10,14 @@ from tests.fuzz.plans import ERROR, FALSE, TRUE, Features
 
 from flowkit import reason_codes
 from flowkit.graph.validation import parse_graph
-from flowkit.models import NodeState, NodeStatus, Opened, Settings, SkipReason
-from flowkit.workflows.deadlines import DeadlineTimer
+from flowkit.models import NodeState, NodeStatus, SkipReason
+from flowkit.models.actions import ActionState
+from flowkit.workflows.deadlines import Deadlines, DeadlineTimer
 from flowkit.workflows.evaluations import NoResult, apply_results
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.conditions import Due
 from flowkit.workflows.scheduling.scheduler import Scheduler
-from flowkit.workflows.state_codec import TaskState, columns_of, states_of
+from flowkit.workflows.state_codec import columns_of, states_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,7 +93,11 @@ class Subject:
         self.clock.stop_timers()
         self._scheduler = Scheduler(self._graph, states)
         self._stops: dict[int, AttemptFailure] = {}
-        self._deadlines = DeadlineTimer(_task_state(states), self._graph, stop_node=self._stop_node)
+        self._deadlines = DeadlineTimer(
+            Deadlines(self._graph, states, ActionState(), opened_at=Clock.OPENED_AT),
+            self._graph,
+            stop_node=self._stop_node,
+        )
 
     def rebuild(self) -> None:
         """Continue as new: restore a scheduler from the encoded states."""
@@ -216,14 +221,6 @@ class Subject:
     def handled_failures(self) -> list[str]:
         """The failures that do not, in graph order."""
         return self._scheduler.handled_failures
-
-
-def _task_state(states: list[NodeState]) -> TaskState:
-    """Return a state whose nodes are the list `states` itself."""
-    opened = Opened(run_seq=1, settings=Settings(), created_at=Clock.OPENED_AT)
-    state = TaskState(params={}, graph={}, opened=opened, nodes=[], status_history=[])
-    state.nodes = states
-    return state
 
 
 def _end_of(state: NodeState) -> End:

@@ -59,7 +59,6 @@ GRAPHS: dict[str, dict[str, Any]] = {
             node("bottom", "quick", "any", "two", "right"),
         ],
     },
-    "pinned": {"version_policy": "pin", "nodes": [node("a"), node("b", "quick", "a")]},
     "retry": {"nodes": [node("a", "failing", inline={"failures": 2}, **SOON), node("b", "quick", "a")]},
     "hard_failure": {
         "nodes": [
@@ -174,6 +173,10 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "overdue": {"deadline_sec": 1.5, "nodes": [node("a"), node("b", "paced", "a", **LONG), node("c", "quick", "b")]},
     "silence": {"nodes": [node("a", "paced", inline={"pause": 4}), node("b", "quick", "a")]},
     "cancel": {"nodes": [node("a"), node("b", "paced", "a", **LONG), node("c", "quick", "b")]},
+    "pause": {
+        "deadline_sec": 600,
+        "nodes": [node("a", "paced", deadline_sec=60, inline={"pause": 3}), node("b", "quick", "a")],
+    },
     "native_loss": {"nodes": [node("a", "stubborn", inline={"pause": 60}), node("b", "quick", "a")]},
     "limits": {
         "nodes": [
@@ -225,6 +228,17 @@ async def cancelled(harness: Harness, name: str) -> None:
     await harness.until_node(name, "b", "running")
     await harness.coordinator.cancel_task(name, reason="no longer wanted")
     await ended(harness, name)
+
+
+async def paused(harness: Harness, name: str) -> None:
+    """Pause the task and interrupt its running node, which runs again after the pause."""
+    await harness.coordinator.create_task(params={}, graph=GRAPHS[name], task_id=name)
+    await harness.until_node(name, "a", "running")
+    await harness.coordinator.pause(name, interrupt=True, reason="maintenance", by="ada")
+    await harness.until_node(name, "a", "deferred")
+    await harness.coordinator.resume(name, by="ada")
+    await ended(harness, name)
+    assert (await harness.node(name, "a"))["attempt_epoch"] == 2
 
 
 async def lost(harness: Harness, name: str) -> None:
@@ -330,6 +344,7 @@ WAYS: dict[str, Callable[[Harness, str], Awaitable[None]]] = {
     "inline_failure": inline_failed,
     "limits": limited,
     "native_loss": lost,
+    "pause": paused,
     "refused": refused,
     "streaming": streamed,
     "silence": silent,

@@ -12,6 +12,7 @@ from tests.unit.property_examples import examples
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import FailureKind, NodeState, NodeStatus, RetryPolicy
+from flowkit.models.actions import ActionState
 from flowkit.workflows.deadlines import Deadlines, node_failure
 from flowkit.workflows.display.summaries import deadline_summary
 from flowkit.workflows.display.task_status import stop_reason
@@ -26,7 +27,7 @@ def deadlines_of(*limits: float | None, **graph: Any) -> tuple[Deadlines, list[N
     nodes = [node(f"n{i}", deadline_sec=limit) for i, limit in enumerate(limits)]
     states = [NodeState() for _ in limits]
     parsed = parse_graph({"nodes": nodes, **graph})
-    return Deadlines(parsed, states, opened_at=NOW), states
+    return Deadlines(parsed, states, ActionState(), opened_at=NOW), states
 
 
 def test_graph_without_deadlines_is_never_due() -> None:
@@ -80,7 +81,7 @@ def test_task_fails_when_its_deadline_passes() -> None:
 def test_deadlines_continue_from_the_states_of_the_previous_run() -> None:
     parsed = parse_graph({"nodes": [node("a", deadline_sec=5), node("b", deadline_sec=5)]})
     states = [NodeState(deadline_at=NOW + 2), NodeState(status=FINISHED, deadline_at=NOW + 1)]
-    deadlines = Deadlines(parsed, states, opened_at=NOW)
+    deadlines = Deadlines(parsed, states, ActionState(), opened_at=NOW)
     deadlines.begin([0], NOW + 1)
     assert deadlines.next_due() == (NOW + 2, "a")
     assert deadlines.pop_overdue(NOW + 2) == [0]

@@ -114,7 +114,7 @@ def test_node_that_ended_after_the_report_is_not_stopped() -> None:
 
 def test_task_whose_attempts_are_all_silent_is_deferred() -> None:
     scheduler = Stopped(running()).scheduler
-    assert open_status(scheduler, silent=True) is TaskStatus.DEFERRED
+    assert open_status(scheduler, waits=True) is TaskStatus.DEFERRED
     assert open_status(scheduler) is TaskStatus.RUNNING
 
 

@@ -28,6 +28,7 @@ from flowkit.models import (
     StoredGraph,
     columns,
 )
+from flowkit.models.actions import ActionState, AppliedAction, PausedScope
 from flowkit.workflows import state_codec
 from flowkit.workflows.payloads import json_size
 from flowkit.workflows.state_codec import (
@@ -76,12 +77,18 @@ def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = N
                 condition=False,
                 edges={0: True, 7: False},
                 deadline_at=NOW,
+                retry_left=0.5,
+                deadline_left=7.25,
             )
         ],
         status_history=[StatusChange(from_=None, to="queued", at=1.0)],
         status_history_omitted=2,
-        versions={"crawler": {"1.4": "w-1", "1.5": "w-2"}},
-        pins={"crawler": "1.4"},
+        actions=ActionState(
+            applied=[AppliedAction(revision=7, action="pause", at=NOW, by="ada", what="task", update_id="u")],
+            paused=[PausedScope(scope="task", since=NOW, reason="release")],
+            stopped_at=NOW,
+            stopped_sec=2.5,
+        ),
     )
 
 
@@ -139,6 +146,8 @@ NODES = st.builds(
     condition=st.none() | st.booleans(),
     edges=st.dictionaries(st.integers(0, 5_000), st.booleans(), max_size=3),
     deadline_at=st.none() | st.floats(1, 1e12),
+    retry_left=st.none() | st.floats(0.001, 1e9),
+    deadline_left=st.none() | st.floats(0.001, 1e9),
 )
 
 

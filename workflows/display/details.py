@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
 from flowkit.graph.description import format_parent
-from flowkit.limits import VERSION_CHARS
 from flowkit.models import NodeStatus, SkipReason, StartWhen, TaskStatus
 from flowkit.models.temporal_names import role_queue
-from flowkit.text import names, shorten, visible
+from flowkit.text import format_duration, names, shorten, visible
 from flowkit.workflows.display.summaries import next_attempt
 from flowkit.workflows.payloads import longest_prefix
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from flowkit.models import Node, NodeState
+    from flowkit.models.actions import PausedScope
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 DISPLAY_ORDER = (
@@ -66,13 +66,15 @@ _EXPRESSION_CHARS = 60
 _MIXED_ROLES = 3
 """Largest number of roles whose different versions are named."""
 _VERSIONS_CHARS = 500
+_PAUSES = 3
+"""Largest number of paused scopes in the heading."""
 _ROLES = 6
 """Largest number of links to task queues."""
 
 _MARKDOWN = re.compile(r"[\\`*\[\]<>|~&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """Characters that format text or make an address a link. An underscore within a word does not."""
 
-_URL_SAFE = re.compile(r"[A-Za-z0-9_.@+-]+")
+_URL_SAFE = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +105,10 @@ def render(
     now: float = 0.0,
     silent_nodes: Collection[str] = (),
     versions: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-    pins: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return Markdown with node counts, links to the task queues of running nodes, and a table of nodes.
 
     `versions` are the versions that have run attempts of each role, with a worker of each; roles with several are named.
-    `pins` are the versions that the task has fixed; the links lead to their task queues.
     """
     shown = sorted(scheduler.nodes, key=lambda node: _RANK[scheduler.states[node.index].status])[:ROWS]
     note_chars = max(_NOTE_CHARS, _NOTES_CHARS // len(shown))
@@ -116,7 +116,8 @@ def render(
         [
             _format_heading(status, scheduler, reason),
             *_describe_versions(versions),
-            *_link_queues(scheduler, shown, queues, pins),
+            *_list_pauses(scheduler),
+            *_link_queues(scheduler, shown, queues),
         ]
     )
     above_rows = [heading, "", *_TABLE_HEADER]
@@ -155,28 +156,33 @@ def _describe_mix(role: str, workers: Mapping[str, str]) -> str:
     return _format_cell(f"Attempts of role {role} ran with different versions: {ran}", _VERSIONS_CHARS)
 
 
-def _link_queues(
-    scheduler: Scheduler, shown: list[Node], queues: TaskQueues, pins: Mapping[str, str]
-) -> list[str]:
+def _list_pauses(scheduler: Scheduler) -> list[str]:
+    """Name the paused scopes, which only `resume` starts again."""
+    paused = scheduler.pauses.scopes
+    shown = [_format_cell(format_pause(each), _REASON_CHARS) for each in paused[:_PAUSES]]
+    more = f" and {len(paused) - _PAUSES} more" if len(paused) > _PAUSES else ""
+    return [f"**Paused**; the action `resume` continues it: {'; '.join(shown)}{more}"] if paused else []
+
+
+def _link_queues(scheduler: Scheduler, shown: list[Node], queues: TaskQueues) -> list[str]:
     """Link to the task queues of running roles. Only these pages show whether a worker has taken an attempt."""
     running = (node for node in shown if scheduler.states[node.index].status is NodeStatus.RUNNING)
     roles = list(dict.fromkeys(node.type for node in running if not node.is_function))
     if not roles:
         return []
-    links = [_link_queue(role, queues, pins.get(role, "")) for role in roles[:_ROLES]]
+    links = [_link_queue(role, queues) for role in roles[:_ROLES]]
     more = [f"{len(roles) - _ROLES} more"] if len(roles) > _ROLES else []
     owner = "its role" if len(roles) == 1 else "its roles"
     return [f"A running node may still wait for a worker. Workers of {owner}: {', '.join([*links, *more])}"]
 
 
 @lru_cache(maxsize=1024)
-def _link_queue(role: str, queues: TaskQueues, version: str) -> str:
+def _link_queue(role: str, queues: TaskQueues) -> str:
     """Link to the page of the role's task queue, relative to the root of the Web UI."""
-    queue = role_queue(queues.prefix, role, version)
-    pinned = f" with version {_format_cell(version, VERSION_CHARS)} (pinned by this task)" if version else ""
+    queue = role_queue(queues.prefix, role)
     if all(_URL_SAFE.fullmatch(part) for part in (queues.namespace, queue)):
-        return f"[{role}](namespaces/{queues.namespace}/task-queues/{queue}){pinned}"
-    return f"{_format_cell(f'{role}, queue {queue}', _NAME_CHARS)}{pinned}"
+        return f"[{role}](namespaces/{queues.namespace}/task-queues/{queue})"
+    return _format_cell(f"{role}, queue {queue}", _NAME_CHARS)
 
 
 def _format_row(notes: Notes, node: Node, note_chars: int) -> str:
@@ -230,6 +236,9 @@ class Notes:
         """Return those of the nodes that have not ended."""
         return [node_id for node_id in node_ids if not self.state(node_id).status.ended]
 
+    def _is_held(self, node: Node) -> bool:
+        return node.index in self.scheduler.pauses.held
+
     def describe(self, node: Node) -> str:
         """Return the note about `node`; empty if there is nothing to say."""
         state = self.scheduler.states[node.index]
@@ -242,7 +251,7 @@ class Notes:
             case NodeStatus.QUEUED:
                 waits = [wait for rule in BEFORE_START if (wait := rule(self, node))]
                 return f"waits for {'; and for '.join(waits)}" if waits else _describe_last_attempt(error)
-            case NodeStatus.DEFERRED if state.waits_for or state.next_retry_at:
+            case NodeStatus.DEFERRED if state.waits_for or state.next_retry_at or self._is_held(node):
                 return _describe_retry(self, node, state, state.next_retry_at or 0.0)
             case NodeStatus.CANCELLING:
                 return "waits for its attempt to stop"
@@ -351,7 +360,20 @@ def _describe_slot(notes: Notes, node: Node) -> str:
     return ""
 
 
+def _describe_pause(notes: Notes, node: Node) -> str:
+    paused = notes.scheduler.pauses.scope_of(node.index)
+    return f"resume ({format_pause(paused)})" if paused is not None else ""
+
+
+def format_pause(paused: PausedScope) -> str:
+    """Return what is paused, by whom and why, in words."""
+    by = f" by {paused.by}" if paused.by else ""
+    reason = f": {paused.reason}" if paused.reason else ""
+    return f"{paused.scope} paused{by}{reason}"
+
+
 BEFORE_START: tuple[Callable[[Notes, Node], str], ...] = (
+    _describe_pause,
     _describe_routers,
     _describe_parents,
     _describe_edges,
@@ -368,11 +390,17 @@ BEFORE_START: tuple[Callable[[Notes, Node], str], ...] = (
 def _describe_retry(notes: Notes, node: Node, state: NodeState, at: float) -> str:
     if (state.waits_for or at <= notes.now) and (slot := _describe_slot(notes, node)):
         return f"waits for {slot}; {state.last_error or ''}"
+    if pause := _describe_pause(notes, node):
+        return f"waits for {pause}{_describe_retry_left(state)}; {state.last_error or ''}".rstrip("; ")
     when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
     idle = notes.open(node.pulls_from) if state.reason_code == reason_codes.YIELDED else []
     if idle:
         return f"waits until {names(idle, last=' or ')} runs; next attempt at {when} at the latest"
     return f"{next_attempt(node, state)} at {when}; {state.last_error or ''}"
+
+
+def _describe_retry_left(state: NodeState) -> str:
+    return f", then {format_duration(state.retry_left)} for its retry" if state.retry_left else ""
 
 
 def _describe_handling(notes: Notes, node: Node) -> str:

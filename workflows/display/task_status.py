@@ -10,6 +10,7 @@ from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 from flowkit import reason_codes
 from flowkit.limits import HANDLED_FAILURES_BYTES, LAST_ERROR_CHARS, REPORT_BYTES, STATUS_CHANGES
 from flowkit.models import NodeStatus, StatusChange, TaskResult, TaskStatus
+from flowkit.models.actions import RESUME
 from flowkit.models.temporal_names import PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE
 from flowkit.text import clean, truncate
 from flowkit.workflows.display.details import DISPLAY_ORDER, SlotLimits, TaskQueues, render
@@ -33,6 +34,7 @@ _SHOWN_BY_TEMPORAL = frozenset(
 _FIRST_CHANGES = 10
 """Number of status changes at the beginning of a long history that are kept."""
 
+_BEFORE_ATTEMPT = (NodeStatus.QUEUED, NodeStatus.DEFERRED)
 _RANK = {status.value: position for position, status in enumerate(DISPLAY_ORDER)}
 _VIEW_BYTES = 200
 """Upper bound for the size of the view of a task without its nodes."""
@@ -94,7 +96,6 @@ class StatusPublisher:
             workflow.now().timestamp(),
             self.silent_nodes,
             self._state.versions,
-            self._state.pins,
         )
 
     def finish(self, reason: str | None) -> None:
@@ -121,13 +122,13 @@ def failure_text(scheduler: Scheduler) -> str:
     return truncate(f"node {first.node_id!r} failed: {error}", LAST_ERROR_CHARS) + suffix
 
 
-def open_status(scheduler: Scheduler, *, silent: bool = False) -> TaskStatus:
+def open_status(scheduler: Scheduler, *, waits: bool = False) -> TaskStatus:
     """Return the status of a task that has not ended.
 
-    It is `deferred` if no node runs and at least one waits for its retry, otherwise `running`. A task whose running
-    attempts are all `silent` is `deferred` too.
+    It is `deferred` if no node runs and at least one waits for its retry, otherwise `running`. A task that `waits`,
+    because its running attempts are all silent or because it is paused, is `deferred` too.
     """
-    if silent:
+    if waits:
         return TaskStatus.DEFERRED
     counts = scheduler.counts()
     waiting = counts[NodeStatus.DEFERRED] > 0
@@ -203,11 +204,7 @@ def status_view(status: TaskStatus, scheduler: Scheduler | None, result: TaskRes
     handled = (
         [] if result is None else longest_prefix(result.handled_failures, _measure_entry, remaining // 4)
     )
-    views = (
-        []
-        if scheduler is None
-        else [_view_node(node, scheduler.states[node.index]) for node in scheduler.nodes]
-    )
+    views = [] if scheduler is None else [_view_node(node, scheduler) for node in scheduler.nodes]
     errors = [view["last_error"] for view in views]
     for view in views:
         view["last_error"] = None
@@ -237,7 +234,11 @@ def _choose_views(views: Sequence[dict[str, Any]], remaining: int) -> tuple[list
     return kept, remaining - sum(sizes[index] for index in kept)
 
 
-def _view_node(node: Node, state: NodeState) -> dict[str, Any]:
+def _view_node(node: Node, scheduler: Scheduler) -> dict[str, Any]:
+    state = scheduler.states[node.index]
+    waits_for = state.waits_for
+    if state.status in _BEFORE_ATTEMPT and node.index in scheduler.pauses.held:
+        waits_for = RESUME
     view = {
         "node_id": node.node_id,
         "type": node.type,
@@ -247,4 +248,4 @@ def _view_node(node: Node, state: NodeState) -> dict[str, Any]:
         "skip_reason": state.skip_reason,
         "next_retry_at": state.next_retry_at,
     }
-    return view | {"waits_for": state.waits_for} if state.waits_for else view
+    return view | {"waits_for": waits_for} if waits_for else view

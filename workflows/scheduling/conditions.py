@@ -15,7 +15,7 @@ from flowkit.models.columns import pack, status_column
 from flowkit.workflows.payloads import truncate_longest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from flowkit.models import Node
     from flowkit.models.columns import Packed
@@ -72,9 +72,10 @@ class Conditions:
         else:
             self._states[due.node].edges[due.parent] = result
 
-    def pop_due(self) -> list[Due]:
-        """Return the conditions that have become due since the last call."""
-        due, self.due = self.due, []
+    def pop_due(self, is_held: Callable[[Due], bool]) -> list[Due]:
+        """Return the conditions that have become due since the last call. Those that are held stay due."""
+        due = [each for each in self.due if not is_held(each)]
+        self.due = [each for each in self.due if is_held(each)]
         return due
 
     def text_of(self, due: Due) -> str:

@@ -17,8 +17,9 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from flowkit import reason_codes
-from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason, VersionPolicy
+from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason
 from flowkit.workflows.retry import note_failure
+from flowkit.workflows.scheduling.actions import Pauses
 from flowkit.workflows.scheduling.conditions import Conditions, Due
 from flowkit.workflows.scheduling.gates import Gates, higher_precedence, inherited_reason, is_closed, is_open
 from flowkit.workflows.scheduling.routing import Routing
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from flowkit.models import FirstBatch, Graph, Node
+    from flowkit.models.actions import PausedScope
 
 PARENT_FAILED = "the node has processed the batches of its parents, but a parent failed later"
 
@@ -39,17 +41,18 @@ class Scheduler:
     where the previous one stopped.
     """
 
-    def __init__(self, graph: Graph, states: list[NodeState]) -> None:
+    def __init__(
+        self, graph: Graph, states: list[NodeState], paused: list[PausedScope] | None = None
+    ) -> None:
         self.nodes: Sequence[Node] = graph.nodes
         self.states = states
+        self.pauses = Pauses(graph.nodes, [] if paused is None else paused)
         self.changed: set[int] = set()
         """Indexes of nodes whose status the workflow must still write to the task document.
 
         The workflow clears the set. It also adds nodes, see `Task._process_events`.
         """
         self._on_failure = graph.on_node_failure
-        self.pins_versions = graph.version_policy is VersionPolicy.PIN
-        """Whether all attempts of a role run with one version of its handler."""
         self.routing = Routing(graph.nodes)
         self.streams = Streams(graph.nodes)
         self._children = _children(graph.nodes)
@@ -161,8 +164,14 @@ class Scheduler:
         return bool(self._conditions.due)
 
     def pop_due(self) -> list[Due]:
-        """Return the conditions that have become due since the last call, in the order of becoming due."""
-        return [due for due in self._conditions.pop_due() if self.awaits(due)]
+        """Return the conditions that have become due since the last call, in the order of becoming due.
+
+        The condition of a paused node is evaluated after the pause, immediately before the node starts.
+        """
+        return [due for due in self._conditions.pop_due(self._is_held) if self.awaits(due)]
+
+    def _is_held(self, due: Due) -> bool:
+        return due.parent is None and due.node in self.pauses.held
 
     def text_of(self, due: Due) -> str:
         """Return the expression of a condition."""

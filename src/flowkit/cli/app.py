@@ -11,7 +11,7 @@ from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
 from flowkit.cli.project.command import init
 from flowkit.cli.retention.commands import close_orphaned, purge
-from flowkit.cli.tasks import attempts, commands, results, validate, variables, workers
+from flowkit.cli.tasks import attempts, commands, operate, results, validate, variables, workers
 from flowkit.cli.up.command import up
 from flowkit.cli.up.logs import logs
 from flowkit.core import version
@@ -32,6 +32,8 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "run": commands.run,
     "status": commands.status,
     "cancel": commands.cancel,
+    "pause": operate.pause,
+    "resume": operate.resume,
     "list": commands.list_tasks,
     "result": results.result,
     "attempts": attempts.attempts,

@@ -26,6 +26,7 @@ from flowkit.core.time import SystemClock
 from flowkit.engine.slot_grants import SlotGrants
 from flowkit.engine.worker import EngineLoops, check_functions, create_workers, prepare_settings
 from flowkit.errors import Removed
+from flowkit.models.actions import PAUSE, RESUME, TASK_SCOPE
 from flowkit.protocol.messages import (
     Envelope,
     EventKind,
@@ -50,7 +51,7 @@ from flowkit.validation.arguments import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from temporalio.client import Client
 
@@ -300,6 +301,53 @@ class Coordinator(RemovedAttributes):
     async def cascade_cancel(self, task_id: str, reason: str = reason_codes.USER_REQUEST) -> bool:
         """Alias of `cancel_task`."""
         return await self.cancel_task(task_id, reason=reason)
+
+    async def pause(
+        self,
+        task_id: str,
+        scopes: Sequence[str] = (TASK_SCOPE,),
+        *,
+        interrupt: bool = False,
+        reason: str = "",
+        by: str = "",
+        if_revision: int | None = None,
+    ) -> dict[str, Any]:
+        """Start nothing new in scopes of a running task: `task`, `node:ID`, `below:ID` or `role:NAME`.
+
+        Attempts that run finish, or stop with `interrupt` and run again after the pause, which uses no retry. Deadlines
+        and waits for retries of paused nodes stand still. With `if_revision`, the task rejects the action if it has
+        another revision, because another action was applied meanwhile.
+
+        Return `{"revision": …, "affected": [{"node_id", "from", "to"}], "notes": […]}`. Raise ActionRejected, which says
+        what is allowed, if the task rejects the action or has ended, and UnknownTask if it does not exist.
+        """
+        given = {"scopes": [*scopes], "interrupt": interrupt}
+        return await self._act(task_id, PAUSE, given, reason=reason, by=by, if_revision=if_revision)
+
+    async def resume(
+        self,
+        task_id: str,
+        scopes: Sequence[str] = (),
+        *,
+        reason: str = "",
+        by: str = "",
+        if_revision: int | None = None,
+    ) -> dict[str, Any]:
+        """End the pause of these scopes of a task, or of all if none is given. Otherwise the same as `pause`."""
+        given = {"scopes": [*scopes]}
+        return await self._act(task_id, RESUME, given, reason=reason, by=by, if_revision=if_revision)
+
+    async def preview(self, task_id: str, action: str, **given: Any) -> dict[str, Any]:
+        """Return what an action would affect, for example `preview(task_id, "pause", scopes=["role:index"])`.
+
+        The result has the form of that of `pause`; nothing changes. Raise the errors that the action would raise.
+        """
+        require(task_id_problem(task_id))
+        return await (await self._task_client()).preview(task_id, action, given)
+
+    async def _act(self, task_id: str, name: str, given: dict[str, Any], **more: Any) -> dict[str, Any]:
+        require(task_id_problem(task_id))
+        return await (await self._task_client()).act(task_id, name, {**given, **more})
 
     def result(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskResult]:
         """Wait up to `timeout` seconds for a task to end, and return its result.

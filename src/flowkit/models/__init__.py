@@ -31,7 +31,6 @@ from flowkit.models.graphs import (
     OnNodeFailure,
     RetryPolicy,
     StartWhen,
-    VersionPolicy,
 )
 from flowkit.models.tasks import (
     OPEN_NODE_STATUSES,
@@ -94,6 +93,5 @@ __all__ = [
     "StoredGraph",
     "TaskResult",
     "TaskStatus",
-    "VersionPolicy",
     "slot_wait_id",
 ]

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import dataclasses as wire
 
 from flowkit.limits import CONDITIONS_SEC
+from flowkit.models.actions import ActionRecord
 from flowkit.models.graphs import NodeStatus
 
 
@@ -78,6 +79,10 @@ class NodeState:
     """The results of the conditions of edges to this node, by the index of the parent."""
     deadline_at: float | None = None
     """When the node must have ended. Set when its gate opens, if the node has a `deadline_sec`."""
+    retry_left: float | None = None
+    """Seconds of the wait for a retry that remain after a pause. Set while the node is paused."""
+    deadline_left: float | None = None
+    """Seconds that remain until the deadline of the node after a pause. Set while it is paused and runs no attempt."""
     evaluated: bool = False
     """Whether the values by expression of this generation are evaluated and stored."""
     ordinary: bool = False
@@ -211,6 +216,8 @@ class RecordTask:
     """Ids by index of the nodes to show as silent."""
     heard: list[int] = field(default_factory=list)
     """Indexes of the nodes that are no longer silent."""
+    actions: ActionRecord = field(default_factory=ActionRecord)
+    """The actions that were applied, and the paused scopes; empty if they have not changed."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

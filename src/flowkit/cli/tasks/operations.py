@@ -142,6 +142,8 @@ async def show(task_id: str, where: Where, *, as_json: bool) -> None:
 def _print_task(view: TaskView) -> None:
     source = "" if view.source == "workflow" or view.status.closed else " (from its document)"
     output.echo(f"{format_outcome(view)}{format_age(view)}{source}")
+    for paused in view.paused:
+        output.note(f"  {paused}; `flowkit resume {shlex.quote(view.task_id)}` continues it")
     if view.nodes:
         console = output.console()
         console.print(task_table(view, wide=console.is_terminal))

@@ -1,0 +1,228 @@
+"""Pausing and resuming a running task on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.errors import ActionRejected
+from flowkit.models import TaskStatus
+from flowkit.workflows.task import Task
+from tests.integration.handlers import Failing, Quick
+from tests.integration.harness import Harness, eventually, node
+from tests.integration.test_continue_as_new import chain, histories, replay
+from tests.integration.test_large_graphs import run_ids
+
+if TYPE_CHECKING:
+    from flowkit.worker import Batch, BatchResult
+    from flowkit.worker.context import RunContext
+
+pytestmark = pytest.mark.server
+
+CHAIN = 60
+"""Number of nodes that run one after another, until a task with short runs continues in a new one."""
+
+
+class Gated(Quick):
+    """Counts its attempts, and processes its batch when the test opens the gate of the node."""
+
+    role = "gated"
+
+    def __init__(self) -> None:
+        self.attempts: list[tuple[str, int]] = []
+        self.gates: dict[str, asyncio.Event] = {}
+
+    def gate(self, node_id: str) -> asyncio.Event:
+        """Return the event for which a node waits."""
+        return self.gates.setdefault(node_id, asyncio.Event())
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Wait for the gate of the node."""
+        self.attempts.append((ctx.node_id, ctx.attempt_epoch))
+        await ctx.cancellable(self.gate(ctx.node_id).wait())
+        return await super().process_batch(batch, ctx)
+
+    async def until(self, *attempts: tuple[str, int]) -> None:
+        """Wait until exactly these attempts have begun."""
+
+        async def look() -> bool:
+            return sorted(self.attempts) == sorted(attempts)
+
+        await eventually(look)
+
+
+async def paused(harness: Harness, task_id: str) -> list[dict[str, Any]]:
+    document = await harness.document(task_id)
+    return document["coordinator"].get("paused") or []
+
+
+async def until_drained(harness: Harness, task_id: str) -> None:
+    async def look() -> bool:
+        scopes = await paused(harness, task_id)
+        return bool(scopes) and all(each["drained"] for each in scopes)
+
+    await eventually(look)
+
+
+async def test_a_paused_task_finishes_what_runs_and_starts_the_rest_after_resume(harness: Harness) -> None:
+    gated = Gated()
+    engine = await harness.engine()
+    await harness.worker({"gated": gated})
+    graph = {"nodes": [node("a", "gated"), node("b", "gated", "a"), node("c", "gated")]}
+    task_id = await engine.create_task(params={}, graph=graph)
+    await gated.until(("a", 1), ("c", 1))
+    preview = await engine.preview(task_id, "pause", scopes=["task"])
+    result = await engine.pause(task_id, reason="release", by="ada")
+    assert result["revision"] == 1
+    assert preview == {**result, "revision": 0}
+    assert result["affected"] == [
+        {"node_id": "a", "from": "running", "to": "running, then paused"},
+        {"node_id": "b", "from": "queued", "to": "paused"},
+        {"node_id": "c", "from": "running", "to": "running, then paused"},
+    ]
+    gated.gate("a").set()
+    gated.gate("c").set()
+    await until_drained(harness, task_id)
+    (scope,) = await paused(harness, task_id)
+    assert (scope["scope"], scope["by"], scope["reason"]) == ("task", "ada", "release")
+    assert len(gated.attempts) == 2
+    with pytest.raises(ActionRejected, match="paused already"):
+        await engine.pause(task_id)
+    with pytest.raises(ActionRejected, match="the task has revision 1"):
+        await engine.resume(task_id, if_revision=0)
+    gated.gate("b").set()
+    assert (await engine.resume(task_id))["affected"] == [{"node_id": "b", "from": "paused", "to": "queued"}]
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    document = await harness.document(task_id)
+    assert [(each["revision"], each["action"]) for each in document["coordinator"]["actions"]] == [
+        (1, "pause"),
+        (2, "resume"),
+    ]
+    assert document["coordinator"]["paused"] == []
+    with pytest.raises(ActionRejected, match="has ended"):
+        await engine.pause(task_id)
+
+
+async def test_interrupted_attempts_run_again_after_resume_without_a_retry(harness: Harness) -> None:
+    gated = Gated()
+    engine = await harness.engine()
+    await harness.worker({"gated": gated})
+    graph = {"nodes": [node("a", "gated", retry_policy={"max": 0}), node("b", "gated")]}
+    task_id = await engine.create_task(params={}, graph=graph)
+    await gated.until(("a", 1), ("b", 1))
+    result = await engine.pause(task_id, ["node:a"], interrupt=True)
+    assert result["affected"] == [{"node_id": "a", "from": "running", "to": "paused"}]
+    await until_drained(harness, task_id)
+    gated.gate("a").set()
+    gated.gate("b").set()
+    await engine.resume(task_id)
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert sorted(gated.attempts) == [("a", 1), ("a", 2), ("b", 1)]
+
+
+async def test_waits_stand_still_in_a_pause_that_continues_in_a_new_run(short_runs: Harness) -> None:
+    gated = Gated()
+    engine = await short_runs.engine()
+    await short_runs.worker({"gated": gated, "failing": Failing(), "quick": Quick()})
+    retry = {"inline": {"failures": 1}, "retry_policy": {"max": 1, "backoff_sec": 2}}
+    task_id = await short_runs.create(
+        *chain(CHAIN),
+        node("a", "gated", deadline_sec=20),
+        node("b", "gated", "a"),
+        node("r", "failing", **retry),
+    )
+    await gated.until(("a", 1))
+    await short_runs.until_node(task_id, "r", "deferred")
+    await engine.pause(task_id, ["node:a", "below:a", "node:r"], interrupt=True, by="ada")
+    await until_drained(short_runs, task_id)
+    await short_runs.until_node(task_id, f"n{CHAIN - 1}", "finished")
+    runs = await run_ids(short_runs, task_id)
+    assert len(runs) > 1
+    assert [each["scope"] for each in await paused(short_runs, task_id)] == ["node:a", "below:a", "node:r"]
+    view = await (await short_runs.handle(task_id)).query(Task.status)
+    assert view["revision"] == 1
+    assert {each["node_id"]: each.get("waits_for") for each in view["nodes"]}["r"] == "resume"
+    gated.gate("a").set()
+    gated.gate("b").set()
+    await engine.resume(task_id)
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert sorted(gated.attempts) == [("a", 1), ("a", 2), ("b", 1)]
+    await replay(await histories(short_runs, task_id))
+
+
+async def test_a_node_that_waits_for_a_slot_leaves_it_to_others_while_it_is_paused(harness: Harness) -> None:
+    harness.settings["max_type_concurrency"] = {"gated": 1}
+    gated = Gated()
+    engine = await harness.engine()
+    await harness.worker({"gated": gated})
+    task_id = await harness.create(node("a", "gated"), node("b", "gated"), node("c", "gated"))
+
+    async def first() -> str | None:
+        return gated.attempts[0][0] if gated.attempts else None
+
+    holder = await eventually(first)
+    paused_node, other = sorted({"a", "b", "c"} - {holder})
+    await engine.pause(task_id, [f"node:{paused_node}"])
+    gated.gate(holder).set()
+    await gated.until((holder, 1), (other, 1))
+    gated.gate(other).set()
+    await harness.until_node(task_id, other, "finished")
+    gated.gate(paused_node).set()
+    await engine.resume(task_id)
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert gated.attempts == [(holder, 1), (other, 1), (paused_node, 1)]
+
+
+async def test_an_inline_attempt_is_interrupted_and_runs_again(harness: Harness) -> None:
+    gated = Gated()
+    engine = await harness.engine(handlers={"gated": gated})
+    task_id = await harness.create(node("a", "gated"))
+    await gated.until(("a", 1))
+    await engine.pause(task_id, interrupt=True)
+    await until_drained(harness, task_id)
+    gated.gate("a").set()
+    await engine.resume(task_id)
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert gated.attempts == [("a", 1), ("a", 2)]
+
+
+async def test_a_repeated_update_is_applied_once_and_an_early_one_waits_for_the_task_to_open(
+    harness: Harness,
+) -> None:
+    gated = Gated()
+    client = await harness.client()
+    await harness.worker({"gated": gated})
+    graph = {"nodes": [node("a", "gated")]}
+    handle = await client.start_workflow(
+        "Task", {"graph": graph}, id=f"early-{harness.queue}", task_queue=harness.queue
+    )
+    early = asyncio.create_task(
+        handle.execute_update("pause", {"reason": "first"}, id="once", result_type=dict)
+    )
+    engine = await harness.engine()
+    assert (await early)["revision"] == 1
+    again = await handle.execute_update("pause", {"reason": "first"}, id="once", result_type=dict)
+    assert again["revision"] == 1
+    results = await asyncio.gather(*(engine.resume(handle.id) for _ in range(10)), return_exceptions=True)
+    accepted = [each for each in results if isinstance(each, dict)]
+    assert [each["revision"] for each in accepted] == [2]
+    assert {str(each) for each in results if not isinstance(each, dict)} == {
+        "nothing is paused, so there is nothing to resume; pause a scope first"
+    }
+    gated.gate("a").set()
+    assert await engine.wait(handle.id, 60) is TaskStatus.FINISHED
+
+
+async def test_a_task_that_is_cancelled_while_it_is_paused_ends(harness: Harness) -> None:
+    gated = Gated()
+    engine = await harness.engine()
+    await harness.worker({"gated": gated})
+    task_id = await harness.create(node("a", "gated"), node("b", "gated", "a"))
+    await gated.until(("a", 1))
+    await engine.pause(task_id, interrupt=True)
+    await until_drained(harness, task_id)
+    await engine.cancel_task(task_id)
+    assert await engine.wait(task_id, 60) is TaskStatus.CANCELLED
+    assert await harness.statuses(task_id) == {"a": "cancelled", "b": "skipped"}

@@ -1,0 +1,167 @@
+"""The rules of actions: what they affect, and why a task rejects them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.graphs import node
+
+from flowkit.errors import ActionRejected
+from flowkit.graph.validation import parse_graph
+from flowkit.limits import ACTION_AFFECTED, ACTION_SCOPES, APPLIED_ACTIONS
+from flowkit.models import NodeState, NodeStatus
+from flowkit.models.actions import Pause, PausedScope, Resume
+from flowkit.workflows.scheduling.actions import (
+    Audit,
+    Pauses,
+    Plan,
+    nodes_below,
+    parse_action,
+    plan,
+    result_of,
+)
+
+PULL = {"input_inline": {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["a"]}}}
+GRAPH: dict[str, Any] = {
+    "nodes": [
+        node("a"),
+        node("b", depends_on=["a"]),
+        node("c", depends_on=["b"]),
+        node("d", type="other"),
+        node("e", routing={"on_failure": ["f"]}),
+        node("f"),
+    ]
+}
+A, B, C, D, E, F = range(6)
+
+
+class Task:
+    """A task with this graph, whose nodes have the given statuses."""
+
+    def __init__(self, *paused: str, **statuses: NodeStatus) -> None:
+        self.nodes = parse_graph(GRAPH).nodes
+        self.pauses = Pauses(self.nodes, [PausedScope(scope=scope, since=1.0) for scope in paused])
+        self.states = [NodeState(status=statuses.get(each.node_id, NodeStatus.QUEUED)) for each in self.nodes]
+
+    def plan(self, action: Pause | Resume, revision: int = 0) -> Plan:
+        return plan(action, self.pauses, self.states, revision)
+
+    def changes(self, action: Pause | Resume) -> list[tuple[str, str, str]]:
+        planned = self.plan(action)
+        return [(self.nodes[each.index].node_id, each.from_, each.to) for each in planned.changes]
+
+
+@pytest.mark.parametrize(
+    ("scope", "held"),
+    [
+        ("task", {A, B, C, D, E, F}),
+        ("node:b", {B}),
+        ("below:a", {B, C}),
+        ("below:e", {F}),
+        ("role:other", {D}),
+    ],
+)
+def test_scope_holds_its_nodes(scope: str, held: set[int]) -> None:
+    pauses = Task(scope).pauses
+    assert {index for index in range(6) if index in pauses.held} == held
+
+
+def test_nodes_below_include_those_that_pull_or_whose_function_names_the_node() -> None:
+    function = {"type": "coordinator_fn", "io": {"fn": "metrics.aggregate", "fn_args": {"node_id": "a"}}}
+    nodes = parse_graph(
+        {"nodes": [node("a"), node("p", io=PULL), {"node_id": "f", **function}, node("x")]}
+    ).nodes
+    assert nodes_below(nodes, 0) == {1, 2}
+
+
+def test_pause_holds_what_waits_and_lets_finish_what_runs() -> None:
+    task = Task(a=NodeStatus.FINISHED, b=NodeStatus.RUNNING, d=NodeStatus.DEFERRED)
+    planned = task.plan(Pause())
+    assert planned.pauses == ("task",)
+    assert planned.interrupts == ()
+    assert planned.notes == ("attempts that run until their end: 1; interrupt=true stops them",)
+    assert task.changes(Pause()) == [
+        ("b", "running", "running, then paused"),
+        ("c", "queued", "paused"),
+        ("d", "deferred", "paused"),
+        ("e", "queued", "paused"),
+        ("f", "queued", "paused"),
+    ]
+
+
+def test_interrupt_stops_what_runs_also_in_a_scope_that_is_paused_already() -> None:
+    task = Task("task", b=NodeStatus.RUNNING)
+    planned = task.plan(Pause(scopes=("node:b",), interrupt=True))
+    assert (planned.interrupts, [each.to for each in planned.changes]) == ((B,), ["paused"])
+
+
+def test_resume_frees_only_the_nodes_that_no_other_pause_holds() -> None:
+    task = Task("below:a", "node:b")
+    assert task.changes(Resume(scopes=("below:a",))) == [("c", "paused", "queued")]
+    assert task.plan(Resume(scopes=("below:a",))).notes == ("nodes that stay paused by node:b: 1",)
+    assert task.plan(Resume()).resumes == {"below:a", "node:b"}
+
+
+@pytest.mark.parametrize(
+    ("paused", "action", "problem"),
+    [
+        ((), Pause(scopes=("nodes:a",)), "scopes has 'nodes:a'; a scope is 'task', 'node:ID'"),
+        ((), Pause(scopes=("node:bb",)), "the task has no node 'bb'; did you mean 'b'?"),
+        ((), Pause(scopes=("below:f",)), "no node depends on 'f'"),
+        ((), Pause(scopes=("role:x",)), "the roles of the task are crawler and other"),
+        (("task",), Pause(), "task is paused already; resume ends a pause"),
+        ((), Pause(scopes=("node:a",)), "all nodes of node:a have ended"),
+        ((), Resume(), "nothing is paused"),
+        (("task",), Resume(scopes=("node:a",)), "scopes has 'node:a', but the paused scopes are task"),
+        ((), Pause(if_revision=3), "if_revision is 3, and the task has revision 0: another action"),
+        ((), Pause(scopes=tuple(f"node:{i}" for i in range(ACTION_SCOPES + 1))), "51 paused scopes, and 50"),
+    ],
+)
+def test_action_that_does_not_fit_is_rejected_with_what_is_allowed(
+    paused: tuple[str, ...], action: Pause | Resume, problem: str
+) -> None:
+    with pytest.raises(ActionRejected) as caught:
+        Task(*paused, a=NodeStatus.FINISHED).plan(action)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "problem"),
+    [
+        ("halt", {}, "there is no action 'halt'; the actions are pause, resume"),
+        ("pause", [], "the input of pause is []; it must be an object"),
+        ("pause", {"scope": "task"}, "pause has the unknown field 'scope'; did you mean 'scopes'?"),
+        ("pause", {"scopes": "task"}, "pause: scopes is 'task'; it must be a list of at most 50 of 'task'"),
+        ("pause", {"interrupt": 1}, "pause: interrupt is 1; it must be true or false"),
+        ("resume", {"reason": "x" * 501}, "it must be a text of at most 500 characters"),
+        ("resume", {"if_revision": -1}, "resume: if_revision is -1; it must be the revision that"),
+    ],
+)
+def test_input_that_is_not_valid_is_rejected_by_field(name: str, given: Any, problem: str) -> None:
+    with pytest.raises(ActionRejected) as caught:
+        parse_action(name, given)
+    assert problem in str(caught.value)
+
+
+def test_input_may_be_empty() -> None:
+    assert parse_action("pause", None) == Pause()
+    assert parse_action("resume", {"scopes": ["node:a"]}) == Resume(scopes=("node:a",))
+
+
+def test_audit_counts_all_actions_and_keeps_the_latest() -> None:
+    audit = Audit()
+    for number in range(APPLIED_ACTIONS + 5):
+        audit.add("resume", Resume(), Plan(what="task"), float(number), f"u{number}")
+    assert (audit.revision, len(audit.entries)) == (APPLIED_ACTIONS + 5, APPLIED_ACTIONS)
+    assert audit.find("u4") is None
+    assert (found := audit.find("u5")) is not None
+    assert found.revision == 6
+
+
+def test_result_lists_a_bounded_number_of_nodes() -> None:
+    nodes = parse_graph({"nodes": [node(f"n{i}") for i in range(ACTION_AFFECTED + 2)]}).nodes
+    planned = plan(Pause(), Pauses(nodes, []), [NodeState() for _ in nodes], 0)
+    result = result_of(planned, nodes, 1)
+    assert len(result["affected"]) == ACTION_AFFECTED
+    assert result["notes"] == ["and 2 more nodes"]
