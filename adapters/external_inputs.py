@@ -39,6 +39,7 @@ class ExternalInputs:
         stored = durable(db)
         self._artifacts = stored.artifacts
         self._claims = stored.stream_progress
+        self._metrics = stored.metrics_raw
 
     @translate_errors
     async def find_unfinished(self, attempt: AttemptInput, pull: PullArgs) -> dict[str, Uids]:
@@ -46,8 +47,8 @@ class ExternalInputs:
 
         A claim alone does not count: a worker that runs an outdated attempt may claim a batch, and its result is ignored.
         """
-        stored = await self._read_stored(attempt.task_id, (*pull.from_nodes, attempt.node_id))
-        claimed, finished = await self._read_claimed(attempt), stored[attempt.node_id]
+        stored = await self._read_stored(attempt.task_id, pull.from_nodes)
+        claimed, finished = await self._read_claimed(attempt), await self._read_finished(attempt)
         missing: dict[str, Uids] = {}
         for source in pull.from_nodes:
             known = stored[source] & claimed.get(source, set())
@@ -67,7 +68,7 @@ class ExternalInputs:
     async def release_claims(self, attempt: AttemptInput, pull: PullArgs) -> int:
         """Delete claims of batches that earlier attempts of the node did not finish. Return their number (H21)."""
         claimed = await self._read_claimed(attempt)
-        finished = (await self._read_stored(attempt.task_id, [attempt.node_id]))[attempt.node_id]
+        finished = await self._read_finished(attempt)
         released = 0
         for source, uids in claimed.items():
             unfinished = await self._find_unfinished_claims(attempt.task_id, source, uids, finished, pull)
@@ -115,6 +116,26 @@ class ExternalInputs:
         async for batch in cursor:
             found[batch["node_id"]].add(uid_text(batch.get("batch_uid")))
         return found
+
+    async def _read_finished(self, attempt: AttemptInput) -> Uids:
+        """Return the uids of the node's own batches whose results are stored: the artifact, and the metrics if it has any.
+
+        A worker writes the artifact itself, while the bridge writes the metrics when it receives the event about the
+        batch. The events of an attempt that has ended, for example because it was cancelled, are ignored.
+        """
+        own = {"task_id": attempt.task_id, "node_id": attempt.node_id}
+        stored = (await self._read_stored(attempt.task_id, [attempt.node_id]))[attempt.node_id]
+        measured = self._metrics.find(own, {"_id": 0, "batch_uid": 1})
+        unmeasured = sorted(stored - {uid_text(row.get("batch_uid")) async for row in measured})
+        lost: Uids = set()
+        for start in range(0, len(unmeasured), _AT_ONCE):
+            wanted = {
+                "batch_uid": {"$in": unmeasured[start : start + _AT_ONCE]},
+                "meta": {"$nin": [{}, None]},
+            }
+            found = self._artifacts.find({**own, **wanted}, {"_id": 0, "batch_uid": 1})
+            lost |= {uid_text(row.get("batch_uid")) async for row in found}
+        return stored - lost
 
     async def _read_claimed(self, attempt: AttemptInput) -> dict[str, Uids]:
         found: dict[str, Uids] = {}

@@ -30,6 +30,20 @@ async def test_claimed_batch_without_a_result_is_unfinished(db: Any) -> None:
     assert claims == ["b1"]
 
 
+async def test_batch_whose_metrics_no_bridge_has_stored_is_unfinished(db: Any) -> None:
+    """The worker stores the artifact itself. Its event may arrive after the attempt was cancelled, and is then ignored."""
+    artifacts, inputs = ArtifactStore(db), ExternalInputs(db)
+    sink = attempt("sink")
+    for uid in ("lost", "measured", "without"):
+        await artifacts.upsert_partial(attempt("u"), uid, {}, "w", AT)
+        await db.stream_progress.insert_one(
+            {"task_id": TASK, "consumer_node": "sink", "from_node": "u", "batch_uid": uid}
+        )
+        await artifacts.upsert_partial(sink, uid, {} if uid == "without" else {"n": 1}, "w", AT)
+    await artifacts.store_batch(sink, "measured", {"n": 1}, "w", AT)
+    assert await inputs.find_unfinished(sink, PULL) == {"u": {"lost"}}
+
+
 # --- the oldest batches (H20) -------------------------------------------------------------------------------------
 
 

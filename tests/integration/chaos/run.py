@@ -17,6 +17,7 @@ from pymongo.errors import PyMongoError
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
+from flowkit.errors import ActionRejected, FlowKitError, UnknownTask
 from tests.integration.chaos.cluster import after_delay, periodically, retry_until_available, until
 from tests.integration.chaos.faults import FIRST_ROUND, faults
 from tests.integration.chaos.histories import replayed
@@ -55,6 +56,8 @@ class Figures:
     attempts: int = 0
     interrupted: int = 0
     """Attempts beyond those that the plans ask for, after faults and after inline attempts that fell back."""
+    pauses: Counter[str] = field(default_factory=Counter)
+    """Pauses that were applied, by the kind of their scope, and those of them that stopped attempts."""
     signals: int = 0
     """Repeated and wrong signals."""
     histories: int = 0
@@ -73,7 +76,7 @@ class Figures:
         return (
             f"seed {self.seed}: {self.tasks} tasks{given_up} ({listed(self.statuses)}), {self.nodes} nodes, "
             f"{self.attempts} attempts ({self.interrupted} again after a fault or a fallback), {inline}{self.batches} batches, {self.increments} increments; "
-            f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; {self.histories} histories replayed; {seconds}"
+            f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; pauses: {listed(self.pauses)}; {self.histories} histories replayed; {seconds}"
         )
 
 
@@ -95,6 +98,8 @@ class Run:
         self._chance = random.Random(f"{seed}-signals")
         self._client: Client | None = None
         self._open: set[str] = set()
+        self._paused: dict[str, float] = {}
+        """The tasks of which a part may be paused, and when to resume them."""
         self._epochs: dict[tuple[str, Any], int] = {}
         self._cancels: list[asyncio.Task[None]] = []
         self._all_started = False
@@ -111,6 +116,7 @@ class Run:
             asyncio.create_task(periodically(1.0, self._watch)),
             asyncio.create_task(periodically(0.3, self._look)),
             asyncio.create_task(periodically(1.0, self._send_stray_signals)),
+            asyncio.create_task(periodically(0.5, self._pause_and_resume)),
         ]
         try:
             async with asyncio.TaskGroup() as both:
@@ -207,6 +213,33 @@ class Run:
                 batches = stray_batches(self._chance, sorted(set(stored)))
                 await send(await self._handle(task_id), batches)
                 self.figures.signals += len(batches)
+
+    async def _pause_and_resume(self) -> None:
+        """End the pauses that have lasted long enough. Then pause a part of one of the open tasks, until all have started."""
+        coordinator = self.harness.coordinator
+        with suppress(PyMongoError, RPCError, FlowKitError):
+            for task_id, until_ in sorted(self._paused.items()):
+                if until_ <= time.monotonic() or task_id not in self._open:
+                    with suppress(ActionRejected, UnknownTask):
+                        await coordinator.resume(task_id)
+                    del self._paused[task_id]
+            running = sorted(self._open - self._paused.keys())
+            if running and time.monotonic() < self._end:
+                task_id = self._chance.choice(running)
+                scope, interrupt = self._draw_scope(self.plans[task_id]), self._chance.random() < 0.5
+                self._paused[task_id] = time.monotonic() + self._chance.choice([0.0, 0.5, 2.0])
+                with suppress(ActionRejected, UnknownTask):
+                    result = await coordinator.pause(task_id, [scope], interrupt=interrupt)
+                    self.figures.pauses[scope.partition(":")[0]] += 1
+                    self.figures.pauses["interrupts"] += "paused" in {
+                        each["to"] for each in result["affected"] if each["from"] == "running"
+                    }
+
+    def _draw_scope(self, plan: TaskPlan) -> str:
+        node = self._chance.choice(plan.nodes)
+        return self._chance.choice(
+            ["task", f"node:{node.node_id}", f"below:{node.node_id}", f"role:{node.role}"]
+        )
 
     async def _until_ended(self) -> None:
         async def ended() -> bool:
