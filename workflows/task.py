@@ -319,7 +319,10 @@ class Task:
         if self._is_open and self._scheduler.accept_batch(batch):
             self._wake()
 
-    @workflow.update(name=temporal_names.REPORT_SILENCE)
+    @workflow.update(
+        name=temporal_names.REPORT_SILENCE,
+        description="For engines only: they report the attempts that send no heartbeats.",
+    )
     async def report_silence(self, report: SilenceReport) -> None:
         """Show the reported attempts as silent, and fail those that have been silent for too long."""
         self._silence.accept(report)

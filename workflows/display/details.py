@@ -362,7 +362,7 @@ def _describe_slot(notes: Notes, node: Node) -> str:
 
 def _describe_pause(notes: Notes, node: Node) -> str:
     paused = notes.scheduler.pauses.scope_of(node.index)
-    return f"resume ({format_pause(paused)})" if paused is not None else ""
+    return f"resume of {paused.scope}" if paused is not None else ""
 
 
 def format_pause(paused: PausedScope) -> str:
