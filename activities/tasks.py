@@ -200,7 +200,13 @@ def _check_conditions(graph: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def heartbeats() -> AsyncIterator[None]:
-    """Send heartbeats for the running activity, on Temporal's loop, so that a busy portal loop cannot delay them."""
+    """Send heartbeats for the running activity, on Temporal's loop, so that a busy portal loop cannot delay them.
+
+    A local activity has none.
+    """
+    if activity.info().is_local:
+        yield
+        return
     sending = asyncio.create_task(_send_heartbeats())
     try:
         yield

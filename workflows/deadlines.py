@@ -29,7 +29,7 @@ _IN_FLIGHT = {NodeStatus.RUNNING, NodeStatus.CANCELLING}
 
 
 class DeadlineTimer:
-    """Enforces the deadlines of a task with a single timer, armed for the earliest one. A task without any has no timer."""
+    """Enforces the deadlines of a task with a single timer, armed for the earliest one that is still open."""
 
     def __init__(
         self, deadlines: Deadlines, graph: Graph, *, stop_node: Callable[[int, AttemptFailure, str], None]
@@ -39,7 +39,7 @@ class DeadlineTimer:
         self._nodes = graph.nodes
         self._stop_node = stop_node
         self._timer: asyncio.Task[None] | None = None
-        self._armed_for = 0.0
+        self._armed_for: tuple[float, str] | None = None
         self.has_events = False
         """Whether the timer has fired, so that the main loop must call `process_events`."""
         self.task_failure: str | None = None
@@ -58,28 +58,20 @@ class DeadlineTimer:
             self._stop_node(index, node_failure(self._nodes[index]), reason_codes.DEADLINE)
         self.task_failure = self._deadlines.task_failure(now)
 
-    def stop(self) -> None:
-        """Cancel the timer."""
+    def _arm(self) -> None:
+        """Arm the timer for the earliest deadline. The timer for the deadline of a node that has ended is cancelled."""
+        due = self._deadlines.next_due()
+        if due == self._armed_for:
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-
-    def _arm(self) -> None:
-        """Arm the timer for the earliest deadline, unless it is armed for this one or an earlier one.
-
-        A timer for the deadline of a node that has ended stays, because it is cheaper to let it fire in vain.
-        """
-        due = self._deadlines.next_due()
-        if due is None or (self._timer is not None and self._armed_for <= due[0]):
-            return
-        self.stop()
-        self._armed_for = due[0]
-        self._timer = asyncio.create_task(self._fire(*due))
+        self._armed_for = due
+        self._timer = None if due is None else asyncio.create_task(self._fire(*due))
 
     async def _fire(self, at: float, limits: str) -> None:
         wait_sec = max(at - workflow.now().timestamp(), _SHORTEST_TIMER_SEC)
         await workflow.sleep(wait_sec, summary=deadline_summary(limits, wait_sec))
-        self._timer, self.has_events = None, True
+        self._timer, self._armed_for, self.has_events = None, None, True
 
 
 class Deadlines:

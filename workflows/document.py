@@ -52,6 +52,16 @@ _WRITE_SEC_PER_NODE = 0.1
 _OPEN_STORED_TIMEOUT = timedelta(seconds=300)
 """Time limit for opening a task with a stored graph, which the engine reads and validates meanwhile."""
 
+_LOCAL_NODES = 20
+_LOCAL_GRAPH_NODES = 500
+"""Most nodes in a write, and in its task, for a write as a local activity. Others take too long.
+
+Such a write costs one event of the history instead of six, but delays the commands of its workflow task.
+"""
+
+_SUMMARY_NODES = 3
+"""How many nodes the summary of a write names."""
+
 _OPEN_SUMMARY = "open the task in MongoDB"
 
 _FIELDS_BYTES = 200
@@ -128,14 +138,16 @@ class TaskDocument:
         while self._writing is not None:
             await workflow.wait([self._writing])
 
-    async def close(self, result: TaskResult, reason: str | None) -> None:
+    async def close(self, result: TaskResult, reason: str | None, *, local: bool) -> None:
         """Write the final state of the task. `reason` says why it failed or was cancelled.
 
-        If the document no longer exists, open it again first.
+        If the document no longer exists, open it again first. The close may be `local` if more events could not change
+        how the task ends (see `may_be_local`).
         """
         await self.flush()
-        record = self._make_close_record(result, reason)
-        while not await close_document(record, nodes=len(self._scheduler.nodes)):
+        record, nodes = self._make_close_record(result, reason), len(self._scheduler.nodes)
+        is_local = local and nodes <= _LOCAL_GRAPH_NODES and len(record.nodes) <= _LOCAL_NODES
+        while not await close_document(record, nodes, is_local=is_local):
             state = self._state
             await open_document(NewTask(params=state.params, graph=state.graph, stored=state.stored))
             await self.write_many_unfinished()
@@ -180,7 +192,7 @@ class TaskDocument:
         self._no_longer_silent.clear()
         self._actions_changed = False
         for part in split_record(record):
-            await record_document(part)
+            await record_document(part, of_nodes=len(self._scheduler.nodes))
 
     def _make_action_record(self) -> ActionRecord:
         state = self._state.actions
@@ -267,9 +279,9 @@ async def _open(opening: OpenTask) -> Opened:
     return opened
 
 
-async def record_document(record: RecordTask) -> None:
-    """Write `record`, the state that only the workflow knows, to the task document."""
-    await call_engine(
+async def record_document(record: RecordTask, of_nodes: int) -> None:
+    """Write `record`, the state that only the workflow knows, to the document of a task with `of_nodes` nodes."""
+    await (call_locally_first if may_be_local(record, of_nodes) else call_engine)(
         temporal_names.RECORD,
         without_defaults(record),
         summary=write_summary(record),
@@ -278,9 +290,25 @@ async def record_document(record: RecordTask) -> None:
     )
 
 
-async def close_document(close: CloseTask, nodes: int) -> bool:
+def may_be_local(record: RecordTask, of_nodes: int) -> bool:
+    """Return whether a write may be a local activity: it takes milliseconds, and it will still be right if it is repeated.
+
+    A local activity takes effect before Temporal knows that the workflow has run it. If its engine is killed, the next
+    engine may see more events, and no longer an update of the workflow that Temporal had not stored. The transitions of
+    nodes, and their deadlines, follow from events in the history, so that they stay. What an update has asked for, and
+    the cancel flags of the whole task, wait for an ordinary activity.
+    """
+    is_quick = len(record.nodes) <= _LOCAL_NODES and of_nodes <= _LOCAL_GRAPH_NODES
+    asked = (
+        record.cancel_reason is not None or record.silent or record.heard or record.actions != ActionRecord()
+    )
+    stays = all(node.cancel_reason in {None, reason_codes.DEADLINE} for node in record.nodes)
+    return is_quick and not asked and stays and _is_clearly_small(record.nodes)
+
+
+async def close_document(close: CloseTask, nodes: int, *, is_local: bool) -> bool:
     """Close the document of a task with `nodes` nodes. Return False if the document does not exist."""
-    found: bool = await call_engine(
+    found: bool = await (call_locally_first if is_local else call_engine)(
         temporal_names.CLOSE_TASK,
         without_defaults(close),
         bool,
@@ -297,11 +325,12 @@ def write_timeout(nodes: int) -> timedelta:
 
 
 def write_summary(record: RecordTask) -> str:
-    """Return the summary that the Web UI shows for this write."""
-    nodes = len(record.nodes)
-    suffix = "" if nodes == 0 else ", 1 node" if nodes == 1 else f", {nodes} nodes"
-    what = "cancel flags" if record.cancel_reason else f"task {record.status.value}"
-    return f"write to MongoDB: {what}{suffix}"
+    """Return the summary that the Web UI shows for this write: the first nodes, with their new statuses."""
+    count = len(record.nodes)
+    nodes = [f"{node.node_id} {node.status.value}" for node in record.nodes[:_SUMMARY_NODES]]
+    more = [f"{count - _SUMMARY_NODES:,} more"] if count > _SUMMARY_NODES else []
+    what = ["cancel flags"] if record.cancel_reason else [] if nodes else [f"task {record.status.value}"]
+    return f"write to MongoDB: {', '.join([*what, *nodes, *more])}"
 
 
 def node_record(

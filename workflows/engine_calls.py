@@ -49,12 +49,19 @@ async def call_engine(
 
 
 async def call_locally_first(
-    name: str, record: object, result_type: type[Any] | None = None, *, summary: str
+    name: str,
+    record: object,
+    result_type: type[Any] | None = None,
+    *,
+    summary: str,
+    heartbeat_timeout: timedelta | None = None,
+    time_limit: timedelta = _CALL_TIMEOUT,
 ) -> Any:
     """Run an activity of the engine as a local one, which saves a round trip through the server.
 
     A local activity has no retries and little time, because the workflow receives no events meanwhile. If it fails, but
-    neither because of a cancel nor because the engine rejects the record, the regular activity follows.
+    neither because of a cancel nor because the engine rejects the record, the regular activity follows. Only that one has
+    `time_limit` and `heartbeat_timeout`.
     """
     try:
         return await workflow.execute_local_activity(
@@ -68,7 +75,14 @@ async def call_locally_first(
     except FailureError as error:
         if is_cancelled_exception(error) or _is_rejection(error):
             raise
-    return await call_engine(name, record, result_type, summary=summary)
+    return await call_engine(
+        name,
+        record,
+        result_type,
+        summary=summary,
+        time_limit=time_limit,
+        heartbeat_timeout=heartbeat_timeout,
+    )
 
 
 def _is_rejection(error: FailureError) -> bool:

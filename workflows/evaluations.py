@@ -23,6 +23,7 @@ from flowkit.models import (
     FailureKind,
     temporal_names,
 )
+from flowkit.workflows.display.summaries import conditions_summary
 from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT, call_engine
 from flowkit.workflows.payloads import json_size, split_by_size, without_defaults
 from flowkit.workflows.retry import note_failure
@@ -89,7 +90,7 @@ def value_request(scheduler: Scheduler, node: Node, task_id: str, deployment: st
 async def evaluate_values(request: EvaluateConditions) -> ConditionResults:
     """Let the activity evaluate and store the values of a node. Raise ApplicationError or CancelledError as its cause."""
     try:
-        return await _evaluate(request)
+        return await _evaluate(request, f"{request.node_id}: evaluate values by expression")
     except ActivityError as error:
         if is_cancelled_exception(error):
             raise asyncio.CancelledError from None
@@ -110,24 +111,17 @@ def value_failure(node: Node, state: NodeState, found: ConditionResults) -> Atte
     )
 
 
-async def _evaluate(part: EvaluateConditions) -> ConditionResults:
+async def _evaluate(part: EvaluateConditions, summary: str) -> ConditionResults:
     """Return the results of conditions. Waits while MongoDB is unavailable. Raise ActivityError if it rejects the read."""
     results: ConditionResults = await call_engine(
         temporal_names.EVALUATE_CONDITIONS,
         without_defaults(part),
         ConditionResults,
-        summary=_summary_of(part),
+        summary=summary,
         time_limit=timedelta(seconds=_READ_SEC + part.seconds),
         heartbeat_timeout=HEARTBEAT_TIMEOUT,
     )
     return results
-
-
-def _summary_of(part: EvaluateConditions) -> str:
-    number = len(part.texts)
-    if part.node_id:
-        return f"{part.node_id}: evaluate {number} {'value' if number == 1 else 'values'}"
-    return "evaluate 1 condition" if number == 1 else f"evaluate {number} conditions"
 
 
 def results_of(request: EvaluateConditions, found: ConditionResults) -> Results:
@@ -188,9 +182,10 @@ class ConditionEvaluations:
 
     async def _evaluate(self, group: Sequence[Due], parts: Sequence[EvaluateConditions]) -> None:
         results: Results = {}
+        summary = conditions_summary(self._scheduler.nodes[due.node].node_id for due in group)
         for part in parts:
             try:
-                results |= results_of(part, await _evaluate(part))
+                results |= results_of(part, await _evaluate(part, summary))
             except ActivityError as error:
                 if is_cancelled_exception(error):
                     return

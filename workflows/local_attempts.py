@@ -93,6 +93,11 @@ class LocalAttempts:
         """Start no local activity in this workflow task, because the command of an ordinary one would wait for it."""
         refresh_for_workflow_task(self._streak).hold_for_ordinary()
 
+    @property
+    def ran(self) -> bool:
+        """Whether an attempt has run inside the engine in this workflow task, so that Temporal does not know of it yet."""
+        return refresh_for_workflow_task(self._streak).has_begun
+
     async def choose(self, node: Node, state: NodeState) -> bool:
         """Return whether the next attempt of `node` runs inside the engine.
 
@@ -203,6 +208,11 @@ class Streak:
     def delays_ordinary(self) -> bool:
         """Whether a local activity that starts now would delay an ordinary one."""
         return self._ordinary
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a local activity has started in the workflow task."""
+        return self._began_at is not None
 
     def is_over(self, now: float) -> bool:
         """Return whether the streak is so old that the next attempt must wait for the next workflow task."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,18 @@ from typing import TYPE_CHECKING, Any
 from temporalio import workflow
 from temporalio.exceptions import FailureError, is_cancelled_exception
 
-from flowkit.models import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait_id, temporal_names
+from flowkit.models import (
+    AcquireSlots,
+    ReleaseSlots,
+    Slot,
+    SlotReplies,
+    SlotReply,
+    SlotRequest,
+    slot_wait_id,
+    temporal_names,
+)
 from flowkit.validation.values import is_whole
+from flowkit.workflows.display.summaries import free_summary, slots_summary
 from flowkit.workflows.engine_calls import call_engine, call_locally_first
 
 if TYPE_CHECKING:
@@ -30,13 +40,16 @@ if TYPE_CHECKING:
     from flowkit.workflows.state_codec import TaskState
 
     TaskSlot = Callable[[], AbstractAsyncContextManager[None]]
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 _WAIT_TIMEOUT = timedelta(seconds=60)
 """After this time, `await_slot` runs again and asks for the slot again, in case an engine lost the request."""
 
 _TRIES = 10
 """How many nodes of a role ask at the same time whether a slot is free."""
+
+_MOST_WANTED = 50
+"""How many slots one call asks for. It takes some milliseconds for each, and may take two seconds."""
 
 
 class Slots:
@@ -189,7 +202,11 @@ class HeldSlot:
 
 
 class ConcurrencySlots:
-    """The concurrency slots of one task."""
+    """The concurrency slots of one task.
+
+    One call of the engine at a time frees the slots of attempts that have ended, and asks for all slots that the task
+    wants meanwhile. It is a local activity, if MongoDB responds in time.
+    """
 
     def __init__(
         self,
@@ -198,16 +215,16 @@ class ConcurrencySlots:
         is_draining: Callable[[], bool],
         on_change: Callable[[], None],
     ) -> None:
-        """Local activities acquire and free the slots, if MongoDB responds in time.
-
-        `on_change` is called when a node begins or ends its wait for a slot, and when an attempt has ended.
-        """
+        """`on_change` is called when a node begins or ends its wait for a slot, and when an attempt has ended."""
         self._priority = priority
         self._is_draining = is_draining
         self._on_change = on_change
         self._roles: dict[str, _WaitingRole] = {}
+        self._wanted: list[tuple[Slot, asyncio.Future[SlotReply]]] = []
+        """The slots to ask for, with the futures of the replies."""
         self._ended: list[Slot] = []
-        self._releasing: asyncio.Task[None] | None = None
+        """The slots to free."""
+        self._calling: asyncio.Task[None] | None = None
 
     def slot(self, node: Node, state: NodeState, task_slot: TaskSlot) -> HeldSlot:
         """Return a context manager that holds a slot for the next attempt of a node, and one of `task_slot`.
@@ -228,9 +245,7 @@ class ConcurrencySlots:
         try:
             state.waits_for = _describe_wait(node.type, role.reason)
             if not await self._try(slot, role, task_slot, held):
-                async with role.turn:
-                    await held.enter_async_context(task_slot())
-                    await self._wait(slot)
+                await self._wait(slot, role, task_slot, held)
             self._on_change()
         finally:
             role.waiting.pop(node.index, None)
@@ -243,7 +258,7 @@ class ConcurrencySlots:
             if role.reason is not None:
                 return False
             await held.enter_async_context(task_slot())
-            reply = await self._ask(temporal_names.ACQUIRE_SLOT, slot)
+            reply = await self._ask(slot)
         if reply.granted:
             return True
         await held.aclose()
@@ -253,26 +268,55 @@ class ConcurrencySlots:
         self._on_change()
         return False
 
-    async def _wait(self, slot: Slot) -> None:
-        """Acquire a slot for the first node that waits. Slots may have become free since a node was refused one."""
-        if (await self._ask(temporal_names.ACQUIRE_SLOT, slot)).granted:
-            return
-        await self._ask(temporal_names.AWAIT_SLOT, slot)
+    async def _wait(self, slot: Slot, role: _WaitingRole, task_slot: TaskSlot, held: AsyncExitStack) -> None:
+        """Wait for a slot. A node that had to wait for its turn asks first, as slots may have become free meanwhile."""
+        is_first = not role.turn.locked()
+        async with role.turn:
+            await held.enter_async_context(task_slot())
+            if is_first or not (await self._ask(slot)).granted:
+                await self._wait_in_engine(slot)
 
-    async def _ask(self, activity: str, slot: Slot) -> SlotReply:
-        """Ask for a slot, and free the slots of ended attempts with the same activity.
+    async def _ask(self, slot: Slot) -> SlotReply:
+        """Ask for a slot in the next call."""
+        reply: asyncio.Future[SlotReply] = asyncio.get_running_loop().create_future()
+        self._wanted.append((slot, reply))
+        self._start_calling()
+        with self._withdrawn_on_cancel(slot):
+            return await reply
 
-        After a cancel, withdraw the request. A task that stops withdraws all of its requests at its end, and a task that
-        continues in a new run repeats them there.
+    async def _wait_in_engine(self, slot: Slot) -> None:
+        """Run `await_slot`, which returns when the slot is granted."""
+        request = SlotRequest(
+            task_id=workflow.info().workflow_id,
+            node_id=slot.node_id,
+            epoch=slot.epoch,
+            role=slot.role,
+            priority=self._priority,
+            asked_at=workflow.now().timestamp(),
+        )
+        with self._withdrawn_on_cancel(slot):
+            await call_engine(
+                temporal_names.AWAIT_SLOT,
+                request,
+                SlotReply,
+                summary=f"{slot.node_id}: waits for a slot of role {slot.role}",
+                activity_id=slot_wait_id(slot.node_id, slot.epoch),
+                time_limit=_WAIT_TIMEOUT,
+            )
+
+    @contextmanager
+    def _withdrawn_on_cancel(self, slot: Slot) -> Iterator[None]:
+        """Withdraw a request if its node is cancelled, or the request fails.
+
+        A task that stops withdraws all of its requests at its end, and a task that continues in a new run repeats them
+        there.
         """
-        released, self._ended = self._ended, []
         try:
-            return await self._request(activity, slot, released)
-        except FailureError as error:
-            self._ended = [*released, *self._ended]
+            yield
+        except (FailureError, asyncio.CancelledError) as error:
             if not self._is_draining():
                 self._release(replace(slot, withdrawn=True))
-            if is_cancelled_exception(error):
+            if isinstance(error, FailureError) and is_cancelled_exception(error):
                 raise asyncio.CancelledError from error
             raise
 
@@ -285,57 +329,61 @@ class ConcurrencySlots:
 
     def release_ended(self) -> None:
         """Free the slots of ended attempts, in the background. The main loop calls this after it has started nodes."""
-        if self._ended and self._releasing is None:
-            self._releasing = asyncio.create_task(self._release_all())
+        if self._ended:
+            self._start_calling()
 
-    async def _release_all(self) -> None:
+    def _start_calling(self) -> None:
+        if self._calling is None:
+            self._calling = asyncio.create_task(self._call_all())
+
+    async def _call_all(self) -> None:
         try:
-            while self._ended:
-                slots, self._ended = self._ended, []
-                await self._send(slots, whole_task=False)
+            while self._wanted or self._ended:
+                uncancelled = [(slot, reply) for slot, reply in self._wanted if not reply.done()]
+                wanted, self._wanted = uncancelled[:_MOST_WANTED], uncancelled[_MOST_WANTED:]
+                ended, self._ended = self._ended, []
+                if wanted:
+                    await self._send_wanted(wanted, ended)
+                elif ended:
+                    await self._send_released(ended)
         finally:
-            self._releasing = None
+            self._calling = None
+
+    async def _send_wanted(
+        self, wanted: list[tuple[Slot, asyncio.Future[SlotReply]]], released: list[Slot]
+    ) -> None:
+        slots = [slot for slot, _ in wanted]
+        record = AcquireSlots(task_id=workflow.info().workflow_id, slots=slots, release=released)
+        summary = slots_summary(slots)
+        try:
+            found: SlotReplies = await call_locally_first(
+                temporal_names.ACQUIRE_SLOTS, record, SlotReplies, summary=summary
+            )
+        except FailureError as error:
+            for _, reply in wanted:
+                if not reply.done():
+                    reply.set_exception(error)
+            return
+        for (_, reply), given in zip(wanted, found.replies, strict=True):
+            if not reply.done():
+                reply.set_result(given)
+
+    async def _send_released(self, slots: list[Slot], *, whole_task: bool = False) -> None:
+        record = ReleaseSlots(task_id=workflow.info().workflow_id, slots=slots, whole_task=whole_task)
+        summary = free_summary(slots, whole_task=whole_task)
+        await call_locally_first(temporal_names.RELEASE_SLOTS, record, summary=summary)
 
     async def flush(self) -> None:
         """Wait until the engine has freed the slots of all attempts that have ended."""
         self.release_ended()
-        while self._releasing is not None:
-            await workflow.wait([self._releasing])
+        while self._calling is not None:
+            await workflow.wait([self._calling])
 
     async def close(self) -> None:
         """Free all slots of the task, and withdraw its requests."""
         self._ended.clear()
         await self.flush()
-        await self._send([], whole_task=True)
-
-    async def _send(self, slots: list[Slot], *, whole_task: bool) -> None:
-        record = ReleaseSlots(task_id=workflow.info().workflow_id, slots=slots, whole_task=whole_task)
-        count = "all slots" if whole_task else "1 slot" if len(slots) == 1 else f"{len(slots)} slots"
-        await call_locally_first(temporal_names.RELEASE_SLOTS, record, summary=f"free {count}")
-
-    async def _request(self, activity: str, slot: Slot, released: list[Slot]) -> SlotReply:
-        """Run `acquire_slot`, which returns at once, or `await_slot`, which returns when the slot is granted."""
-        request = SlotRequest(
-            task_id=workflow.info().workflow_id,
-            node_id=slot.node_id,
-            epoch=slot.epoch,
-            role=slot.role,
-            priority=self._priority,
-            release=released,
-        )
-        if activity == temporal_names.ACQUIRE_SLOT:
-            summary = f"{slot.node_id}: slot of role {slot.role}"
-            reply: SlotReply = await call_locally_first(activity, request, SlotReply, summary=summary)
-            return reply
-        reply = await call_engine(
-            activity,
-            replace(request, asked_at=workflow.now().timestamp()),
-            SlotReply,
-            summary=f"{slot.node_id}: waits for a slot of role {slot.role}",
-            activity_id=slot_wait_id(slot.node_id, slot.epoch),
-            time_limit=_WAIT_TIMEOUT,
-        )
-        return reply
+        await self._send_released([], whole_task=True)
 
 
 def _describe_wait(role: str, reason: str | None) -> str | None:

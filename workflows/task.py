@@ -305,7 +305,8 @@ class Task:
         if self._nodes.concurrency is not None:
             await self._nodes.concurrency.close()
         result = task_result(workflow.info().workflow_id, status, self._scheduler.handled_failures)
-        await self._document.close(result, reason)
+        ran_locally = self._nodes.local is not None and self._nodes.local.ran
+        await self._document.close(result, reason, local=not self._nodes.stopping and not ran_locally)
         self._result = result
         return result
 

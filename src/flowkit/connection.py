@@ -11,6 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.envconfig import ClientConfig
@@ -19,6 +21,7 @@ from temporalio.service import GrpcCompression, RPCError, RPCStatusCode
 from flowkit import reason_codes
 from flowkit.core.loops import new_event_loop
 from flowkit.errors import ConfigError, FlowKitError
+from flowkit.models.temporal_names import SEARCH_ATTRIBUTES
 from flowkit.payload_converter import configured_converter
 from flowkit.text import shown_address, truncate
 
@@ -110,6 +113,21 @@ class Namespace:
             name = self._client.namespace
             _logger.warning("Temporal did not return the id of namespace %r: %s", name, error.message)
         self._warned = True
+
+
+async def register_search_attributes(client: Client) -> None:
+    """Register FlowKit's search attributes in the namespace. Raise RPCError if the server refuses it."""
+    wanted = dict.fromkeys(SEARCH_ATTRIBUTES, IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD)
+    await client.operator_service.add_search_attributes(
+        AddSearchAttributesRequest(namespace=client.namespace, search_attributes=wanted)
+    )
+
+
+async def registered_search_attributes(client: Client) -> tuple[str, ...]:
+    """Return FlowKit's search attributes that are registered in the namespace. Raise RPCError if the server refuses it."""
+    request = ListSearchAttributesRequest(namespace=client.namespace)
+    known = await client.operator_service.list_search_attributes(request)
+    return tuple(name for name in SEARCH_ATTRIBUTES if name in known.custom_attributes)
 
 
 def is_loopback(address: str) -> bool:

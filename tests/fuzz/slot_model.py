@@ -64,6 +64,18 @@ class SlotModel:
             return None
         return self._reason(attempt.role)
 
+    def refusals(self, attempts: list[Attempt]) -> list[str | None]:
+        """Return the refusals of attempts that ask in one call. The first refusal of a role applies to the later ones."""
+        known: dict[str, str] = {}
+        found = []
+        for attempt in attempts:
+            held = attempt in self.holders
+            refusal = None if held else known.get(attempt.role) or self.refusal(attempt)
+            if refusal is not None:
+                known[attempt.role] = refusal
+            found.append(refusal)
+        return found
+
     def wait(self, attempt: Attempt, priority: int, now: float) -> None:
         """Let an attempt wait. It takes the place of another attempt of the same task and role."""
         if attempt in self.holders:

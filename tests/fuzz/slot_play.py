@@ -11,7 +11,7 @@ from tests.fuzz.slot_model import Attempt, SlotModel
 from tests.fuzz.slot_world import Engine, Task, World
 
 from flowkit import CoordinatorConfig
-from flowkit.models import ReleaseSlots, Slot
+from flowkit.models import AcquireSlots, ReleaseSlots, Slot, SlotReply
 
 if TYPE_CHECKING:
     import random
@@ -95,24 +95,31 @@ class SlotPlay:
     # What workflows do.
 
     async def _ask(self, task: Task) -> None:
-        """Start an attempt: ask for a slot, sometimes twice, because a reply is lost."""
+        """Start some attempts: ask for their slots in one call, sometimes twice, because a reply is lost."""
+        attempts = [self._next_attempt(task) for _ in range(self._chance.choice([1, 1, 2, 4]))]
+        self._note("ask", attempts)
+        wanted = [_slot(attempt, withdrawn=False) for attempt in attempts]
+        for _ in range(self._chance.choice([1, 1, 2])):
+            request = AcquireSlots(task_id=task.name, slots=wanted, release=self._taken(task))
+            found = await self._engine().grants.acquire(request, task.run_id)
+            refusals = self.model.refusals(attempts)
+            expected = [SlotReply(granted=reason is None, reason=reason or "") for reason in refusals]
+            if found.replies != expected:
+                raise Difference(f"{attempts} get {found}, and should get {expected}")
+        for attempt, refusal in zip(attempts, refusals, strict=True):
+            (task.asking if refusal else task.in_flight).add(attempt)
+
+    def _next_attempt(self, task: Task) -> Attempt:
+        """Return an attempt that was refused a slot, or a new one."""
         if task.asking and self._chance.random() < 0.5:
             attempt = self._chance.choice(sorted(task.asking))
             task.asking.remove(attempt)
-        else:
-            self._attempts += 1
-            attempt = Attempt(task.name, f"n{self._attempts}", 1, self._chance.choice(ROLES))
-        self._note("ask", attempt)
-        for _ in range(self._chance.choice([1, 1, 2])):
-            freed = self._taken(task)
-            reply = await self._engine().grants.acquire(task.request(attempt, release=freed))
-            refusal = self.model.refusal(attempt)
-            if (reply.granted, reply.reason or None) != (refusal is None, refusal):
-                raise Difference(f"{attempt} gets {reply}, and should get {refusal or 'a slot'}")
-        (task.asking if refusal else task.in_flight).add(attempt)
+            return attempt
+        self._attempts += 1
+        return Attempt(task.name, f"n{self._attempts}", 1, self._chance.choice(ROLES))
 
     def _taken(self, task: Task) -> list[Slot]:
-        """Take some slots to free, which the next request carries."""
+        """Take some slots to free, which the next call carries."""
         taken = task.releases[: self._chance.choice([0, 0, 1])]
         del task.releases[: len(taken)]
         for attempt, withdrawn in taken:
@@ -132,9 +139,8 @@ class SlotPlay:
 
     async def _enqueue(self, task: Task, attempt: Attempt) -> None:
         self._note("wait", attempt)
-        freed = self._taken(task)
         self.model.wait(attempt, task.priority, self._world.now)
-        await self._engine().grants.wait(task.request(attempt, release=freed))
+        await self._engine().grants.wait(task.request(attempt))
 
     async def _repeat(self, task: Task) -> None:
         """Repeat a wait, because the activity timed out, or runs again after a cancel."""

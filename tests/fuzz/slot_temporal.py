@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -22,9 +23,12 @@ from flowkit.workflows import engine_calls, slots
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
 
     from tests.fuzz.slot_world import Engine, World
+
+_TURNS_OF_WORKFLOW_TASK = 5
+"""After so many turns of the loop, the nodes that got slots by one call have started their attempts."""
 
 CURRENT: ContextVar[Task] = ContextVar("task")
 """The task whose code runs."""
@@ -77,12 +81,10 @@ class Temporal:
         """Run an activity. A cancel ends the wait at once, but not the activity."""
         self._number += 1
         task, number = CURRENT.get(), str(self._number)
-        activity = asyncio.create_task(self._run(task, number, name, record))
-        self.running.add(activity)
-        activity.add_done_callback(self.running.discard)
+        activity = self._keep(self._run(task, number, name, record))
         try:
             result = await asyncio.shield(activity)
-            task.unread.discard(number)
+            self._keep(self._end_workflow_task(task, number))
             return result
         except asyncio.CancelledError:
             self._ignored.add(number)
@@ -90,6 +92,18 @@ class Temporal:
             if name == temporal_names.AWAIT_SLOT and self._chance.random() < 0.5:
                 task.open_waits.discard(_attempt_of(record))
             raise _error("cancelled", name, number) from CancelledError("cancelled")
+
+    def _keep(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run `work` in the background."""
+        running = asyncio.create_task(work)
+        self.running.add(running)
+        running.add_done_callback(self.running.discard)
+        return running
+
+    async def _end_workflow_task(self, task: Task, number: str) -> None:
+        """End the workflow task that has received a result, once the workflow has started what follows from it."""
+        await pause(_TURNS_OF_WORKFLOW_TASK)
+        task.unread.discard(number)
 
     async def execute_local_activity(self, name: str, record: Any, **options: Any) -> Any:
         """Run a local activity. It may fail, with or without effect, as after its time limit."""
@@ -104,8 +118,8 @@ class Temporal:
     async def _run(self, task: Task, number: str, name: str, record: Any) -> Any:
         task.calls[number] = name
         if isinstance(record, SlotRequest):
-            if bool(record.asked_at) != (name == temporal_names.AWAIT_SLOT):
-                raise Difference(f"only a request that waits says since when: {name} {record}")
+            if not record.asked_at:
+                raise Difference(f"a request that waits says since when: {name} {record}")
             record = replace(record, run_id=task.run_id)
         if name == temporal_names.AWAIT_SLOT:
             del task.calls[number]
@@ -140,7 +154,7 @@ class Temporal:
             await pause(self._chance.randint(0, 6))
             engine = self._chance.choice(self._engines).grants
             calls: dict[str, Any] = {
-                temporal_names.ACQUIRE_SLOT: engine.acquire,
+                temporal_names.ACQUIRE_SLOTS: partial(engine.acquire, run_id=CURRENT.get().run_id),
                 temporal_names.AWAIT_SLOT: engine.wait,
                 temporal_names.RELEASE_SLOTS: engine.release,
             }

@@ -60,8 +60,8 @@ class Task:
         """Whether attempts run, wait or ask."""
         return bool(self.in_flight or self.waiting or self.asking)
 
-    def request(self, attempt: Attempt, **fields: Any) -> SlotRequest:
-        """Return the request of an attempt."""
+    def request(self, attempt: Attempt) -> SlotRequest:
+        """Return the request of an attempt that waits."""
         return SlotRequest(
             task_id=self.name,
             run_id=self.run_id,
@@ -69,7 +69,6 @@ class Task:
             node_id=attempt.node,
             epoch=attempt.epoch,
             role=attempt.role,
-            **fields,
         )
 
     def uses(self, attempt: Attempt) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
@@ -24,6 +25,7 @@ from tests.integration.handlers import ALL
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from temporalio.api.history.v1 import HistoryEvent
     from temporalio.client import Client, WorkflowHandle
 
     from flowkit.models import TaskResult
@@ -138,8 +140,6 @@ class Harness:
 
     def config_json(self) -> str:
         """Return the engine settings of this harness as JSON text."""
-        import json
-
         return json.dumps(self.settings)
 
     def worker_process(self, *handlers: str) -> ForkedProcess:
@@ -225,3 +225,15 @@ def node(node_id: str, role: str = "quick", *parents: str, **fields: Any) -> dic
     inline = fields.pop("inline", None)
     io = {"io": {"input_inline": inline}} if inline is not None else {}
     return {"node_id": node_id, "type": role, "depends_on": list(parents), **io, **fields}
+
+
+ENGINE_WORK = {"open_task", "record", "close_task"}
+
+
+def is_local_attempt(event: HistoryEvent) -> bool:
+    """Return whether an event is a local activity that ran an attempt. The SDK records the type in a marker."""
+    details = event.marker_recorded_event_attributes.details
+    if "data" not in details:
+        return False
+    types = {json.loads(payload.data)["activity_type"] for payload in details["data"].payloads}
+    return not types & ENGINE_WORK

@@ -226,14 +226,17 @@ async def test_task_that_exceeds_its_deadline_cancels_running_nodes_and_fails(ha
     await replay(await histories(harness, task_id))
 
 
-async def test_task_within_its_deadlines_finishes_with_at_most_one_timer(harness: Harness) -> None:
+async def test_timer_of_a_deadline_ends_with_its_node(harness: Harness) -> None:
     await harness.engine()
     await harness.worker()
-    nodes = [node(f"n{i}", "quick", *([f"n{i - 1}"] if i else []), deadline_sec=600) for i in range(8)]
+    nodes = [node(f"n{i}", "quick", *([f"n{i - 1}"] if i else []), deadline_sec=600) for i in range(3)]
     task_id = await harness.create(*nodes, deadline_sec=3600)
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
     found = await histories(harness, task_id)
-    assert deadline_timers(found[0]) == ['"deadline of n0 in 10 min"']
+    assert deadline_timers(found[0]) == [f'"deadline of n{i} in 10 min"' for i in range(3)]
+    ends = ["activity_task_completed_event_attributes", "timer_canceled_event_attributes"]
+    kinds = [event.WhichOneof("attributes") for event in found[0].events]
+    assert [kind for kind in kinds if kind in ends][:4] == ends * 2
     await replay(found)
 
 

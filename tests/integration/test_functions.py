@@ -7,7 +7,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
@@ -16,7 +15,7 @@ from flowkit.client import TaskFailed
 from flowkit.coordinator.adapters import default_adapters
 from flowkit.models import TaskStatus
 from tests.integration.handlers import Gated
-from tests.integration.harness import node, wait_seconds
+from tests.integration.harness import is_local_attempt, node, wait_seconds
 
 if TYPE_CHECKING:
     from tests.integration.harness import Harness
@@ -48,10 +47,9 @@ async def activities(harness: Harness, task_id: str) -> list[str]:
 
 
 async def markers(harness: Harness, task_id: str) -> int:
-    """Return the number of local activities in the task's history, without the one that opens the task."""
+    """Return the number of local activities in the task's history that ran attempts."""
     history = await (await harness.handle(task_id)).fetch_history()
-    found = [e for e in history.events if e.event_type == EventType.EVENT_TYPE_MARKER_RECORDED]
-    return len(found) - 1
+    return sum(map(is_local_attempt, history.events))
 
 
 async def failure(harness: Harness, task_id: str) -> str:

@@ -13,7 +13,7 @@ from temporalio.api.enums.v1 import EventType
 
 from flowkit.models import TaskStatus
 from tests.integration.handlers import Gated, InlineQuick
-from tests.integration.harness import EVENT_TIMEOUT_SEC, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, is_local_attempt, node
 from tests.integration.test_process_failures import assert_every_batch_counts_once
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ async def events_of(harness: Harness, task_id: str) -> list[Any]:
 async def counts(harness: Harness, task_id: str) -> tuple[int, int]:
     """Return how many local activities ran attempts of the task, and how many ordinary activities of `inline` did."""
     events = await events_of(harness, task_id)
-    local = sum(event.event_type == EventType.EVENT_TYPE_MARKER_RECORDED for event in events) - 1
+    local = sum(map(is_local_attempt, events))
     names = [event.activity_task_scheduled_event_attributes.activity_type.name for event in events]
     return local, names.count("inline")
 
@@ -109,14 +109,12 @@ async def test_web_ui_shows_the_node_of_a_local_activity(harness: Harness) -> No
     await harness.engine(handlers=INLINE)
     task_id = await harness.create(*chain(1, inline={"failures": 1}, **SOON))
     await harness.result(task_id)
-    marked = [
-        event for event in await events_of(harness, task_id) if event.marker_recorded_event_attributes.details
-    ]
-    summaries = [event.user_metadata.summary.data.decode() for event in marked][1:]
+    marked = [event for event in await events_of(harness, task_id) if is_local_attempt(event)]
+    summaries = [event.user_metadata.summary.data.decode() for event in marked]
     assert summaries == ['"n0, role inline"', '"n0, retry 1 of 2, role inline"']
-    failure = marked[1].marker_recorded_event_attributes.failure
+    failure = marked[0].marker_recorded_event_attributes.failure
     assert (failure.message, failure.application_failure_info.type) == ("as ordered", "flaky")
-    assert b"inline attempt" in marked[1].marker_recorded_event_attributes.details["data"].payloads[0].data
+    assert b"inline attempt" in marked[0].marker_recorded_event_attributes.details["data"].payloads[0].data
 
 
 # --- an optimization only ---------------------------------------------------------------------------------------

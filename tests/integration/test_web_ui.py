@@ -9,6 +9,8 @@ import pytest
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import WorkflowFailureError
 
+from flowkit.models import TaskStatus
+from tests.integration.handlers import ALL, InlineQuick, Relay
 from tests.integration.harness import eventually, node
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ async def test_all_events_of_a_cancelled_run_have_names_and_the_details_show_the
     assert reported["timer"] == ["let the cancel flags reach MongoDB", "let the attempts stop"]
     assert reported["activity"] == [
         "a",
-        "write to MongoDB: cancel flags, 1 node",
+        "write to MongoDB: cancel flags, a cancelling",
         "close the task in MongoDB",
     ]
 
@@ -99,3 +101,41 @@ async def test_attempt_after_a_failure_shows_its_retry_number(harness: Harness) 
     await harness.result(task_id)
     reported = await names(harness, task_id)
     assert [name for name in reported["activity"] if name.startswith("a")] == ["a", "a, retry 1 of 1"]
+
+
+PULL = {"input_adapter": "pull.from_artifacts"}
+EIGHT = [
+    node("crawl", inline={"batches": 3}),
+    node("thumbnails", "paced", inline={"pause": 60}, deadline_sec=2, allow_failure=True),
+    {**node("index", "relay", "crawl"), "io": {"input_inline": PULL, "start_when": "first_batch"}},
+    node("previews", "paced", "crawl", inline={"pause": 0.1}),
+    node("stats", "inline", "crawl", inline={}),
+    node("check", "failing", "index", inline={"failures": 1}, retry_policy={"max": 1, "backoff_sec": 0.1}),
+    node("mail", "quick", "check", when="params.mail"),
+    node("report", "quick", "index", "previews", "stats", "thumbnails", "mail", fan_in="all_done"),
+]
+MOST_EVENTS = 110
+"""There are about 100 events, but an engine that is so busy that a local activity fails adds five."""
+
+
+async def test_eight_nodes_with_limits_have_few_events_which_name_their_nodes(harness: Harness) -> None:
+    harness.settings |= {"max_global_running": 4, "max_type_concurrency": {"paced": 1}}
+    await harness.engine({"inline": InlineQuick()})
+    await harness.worker({**ALL, "relay": Relay()})
+    task_id = await harness.coordinator.create_task(params={"mail": False}, graph={"nodes": EIGHT})
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    events = (await (await harness.handle(task_id)).fetch_history()).events
+    assert len(events) <= MOST_EVENTS
+    named = {
+        json.loads(event.user_metadata.summary.data) for event in events if event.HasField("user_metadata")
+    }
+    assert {
+        "slot: node crawl of role quick, node thumbnails of role paced",
+        "write to MongoDB: mail skipped",
+        "condition of mail",
+    } <= named
+    kinds = {
+        f"{kind}_event_attributes" for kind in ("marker_recorded", "timer_started", "activity_task_scheduled")
+    }
+    lines = [event for event in events if event.WhichOneof("attributes") in kinds]
+    assert all(event.HasField("user_metadata") for event in lines)

@@ -90,7 +90,7 @@ def test_priority_is_an_integer_of_the_params(given_priority: Any, priority: int
 
 def pending(activity_id: str) -> PendingActivityInfo:
     """Return a pending activity. An activity with a number as its id asks for a slot."""
-    name = temporal_names.ACQUIRE_SLOT if activity_id.isdigit() else "slow"
+    name = temporal_names.ACQUIRE_SLOTS if activity_id.isdigit() else "slow"
     return PendingActivityInfo(activity_id=activity_id, activity_type=ActivityType(name=name))
 
 

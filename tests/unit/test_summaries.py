@@ -8,8 +8,15 @@ import pytest
 from tests.unit.graphs import node
 
 from flowkit.graph.validation import parse_graph
-from flowkit.models import NodeRecord, NodeState, NodeStatus, RecordTask, TaskStatus
-from flowkit.workflows.display.summaries import attempt_summary, next_attempt, timer_summary
+from flowkit.models import NodeRecord, NodeState, NodeStatus, RecordTask, Slot, TaskStatus
+from flowkit.workflows.display.summaries import (
+    attempt_summary,
+    conditions_summary,
+    free_summary,
+    next_attempt,
+    slots_summary,
+    timer_summary,
+)
 from flowkit.workflows.document import write_summary
 
 LONG_ID = "n" * 200
@@ -97,12 +104,24 @@ def record(*, nodes: int, cancel_reason: str | None = None) -> RecordTask:
 
 WRITES: list[tuple[RecordTask, str]] = [
     (record(nodes=0), "write to MongoDB: task deferred"),
-    (record(nodes=1), "write to MongoDB: task deferred, 1 node"),
-    (record(nodes=3), "write to MongoDB: task deferred, 3 nodes"),
-    (record(nodes=1, cancel_reason="enough"), "write to MongoDB: cancel flags, 1 node"),
+    (record(nodes=1), "write to MongoDB: n0 deferred"),
+    (record(nodes=5), "write to MongoDB: n0 deferred, n1 deferred, n2 deferred, 2 more"),
+    (record(nodes=1, cancel_reason="enough"), "write to MongoDB: cancel flags, n0 deferred"),
 ]
 
 
 @pytest.mark.parametrize("write, name", WRITES, ids=[name for _, name in WRITES])
 def test_summary_of_an_engine_write_shows_its_contents(write: RecordTask, name: str) -> None:
     assert write_summary(write) == name
+
+
+SLOTS = [Slot(node_id="a", epoch=1, role="r"), Slot(node_id="b", epoch=2, role="s")]
+
+
+def test_summary_of_a_call_for_several_nodes_names_them() -> None:
+    assert conditions_summary(["a"]) == "condition of a"
+    assert conditions_summary(["a", "b", "a"]) == "conditions of a, b"
+    assert slots_summary(SLOTS) == "slot: node a of role r, node b of role s"
+    assert free_summary(SLOTS, whole_task=False) == "free slot: node a, node b"
+    assert free_summary([], whole_task=True) == "free all slots of the task"
+    assert len(slots_summary(SLOTS * 50)) <= 100

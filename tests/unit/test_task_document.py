@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from flowkit.graph.validation import parse_graph
 from flowkit.limits import MAX_NODES, REPORT_BYTES
 from flowkit.models import (
     CloseTask,
+    NodeRecord,
     NodeState,
     NodeStatus,
     Opened,
@@ -23,9 +25,10 @@ from flowkit.models import (
     StatusChange,
     TaskStatus,
 )
+from flowkit.models.actions import ActionRecord, PausedScope
 from flowkit.workflows import document as task_document
 from flowkit.workflows.display.task_status import StatusPublisher, task_result
-from flowkit.workflows.document import TaskDocument
+from flowkit.workflows.document import TaskDocument, may_be_local
 from flowkit.workflows.payloads import json_size, without_defaults
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import TaskState
@@ -40,11 +43,11 @@ class Sent:
         self.records: list[RecordTask] = []
         self.closes: list[CloseTask] = []
 
-    async def record(self, record: RecordTask) -> None:
+    async def record(self, record: RecordTask, of_nodes: int) -> None:
         """Collect a write of nodes."""
         self.records.append(record)
 
-    async def close(self, close: CloseTask, nodes: int) -> bool:
+    async def close(self, close: CloseTask, nodes: int, *, is_local: bool) -> bool:
         """Collect the close."""
         self.closes.append(close)
         return True
@@ -85,7 +88,7 @@ def ended(count: int, *, finished: int = 0, **state: Any) -> tuple[TaskDocument,
 async def close(document: TaskDocument) -> None:
     """Close the document as the workflow does."""
     await document.write_many_unfinished()
-    await document.close(task_result(INFO.workflow_id, TaskStatus.CANCELLED, []), "r" * 1_000)
+    await document.close(task_result(INFO.workflow_id, TaskStatus.CANCELLED, []), "r" * 1_000, local=False)
 
 
 async def test_every_payload_of_the_largest_cancelled_task_fits(sent: Sent) -> None:
@@ -107,3 +110,39 @@ async def test_close_of_few_unfinished_nodes_carries_them(sent: Sent) -> None:
     [closed] = sent.closes
     assert [(node.index, node.last_error) for node in closed.nodes] == [(i, "boom") for i in range(2, 9)]
     assert closed.unfinished == {}
+
+
+SMALL = RecordTask(
+    task_id="t", run_id="r", run_seq=1, at=0.0, nodes=[], status=TaskStatus.RUNNING, status_history=[]
+)
+PAUSED = ActionRecord(paused=[PausedScope(scope="task", since=0.0)])
+
+
+def changed(count: int = 1, **fields: Any) -> list[NodeRecord]:
+    """Return transitions of nodes."""
+    return [
+        NodeRecord(index=i, node_id=f"n{i}", status=NodeStatus.FAILED, epoch=1, **fields)
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "of_nodes", "local"),
+    [
+        ({}, 1, True),
+        ({"nodes": changed(20)}, 500, True),
+        ({"nodes": changed(21)}, 500, False),
+        ({"nodes": changed()}, 501, False),
+        ({"nodes": changed(last_error="e" * 900_000)}, 1, False),
+        ({"nodes": changed(cancel_reason="deadline")}, 1, True),
+        ({"nodes": changed(cancel_reason="interrupted")}, 1, False),
+        ({"cancel_reason": "enough"}, 1, False),
+        ({"silent": {0: "n0"}}, 1, False),
+        ({"heard": [0]}, 1, False),
+        ({"actions": PAUSED}, 1, False),
+    ],
+)
+def test_only_quick_writes_that_follow_from_the_history_are_local(
+    fields: dict[str, Any], of_nodes: int, local: bool
+) -> None:
+    assert may_be_local(replace(SMALL, **fields), of_nodes) is local

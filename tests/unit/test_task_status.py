@@ -106,24 +106,19 @@ def test_only_registered_search_attributes_are_set() -> None:
     assert attributes(("FlowkitPipeline",), "running") == {"FlowkitPipeline": "g"}
     assert attributes(("FlowkitStatus",), "running", "deferred") == {"FlowkitStatus": "deferred"}
     assert attributes((), "running", "deferred") == {}
-    assert attributes(SEARCH_ATTRIBUTES, "running", name=None) == {}
+    assert attributes(SEARCH_ATTRIBUTES, "running", name=None) == {"FlowkitStatus": "running"}
 
 
 STATUS_VALUES: list[tuple[list[str], dict[str, str]]] = [
-    (["running"], {"FlowkitPipeline": "g"}),
-    (["running", "finished"], {}),
-    (["running", "cancelled"], {}),
+    (["running"], {"FlowkitPipeline": "g", "FlowkitStatus": "running"}),
     (["running", "deferred"], {"FlowkitStatus": "deferred"}),
     (["running", "deferred", "running"], {"FlowkitStatus": "running"}),
-    (["running", "deferred", "running", "finished"], {"FlowkitStatus": "finished"}),
     (["running", "failed"], {"FlowkitStatus": "failed"}),
 ]
 
 
 @pytest.mark.parametrize("statuses, expected", STATUS_VALUES, ids=lambda each: "-".join(each))
-def test_pipeline_is_set_once_and_the_status_when_it_differs_from_temporal(
-    statuses: list[str], expected: dict[str, str]
-) -> None:
+def test_pipeline_is_set_once_and_each_status(statuses: list[str], expected: dict[str, str]) -> None:
     assert attributes(SEARCH_ATTRIBUTES, *statuses) == expected
 
 

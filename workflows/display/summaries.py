@@ -8,7 +8,9 @@ from flowkit import reason_codes
 from flowkit.text import format_duration, truncate, truncate_utf8
 
 if TYPE_CHECKING:
-    from flowkit.models import Node, NodeState
+    from collections.abc import Iterable, Sequence
+
+    from flowkit.models import Node, NodeState, Slot
 
 _SUMMARY_CHARS = 100
 _SUMMARY_BYTES = 200
@@ -50,6 +52,26 @@ def attempt_summary(node: Node, state: NodeState) -> str:
 def inline_summary(node: Node, state: NodeState) -> str:
     """Return the summary of an inline attempt, with its role: the type of its activity does not name it."""
     return fit_summary(f"{truncate_utf8(attempt_summary(node, state), _ID_BYTES)}, role {node.type}")
+
+
+def conditions_summary(node_ids: Iterable[str]) -> str:
+    """Return the summary of an evaluation of the conditions of nodes and of edges to them: `conditions of a, b`."""
+    shown = list(dict.fromkeys(map(_shorten_id, node_ids)))
+    return fit_summary(f"condition{'' if len(shown) == 1 else 's'} of {', '.join(shown)}")
+
+
+def slots_summary(slots: Sequence[Slot]) -> str:
+    """Return the summary of a call that asks for these slots: `slot: node a of role x, node b of role y`."""
+    return fit_summary(
+        "slot: " + ", ".join(f"node {_shorten_id(slot.node_id)} of role {slot.role}" for slot in slots)
+    )
+
+
+def free_summary(slots: Sequence[Slot], *, whole_task: bool) -> str:
+    """Return the summary of a call that frees these slots, or all of them."""
+    if whole_task:
+        return "free all slots of the task"
+    return fit_summary("free slot: " + ", ".join(f"node {_shorten_id(slot.node_id)}" for slot in slots))
 
 
 def _shorten_id(node_id: str) -> str:

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 _PIPELINE_CHARS = 200
 """Temporal's visibility stores accept keywords of at most 255 characters."""
 
-_SHOWN_BY_TEMPORAL = frozenset(
-    {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.FINISHED, TaskStatus.CANCELLED}
-)
-"""Statuses that follow from Temporal's own status of the workflow."""
-
 _FIRST_CHANGES = 10
 """Number of status changes at the beginning of a long history that are kept."""
 
@@ -152,16 +147,10 @@ def shorten_history(history: list[StatusChange]) -> int:
 def search_attributes(
     registered: Collection[str], history: Sequence[StatusChange], graph: Graph, params: dict[str, Any]
 ) -> list[SearchAttributeUpdate[Any]]:
-    """Return the updates of registered search attributes after the latest status change.
-
-    Each update costs an event in the history. For a task that only runs and then ends, Temporal's own status suffices.
-    FlowKit therefore sets its status attribute only from the first status that Temporal does not show: `deferred`, or
-    `failed` while attempts still end.
-    """
+    """Return the updates of registered search attributes after the latest status change. They cost one event."""
     updates: list[SearchAttributeUpdate[Any]] = []
-    status = history[-1].to
-    if STATUS_ATTRIBUTE in registered and any(change.to not in _SHOWN_BY_TEMPORAL for change in history):
-        updates.append(SearchAttributeKey.for_keyword(STATUS_ATTRIBUTE).value_set(status))
+    if STATUS_ATTRIBUTE in registered:
+        updates.append(SearchAttributeKey.for_keyword(STATUS_ATTRIBUTE).value_set(history[-1].to))
     name = pipeline_name(graph.name, params)
     if PIPELINE_ATTRIBUTE in registered and name and history[-1].from_ == TaskStatus.QUEUED:
         updates.append(SearchAttributeKey.for_keyword(PIPELINE_ATTRIBUTE).value_set(name))

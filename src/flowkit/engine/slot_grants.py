@@ -1,6 +1,6 @@
 """Grants the slots of the concurrency limits to the attempts of all tasks of a queue.
 
-An attempt asks for its slot with the activity `acquire_slot`. If it must wait, the activity `await_slot` stays open
+An attempt asks for its slot with the activity `acquire_slots`. If it must wait, the activity `await_slot` stays open
 without a worker until some engine grants the slot and completes it. A role without workers gets no slots, so that it
 does not block other roles.
 """
@@ -33,7 +33,16 @@ from flowkit.attempt.failures import cut
 from flowkit.attempt.pollers import recent_pollers
 from flowkit.connection import TemporalUnavailable
 from flowkit.errors import FlowKitError
-from flowkit.models import ReleaseSlots, Slot, SlotReply, SlotRequest, slot_wait_id, temporal_names
+from flowkit.models import (
+    AcquireSlots,
+    ReleaseSlots,
+    Slot,
+    SlotReplies,
+    SlotReply,
+    SlotRequest,
+    slot_wait_id,
+    temporal_names,
+)
 from flowkit.models.temporal_names import role_queue
 
 if TYPE_CHECKING:
@@ -95,17 +104,37 @@ class SlotGrants:
             self._store = store
         return self._store
 
-    async def acquire(self, request: SlotRequest) -> SlotReply:
-        """Grant a slot if one is free and no waiting request can have it. Return why not otherwise."""
+    async def acquire(self, wanted: AcquireSlots, run_id: str) -> SlotReplies:
+        """Free slots, then grant those that are free and no waiting request can have. Return why not otherwise.
+
+        After a refusal, further slots of the same role are refused for the same reason.
+        """
+        await self._free(wanted.task_id, wanted.release)
+        refused: dict[str, SlotReply] = {}
+        replies: list[SlotReply] = []
+        for slot in wanted.slots:
+            request = SlotRequest(
+                task_id=wanted.task_id, run_id=run_id, node_id=slot.node_id, epoch=slot.epoch, role=slot.role
+            )
+            if await self._holds(request, may_grant=slot.role not in refused):
+                replies.append(SlotReply(granted=True))
+                continue
+            if slot.role not in refused:
+                refused[slot.role] = await self._refusal(slot.role)
+            replies.append(refused[slot.role])
+        return SlotReplies(replies=replies)
+
+    async def _holds(self, request: SlotRequest, *, may_grant: bool) -> bool:
+        """Return whether an attempt holds a slot. If it `may_grant` one and no waiting request can have it, grant it."""
         store = await self.store()
-        await self._free(request.task_id, request.release)
-        if await self._is_first(store, request.role) and await store.grant(request, self.limits, time.time()):
-            return SlotReply(granted=True)
-        if await store.renew(request):
-            return SlotReply(granted=True)
-        limits, usage = self.limits, await store.usage()
-        served = await self._may_grant(request.role)
-        return SlotReply(granted=False, reason=wait_reason(limits, usage, request.role, served=served))
+        if may_grant and await self._is_first(store, request.role):
+            return await store.grant(request, self.limits, time.time())
+        return await store.renew(request)
+
+    async def _refusal(self, role: str) -> SlotReply:
+        limits, usage = self.limits, await (await self.store()).usage()
+        served = await self._may_grant(role)
+        return SlotReply(granted=False, reason=wait_reason(limits, usage, role, served=served))
 
     async def _is_first(self, store: SlotStore, role: str) -> bool:
         """Return whether no waiting request can have a slot of which `role` could have one as well."""
@@ -119,7 +148,6 @@ class SlotGrants:
     async def wait(self, request: SlotRequest) -> None:
         """Let a request wait. Once the attempt has its slot, complete the activity in which the workflow waits."""
         store = await self.store()
-        await self._free(request.task_id, request.release)
         if await store.renew(request):
             await self._deliver(request)
         else:
@@ -266,7 +294,7 @@ class ServedRoles:
 
 
 class SlotActivities:
-    """The activities `acquire_slot`, `await_slot` and `release_slots`."""
+    """The activities `acquire_slots`, `await_slot` and `release_slots`."""
 
     def __init__(self, grants: SlotGrants, portal: LoopPortal) -> None:
         self._grants = grants
@@ -275,17 +303,17 @@ class SlotActivities:
     @property
     def all(self) -> list[Callable[..., Any]]:
         """Return the activities to register with a Temporal worker."""
-        return [self.acquire_slot, self.await_slot, self.release_slots]
+        return [self.acquire_slots, self.await_slot, self.release_slots]
 
-    @activity.defn(name=temporal_names.ACQUIRE_SLOT)
-    async def acquire_slot(self, request: SlotRequest) -> SlotReply:
-        """Return whether the attempt has its slot now, or why it must wait."""
-        return await self._run_retried(self._grants.acquire(_add_run_id(request)))
+    @activity.defn(name=temporal_names.ACQUIRE_SLOTS)
+    async def acquire_slots(self, wanted: AcquireSlots) -> SlotReplies:
+        """Return for each attempt whether it has its slot now, or why it must wait."""
+        return await self._run_retried(self._grants.acquire(wanted, _run_id()))
 
     @activity.defn(name=temporal_names.AWAIT_SLOT)
     async def await_slot(self, request: SlotRequest) -> SlotReply:
         """Let the attempt wait. The engine that grants its slot completes the activity; until then, no worker runs it."""
-        await self._run_retried(self._grants.wait(_add_run_id(request)))
+        await self._run_retried(self._grants.wait(replace(request, run_id=_run_id())))
         activity.raise_complete_async()
 
     @activity.defn(name=temporal_names.RELEASE_SLOTS)
@@ -301,5 +329,6 @@ class SlotActivities:
             raise ApplicationError(cut(str(error)), type=error.code) from None
 
 
-def _add_run_id(request: SlotRequest) -> SlotRequest:
-    return replace(request, run_id=activity.info().workflow_run_id or "")
+def _run_id() -> str:
+    """Return the id of the run that asks."""
+    return activity.info().workflow_run_id or ""

@@ -38,7 +38,7 @@ _NEW_SEC = 2.0
 
 _CONCURRENT_CHECKS = 10
 
-_CHANGES = (temporal_names.ACQUIRE_SLOT, temporal_names.RELEASE_SLOTS)
+_CHANGES = (temporal_names.ACQUIRE_SLOTS, temporal_names.RELEASE_SLOTS)
 """Activities that change the slots of their task. While one is open, its task is not checked."""
 
 

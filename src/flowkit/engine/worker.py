@@ -8,8 +8,6 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from temporalio import activity
-from temporalio.api.enums.v1 import IndexedValueType
-from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
@@ -22,6 +20,7 @@ from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.adapters.slots import Limits
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
+from flowkit.connection import register_search_attributes, registered_search_attributes
 from flowkit.engine.silent_attempts import SilenceCheck
 from flowkit.engine.slot_grants import SlotActivities
 from flowkit.engine.slot_leaks import SlotLoop
@@ -32,7 +31,7 @@ from flowkit.models import (
     COORDINATOR_FN,
     Settings,
 )
-from flowkit.models.temporal_names import INLINE_ATTEMPT, SEARCH_ATTRIBUTES, engine_identity, role_queue
+from flowkit.models.temporal_names import INLINE_ATTEMPT, engine_identity, role_queue
 from flowkit.workflows.interceptor import TaskInterceptor
 from flowkit.workflows.task import Task
 
@@ -272,22 +271,15 @@ def list_activities() -> list[Callable[..., Any]]:
 
 async def find_search_attributes(client: Client) -> tuple[str, ...]:
     """Try to register FlowKit's search attributes, and return those that the namespace has."""
-    namespace = client.namespace
-    wanted = dict.fromkeys(SEARCH_ATTRIBUTES, IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD)
     try:
-        await client.operator_service.add_search_attributes(
-            AddSearchAttributesRequest(namespace=namespace, search_attributes=wanted)
-        )
+        await register_search_attributes(client)
     except RPCError as error:
         _logger.info("search attributes were not registered: %s", error.message)
     try:
-        known = await client.operator_service.list_search_attributes(
-            ListSearchAttributesRequest(namespace=namespace)
-        )
+        return await registered_search_attributes(client)
     except RPCError as error:
         _logger.info("search attributes were not set: %s", error.message)
         return ()
-    return tuple(name for name in SEARCH_ATTRIBUTES if name in known.custom_attributes)
 
 
 class EngineLoops:

@@ -7,6 +7,7 @@ move them, because recorded histories contain them. Times are Unix timestamps in
 from __future__ import annotations
 
 from flowkit.models.attempts import (
+    AcquireSlots,
     AttemptFailure,
     AttemptInput,
     AttemptResult,
@@ -16,6 +17,7 @@ from flowkit.models.attempts import (
     SilenceReport,
     SilentAttempt,
     Slot,
+    SlotReplies,
     SlotReply,
     SlotRequest,
     slot_wait_id,
@@ -59,6 +61,7 @@ __all__ = [
     "OPEN_NODE_STATUSES",
     "OPEN_TASK_STATUSES",
     "RUNTIME_KEYS",
+    "AcquireSlots",
     "AttemptFailure",
     "AttemptInput",
     "AttemptResult",
@@ -86,6 +89,7 @@ __all__ = [
     "SilentAttempt",
     "SkipReason",
     "Slot",
+    "SlotReplies",
     "SlotReply",
     "SlotRequest",
     "StartWhen",

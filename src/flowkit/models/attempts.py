@@ -111,7 +111,7 @@ class Slot:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class SlotRequest:
-    """Input of `acquire_slot` and `await_slot`. A task has at most one waiting request for each role."""
+    """Input of `await_slot`. A task has at most one waiting request for each role."""
 
     task_id: str
     node_id: str
@@ -120,19 +120,34 @@ class SlotRequest:
     run_id: str = ""
     """The run that asks. The activity sets it, because Reset copies the input of an earlier run."""
     priority: int = 0
-    release: list[Slot] = field(default_factory=list)
-    """Slots of the task that become free first, which saves an activity."""
     asked_at: float = 0.0
     """When the workflow began to wait for the slot. 0 if it does not wait."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
+class AcquireSlots:
+    """Input of `acquire_slots`: all slots that a task wants at once."""
+
+    task_id: str
+    slots: list[Slot]
+    release: list[Slot] = field(default_factory=list)
+    """Slots of the task that become free first, which saves an activity."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class SlotReply:
-    """Result of `acquire_slot` and `await_slot`."""
+    """Result of `await_slot`, and for one slot of `acquire_slots`."""
 
     granted: bool
     reason: str = ""
     """Why the slot was not granted, such as `12 of 12`."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class SlotReplies:
+    """Result of `acquire_slots`: one reply for each slot, in the order of the input."""
+
+    replies: list[SlotReply]
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

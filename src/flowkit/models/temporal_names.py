@@ -29,10 +29,10 @@ CLOSE_TASK: Final = "close_task"
 EVALUATE_CONDITIONS: Final = "evaluate_conditions"
 READ_STORED_GRAPH: Final = "read_stored_graph"
 
-ACQUIRE_SLOT: Final = "acquire_slot"
+ACQUIRE_SLOTS: Final = "acquire_slots"
 AWAIT_SLOT: Final = "await_slot"
 RELEASE_SLOTS: Final = "release_slots"
-SLOT_ACTIVITIES: Final = (ACQUIRE_SLOT, AWAIT_SLOT, RELEASE_SLOTS)
+SLOT_ACTIVITIES: Final = (ACQUIRE_SLOTS, AWAIT_SLOT, RELEASE_SLOTS)
 """The activities of the concurrency limits."""
 
 INLINE_ATTEMPT: Final = "inline attempt"

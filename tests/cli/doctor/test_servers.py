@@ -7,7 +7,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from tests.cli.doctor.conftest import Report
+from tests.integration.harness import eventually
 
 from flowkit.cli.doctor.findings import Finding, ok
 from flowkit.cli.doctor.servers import INDEXES
@@ -56,6 +59,32 @@ async def test_with_a_running_engine_and_worker_all_server_checks_are_ok(
     created_at_start = {index for indexes in INDEXES.values() for index in indexes}
     existing = {name async for name in index_names(harness.db)}
     assert existing - NOT_REQUIRED == created_at_start
+
+
+@pytest.mark.server
+async def test_fix_registers_the_search_attributes_of_a_namespace_that_lacks_them(
+    harness: Harness, program: Program
+) -> None:
+    client = await harness.client()
+    namespace = harness.queue
+    await client.workflow_service.register_namespace(
+        RegisterNamespaceRequest(
+            namespace=namespace, workflow_execution_retention_period=Duration(seconds=86_400)
+        )
+    )
+    env = {**servers_of(harness), "TEMPORAL_NAMESPACE": namespace}
+
+    async def state(*options: str) -> str:
+        output = await program.call("doctor", "--json", *options, env=env)
+        found = {each["name"]: each for each in json.loads(output.out)["findings"]}
+        return str(found.get("search attributes", found["temporal"])["state"])
+
+    async def lacks() -> bool:
+        return await state() == "note"
+
+    await eventually(lacks)
+    assert await state("--fix") == "ok"
+    assert await state() == "ok"
 
 
 def servers_of(harness: Harness) -> dict[str, str]:

@@ -60,11 +60,14 @@ class ServerReport:
         return self.source.state is not State.BAD and all(port.state is State.OK for port in self.ports)
 
 
-async def run_checks(where: Where, port_base: int | None) -> tuple[list[Finding], bool]:
-    """Return all findings, and whether tasks can run on these servers or on those of `flowkit up`."""
+async def run_checks(where: Where, port_base: int | None, *, fix: bool = False) -> tuple[list[Finding], bool]:
+    """Return all findings, and whether tasks can run on these servers or on those of `flowkit up`.
+
+    With `fix`, repair what a command can repair: register the search attributes.
+    """
     temporal, mongo = list_servers(where, port_base)
     *reports, kafka = await asyncio.gather(
-        _check_server(temporal, check_temporal(where, configured=temporal.configured)),
+        _check_server(temporal, check_temporal(where, configured=temporal.configured, fix=fix)),
         _check_server(mongo, check_mongo(where, configured=mongo.configured)),
         check_kafka(),
     )

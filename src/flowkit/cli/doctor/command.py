@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
@@ -31,6 +32,9 @@ def doctor(
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
     database: MongoDatabase = DEFAULT_DATABASE,
     queue: Queue = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Register the search attributes that Temporal lacks.")
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Check servers, programs and this machine. Exit with code 0 if tasks can run here."""
@@ -39,7 +43,7 @@ def doctor(
     from flowkit.cli.doctor.findings import findings_table
 
     where = Where(mongo_url=mongo_url, database=database, queue=queue)
-    findings, usable = asyncio.run(run_checks(where, port_base))
+    findings, usable = asyncio.run(run_checks(where, port_base, fix=fix))
     if as_json:
         output.document({"ok": usable, "findings": [asdict(finding) for finding in findings]})
     else:

@@ -7,7 +7,6 @@ import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from pymongo.errors import PyMongoError
-from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.service import RPCError
 
 from flowkit import reason_codes
@@ -17,7 +16,11 @@ from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.servers import accepts_connections, connect_temporal, database, describe_brokers
 from flowkit.cli.tasks.view import find_missing_processes
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig
-from flowkit.connection import temporal_address
+from flowkit.connection import (
+    register_search_attributes,
+    registered_search_attributes,
+    temporal_address,
+)
 from flowkit.errors import ConfigError, FlowKitError
 from flowkit.local.kafka import kafka_program
 from flowkit.local.sources import Source, allowed_sources
@@ -52,8 +55,11 @@ INDEXES: dict[str, tuple[str, ...]] = {
 """Indexes that engines and workers create when they start."""
 
 
-async def check_temporal(where: Where, *, configured: bool) -> list[Finding]:
-    """Check whether Temporal responds, and what FlowKit needs of it. The first finding is the response."""
+async def check_temporal(where: Where, *, configured: bool, fix: bool = False) -> list[Finding]:
+    """Check whether Temporal responds, and what FlowKit needs of it. The first finding is the response.
+
+    With `fix`, register the search attributes.
+    """
     fallback = ""
     try:
         address, namespace = temporal_address()
@@ -64,7 +70,7 @@ async def check_temporal(where: Where, *, configured: bool) -> list[Finding]:
             connected = ok("temporal", f"responds at {address}, namespace {namespace}")
             return [
                 connected,
-                await _check_search_attributes(client),
+                await _check_search_attributes(client, fix=fix),
                 await _check_engine(client, where),
                 *await check_external_roles(client, where.engine_queue),
             ]
@@ -111,21 +117,22 @@ def _report_unreachable(name: str, variable: str | Literal[False], text: str) ->
     return note(name, text, START_REMEDY)
 
 
-async def _check_search_attributes(client: Client) -> Finding:
-    request = ListSearchAttributesRequest(namespace=client.namespace)
+async def _check_search_attributes(client: Client, *, fix: bool) -> Finding:
+    """Check whether the search attributes are registered. With `fix`, register them first."""
+    name = "search attributes"
     try:
-        registered = await client.operator_service.list_search_attributes(request)
+        if fix:
+            await register_search_attributes(client)
+        registered = await registered_search_attributes(client)
     except RPCError as error:
-        return note(
-            "search attributes",
-            f"Temporal does not list them ({one_line(error)})",
-            "ask the operator of the Temporal server",
-        )
-    missing_names = [name for name in SEARCH_ATTRIBUTES if name not in registered.custom_attributes]
-    if not missing_names:
-        return ok("search attributes", f"{' and '.join(SEARCH_ATTRIBUTES)} are registered")
-    remedy = "an engine registers them when it starts, if permitted; docs/operations.md has the command"
-    return note("search attributes", f"{' and '.join(missing_names)} not registered", remedy)
+        refused = "register" if fix else "list"
+        problem = f"Temporal does not {refused} them ({one_line(error)})"
+        return note(name, problem, "ask the operator of the Temporal server")
+    missing = [each for each in SEARCH_ATTRIBUTES if each not in registered]
+    if not missing:
+        return ok(name, f"{' and '.join(SEARCH_ATTRIBUTES)} are registered")
+    remedy = "`flowkit doctor --fix` registers them, as an engine does when it starts"
+    return note(name, f"{' and '.join(missing)} not registered", remedy)
 
 
 async def _check_engine(client: Client, where: Where) -> Finding:
