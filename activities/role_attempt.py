@@ -20,7 +20,7 @@ from flowkit.activities.context import ArtifactsWriter, RunContext
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.activities.process_pool import ProcessDied
 from flowkit.adapters.metrics import UNSTORABLE
-from flowkit.adapters.outages import retry_while_unavailable
+from flowkit.adapters.outages import clock_stopped, retry_while_unavailable
 from flowkit.adapters.tasks.attempts import TriedBefore
 from flowkit.attempt.failures import failure, from_error, lost, unexpected, without_values
 from flowkit.attempt.first_batch import FirstBatchSignal
@@ -63,6 +63,8 @@ class RoleContext:
     """The lease of each role whose task queue the process polls."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """The version of the handler of each role."""
+    slots: Mapping[str, asyncio.Semaphore] = field(default_factory=dict)
+    """The slots of each role, which the attempts of its two task queues share: one is for pinned versions."""
 
 
 class RoleActivities:
@@ -157,18 +159,50 @@ class RoleExecutor:
         self._may_repeat = may_repeat
         self._wait = Wait()
         self._log: AttemptLog | None = None
+        self._slot: asyncio.Task[Any] | None = None
+        """Waits for a slot of the worker."""
 
     def waits_for(self) -> str | None:
         """Return what holds the attempt back, for people; None if nothing does. Any thread may call this."""
+        if self._slot is not None:
+            return f"a free slot of worker {self._worker_id}, which also runs attempts of other tasks"
         return self._ahead.waits_for if self._ahead is not None else None
 
     def cancel(self, reason: str, grace_sec: float) -> None:
         """Set the handler's cancel flag. An attempt that is waiting for its next batch ends at once."""
         self._ctx.cancel(reason, grace_sec)
         self._wait.end()
+        if self._slot is not None:
+            self._slot.cancel()
 
     async def run(self) -> AttemptResult:
         """Run the whole attempt, from its first write to its last. Return at once if an earlier try has finished it."""
+        slots = None if self._may_repeat else self._roles.slots.get(self._attempt.role)
+        if slots is None:
+            return await self._run()
+        if slots.locked():
+            await self._await_slot(slots)
+        else:
+            await slots.acquire()
+        try:
+            return await self._run()
+        finally:
+            slots.release()
+
+    async def _await_slot(self, slots: asyncio.Semaphore) -> None:
+        """Wait for a slot, which an attempt from the other task queue of the role has. This is no time of the attempt."""
+        self._slot = asyncio.create_task(slots.acquire())
+        try:
+            with clock_stopped():
+                await self._slot
+        except asyncio.CancelledError:
+            if self._slot.done() and not self._slot.cancelled():
+                slots.release()
+            raise
+        finally:
+            self._slot = None
+
+    async def _run(self) -> AttemptResult:
         role_lease = self._roles.leases.get(self._attempt.role)
         if role_lease is not None and time.time() >= role_lease.held_until:
             await role_lease.check()

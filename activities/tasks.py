@@ -158,7 +158,7 @@ class TaskActivities:
         nodes = opening.graph["nodes"]
         problems = [unknown_function(node, self._functions) for node in nodes]
         problems.append(too_many_nodes(len(nodes), self._max_nodes))
-        problems.append(external_problem(nodes, self._external_roles))
+        problems.append(external_problem(opening.graph, self._external_roles))
         if found := [problem for problem in problems if problem]:
             raise GraphError(found)
 

@@ -25,8 +25,9 @@ from flowkit.attempt.storage import begin, check_database, resolve
 from flowkit.attempt.supervision import HeartbeatThrottle, report_flag
 from flowkit.bridge.rules.messages import pull_of, task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, outcome_of_error
-from flowkit.errors import BadInput, EpochTaken, FlowKitError
+from flowkit.errors import BadInput, EpochTaken, FlowKitError, GraphError
 from flowkit.graph.expressions import hide
+from flowkit.graph.submission import pin_problem
 from flowkit.models import AttemptInput, AttemptResult, NodeIO
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ class Dispatcher:
     async def _start_or_adopt(self, attempt: AttemptInput) -> None:
         """Start the attempt if it has no dispatch record, otherwise adopt it."""
         check_database(attempt, self._context.deployment, "bridge")
+        if attempt.pin:
+            raise GraphError([pin_problem(attempt.node_id, attempt.role)])
         info = activity.info()
         run_id, is_second_try = info.workflow_run_id or "", info.attempt > 1
         record = None

@@ -215,6 +215,7 @@ class Bridge:
         for task in [*services, *others]:
             task.cancel()
         await asyncio.gather(*services, *others, return_exceptions=True)
+        await asyncio.gather(*(lease.release() for lease in self.context.leases.values()))
         await self.dispatcher.stop()
         await self.delivery.stop()
         await self.supervisor.stop()
@@ -289,7 +290,10 @@ class RoleService:
         return self._unprepared or self._lease.problem
 
     async def run(self) -> None:
-        """Serve the role until cancelled or until `shutdown`. Wait for Kafka, and while native workers hold its lease."""
+        """Serve the role until cancelled or until `shutdown`. Wait for Kafka, and while native workers hold its lease.
+
+        The lease is not released, because a cancel would interrupt that.
+        """
         await self._wait_until_prepared()
         self._unprepared = None
         keeping = asyncio.create_task(self._lease.keep())
@@ -300,7 +304,6 @@ class RoleService:
         finally:
             keeping.cancel()
             await asyncio.wait([keeping])
-            await self._lease.release()
 
     async def _serve(self) -> None:
         """Serve the role until `shutdown`, or until the lease is lost to native workers."""

@@ -238,11 +238,13 @@ def _now() -> float:
 def fall_back(state: NodeState, error: FailureError, failure: AttemptFailure) -> AttemptFailure:
     """Return the failure of a local attempt, and note in `state` whether the node stays ordinary.
 
-    It does if the engine could not run the attempt to its end, or if another attempt has the epoch: only the server's
+    It does if the engine could not run the attempt to its end or has another version of the handler than the task, or
+    if another attempt has the epoch: only the server's
     acceptance of an ordinary attempt shows which of two engines still runs the workflow.
     """
     cannot_run = not is_cancelled_exception(error) and not is_reported(error)
-    state.ordinary = cannot_run or failure.kind in {FailureKind.LOSS, FailureKind.EPOCH_TAKEN}
+    replaced = failure.kind in {FailureKind.LOSS, FailureKind.EPOCH_TAKEN}
+    state.ordinary = cannot_run or replaced or bool(failure.pinned)
     return _FALLBACK if cannot_run else failure
 
 

@@ -159,6 +159,8 @@ class RunningNodes:
         """Length of the history when `_reserved` was last set to 0."""
         self._reserving = asyncio.Lock()
         self._versions = state.versions
+        self.pins = state.pins
+        """For each role, the version that the task has fixed, as far as known."""
 
     @property
     def in_flight(self) -> int:
@@ -294,6 +296,19 @@ class RunningNodes:
             self._versions[node.type] = {version: worker}
         elif version not in seen and len(seen) < MAX_VERSIONS:
             seen[version] = worker
+
+    def note_pin(self, node: Node, version: str) -> None:
+        """Note the version that the task has fixed for the role of a node. Do nothing without a version."""
+        if (
+            version
+            and self.scheduler.pins_versions
+            and (node.type in self.pins or len(self.pins) < MAX_ROLES)
+        ):
+            self.pins[node.type] = version
+
+    def queue_of(self, node: Node) -> str:
+        """Return the task queue of the node's next attempt."""
+        return queue_of(node, self.settings, self.pins.get(node.type, ""))
 
     async def reserve_input_bytes(self, size: int) -> None:
         """Reserve `size` bytes for the input of an activity.
@@ -472,13 +487,16 @@ async def _run_attempt(
     except FailureError as error:
         failure = read_failure(error) or UNREQUESTED_CANCEL
         nodes.note_runner(node, failure.worker, failure.version)
+        nodes.note_pin(node, failure.pinned or nodes.pins.get(node.type) or failure.version)
         ran_sec = (workflow.now() - started_at).total_seconds()
         if ran_sec >= _YIELD_RESET_SEC and failure.code not in WORKER_YIELDS:
             state.yields = 0
         return failure if local is None else fall_back(state, error, failure)
     finally:
         nodes.flying.discard(node.index)
-    nodes.note_runner(node, *read_runner(result))
+    worker, version = read_runner(result)
+    nodes.note_runner(node, worker, version)
+    nodes.note_pin(node, version)
     return None
 
 
@@ -497,7 +515,7 @@ async def _execute(nodes: RunningNodes, node: Node, state: NodeState, local: Loc
         node.io.fn if node.is_function else node.type,
         without_defaults(attempt),
         result_type=RawValue,
-        task_queue=queue_of(node, settings),
+        task_queue=nodes.queue_of(node),
         activity_id=f"{node.node_id}.{state.epoch}",
         summary=attempt_summary(node, state),
         heartbeat_timeout=timedelta(seconds=settings.lease_ttl_sec),
@@ -529,6 +547,7 @@ def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: 
         max_ahead=node.max_ahead if followers else 0,
         followers=followers,
         by_expression=bool(node.expressions),
+        pin=scheduler.pins_versions and not node.is_function,
     )
 
 
@@ -540,10 +559,13 @@ def _source_epochs(scheduler: Scheduler, node: Node) -> dict[str, int]:
     return {source: state.epoch for source, state in states.items() if state.status.ended and state.epoch}
 
 
-def queue_of(node: Node, settings: Settings) -> str:
-    """Return the task queue of a node's attempts: the queue of its role, or the queue of coordinator functions."""
+def queue_of(node: Node, settings: Settings, version: str = "") -> str:
+    """Return the task queue of a node's attempts: the queue of its role, or the queue of coordinator functions.
+
+    `version` is the one that the task has fixed for the role, if any.
+    """
     if not node.is_function:
-        return role_queue(settings.queue, node.type)
+        return role_queue(settings.queue, node.type, version)
     built_in = node.io.fn in settings.local_functions
     return settings.queue if built_in else settings.function_queue or settings.queue
 

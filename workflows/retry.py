@@ -103,6 +103,7 @@ def _read_report(report: dict[Any, Any], error_type: str | None, message: str) -
         progressed=report.get("progressed") is True,
         worker=_short(report.get("worker"), ID_CHARS),
         version=_short(report.get("version"), VERSION_CHARS),
+        pinned=_short(report.get("pinned"), VERSION_CHARS),
     )
 
 

@@ -65,6 +65,8 @@ class TaskState:
     """Where graph and params are stored, if `create_task` stored them. The next run reads them again."""
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     """For each role, the versions that have run its attempts, each with the worker that was the first to run it."""
+    pins: dict[str, str] = field(default_factory=dict)
+    """For each role, the version that the task has fixed, as far as the workflow knows; the document has them all."""
 
 
 def is_state(value: object) -> TypeGuard[dict[str, Any]]:
@@ -97,6 +99,7 @@ def encode_state(state: TaskState) -> dict[str, Any]:
         "status_history": [[change.from_, change.to, change.at] for change in state.status_history],
         "status_history_omitted": state.status_history_omitted,
         **({"versions": state.versions} if state.versions else {}),
+        **({"pins": state.pins} if state.pins else {}),
     }
     if state.actions.applied:
         carried["actions"] = _actions_adapter().dump_python(state.actions, mode="json")
@@ -123,6 +126,7 @@ def parse_state(value: dict[str, Any], task: dict[str, Any] | None = None) -> Ta
         status_history_omitted=value["status_history_omitted"],
         versions=value.get("versions", {}),
         actions=_actions_adapter().validate_python(value.get("actions", {})),
+        pins=value.get("pins", {}),
     )
 
 

@@ -31,8 +31,8 @@ from flowkit.adapters.tasks.cancel_flags import (
     flag_of,
     unset_of_flags,
 )
-from flowkit.adapters.tasks.fields import WAITS_FOR
-from flowkit.errors import EpochTaken, Fenced, StoreRefused
+from flowkit.adapters.tasks.fields import PINNED, WAITS_FOR, pin_path, read_pins
+from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
 from flowkit.text import clean
 
@@ -87,6 +87,8 @@ class AttemptEntry:
     """Fields of the entry that never change. An entry with other values belongs to something else."""
     epoch: int
     """Epoch of the attempt."""
+    pin: Fields = field(default_factory=dict)
+    """Path and version that the attempt fixes for its role, if the task pins versions."""
 
     def path_of(self, name: str) -> str:
         """Return the path of a field of the entry."""
@@ -103,7 +105,13 @@ class AttemptEntry:
 
         It is the narrowest of these filters, but matches nearly always.
         """
-        return {**self.owned, **NOT_CLOSED, **NOT_FLAGGED, self.path_of("attempt_epoch"): {"$lt": self.epoch}}
+        new = {self.path_of("attempt_epoch"): {"$lt": self.epoch}}
+        return {**self.owned, **NOT_CLOSED, **NOT_FLAGGED, **new, **self._is_pinned_alike}
+
+    @property
+    def _is_pinned_alike(self) -> Fields:
+        """Return the filter for a document that has fixed no version for the role, or that of the attempt."""
+        return {path: {"$in": [None, version]} for path, version in self.pin.items()}
 
     def is_new_or_has_lease(self, lease: Fields) -> Fields:
         """Return the filter of `epoch_is_new`, which also matches if the epoch was taken with this lease."""
@@ -118,7 +126,8 @@ class AttemptEntry:
         """Return the filter for a document in which the attempt may begin: its epoch is new or belongs to this run."""
         epoch, run, status = (self.path_of(name) for name in ("attempt_epoch", "run_id", "status"))
         own = {epoch: self.epoch, run: run_id, status: {"$in": OPEN_NODE_STATUSES}}
-        return {**self.owned, "closed_run_id": {"$ne": run_id}, "$or": [{epoch: {"$lt": self.epoch}}, own]}
+        new_or_own = {"$or": [{epoch: {"$lt": self.epoch}}, own]}
+        return {**self.owned, "closed_run_id": {"$ne": run_id}, **new_or_own, **self._is_pinned_alike}
 
     def may_begin_at_once(self, run_id: str) -> Fields:
         """Return the filter of `may_begin`, limited to documents that are neither closed nor flagged.
@@ -145,6 +154,7 @@ class AttemptEntry:
             self.path_of("started_at"): moment(at),
             "last_event_recv_ms": int(at * 1000),
             "updated_at": moment(at),
+            **self.pin,
         }
         if self.epoch > 1:
             fields[self.path_of("next_retry_at_ms")] = None
@@ -191,6 +201,7 @@ def entry_of_node(attempt: AttemptInput) -> AttemptEntry:
         path=f"graph.nodes.{attempt.index}",
         owner={"node_id": attempt.node_id},
         epoch=attempt.epoch,
+        pin={pin_path(attempt.role): attempt.version} if attempt.pin and attempt.version else {},
     )
 
 
@@ -246,8 +257,10 @@ class Attempts:
 
         With `read`, the same call also reads the params of the task and adds them to `read` as `params`.
 
-        Raise EpochTaken if another run has used the epoch, Fenced if this run has closed the task, and Flagged if a
-        cancel flag is set that is not from an earlier run. With `once`, raise TriedBefore if this run has taken the
+        If the task pins versions, the write also fixes the version of the role, unless the task has one.
+
+        Raise EpochTaken if another run has used the epoch, Fenced if this run has closed the task, VersionPinned if the
+        task has fixed another version, and Flagged if a cancel flag is set that is not from an earlier run. With `once`, raise TriedBefore if this run has taken the
         epoch with another lease.
         """
         entry = self._entry_of(attempt)
@@ -376,7 +389,7 @@ class Attempts:
 
     async def _explain_refusal(self, attempt: AttemptInput, run_id: str) -> None:
         entry = self._entry_of(attempt)
-        wanted = entry.projection("attempt_epoch") | {"closed_run_id": 1}
+        wanted = entry.projection("attempt_epoch") | {"closed_run_id": 1, PINNED: 1}
         stored = await self._collection.find_one(entry.document, wanted)
         if stored is None:
             raise StoreRefused(f"there is no document for task {attempt.task_id!r}")
@@ -384,6 +397,9 @@ class Attempts:
             raise Fenced(f"task {attempt.task_id!r} has ended")
         if not (found := entry.read(stored)):
             raise StoreRefused(f"the document of task {attempt.task_id!r} contains another graph")
+        pinned = read_pins(stored).get(attempt.role)
+        if entry.pin and pinned not in (None, attempt.version) and found["attempt_epoch"] < attempt.epoch:
+            raise VersionPinned(attempt.role, attempt.version, pinned)
         raise EpochTaken(found["attempt_epoch"])
 
     async def _finish(self, attempt: AttemptInput, run_id: str, update: Update) -> None:

@@ -34,6 +34,9 @@ NODE_STATES: Fields = {
 WAITS_FOR = "waits_for"
 """Field of a node with a text about what its attempt waits for; only while no external worker has accepted it."""
 
+PINNED = "coordinator.pinned"
+"""Field with the version of each role that a task has fixed (`version_policy`). `/` replaces the dots in a role."""
+
 WIRING: Fields = {
     "_id": 0,
     "graph.nodes.node_id": 1,
@@ -84,6 +87,19 @@ def new_task(
         "run_seq": 0,
         **owner(namespace_id, database_id),
     }
+
+
+def pin_path(role: str) -> str:
+    """Return the path of the version that a task has fixed for a role."""
+    return f"{PINNED}.{role.replace('.', '/')}"
+
+
+def read_pins(stored: Fields) -> dict[str, str]:
+    """Return the versions that a task has fixed, by role. Tolerate invalid content from direct writes."""
+    coordinator = stored.get("coordinator")
+    pinned = coordinator.get("pinned") if isinstance(coordinator, dict) else None
+    found = pinned.items() if isinstance(pinned, dict) else ()
+    return {role.replace("/", "."): version for role, version in found if isinstance(version, str)}
 
 
 def owner(namespace_id: str, database_id: str) -> Fields:

@@ -14,7 +14,7 @@ from flowkit.adapters.batch_uids import uid_text
 from flowkit.adapters.dispatches import ACTIVE_STATES, OutcomeKind
 from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
 from flowkit.adapters.mongo import Database, durable, ensure_index, translate_errors
-from flowkit.adapters.tasks.fields import WAITS_FOR
+from flowkit.adapters.tasks.fields import PINNED, WAITS_FOR, read_pins
 from flowkit.models import OPEN_TASK_STATUSES, FailureKind, NodeStatus
 from flowkit.protocol.messages import EventKind
 from flowkit.validation.arguments import require, task_id_problem
@@ -206,6 +206,12 @@ class TaskQueries:
         stored = await self._db.tasks.find_one({"id": task_id}, _NODE_RUNS)
         nodes = stored["graph"]["nodes"] if stored else []
         return {node["node_id"]: _node_run(node) for node in nodes if node.get("attempt_epoch")}
+
+    @translate_errors
+    async def pins(self, task_id: str) -> dict[str, str]:
+        """Return the versions that a task has fixed, by role."""
+        require(task_id_problem(task_id))
+        return read_pins(await self._db.tasks.find_one({"id": task_id}, {"_id": 0, PINNED: 1}) or {})
 
     @translate_errors
     async def results(self, task_id: str) -> dict[str, StoredResult]:

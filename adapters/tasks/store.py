@@ -23,6 +23,7 @@ from flowkit.adapters.tasks.cancel_flags import UNSET_OF_TASK_FLAG, CancelFlags
 from flowkit.adapters.tasks.close import Closing
 from flowkit.adapters.tasks.fields import (
     NODE_STATES,
+    PINNED,
     WIRING,
     graph_difference,
     new_task,
@@ -378,5 +379,8 @@ def _check_graph(stored: dict[str, Any], opening: OpenTask) -> None:
 
 _NOT_ENDED = {"finished_at": None, "reason": None, "result": None, "coordinator.liveness": {"state": "ok"}}
 
-_REOPENED = {"closed_run_id": "", "liveness": "", "status_history_omitted": "", **UNSET_OF_TASK_FLAG}
-"""`$unset` for a task that a run continues: fields of an earlier end."""
+_REOPENED = {
+    **dict.fromkeys(("closed_run_id", "liveness", "status_history_omitted", PINNED), ""),
+    **UNSET_OF_TASK_FLAG,
+}
+"""`$unset` for a task that a run opens again: fields of an earlier end, and the versions that it has fixed."""

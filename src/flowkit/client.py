@@ -166,7 +166,7 @@ class TaskClient:
         own_params = {} if params is None else convert_to_json("params", params)
         given = {"params": own_params, "graph": convert_to_json("graph", graph)}
         await asyncio.to_thread(self._check, task_id, given, functions)
-        raise_if(await bridged_problems(self._client, self._queue, given["graph"]["nodes"]))
+        raise_if(await bridged_problems(self._client, self._queue, given["graph"]))
         await self._start(task_id, given, await self._input(task_id, given))
         await self._write_document(task_id, given)
         return task_id

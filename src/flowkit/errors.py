@@ -94,6 +94,19 @@ class RoleHeld(FlowKitError):
     code = reason_codes.ROLE_HELD
 
 
+class VersionPinned(FlowKitError):
+    """The task runs the role with another version of its handler (`version_policy`)."""
+
+    code = reason_codes.VERSION_PINNED
+
+    def __init__(self, role: str, own: str, pinned: str) -> None:
+        self.pinned = pinned
+        super().__init__(
+            f"the task has fixed version {pinned} of the handler of role {role}, and this worker has version {own}; a worker "
+            "with that version continues"
+        )
+
+
 class StoreDenied(StoreUnavailable):
     """MongoDB denies access: the user cannot log in or lacks a role."""
 

@@ -86,6 +86,7 @@ UPSTREAM_FAILED: Final = "upstream_failed"
 NOT_LOCAL: Final = "not_local"
 INTERRUPTED: Final = "interrupted"
 """The code and the cancel reason of an attempt that a pause has stopped."""
+VERSION_PINNED: Final = "version_pinned"
 
 # --- ends of tasks ------------------------------------------------------------------------------------------------
 

@@ -327,9 +327,9 @@ async def test_watched_node_without_a_worker_reports_the_missing_worker(
     found = await status()
     while not found["nodes"] or found["nodes"][0]["status"] != "running":
         found = await status()
-    assert found["hints"] == [
-        f"no worker has ever polled role nobody; start one with `flowkit worker module:Handler --queue {harness.queue}`"
-    ]
+    option = f"--queue {harness.queue}"
+    start = f"start one with `flowkit worker module:Handler {option}`, or `flowkit bridge nobody {option}` if external"
+    assert found["hints"] == [f"no worker has ever polled role nobody; {start} workers run it"]
     assert found["nodes"][0]["waiting"]
     people = await files.call("status", task_id, env=harness.environment)
     assert "no worker has started it yet" in people.out

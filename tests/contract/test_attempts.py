@@ -24,11 +24,13 @@ from tests.contract.builders import (
 )
 
 from flowkit.adapters.tasks.open_tasks import OpenTasks
-from flowkit.errors import EpochTaken, Fenced, StoreRefused
+from flowkit.adapters.tasks.queries import TaskQueries
+from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
 
 if TYPE_CHECKING:
     from flowkit.adapters.tasks.store import TaskStore
+    from flowkit.models import AttemptInput
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +70,56 @@ async def test_begin_that_a_closed_document_refuses_first_reads_the_params_too(t
     read: dict[str, Any] = {}
     await tasks.attempts.begin(attempt(), "run-2", {"lease_id": "l"}, AT, once=True, read=read)
     assert read == {"params": {"n": 1}}
+
+
+# --- versions ---------------------------------------------------------------------------------------------------
+
+
+def pinning(node: AttemptInput, version: str, role: str = "crawler") -> AttemptInput:
+    """Return an attempt that fixes its version for the task."""
+    return replace(node, role=role, version=version, pin=True)
+
+
+async def test_first_attempt_of_a_role_fixes_its_version(db: Any, tasks: TaskStore) -> None:
+    first, second = attempt(), attempt("b", index=1)
+    await asyncio.gather(begun(tasks, pinning(first, "1.4")), begun(tasks, pinning(second, "7", "mail.in")))
+    assert await TaskQueries(db).pins(TASK) == {"crawler": "1.4", "mail.in": "7"}
+    await begun(tasks, pinning(attempt(epoch=2), "1.4"))
+    before = await stored(db)
+    with pytest.raises(VersionPinned) as caught:
+        await begun(tasks, pinning(attempt("b", index=1, epoch=2), "1.5"))
+    assert caught.value.pinned == "1.4"
+    assert await stored(db) == before
+    with pytest.raises(EpochTaken):
+        await tasks.attempts.begin(pinning(first, "1.5"), "run-0", {"lease_id": "l"}, AT)
+
+
+async def test_only_one_of_two_concurrent_first_attempts_fixes_its_version(db: Any, tasks: TaskStore) -> None:
+    versions = ("1.4", "1.5")
+    attempts = [
+        pinning(node, version)
+        for node, version in zip((attempt(), attempt("b", index=1)), versions, strict=True)
+    ]
+    ends = await asyncio.gather(
+        *(tasks.attempts.begin(each, RUN, {"lease_id": each.version}, AT, once=True) for each in attempts),
+        return_exceptions=True,
+    )
+    [lost] = [each for each in ends if each is not None]
+    assert isinstance(lost, VersionPinned)
+    fixed = (await TaskQueries(db).pins(TASK))["crawler"]
+    assert (lost.pinned, ends.index(None)) == (fixed, versions.index(fixed))
+    statuses = [node["status"] for node in (await stored(db))["graph"]["nodes"]]
+    assert sorted(statuses) == ["queued", "running"]
+
+
+async def test_reset_to_the_start_forgets_the_versions(db: Any, tasks: TaskStore) -> None:
+    await begun(tasks, pinning(attempt(), "1.4"))
+    await opened(tasks, "a", "b", run="run-2")
+    await begun(tasks, pinning(attempt(epoch=2), "1.5"), run="run-2")
+    assert await TaskQueries(db).pins(TASK) == {"crawler": "1.5"}
+
+
+# --- later epochs -----------------------------------------------------------------------------------------------
 
 
 async def test_higher_epoch_is_accepted(db: Any, tasks: TaskStore) -> None:

@@ -22,6 +22,7 @@ from flowkit.errors import CommandTooLarge, FlowKitError, KafkaUnavailable
 if TYPE_CHECKING:
     from flowkit.adapters.dispatches import Dispatch
     from flowkit.adapters.tasks.store import TaskStore
+    from flowkit.models import AttemptInput
 
 STOP = ActivityCancellationDetails(worker_shutdown=True)
 CANCEL = ActivityCancellationDetails(cancel_requested=True)
@@ -77,7 +78,7 @@ class Try:
         return asyncio.CancelledError() if self.running.cancelled() else self.running.exception()
 
 
-def started(db: Any, kafka: Kafka) -> Try:
+def started(db: Any, kafka: Kafka, given: AttemptInput | None = None) -> Try:
     """Start a try of the attempt."""
     context = replace(context_of(db, UNUSED, AT), bridge_id="bridge-1")
     context.at, context.topics = AT, any_of(Names())
@@ -92,7 +93,7 @@ def started(db: Any, kafka: Kafka) -> Try:
     )
     temporal = ActivityEnvironment()
     temporal.info = replace(temporal.info, workflow_run_id=RUN)
-    running = asyncio.ensure_future(temporal.run(dispatcher.run, attempt()))
+    running = asyncio.ensure_future(temporal.run(dispatcher.run, given or attempt()))
     return Try(dispatcher, temporal, running, kafka)
 
 
@@ -178,3 +179,16 @@ async def test_stop_does_not_wait_for_mongodb(nowhere: Any) -> None:
     error = await made.interrupted(STOP)
     assert isinstance(error, ApplicationError)
     assert error.type == "bridge_stopping"
+
+
+async def test_attempt_of_a_task_that_pins_versions_is_rejected(db: Any, tasks: TaskStore) -> None:
+    await opened(tasks, "a")
+    made = started(db, Kafka(), replace(attempt(), pin=True))
+    with pytest.raises(ApplicationError) as caught:
+        await made.running
+    assert (caught.value.type, caught.value.non_retryable) == ("invalid_graph", True)
+    assert str(caught.value.message) == (
+        "node 'a': type is the external role 'crawler', and graph.version_policy is 'pin', but FlowKit cannot choose the "
+        "version of an external worker: remove version_policy, or run the role with native workers"
+    )
+    assert await made.dispatcher._context.stores.dispatches.find(attempt().task_id, "a", 1) is None

@@ -17,6 +17,7 @@ from tests.integration.test_large_graphs import run_ids
 if TYPE_CHECKING:
     from flowkit.worker import Batch
     from flowkit.worker.context import RunContext
+    from flowkit.worker.runner import Worker
 
 pytestmark = pytest.mark.server
 
@@ -46,15 +47,15 @@ async def skip_reasons(harness: Harness, task_id: str) -> dict[str, str | None]:
     return {each["node_id"]: each["skip_reason"] for each in nodes if each["status"] == "skipped"}
 
 
-def failed_node(node_id: str, epoch: int, code: str = "flaky") -> dict[str, Any]:
+def failed_node(worker: Worker, node_id: str, epoch: int, code: str = "flaky") -> dict[str, Any]:
     """Return what a remediator receives about a failure."""
-    error = f"{code}: as ordered"
+    error = f"{code}: as ordered (worker {worker.worker_id}, version {worker.versions['failing']})"
     return {"node_id": node_id, "attempt_epoch": epoch, "reason_code": code, "error": error}
 
 
 async def test_permanent_failure_starts_the_remediator_only(harness: Harness) -> None:
     await harness.engine()
-    await harness.worker({**ALL, "remedy": Remedy()})
+    worker = await harness.worker({**ALL, "remedy": Remedy()})
     task_id = await harness.create(
         node("u", "failing", inline=BROKEN, routing=routes(["succ"], ["remed"])),
         node("succ"),
@@ -68,7 +69,10 @@ async def test_permanent_failure_starts_the_remediator_only(harness: Harness) ->
     assert await skip_reasons(harness, task_id) == {"succ": "routing"}
     assert (await harness.document(task_id))["result"]["handled_failures"] == ["u"]
     (row,) = await harness.rows(task_id, "remed")
-    assert row["metrics"] == {"loaded": [failed_node("u", 1)], "context": [failed_node("u", 1)]}
+    assert row["metrics"] == {
+        "loaded": [failed_node(worker, "u", 1)],
+        "context": [failed_node(worker, "u", 1)],
+    }
     await replay(await histories(harness, task_id))
 
 
@@ -104,7 +108,7 @@ async def test_success_takes_its_branch_and_skips_the_remediator(harness: Harnes
 
 async def test_remediator_waits_for_the_last_retry_and_for_every_router(harness: Harness) -> None:
     await harness.engine()
-    await harness.worker({**ALL, "remedy": Remedy()})
+    worker = await harness.worker({**ALL, "remedy": Remedy()})
     retries = {"max": 1, "backoff_sec": 0.1}
     task_id = await harness.create(
         node("a", "failing", inline={"failures": 9}, retry_policy=retries, routing=routes(failure=["remed"])),
@@ -114,7 +118,7 @@ async def test_remediator_waits_for_the_last_retry_and_for_every_router(harness:
     result = await harness.result(task_id)
     assert (result.status, result.handled_failures) == (TaskStatus.FINISHED, ["a", "b"])
     (row,) = await harness.rows(task_id, "remed")
-    assert row["metrics"]["context"] == [failed_node("a", 2), failed_node("b", 1, "full")]
+    assert row["metrics"]["context"] == [failed_node(worker, "a", 2), failed_node(worker, "b", 1, "full")]
 
 
 async def test_failed_remediator_fails_the_task(harness: Harness) -> None:
@@ -142,14 +146,14 @@ async def test_coordinator_function_receives_the_failures_that_started_it(harnes
         received.append((channel, failed_nodes))
 
     await harness.engine(tell=tell)
-    await harness.worker()
+    worker = await harness.worker()
     task_id = await harness.create(
         node("u", "failing", inline=BROKEN, routing=routes(failure=["tell", "note"])),
         {"node_id": "tell", "type": "coordinator_fn", "io": {"fn": "tell", "fn_args": {"channel": "ops"}}},
         {"node_id": "note", "type": "coordinator_fn", "io": {"fn": "vars.set", "fn_args": {"kv": {"x": 1}}}},
     )
     assert (await harness.result(task_id)).handled_failures == ["u"]
-    assert received == [("ops", [failed_node("u", 1)])]
+    assert received == [("ops", [failed_node(worker, "u", 1)])]
 
 
 async def test_cancel_while_the_remediator_runs_leaves_the_failure_unhandled(harness: Harness) -> None:
@@ -168,7 +172,7 @@ async def test_cancel_while_the_remediator_runs_leaves_the_failure_unhandled(har
 
 async def test_routes_survive_new_runs_of_the_workflow(short_runs: Harness) -> None:
     await short_runs.engine()
-    await short_runs.worker({**ALL, "remedy": Remedy()})
+    worker = await short_runs.worker({**ALL, "remedy": Remedy()})
     chain = [node("n0"), *(node(f"n{i}", "quick", f"n{i - 1}") for i in range(1, 25))]
     task_id = await short_runs.create(
         node("u", "failing", inline=BROKEN, routing=routes(["succ"], ["remed"])),
@@ -180,6 +184,6 @@ async def test_routes_survive_new_runs_of_the_workflow(short_runs: Harness) -> N
     assert (result.status, result.handled_failures) == (TaskStatus.FINISHED, ["u"])
     assert len(await run_ids(short_runs, task_id)) > 1
     (row,) = await short_runs.rows(task_id, "remed")
-    assert row["metrics"]["context"] == [failed_node("u", 1)]
+    assert row["metrics"]["context"] == [failed_node(worker, "u", 1)]
     assert await skip_reasons(short_runs, task_id) == {"succ": "routing"}
     await replay(await histories(short_runs, task_id))

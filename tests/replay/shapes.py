@@ -59,6 +59,7 @@ GRAPHS: dict[str, dict[str, Any]] = {
             node("bottom", "quick", "any", "two", "right"),
         ],
     },
+    "pinned": {"version_policy": "pin", "nodes": [node("a"), node("b", "quick", "a")]},
     "retry": {"nodes": [node("a", "failing", inline={"failures": 2}, **SOON), node("b", "quick", "a")]},
     "hard_failure": {
         "nodes": [

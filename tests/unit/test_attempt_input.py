@@ -87,6 +87,15 @@ def test_user_functions_have_their_own_queue(fn: str, function_queue: str, queue
     assert queue_of(parsed(io={"fn": fn}), settings) == "q.crawler"
 
 
+def test_attempts_of_a_task_that_pins_versions_say_so() -> None:
+    graph = parse_graph({"nodes": [node(), node("fn", type="coordinator_fn")], "version_policy": "pin"})
+    assert without_defaults(sent(graph))["pin"] is True
+    assert sent(graph, NodeState()).pin is False
+    settings = Settings(queue="q")
+    assert queue_of(graph.nodes[0], settings, "1.4+ab") == "q.crawler@1.4+ab"
+    assert queue_of(graph.nodes[1], settings, "1.4+ab") == "q"
+
+
 @pytest.mark.parametrize(("nodes", "seconds"), [(0, 60), (1, 60.1), (5_000, 560)])
 def test_write_of_many_nodes_has_a_longer_timeout(nodes: int, seconds: float) -> None:
     assert write_timeout(nodes) == timedelta(seconds=seconds)

@@ -23,16 +23,16 @@ def described(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return served.get(task_queue, set())
 
     monkeypatch.setattr(pollers, "recent_pollers", found)
-    monkeypatch.setattr(pollers, "EXTERNAL_NODES", 2)
+
     monkeypatch.setattr("flowkit.graph.submission.EXTERNAL_NODES", 2)
     return asked
 
 
-async def problems(*roles: str) -> list[str]:
+async def problems(*roles: str, **graph: str) -> list[str]:
     """Return the problems of a graph with a node of each of these roles."""
     client: Any = None
-    nodes = [{"node_id": f"n{index}", "type": role} for index, role in enumerate(roles)]
-    return await bridged_problems(client, "q", nodes)
+    nodes: list[Any] = [{"node_id": f"n{index}", "type": role} for index, role in enumerate(roles)]
+    return await bridged_problems(client, "q", {"nodes": nodes, **graph})
 
 
 async def test_large_graph_with_a_role_of_a_bridge_is_rejected(described: list[str]) -> None:
@@ -50,3 +50,13 @@ async def test_large_graph_without_such_a_role_is_accepted(described: list[str])
 async def test_small_graph_asks_nothing(described: list[str]) -> None:
     assert await problems("mixed", "mixed") == []
     assert described == []
+
+
+async def test_role_of_a_bridge_is_rejected_in_a_graph_that_pins_versions(described: list[str]) -> None:
+    assert await problems("native", version_policy="pin") == []
+    assert await problems("native", "mixed", version_policy="pin") == [
+        (
+            "node 'n1': type is the external role 'mixed', and graph.version_policy is 'pin', but FlowKit cannot choose the "
+            "version of an external worker: remove version_policy, or run the role with native workers"
+        )
+    ]

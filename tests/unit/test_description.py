@@ -131,6 +131,14 @@ def test_function_is_described_by_its_name() -> None:
     assert found.as_json == {"node_id": "extract", "fn": "vars.set", "starts": "at once"}
 
 
+@pytest.mark.parametrize(("policy", "fields"), [("any", {}), ("pin", {"version_policy": "pin"})])
+def test_graph_that_pins_versions_says_so(policy: str, fields: dict[str, Any]) -> None:
+    details = describe_graph(parse_graph({"nodes": [node()], "version_policy": policy}))
+    assert {key: value for each in details for key, value in each.fields.items()} == fields
+    expected = ["the first attempt of each role fixes the version of its handler"] if fields else []
+    assert [each.text for each in details] == expected
+
+
 @pytest.mark.parametrize(("mode", "fields"), [("fail", {}), ("continue", {"on_node_failure": "continue"})])
 def test_graph_that_continues_after_a_failure_says_so(mode: str, fields: dict[str, Any]) -> None:
     graph = parse_graph({"nodes": [node()], "on_node_failure": mode})

@@ -132,6 +132,13 @@ def test_queue_that_does_not_fit_into_a_url_is_named_without_a_link(queue: str) 
     assert "](" not in text
 
 
+def test_link_leads_to_the_queue_of_the_version_that_the_task_has_fixed() -> None:
+    running = scheduler_of(NodeState(status=NodeStatus.RUNNING))
+    text = render_at(TaskStatus.RUNNING, running, QUEUES, pins={"crawler": "1_4+ab"})
+    link = "[crawler](namespaces/default/task-queues/flowkit.crawler@1_4+ab)"
+    assert f"Workers of its role: {link} with version 1_4+ab (pinned by this task)\n" in text
+
+
 def test_only_some_of_many_roles_are_named() -> None:
     graph = parse_graph({"nodes": [node(f"n{i}", type=f"r{i}") for i in range(9)]})
     text = render(

@@ -85,9 +85,9 @@ def test_graph_of_more_than_a_megabyte_is_accepted() -> None:
 def test_external_roles_allow_five_thousand_nodes() -> None:
     nodes = chain(limits.EXTERNAL_NODES + 1)["nodes"]
     nodes[7]["type"] = "external"
-    assert external_problem(nodes[:-1], ["external"]) is None
-    assert external_problem(nodes, ["other"]) is None
-    reported = external_problem(nodes, ["external"])
+    assert external_problem({"nodes": nodes[:-1]}, ["external"]) is None
+    assert external_problem({"nodes": nodes}, ["other"]) is None
+    reported = external_problem({"nodes": nodes}, ["external"])
     assert reported is not None
     for part in ("node 'n7'", "external role 'external'", "5,001 entries, more than 5,000", "split the task"):
         assert part in reported

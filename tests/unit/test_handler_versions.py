@@ -14,18 +14,22 @@ from tests.unit.graphs import one
 
 from flowkit.activities import handlers
 from flowkit.activities.handlers import EchoHandler, version_of
-from flowkit.cli.tasks.view import NodeView, TaskView, describe_ran
+from flowkit.adapters.worker_registry import RegisteredWorker
+from flowkit.attempt.failures import failed_attempt, from_error
+from flowkit.cli.tasks.display import format_note
+from flowkit.cli.tasks.view import NodeView, TaskView, add_pins, describe_ran
 from flowkit.cli.tasks.workers import Kind, ProcessView, State, format_versions
-from flowkit.errors import ConfigError
+from flowkit.errors import ConfigError, GraphError, VersionPinned
 from flowkit.graph.validation import parse_graph
 from flowkit.limits import LAST_ERROR_CHARS
-from flowkit.models import AttemptFailure, FailureKind, NodeState, TaskStatus
+from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy, TaskStatus
 from flowkit.testing import memory_database
 from flowkit.worker import RoleHandler
 from flowkit.worker.runner import Worker
 from flowkit.workflows.display.details import TaskQueues, render
+from flowkit.workflows.local_attempts import fall_back
 from flowkit.workflows.payloads import read_runner
-from flowkit.workflows.retry import classify, describe_runner, note_failure
+from flowkit.workflows.retry import Retry, classify, decide, describe_runner, note_failure
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -162,6 +166,57 @@ def test_status_names_the_nodes_that_ran_with_different_versions() -> None:
     assert describe_ran(view) == {
         "shop": "nodes of role shop ran with different versions: 1 (a), 2 (b and c)"
     }
+
+
+@pytest.mark.parametrize("policy", ["latest", None, 1])
+def test_unknown_version_policy_is_rejected(policy: object) -> None:
+    with pytest.raises(GraphError) as caught:
+        parse_graph({**one(), "version_policy": policy})
+    assert str(caught.value) == f"graph.version_policy is {policy!r}; allowed: any, pin"
+
+
+def test_status_says_for_which_version_an_attempt_waits_and_who_polls() -> None:
+    def worker(worker_id: str, online: bool = True, **handlers: str) -> RegisteredWorker:
+        known = {"roles": (*handlers,), "version": "", "slots": 1, "external": False, "in_engine": False}
+        fields: Any = {**known, "online": online, "last_seen": None, "announce_interval_sec": 60.0}
+        return RegisteredWorker(worker_id=worker_id, handlers=handlers, **fields)
+
+    nodes = [("a", "shop", True), ("b", "shop", False), ("c", "mail", True), ("d", "scan", True)]
+    shown = tuple(
+        NodeView(node_id=name, role=role, status="running", attempt=2, waiting=waiting)
+        for name, role, waiting in nodes
+    )
+    view = TaskView(task_id="t", status=TaskStatus.RUNNING, source="workflow", nodes=shown)
+    workers = [worker("w-1", shop="1.5"), worker("w-2", shop="1.4", online=False)]
+    seen = add_pins(view, {"shop": "1.4", "scan": "7"}, workers).nodes
+    assert [format_note(each) for each in seen] == [
+        (
+            "no worker has started it yet; waits for a worker of role shop with version 1.4 (pinned by this task); "
+            "polled by: 1.5 (w-1)"
+        ),
+        "",
+        "no worker has started it yet",
+        (
+            "no worker has started it yet; waits for a worker of role scan with version 7 (pinned by this task); "
+            "polled by: nobody"
+        ),
+    ]
+
+
+def test_hand_over_to_the_version_of_the_task_uses_no_retry_and_ends_inline_attempts() -> None:
+    failure = from_error(VersionPinned("shop", "1.5", "1.4"))
+    assert (failure.kind, failure.code, failure.pinned) == (FailureKind.HANDOVER, "version_pinned", "1.4")
+    assert failure.message == (
+        "the task has fixed version 1.4 of the handler of role shop, and this worker has version 1.5; a worker with that "
+        "version continues"
+    )
+    error = failed_attempt(failure)
+    read = classify(error.type, error.message, error.details, permanent=error.non_retryable)
+    assert read == failure
+    state = NodeState()
+    fall_back(state, error, read)
+    assert state.ordinary
+    assert decide(RetryPolicy(max=0), read, state, 0.0) == Retry(after_sec=0.0)
 
 
 def test_list_of_workers_shows_one_version_for_all_roles_or_one_for_each() -> None:

@@ -89,6 +89,8 @@ def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = N
             stopped_at=NOW,
             stopped_sec=2.5,
         ),
+        versions={"crawler": {"1.4": "w-1", "1.5": "w-2"}},
+        pins={"crawler": "1.4"},
     )
 
 

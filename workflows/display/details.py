@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
 from flowkit.graph.description import format_parent
+from flowkit.limits import VERSION_CHARS
 from flowkit.models import NodeStatus, SkipReason, StartWhen, TaskStatus
 from flowkit.models.temporal_names import role_queue
 from flowkit.text import format_duration, names, shorten, visible
@@ -74,7 +75,7 @@ _ROLES = 6
 _MARKDOWN = re.compile(r"[\\`*\[\]<>|~&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """Characters that format text or make an address a link. An underscore within a word does not."""
 
-_URL_SAFE = re.compile(r"[A-Za-z0-9_.-]+")
+_URL_SAFE = re.compile(r"[A-Za-z0-9_.@+-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,10 +106,12 @@ def render(
     now: float = 0.0,
     silent_nodes: Collection[str] = (),
     versions: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    pins: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return Markdown with node counts, links to the task queues of running nodes, and a table of nodes.
 
     `versions` are the versions that have run attempts of each role, with a worker of each; roles with several are named.
+    `pins` are the versions that the task has fixed; the links lead to their task queues.
     """
     shown = sorted(scheduler.nodes, key=lambda node: _RANK[scheduler.states[node.index].status])[:ROWS]
     note_chars = max(_NOTE_CHARS, _NOTES_CHARS // len(shown))
@@ -117,7 +120,7 @@ def render(
             _format_heading(status, scheduler, reason),
             *_describe_versions(versions),
             *_list_pauses(scheduler),
-            *_link_queues(scheduler, shown, queues),
+            *_link_queues(scheduler, shown, queues, pins),
         ]
     )
     above_rows = [heading, "", *_TABLE_HEADER]
@@ -164,25 +167,28 @@ def _list_pauses(scheduler: Scheduler) -> list[str]:
     return [f"**Paused**; the action `resume` continues it: {'; '.join(shown)}{more}"] if paused else []
 
 
-def _link_queues(scheduler: Scheduler, shown: list[Node], queues: TaskQueues) -> list[str]:
+def _link_queues(
+    scheduler: Scheduler, shown: list[Node], queues: TaskQueues, pins: Mapping[str, str]
+) -> list[str]:
     """Link to the task queues of running roles. Only these pages show whether a worker has taken an attempt."""
     running = (node for node in shown if scheduler.states[node.index].status is NodeStatus.RUNNING)
     roles = list(dict.fromkeys(node.type for node in running if not node.is_function))
     if not roles:
         return []
-    links = [_link_queue(role, queues) for role in roles[:_ROLES]]
+    links = [_link_queue(role, queues, pins.get(role, "")) for role in roles[:_ROLES]]
     more = [f"{len(roles) - _ROLES} more"] if len(roles) > _ROLES else []
     owner = "its role" if len(roles) == 1 else "its roles"
     return [f"A running node may still wait for a worker. Workers of {owner}: {', '.join([*links, *more])}"]
 
 
 @lru_cache(maxsize=1024)
-def _link_queue(role: str, queues: TaskQueues) -> str:
+def _link_queue(role: str, queues: TaskQueues, version: str) -> str:
     """Link to the page of the role's task queue, relative to the root of the Web UI."""
-    queue = role_queue(queues.prefix, role)
+    queue = role_queue(queues.prefix, role, version)
+    pinned = f" with version {_format_cell(version, VERSION_CHARS)} (pinned by this task)" if version else ""
     if all(_URL_SAFE.fullmatch(part) for part in (queues.namespace, queue)):
-        return f"[{role}](namespaces/{queues.namespace}/task-queues/{queue})"
-    return _format_cell(f"{role}, queue {queue}", _NAME_CHARS)
+        return f"[{role}](namespaces/{queues.namespace}/task-queues/{queue}){pinned}"
+    return f"{_format_cell(f'{role}, queue {queue}', _NAME_CHARS)}{pinned}"
 
 
 def _format_row(notes: Notes, node: Node, note_chars: int) -> str:

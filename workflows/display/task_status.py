@@ -91,6 +91,7 @@ class StatusPublisher:
             workflow.now().timestamp(),
             self.silent_nodes,
             self._state.versions,
+            self._state.pins,
         )
 
     def finish(self, reason: str | None) -> None:

@@ -17,7 +17,7 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from flowkit import reason_codes
-from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason
+from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason, VersionPolicy
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.actions import Pauses
 from flowkit.workflows.scheduling.conditions import Conditions, Due
@@ -53,6 +53,8 @@ class Scheduler:
         The workflow clears the set. It also adds nodes, see `Task._process_events`.
         """
         self._on_failure = graph.on_node_failure
+        self.pins_versions = graph.version_policy is VersionPolicy.PIN
+        """Whether all attempts of a role run with one version of its handler."""
         self.routing = Routing(graph.nodes)
         self.streams = Streams(graph.nodes)
         self._children = _children(graph.nodes)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from flowkit import reason_codes
-from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld, StoreUnavailable
+from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld, StoreUnavailable, VersionPinned
 from flowkit.graph.expressions import hide
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
@@ -58,6 +58,10 @@ def from_error(error: FlowKitError) -> AttemptFailure:
             )
         case Fenced():
             return AttemptFailure(kind=FailureKind.FENCED, code=error.code, message=message)
+        case VersionPinned():
+            return AttemptFailure(
+                kind=FailureKind.HANDOVER, code=error.code, message=message, pinned=error.pinned
+            )
         case StoreUnavailable() | RoleHeld():
             return yielded(error.code, message)
         case _:

@@ -13,13 +13,12 @@ from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX, WorkerRegistry
-from flowkit.graph.submission import external_problem
-from flowkit.limits import EXTERNAL_NODES
+from flowkit.graph.submission import external_problem, may_not_be_external
 from flowkit.models import COORDINATOR_FN
 from flowkit.models.temporal_names import role_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping
     from typing import Any
 
     from temporalio.client import Client
@@ -59,18 +58,19 @@ async def native_pollers(client: Client, task_queue: str) -> list[str]:
     return sorted(p for p in await recent_pollers(client, task_queue) if not p.startswith(BRIDGE_PREFIX))
 
 
-async def bridged_problems(client: Client, queue: str, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the problem of a graph with more than EXTERNAL_NODES nodes and a role that a bridge serves now.
+async def bridged_problems(client: Client, queue: str, graph: Mapping[str, Any]) -> list[str]:
+    """Return the problem of a graph with a role that a bridge serves now, although the graph may have no such role.
 
     Return `[]` if there is none. Raise RPCError if Temporal does not respond.
     """
-    if len(nodes) <= EXTERNAL_NODES:
+    if not may_not_be_external(graph):
         return []
-    polled = await pollers_by_role(client, queue, {node["type"] for node in nodes} - {COORDINATOR_FN})
+    roles = {node["type"] for node in graph["nodes"]} - {COORDINATOR_FN}
+    polled = await pollers_by_role(client, queue, roles)
     bridged = {
         role for role, found in polled.items() if any(each.startswith(BRIDGE_PREFIX) for each in found)
     }
-    problem = external_problem(nodes, bridged)
+    problem = external_problem(graph, bridged)
     return [problem] if problem else []
 
 

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from flowkit.graph.routes import ON_FAILURE, ON_SUCCESS
-from flowkit.models import ALL_DONE, OnNodeFailure, RetryPolicy, StartWhen
+from flowkit.models import ALL_DONE, OnNodeFailure, RetryPolicy, StartWhen, VersionPolicy
 from flowkit.text import format_duration, names, shorten
 
 if TYPE_CHECKING:
@@ -273,7 +273,17 @@ def _describe_failure_mode(graph: Graph) -> Iterator[Detail]:
         yield Detail(text=text, fields={"on_node_failure": graph.on_node_failure.value})
 
 
-GRAPH: tuple[Callable[[Graph], Iterator[Detail]], ...] = (_describe_failure_mode, _describe_deadline)
+def _describe_version_policy(graph: Graph) -> Iterator[Detail]:
+    if graph.version_policy is VersionPolicy.PIN:
+        text = "the first attempt of each role fixes the version of its handler"
+        yield Detail(text=text, fields={"version_policy": graph.version_policy.value})
+
+
+GRAPH: tuple[Callable[[Graph], Iterator[Detail]], ...] = (
+    _describe_failure_mode,
+    _describe_deadline,
+    _describe_version_policy,
+)
 """The rules that describe a graph."""
 
 GATE: tuple[Callable[[Node, Routers], Iterator[Detail]], ...] = (

@@ -14,7 +14,7 @@ from flowkit.graph import input_adapters
 from flowkit.graph.expressions import expression_problems, may_hold_expressions
 from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.graph.streams import edge_mode_problems, max_ahead_problems, start_when_problems
-from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure
+from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure, VersionPolicy
 from flowkit.text import did_you_mean, printed, shown_path
 from flowkit.validation.values import (
     NODE_ID_RULE,
@@ -129,6 +129,9 @@ def graph_problems(graph: object) -> Iterator[str]:
     modes = [mode.value for mode in OnNodeFailure]
     if graph.get("on_node_failure", "fail") not in modes:
         yield f"graph.on_node_failure is {printed(graph['on_node_failure'])}; allowed: {', '.join(modes)}"
+    policies = [policy.value for policy in VersionPolicy]
+    if graph.get("version_policy", "any") not in policies:
+        yield f"graph.version_policy is {printed(graph['version_policy'])}; allowed: {', '.join(policies)}"
     if graph.get("deadline_sec") is not None:
         yield from (
             f"graph.{problem}" for problem in _check_time_limit("deadline_sec", graph["deadline_sec"])

@@ -17,7 +17,7 @@ from flowkit.graph.input_adapters import PULL, parse_pull
 from flowkit.graph.params import params_problems
 from flowkit.graph.validation import parse_graph, raise_if
 from flowkit.limits import EXTERNAL_NODES, ID_CHARS, NODE_STATE_BYTES, TASK_DOCUMENT_BYTES
-from flowkit.models import RUNTIME_KEYS
+from flowkit.models import RUNTIME_KEYS, VersionPolicy
 from flowkit.text import clean, did_you_mean, printed, shorten, truncate
 from flowkit.validation.storable import storage_problems, stored_bytes
 from flowkit.validation.values import is_task_id
@@ -103,7 +103,7 @@ def validate_input(
     """
     new = parse_input(task_id, given)
     graph = parse_graph(new.graph, params=new.params, max_nodes=max_nodes, max_bytes=None)
-    problem = external_problem(new.graph["nodes"], external_roles)
+    problem = external_problem(new.graph, external_roles)
     raise_if([problem] if problem else condition_problems(new.graph, graph))
     raise_if(params_problems(new.graph, new.params if params_given else None))
     raise_if(storage_problems({"params": new.params, "graph": new.graph}))
@@ -156,17 +156,33 @@ def _make_stored_node(raw: Mapping[str, Any], parents: Sequence[str]) -> dict[st
     return {**given, "depends_on": list(parents)}
 
 
-def external_problem(nodes: Sequence[Mapping[str, Any]], roles: Collection[str]) -> str | None:
-    """Return the problem of a graph with an external role and more than EXTERNAL_NODES nodes, or None."""
-    if len(nodes) <= EXTERNAL_NODES or not roles:
+def may_not_be_external(graph: Mapping[str, Any]) -> bool:
+    """Return whether no node of a graph may have an external role: it has too many nodes, or pins versions."""
+    return len(graph["nodes"]) > EXTERNAL_NODES or graph.get("version_policy") == VersionPolicy.PIN
+
+
+def external_problem(graph: Mapping[str, Any], roles: Collection[str]) -> str | None:
+    """Return the problem of a graph with an external role that it may not have (`may_not_be_external`), or None."""
+    if not roles or not may_not_be_external(graph):
         return None
+    nodes = graph["nodes"]
     found = next((node for node in nodes if node["type"] in roles), None)
     if found is None:
         return None
+    if graph.get("version_policy") == VersionPolicy.PIN:
+        return pin_problem(found["node_id"], found["type"])
     return (
         f"node {found['node_id']!r}: type is the external role {found['type']!r}, and graph.nodes has {len(nodes):,} "
         f"entries, more than {EXTERNAL_NODES:,}: external workers read the whole task document twice a second; split "
         "the task, or run the role with native workers"
+    )
+
+
+def pin_problem(node_id: str, role: str) -> str:
+    """Return the problem of a node with an external role in a graph that pins versions."""
+    return (
+        f"node {node_id!r}: type is the external role {role!r}, and graph.version_policy is 'pin', but FlowKit cannot "
+        "choose the version of an external worker: remove version_policy, or run the role with native workers"
     )
 
 

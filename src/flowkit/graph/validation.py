@@ -27,6 +27,7 @@ from flowkit.models import (
     NodeIO,
     OnNodeFailure,
     RetryPolicy,
+    VersionPolicy,
     temporal_names,
 )
 from flowkit.text import did_you_mean, printed, suggestion
@@ -104,6 +105,7 @@ def _normalize(graph: dict[str, Any], wiring: _Wiring) -> Iterator[Graph | None]
             *max_ahead_warnings(tuple(nodes)),
         ),
         deadline_sec=graph.get("deadline_sec"),
+        version_policy=VersionPolicy(graph.get("version_policy", "any")),
     )
 
 

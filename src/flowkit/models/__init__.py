@@ -33,6 +33,7 @@ from flowkit.models.graphs import (
     OnNodeFailure,
     RetryPolicy,
     StartWhen,
+    VersionPolicy,
 )
 from flowkit.models.tasks import (
     OPEN_NODE_STATUSES,
@@ -97,5 +98,6 @@ __all__ = [
     "StoredGraph",
     "TaskResult",
     "TaskStatus",
+    "VersionPolicy",
     "slot_wait_id",
 ]

@@ -43,6 +43,8 @@ class AttemptInput:
     """Time after which an inline attempt must not begin, because another engine may run the workflow; 0 for never."""
     version: str = ""
     """Version of the handler that runs the attempt. The workflow does not know it; the worker sets it."""
+    pin: bool = False
+    """Whether the task runs all attempts of a role with one version, which the first of them fixes."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +98,8 @@ class AttemptFailure:
     worker: str = ""
     """The worker whose handler failed, and `version`, that of the handler; empty if no handler failed."""
     version: str = ""
+    pinned: str = ""
+    """The version that the task has fixed for the role, if the worker of a hand-over has another one."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

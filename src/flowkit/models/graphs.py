@@ -27,6 +27,15 @@ class OnNodeFailure(StrEnum):
     """Let branches that do not depend on the node finish. The task still ends as `failed`."""
 
 
+class VersionPolicy(StrEnum):
+    """Which versions of a handler may run the attempts of a task."""
+
+    ANY = "any"
+    """Every worker of the role."""
+    PIN = "pin"
+    """Only workers with the version that ran the first attempt of the role in the task."""
+
+
 class NodeStatus(StrEnum):
     """Status of one node."""
 
@@ -171,4 +180,5 @@ class Graph:
     on_node_failure: OnNodeFailure = OnNodeFailure.FAIL
     deadline_sec: float | None = None
     """Seconds from the opening of the task to its end."""
+    version_policy: VersionPolicy = VersionPolicy.ANY
     warnings: tuple[str, ...] = ()

@@ -57,9 +57,12 @@ NOOP: Final = "noop"
 """The coordinator function of a node that names none."""
 
 
-def role_queue(queue: str, role: str) -> str:
-    """Return the task queue of a role's attempts. `queue` is the task queue of the engine."""
-    return f"{queue}.{role}"
+def role_queue(queue: str, role: str, version: str = "") -> str:
+    """Return the task queue of a role's attempts. `queue` is the task queue of the engine.
+
+    With `version`, return the queue of the attempts that only workers with this version of the handler may run.
+    """
+    return f"{queue}.{role}@{version}" if version else f"{queue}.{role}"
 
 
 _ID_CHARS = 8

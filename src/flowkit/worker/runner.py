@@ -56,6 +56,9 @@ __all__ = ["Worker", "WorkerConfig"]
 
 _logger = logging.getLogger("flowkit.worker")
 
+_POLLS = 5
+"""Concurrent requests that poll the task queue of a role: the default of Temporal's SDK."""
+
 
 class Worker:
     """Runs handlers between `start` and `stop`, on the event loop that called `start`.
@@ -226,6 +229,7 @@ class Worker:
             events=events,
             leases=self._leases,
             versions=self.versions,
+            slots={role: asyncio.Semaphore(self.cfg.slots(role)) for role in self._leases},
         )
         return RoleActivities(worker=context, roles=roles)
 
@@ -240,15 +244,23 @@ class Worker:
     def pollers(self, client: Client, activities: RoleActivities) -> list[RolePoller]:
         """Return the services that poll the roles' task queues. Call this on the loop that will run them."""
         return [
-            RolePoller(lease, functools.partial(self._new_poller, client, activities, role))
+            RolePoller(lease, functools.partial(self._new_poller, client, activities, role, version=version))
             for role, lease in self._leases.items()
+            for version in ("", self.versions[role])
         ]
 
-    def _new_poller(self, client: Client, activities: RoleActivities, role: str) -> temporal.Worker:
+    def _new_poller(
+        self, client: Client, activities: RoleActivities, role: str, *, version: str
+    ) -> temporal.Worker:
+        """Return the Temporal worker for a role or, with `version`, for the attempts of tasks that have fixed it.
+
+        The latter are rare, so one request at a time polls for them.
+        """
         return temporal.Worker(
             client,
-            task_queue=role_queue(self.cfg.queue, role),
+            task_queue=role_queue(self.cfg.queue, role, version),
             activities=[activities.activity_for(role)],
+            max_concurrent_activity_task_polls=1 if version else _POLLS,
             identity=self.worker_id,
             max_concurrent_activities=self.cfg.slots(role),
             max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,

@@ -65,7 +65,6 @@ async def test_a_bridge_waits_until_native_workers_have_stopped(external: Extern
     await external.until_status(task_id, "finished")
 
 
-@pytest.mark.slow
 async def test_a_native_worker_polls_nothing_until_the_bridge_has_stopped(external: ExternalTasks) -> None:
     await external.served_engine()
     await external.external(one_batch)
@@ -81,6 +80,7 @@ async def test_a_native_worker_polls_nothing_until_the_bridge_has_stopped(extern
     )
 
     await external.coordinator.stop()
+    assert [row["holders"] async for row in external.db.role_leases.find({"kind": "external"})] == [[], []]
     external.roles = [external.other_role]
     await external.engine()
     task_id = await external.create(node("a", external.role))

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from temporalio.converter import DataConverter
 
     from flowkit.adapters.tasks.queries import ExternalRun, NodeRun
+    from flowkit.adapters.worker_registry import RegisteredWorker
     from flowkit.cli.servers import Servers
 
 
@@ -173,11 +174,21 @@ class TaskReader:
             view = mark_waiting(view, find_untaken(self._description))
             if not any(node.waiting for node in view.nodes):
                 break
+        view = await self._with_pins(view)
         now = time.time()
         view = add_runs(view, await self._from_store(self._servers.catalog.node_runs) or {}, now)
         view = add_workers(view, find_workers(self._description), now)
         view = add_waits(view, await read_waits(self._description, self._servers.temporal.data_converter))
         return add_external(view, await self._from_store(self._servers.catalog.external_runs) or {}, now)
+
+    async def _with_pins(self, view: TaskView) -> TaskView:
+        """Return `view` with the versions for which attempts of the task wait, and the versions that are online."""
+        if not any(node.waiting for node in view.nodes):
+            return view
+        pins = await self._from_store(self._servers.catalog.pins) or {}
+        registry = WorkerRegistry(self._servers.db)
+        rows = await self._from_store(lambda _: registry.list_workers()) if pins else None
+        return add_pins(view, pins, [row for row in rows or [] if row.queue == self.queue])
 
     async def _queried(self) -> TaskView | None:
         """Return the result of the workflow's query with the counts of batches.
@@ -280,6 +291,26 @@ def mark_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
         for node in view.nodes
     )
     return replace(view, nodes=nodes)
+
+
+def add_pins(view: TaskView, pins: Mapping[str, str], workers: Sequence[RegisteredWorker]) -> TaskView:
+    """Return `view` with what attempts wait for that only workers with the version of the task may run."""
+    nodes = tuple(
+        replace(node, waits_for=_describe_pin(node.role, pins[node.role], workers))
+        if node.waiting and node.role in pins
+        else node
+        for node in view.nodes
+    )
+    return replace(view, nodes=nodes)
+
+
+def _describe_pin(role: str, version: str, workers: Sequence[RegisteredWorker]) -> str:
+    others: dict[str, list[str]] = {}
+    for worker in workers:
+        if worker.online and role in worker.handlers:
+            others.setdefault(worker.handlers[role], []).append(worker.worker_id)
+    shown = describe_versions(dict(sorted(others.items()))) or "nobody"
+    return f"a worker of role {role} with version {version} (pinned by this task); polled by: {shown}"
 
 
 def add_waits(view: TaskView, waits: Mapping[str, str]) -> TaskView:
@@ -446,9 +477,9 @@ def describe_unknown_roles(unknown: Mapping[str, Sequence[str]], option: str = "
         if similar
     ]
     if others:
-        hints.append(
-            f"no worker has ever polled {'role' if len(others) == 1 else 'roles'} {names(others)}; {start}"
-        )
+        roles, them = ("role", "it") if len(others) == 1 else ("roles", "them")
+        bridge = f"`flowkit bridge {' '.join(others)}{option}` if external workers run {them}"
+        hints.append(f"no worker has ever polled {roles} {names(others)}; {start}, or {bridge}")
     return hints
 
 

@@ -99,7 +99,11 @@ def _handlers(roles: list[str], given: list[str]) -> dict[str, Any]:
 
 def _load(name: str) -> Any:
     module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
+    try:
+        return getattr(import_module(module), attribute)
+    except (AttributeError, ImportError, ValueError) as error:
+        problem = f"{name!r} cannot be loaded: {error}; name it as module:Handler"
+        raise typer.BadParameter(problem, param_hint="--handler") from error
 
 
 def _pairs(given: list[str] | None) -> dict[str, Any]:
