@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from flowkit.local import Stack
+from flowkit.local import Stack, ports
 from flowkit.text import clean
 from tests.kafka_server import kafka
 from tests.run_order import arranged
@@ -36,8 +36,19 @@ def pytest_configure(config: pytest.Config) -> None:
     Without garbage collection, the collection of the tests takes a tenth less time.
     """
     os.environ.setdefault("FLOWKIT_SERVERS", "path,cache,download")
+    _choose_own_ports()
     config.stash[OWNED] = SharedServers()
     gc.disable()
+
+
+def _choose_own_ports() -> None:
+    """Let the test processes of pytest-xdist choose from different ports.
+
+    While a test restarts a server, its port is free for a moment, in which a server of another process could take it.
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ports.CANDIDATES = ports.CANDIDATES[number::processes]
 
 
 @pytest.hookimpl(trylast=True)
