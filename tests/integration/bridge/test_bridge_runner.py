@@ -132,8 +132,7 @@ async def test_large_graph_with_a_role_of_another_process_is_rejected(
 ) -> None:
     external.settings["worker_types"] = []
     await external.engine()
-    for module in ("flowkit.attempt.pollers", "flowkit.graph.submission"):
-        monkeypatch.setattr(f"{module}.EXTERNAL_NODES", 1)
+    monkeypatch.setattr("flowkit.graph.submission.EXTERNAL_NODES", 1)
     nodes = [node("a", external.role), node("b", "native", "a")]
     await external.coordinator.cancel_task(await external.create(*nodes))
     runner = BridgeRunner(db=external.db, cfg=external.config, roles=[external.role])
