@@ -223,7 +223,7 @@ class Run:
                     with suppress(ActionRejected, UnknownTask):
                         await coordinator.resume(task_id)
                     del self._paused[task_id]
-            running = sorted(self._open - self._paused.keys())
+            running = sorted(filter(self._may_pause, self._open - self._paused.keys()))
             if running and time.monotonic() < self._end:
                 task_id = self._chance.choice(running)
                 scope, interrupt = self._draw_scope(self.plans[task_id]), self._chance.random() < 0.5
@@ -234,6 +234,14 @@ class Run:
                     self.figures.pauses["interrupts"] += "paused" in {
                         each["to"] for each in result["affected"] if each["from"] == "running"
                     }
+
+    def _may_pause(self, task_id: str) -> bool:
+        """Return whether to pause parts of a task: not with external nodes.
+
+        An interrupted external worker that no cancel reaches in time may still overwrite artifacts, and a node that a
+        pause delays may wait for the worker of a node that pulls from it.
+        """
+        return not any(node.external for node in self.plans[task_id].nodes)
 
     def _draw_scope(self, plan: TaskPlan) -> str:
         node = self._chance.choice(plan.nodes)
