@@ -10,7 +10,7 @@ from temporalio.client import WorkflowFailureError
 
 from flowkit import limits
 from flowkit.models import SilenceReport, SilentAttempt, temporal_names
-from tests.integration.harness import node
+from tests.integration.harness import eventually, node
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -281,8 +281,12 @@ async def silent(harness: Harness, name: str) -> None:
     run_id = (await handle.describe()).run_id or ""
     report = SilenceReport(run_id=run_id, silent=[SilentAttempt(node_id="a", epoch=1)])
     await handle.execute_update(temporal_names.REPORT_SILENCE, report)
-    await harness.until_status(name, "deferred")
-    await harness.until_status(name, "running")
+
+    async def was_deferred() -> bool:
+        changes = (await harness.document(name))["status_history"]
+        return [change["to"] for change in changes][-2:] == ["deferred", "running"]
+
+    await eventually(was_deferred)
     await ended(harness, name)
 
 
