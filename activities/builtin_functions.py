@@ -134,7 +134,7 @@ class CoordinatorAdapters:
         require(node_id_problem(node_id, "merge.generic: target['node_id']"), error=AdapterError)
         await self._aggregates.place_of(task_id)
         at = self._now().timestamp()
-        meta = await self._aggregates.merged(task_id, names, at)
+        meta = await self._aggregates.merged(task_id, names, at, self._first_epochs)
         await self._aggregates.store_merged(task_id, node_id, meta, at)
         return {"ok": True, "meta": meta}
 
@@ -146,9 +146,14 @@ class CoordinatorAdapters:
         """
         _require_task(task_id)
         require(node_id_problem(node_id, "metrics.aggregate: 'node_id'"), error=AdapterError)
-        stats = await self._aggregates.aggregated(task_id, node_id, mode)
+        stats = await self._aggregates.aggregated(task_id, node_id, mode, self._first_epochs)
         await self._aggregates.store_stats(task_id, node_id, stats, self._variables.moment(), self._node)
         return {"ok": True, "mode": mode, "stats": stats}
+
+    @property
+    def _first_epochs(self) -> Mapping[str, int] | None:
+        """The generations of the nodes that a function node reads, which its attempt knows; None for calls from Python."""
+        return None if self._node is None else self._node.attempt.source_first_epochs
 
     async def noop(self, /, task_id: str, **anything: Any) -> dict[str, Any]:
         """Do nothing. Accept any keyword arguments and return `{"ok": True}`."""

@@ -115,15 +115,15 @@ class ArtifactsWriter:
 
     async def partials(self) -> AsyncIterator[dict[str, Any]]:
         """Yield `batch_uid` and `meta` of each batch that this node has stored, in earlier attempts too."""
-        task_id, node_id = self._attempt.task_id, self._attempt.node_id
-        pages, yielded = self._store.pages(task_id, node_id), set[str]()
+        own, yielded = self._attempt, set[str]()
+        pages = self._store.pages(own.task_id, own.node_id, first_epoch=own.first_epoch)
 
         async def next_page() -> list[dict[str, Any]] | None:
             nonlocal pages
             try:
                 return await anext(pages, None)
             except StoreUnavailable:
-                pages = self._store.pages(task_id, node_id, skip=yielded)
+                pages = self._store.pages(own.task_id, own.node_id, skip=yielded, first_epoch=own.first_epoch)
                 raise
 
         while (page := await retry_while_unavailable(next_page)) is not None:

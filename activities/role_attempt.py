@@ -239,7 +239,7 @@ class RoleExecutor:
         attempt, artifacts = self._attempt, self._artifacts
         if attempt.signal_first_batch and attempt.epoch > 1:
             stored = await retry_while_unavailable(
-                lambda: artifacts.has_batches(attempt.task_id, attempt.node_id)
+                lambda: artifacts.has_batches(attempt.task_id, attempt.node_id, attempt.first_epoch)
             )
             if stored:
                 self._signal()

@@ -25,7 +25,16 @@ from flowkit.graph.conditions import condition_problems, has_conditions
 from flowkit.graph.params import PARAMS_SCHEMA, params_problems
 from flowkit.graph.submission import external_problem
 from flowkit.graph.validation import normalized, parse_graph, raise_if, too_many_nodes, unknown_function
-from flowkit.models import CloseTask, Opened, OpenTask, ReadStoredGraph, RecordTask, temporal_names
+from flowkit.models import (
+    CloseTask,
+    Opened,
+    OpenTask,
+    ReadStoredGraph,
+    RecordTask,
+    ResetDone,
+    ResetNodes,
+    temporal_names,
+)
 from flowkit.validation.storable import storage_problems
 
 if TYPE_CHECKING:
@@ -82,7 +91,7 @@ class TaskActivities:
     @property
     def all(self) -> list[Callable[..., Any]]:
         """Return the activities to register with a Temporal worker."""
-        return [self.open_task, self.record, self.close_task, self.read_stored_graph]
+        return [self.open_task, self.record, self.close_task, self.read_stored_graph, self.reset_nodes]
 
     @activity.defn(name=temporal_names.OPEN_TASK)
     async def open_task(self, opening: OpenTask) -> Opened:
@@ -109,6 +118,16 @@ class TaskActivities:
         """Write the end of a task to its document. Return False if the document does not exist."""
         async with heartbeats():
             return await self._run_on_portal(self._close(close))
+
+    @activity.defn(name=temporal_names.RESET_NODES)
+    async def reset_nodes(self, record: ResetNodes) -> ResetDone:
+        """Start new generations of nodes in the task document."""
+        async with heartbeats():
+            return await self._run_on_portal(self._reset(record))
+
+    async def _reset(self, record: ResetNodes) -> ResetDone:
+        await check_database(self._tasks, record.task_id, record.deployment)
+        return ResetDone(epochs=await self._tasks.reset_nodes(record, self._artifacts))
 
     async def _run_on_portal(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -144,6 +163,11 @@ class TaskActivities:
         if opening.graph.get(PARAMS_SCHEMA) is not None:
             raise_if(await asyncio.to_thread(params_problems, opening.graph, opening.params))
         database_id = await self._tasks.database_id()
+        if opening.rerun is not None:
+            run_seq, earlier = await self._tasks.open_rerun(
+                opening, opening.rerun, namespace_id=namespace_id, database_id=database_id
+            )
+            return Opened(run_seq=run_seq, settings=self._settings, created_at=opening.at, earlier=earlier)
         try:
             run_seq, epochs = await self._tasks.open_task(
                 opening, namespace_id=namespace_id, database_id=database_id

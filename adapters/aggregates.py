@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import DuplicateKeyError
 
+from flowkit.adapters.entries import of_generation, scan_filter
 from flowkit.adapters.mongo import Database, durable, iso, moment, translate_errors
+from flowkit.adapters.tasks.reset import read_first_epochs
 from flowkit.errors import AdapterError, Fenced
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from flowkit.adapters.tasks.attempts import NodeWrite
@@ -44,10 +46,21 @@ class Aggregates:
         return 0 if node_id is None else nodes.index(node_id)
 
     @translate_errors
-    async def merged(self, task_id: str, from_nodes: Sequence[str], at: float) -> dict[str, Any]:
-        """Return the meta of a merge: which of these nodes are complete, and how many batches they have."""
+    async def merged(
+        self,
+        task_id: str,
+        from_nodes: Sequence[str],
+        at: float,
+        first_epochs: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
+        """Return the meta of a merge: which of these nodes are complete, and how many batches they have.
+
+        `first_epochs` are those of the generations of nodes, if the caller knows them.
+        """
+        if first_epochs is None:
+            first_epochs = await read_first_epochs(self._db.tasks, task_id, from_nodes)
         cursor = self._db.artifacts.find(
-            {"task_id": task_id, "node_id": {"$in": list(from_nodes)}},
+            scan_filter(task_id, list(from_nodes), {}, first_epochs),
             {"_id": 0, "node_id": 1, "status": 1, "batch_uid": 1},
         )
         complete, partials, uids = set(), 0, set()
@@ -79,11 +92,17 @@ class Aggregates:
             await self._db.artifacts.update_one(key, update, upsert=True)
 
     @translate_errors
-    async def aggregated(self, task_id: str, node_id: str, mode: str) -> dict[str, float]:
-        """Return the sum or mean of each of a node's metrics, by key, over all batches that did not fail."""
-        cursor = self._db.metrics_raw.find(
-            {"task_id": task_id, "node_id": node_id, "failed": {"$ne": True}}, {"_id": 0, "metrics": 1}
-        )
+    async def aggregated(
+        self, task_id: str, node_id: str, mode: str, first_epochs: Mapping[str, int] | None = None
+    ) -> dict[str, float]:
+        """Return the sum or mean of each of a node's metrics, by key, over all batches that did not fail.
+
+        `first_epochs` are those of the generations of nodes, if the caller knows them.
+        """
+        if first_epochs is None:
+            first_epochs = await read_first_epochs(self._db.tasks, task_id, [node_id])
+        own = {"task_id": task_id, "node_id": node_id, **of_generation(first_epochs.get(node_id, 0))}
+        cursor = self._db.metrics_raw.find({**own, "failed": {"$ne": True}}, {"_id": 0, "metrics": 1})
         return await _folded((row.get("metrics") or {} async for row in cursor), mode)
 
     @translate_errors

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from pymongo import ASCENDING, UpdateOne
@@ -29,6 +30,7 @@ from flowkit.adapters.entries import (
     entries,
     fitting,
     is_whole,
+    of_generation,
     scan_filter,
 )
 from flowkit.adapters.group_commit import GroupCommit
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 
     from flowkit.adapters.entries import Mark
-    from flowkit.models import AttemptInput, NodeRecord
+    from flowkit.models import AttemptInput, NodeOutcome, NodeRecord
 
 T = TypeVar("T")
 
@@ -69,6 +71,8 @@ _LARGE_BYTES = 256 * 1024
 """Rows with more than this many bytes are written by themselves, so that small rows do not wait for them."""
 
 _MARKERS_AT_ONCE = 500
+_GENERATIONS_AT_ONCE = 100
+"""How many nodes' earlier generations one call deletes."""
 
 
 MOST_KEPT = 1_000
@@ -427,6 +431,55 @@ class ArtifactStore:
             }
         )
 
+    @translate_errors
+    async def delete_earlier_generations(self, task_id: str, first_epochs: Mapping[str, int]) -> None:
+        """Delete what earlier generations of these nodes have stored: batches, complete markers, metrics and claims.
+
+        No reader of FlowKit counts these rows any more, but external workers read all that there are.
+        """
+        nodes = [*first_epochs.items()]
+        for start in range(0, len(nodes), _GENERATIONS_AT_ONCE):
+            some = nodes[start : start + _GENERATIONS_AT_ONCE]
+            rows = [
+                {"node_id": node_id, "attempt_epoch": {"$not": {"$gte": epoch}}} for node_id, epoch in some
+            ]
+            claims = [
+                {"consumer_node": node_id, "attempt_epoch": {"$not": {"$gte": epoch}}}
+                for node_id, epoch in some
+            ]
+            await gather_writes(
+                self._artifacts.delete_many({"task_id": task_id, "$or": rows}),
+                self._metrics.delete_many({"task_id": task_id, "$or": rows}),
+                self.claims.delete(task_id, claims),
+            )
+
+    def check_outcome(self, outcome: NodeOutcome) -> None:
+        """Raise BadMetrics, BatchTooLarge or BadBatchUid if MongoDB cannot store the results of a node."""
+        storable("metrics", outcome.metrics)
+        _reference("artifacts_ref", outcome.artifacts_ref)
+        for batch in outcome.batches:
+            uid = batch["batch_uid"]
+            check_uid(uid)
+            storable(f"metrics of batch {uid!r}", batch.get("metrics") or {})
+            _reference(f"artifacts_ref of batch {uid!r}", batch.get("artifacts_ref"))
+
+    async def store_outcome(self, attempt: AttemptInput, outcome: NodeOutcome, at: float) -> None:
+        """Store the results with which an operator completes a node: batches, final metrics and complete marker."""
+        for batch in outcome.batches:
+            uid, metrics, ref = batch["batch_uid"], batch.get("metrics") or {}, batch.get("artifacts_ref")
+            await self.store_batch(attempt, uid, metrics, outcome.by, at, artifacts_ref=ref)
+        if outcome.metrics:
+            await self.store_final(attempt, outcome.metrics, at)
+        await self.mark_complete(
+            attempt.task_id,
+            attempt.node_id,
+            attempt.epoch,
+            outcome.metrics,
+            at,
+            worker_id=outcome.by,
+            artifacts_ref=outcome.artifacts_ref,
+        )
+
     async def mark_ended(self, task_id: str, nodes: Sequence[NodeRecord], at: float) -> None:
         """Write a complete marker for each of `nodes` that ended without finishing and from which another node pulls.
 
@@ -471,13 +524,18 @@ class ArtifactStore:
 
     @translate_errors
     async def scan(
-        self, task_id: str, sources: Sequence[str], since: Mapping[str, Mark] | None = None
+        self,
+        task_id: str,
+        sources: Sequence[str],
+        since: Mapping[str, Mark] | None = None,
+        first_epochs: Mapping[str, int] = MappingProxyType({}),
     ) -> Scan:
         """Return the batches and complete markers of several nodes, without metas. Uses a single query.
 
-        Omit the batches of the sources in `since` that were stored before the source's mark.
+        Omit the batches of the sources in `since` that were stored before the source's mark, and what earlier
+        generations of the sources have stored, whose epochs are below `first_epochs`.
         """
-        cursor = self._artifacts.find(scan_filter(task_id, sources, since or {}), SCANNED)
+        cursor = self._artifacts.find(scan_filter(task_id, sources, since or {}, first_epochs), SCANNED)
         return as_scan(sources, [artifact async for artifact in cursor])
 
     @translate_errors
@@ -487,52 +545,56 @@ class ArtifactStore:
         return int(await self._artifacts.count_documents({**stored, "status": "partial"}))
 
     @translate_errors
-    async def batch_uids(self, task_id: str, node_id: str) -> set[str]:
-        """Return the uids of a node's batches whose artifact and metrics row, if any, are both stored."""
-        partials, rows = await asyncio.gather(self._partials(task_id, node_id), self._rows(task_id, node_id))
+    async def batch_uids(self, task_id: str, node_id: str, first_epoch: int = 0) -> set[str]:
+        """Return the uids of a node's batches whose artifact and metrics row, if any, are both stored.
+
+        Here and below, batches of earlier generations of the node, whose epochs are below `first_epoch`, do not count.
+        """
+        own = (task_id, node_id, first_epoch)
+        partials, rows = await asyncio.gather(self._partials(*own), self._rows(*own))
         return {uid for uid, entry in partials.items() if is_whole(entry, rows.get(uid))}
 
     @translate_errors
-    async def _partials(self, task_id: str, node_id: str) -> dict[str, Entry]:
+    async def _partials(self, task_id: str, node_id: str, first_epoch: int) -> dict[str, Entry]:
         """Return a node's stored batches, oldest first."""
-        cursor = self._artifacts.find(
-            {"task_id": task_id, "node_id": node_id, "status": "partial"}, PROJECTION
-        )
+        own = {"task_id": task_id, "node_id": node_id, "status": "partial", **of_generation(first_epoch)}
+        cursor = self._artifacts.find(own, PROJECTION)
         return entries([partial async for partial in cursor])
 
     @translate_errors
-    async def has_batches(self, task_id: str, node_id: str) -> bool:
+    async def has_batches(self, task_id: str, node_id: str, first_epoch: int = 0) -> bool:
         """Return whether a node has stored a batch."""
         batch = {"task_id": task_id, "node_id": node_id, "status": "partial", "batch_uid": {"$exists": True}}
-        return await self._artifacts.find_one(batch, {"_id": 1}) is not None
+        return await self._artifacts.find_one(batch | of_generation(first_epoch), {"_id": 1}) is not None
 
-    async def stored_uids(self, task_id: str, node_id: str) -> set[str]:
+    async def stored_uids(self, task_id: str, node_id: str, first_epoch: int = 0) -> set[str]:
         """Return the uids of a node's stored batches."""
-        return set(await self._partials(task_id, node_id))
+        return set(await self._partials(task_id, node_id, first_epoch))
 
-    async def _rows(self, task_id: str, node_id: str) -> dict[str, bool]:
+    async def _rows(self, task_id: str, node_id: str, first_epoch: int) -> dict[str, bool]:
         """Return whether a batch failed, for each batch that has a metrics row."""
-        cursor = self._metrics.find(
-            {"task_id": task_id, "node_id": node_id}, {"_id": 0, "batch_uid": 1, "failed": 1}
-        )
+        own = {"task_id": task_id, "node_id": node_id, **of_generation(first_epoch)}
+        cursor = self._metrics.find(own, {"_id": 0, "batch_uid": 1, "failed": 1})
         return {uid_text(row.get("batch_uid")): bool(row.get("failed")) async for row in cursor}
 
     async def pages(
-        self, task_id: str, node_id: str, skip: Collection[str] = ()
+        self, task_id: str, node_id: str, skip: Collection[str] = (), first_epoch: int = 0
     ) -> AsyncIterator[list[dict[str, Any]]]:
         """Yield `batch_uid` and `meta` of a node's stored batches in pages, oldest first, except those in `skip`.
 
         Reading one page at a time bounds the memory of this process and the sort on the server.
         """
-        stored = await self._partials(task_id, node_id)
+        stored = await self._partials(task_id, node_id, first_epoch)
         left = [entry for uid, entry in stored.items() if uid not in skip]
         while left:
             page = left[: fitting(left, PAGE_BYTES)]
-            yield await self.metas(task_id, node_id, page)
+            yield await self.metas(task_id, node_id, page, first_epoch)
             left = left[len(page) :]
 
     @translate_errors
-    async def metas(self, task_id: str, node_id: str, page: Sequence[Entry]) -> list[dict[str, Any]]:
+    async def metas(
+        self, task_id: str, node_id: str, page: Sequence[Entry], first_epoch: int = 0
+    ) -> list[dict[str, Any]]:
         """Return `batch_uid` and `meta` of these batches, in the given order.
 
         Omit batches that were removed or became larger than the largest size in `page`.
@@ -541,7 +603,7 @@ class ArtifactStore:
         known = [entry.size for entry in page if entry.size is not None]
         grown = {"size": {"$not": {"$gt": max(known)}}} if known else {}
         cursor = self._artifacts.find(
-            {"task_id": task_id, "node_id": node_id, **batches, **grown},
+            {"task_id": task_id, "node_id": node_id, **batches, **grown, **of_generation(first_epoch)},
             {"_id": 0, "batch_uid": 1, "meta": 1},
         )
         found = {uid_text(partial.get("batch_uid")): partial async for partial in cursor}
@@ -558,7 +620,9 @@ def _key(attempt: AttemptInput, batch_uid: str) -> dict[str, Any]:
 
 
 def _needs_marker(node: NodeRecord) -> bool:
-    return node.marker and node.status.ended and node.status is not NodeStatus.FINISHED
+    """Return whether the end of a node needs a marker: its attempt writes one only if it finishes the node."""
+    by_attempt = node.status is NodeStatus.FINISHED and not node.decided
+    return node.marker and node.status.ended and not by_attempt
 
 
 def _is_newer(node: NodeRecord, stored: dict[str, Any] | None) -> bool:
@@ -656,11 +720,28 @@ class Claims:
             raise Fenced(f"a newer attempt of node {attempt.node_id!r} has claimed batches of {from_node!r}")
 
     @translate_errors
-    async def counts(self, task_id: str, from_node: str, consumers: Sequence[str]) -> dict[str, int]:
-        """Return how many batches of `from_node` each of `consumers` has claimed."""
-        keys = [
+    async def delete(self, task_id: str, claims: Sequence[dict[str, Any]]) -> None:
+        """Delete the claims that match one of these filters."""
+        await self._claims.delete_many({"task_id": task_id, "$or": [*claims]})
+
+    @translate_errors
+    async def counts(
+        self,
+        task_id: str,
+        from_node: str,
+        consumers: Sequence[str],
+        first_epochs: Mapping[str, int] = MappingProxyType({}),
+    ) -> dict[str, int]:
+        """Return how many batches of `from_node` each of `consumers` has claimed.
+
+        Claims of earlier generations of a consumer do not count. External workers write no epoch into theirs.
+        """
+        keys: list[dict[str, Any]] = [
             {"task_id": task_id, "consumer_node": consumer, "from_node": from_node} for consumer in consumers
         ]
+        for key in keys:
+            if first := first_epochs.get(key["consumer_node"]):
+                key["attempt_epoch"] = {"$not": {"$lt": first}}
         found = await asyncio.gather(*(self._claims.count_documents(key) for key in keys))
         return dict(zip(consumers, found, strict=True))
 

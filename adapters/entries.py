@@ -32,6 +32,14 @@ SCANNED = {**PROJECTION, "node_id": 1, "status": 1, "attempt_epoch": 1, "confirm
 """The fields of an artifact that a scan reads."""
 
 
+def of_generation(first_epoch: int) -> dict[str, Any]:
+    """Return the filter for rows of the present generation of a node, whose `first_epoch` this is.
+
+    It is empty for a node with one generation. Rows without an epoch belong to none.
+    """
+    return {"attempt_epoch": {"$gte": first_epoch}} if first_epoch else {}
+
+
 class Entry(NamedTuple):
     """A stored batch, without its meta."""
 
@@ -124,8 +132,10 @@ class Scan:
     """The mark of the newest batch of the highest epoch, for each source with a batch that has an epoch and a time."""
 
 
-def scan_filter(task_id: str, sources: Sequence[str], since: Mapping[str, Mark]) -> dict[str, Any]:
-    """Return the filter of a scan.
+def scan_filter(
+    task_id: str, sources: Sequence[str], since: Mapping[str, Mark], first_epochs: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return the filter of a scan. It omits the rows of earlier generations of the sources.
 
     Omit the batches that the attempt of a source's mark, or an earlier attempt, wrote before the mark. Later attempts,
     batches without an epoch or a time, and complete markers are never omitted.
@@ -138,6 +148,11 @@ def scan_filter(task_id: str, sources: Sequence[str], since: Mapping[str, Mark])
             "updated_at": {"$lt": mark.written_at},
         }
         for source, mark in since.items()
+    ]
+    old += [
+        {"node_id": source, "attempt_epoch": {"$not": {"$gte": first_epochs[source]}}}
+        for source in sources
+        if first_epochs.get(source)
     ]
     omitted = {"$nor": old} if old else {}
     return {"task_id": task_id, "node_id": {"$in": list(sources)}, **omitted}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING
 
 from flowkit.adapters.batch_uids import uid_text
+from flowkit.adapters.entries import of_generation, scan_filter
 from flowkit.adapters.mongo import Database, durable, moment, translate_errors
 from flowkit.core.utils import stable_hash
 
@@ -47,19 +48,21 @@ class ExternalInputs:
 
         A claim alone does not count: a worker that runs an outdated attempt may claim a batch, and its result is ignored.
         """
-        stored = await self._read_stored(attempt.task_id, pull.from_nodes)
+        stored = await self._read_stored(attempt.task_id, pull.from_nodes, attempt.source_first_epochs)
         claimed, finished = await self._read_claimed(attempt), await self._read_finished(attempt)
         missing: dict[str, Uids] = {}
         for source in pull.from_nodes:
             known = stored[source] & claimed.get(source, set())
-            unfinished = await self._find_unfinished_claims(attempt.task_id, source, known, finished, pull)
+            unfinished = await self._find_unfinished_claims(attempt, source, known, finished, pull)
             missing[source] = (stored[source] - known) | set(unfinished)
         return {source: uids for source, uids in missing.items() if uids}
 
     @translate_errors
-    async def find_clashing_uid(self, task_id: str, sources: Sequence[str]) -> tuple[str, list[str]] | None:
+    async def find_clashing_uid(
+        self, attempt: AttemptInput, sources: Sequence[str]
+    ) -> tuple[str, list[str]] | None:
         """Return a batch uid that several of `sources` use, and these sources; None if there is none."""
-        stored = await self._read_stored(task_id, sources)
+        stored = await self._read_stored(attempt.task_id, sources, attempt.source_first_epochs)
         counts = Counter(uid for uids in stored.values() for uid in uids)
         shared = next((uid for uid, count in counts.items() if count > 1), None)
         return None if shared is None else (shared, [name for name in stored if shared in stored[name]])
@@ -71,7 +74,7 @@ class ExternalInputs:
         finished = await self._read_finished(attempt)
         released = 0
         for source, uids in claimed.items():
-            unfinished = await self._find_unfinished_claims(attempt.task_id, source, uids, finished, pull)
+            unfinished = await self._find_unfinished_claims(attempt, source, uids, finished, pull)
             released += await self._delete_claims(attempt, source, unfinished)
         return released
 
@@ -85,7 +88,8 @@ class ExternalInputs:
         return sum([await self._show_unclaimed(attempt, source, at) for source in pull.from_nodes])
 
     async def _show_unclaimed(self, attempt: AttemptInput, source: str, at: float) -> int:
-        batches = {"task_id": attempt.task_id, "node_id": source, "status": "partial"}
+        generation = of_generation(attempt.source_first_epochs.get(source, 0))
+        batches = {"task_id": attempt.task_id, "node_id": source, "status": "partial", **generation}
         stored = await self._artifacts.count_documents(batches)
         claims = {"task_id": attempt.task_id, "consumer_node": attempt.node_id, "from_node": source}
         if stored <= SCAN_WINDOW or stored <= await self._claims.count_documents(claims):
@@ -107,12 +111,12 @@ class ExternalInputs:
             {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": {"$exists": False}}
         )
 
-    async def _read_stored(self, task_id: str, sources: Iterable[str]) -> dict[str, Uids]:
+    async def _read_stored(
+        self, task_id: str, sources: Iterable[str], first_epochs: Mapping[str, int]
+    ) -> dict[str, Uids]:
         found: dict[str, Uids] = {source: set() for source in sources}
-        cursor = self._artifacts.find(
-            {"task_id": task_id, "node_id": {"$in": list(found)}, "status": "partial"},
-            {"_id": 0, "node_id": 1, "batch_uid": 1},
-        )
+        wanted = {**scan_filter(task_id, list(found), {}, first_epochs), "status": "partial"}
+        cursor = self._artifacts.find(wanted, {"_id": 0, "node_id": 1, "batch_uid": 1})
         async for batch in cursor:
             found[batch["node_id"]].add(uid_text(batch.get("batch_uid")))
         return found
@@ -123,8 +127,10 @@ class ExternalInputs:
         A worker writes the artifact itself, while the bridge writes the metrics when it receives the event about the
         batch. The events of an attempt that has ended, for example because it was cancelled, are ignored.
         """
-        own = {"task_id": attempt.task_id, "node_id": attempt.node_id}
-        stored = (await self._read_stored(attempt.task_id, [attempt.node_id]))[attempt.node_id]
+        generation = of_generation(attempt.first_epoch)
+        own = {"task_id": attempt.task_id, "node_id": attempt.node_id, **generation}
+        first_epochs = {attempt.node_id: attempt.first_epoch}
+        stored = (await self._read_stored(attempt.task_id, [attempt.node_id], first_epochs))[attempt.node_id]
         measured = self._metrics.find(own, {"_id": 0, "batch_uid": 1})
         unmeasured = sorted(stored - {uid_text(row.get("batch_uid")) async for row in measured})
         lost: Uids = set()
@@ -148,23 +154,24 @@ class ExternalInputs:
         return found
 
     async def _find_unfinished_claims(
-        self, task_id: str, source: str, claimed: Uids, finished: Uids, pull: PullArgs
+        self, attempt: AttemptInput, source: str, claimed: Uids, finished: Uids, pull: PullArgs
     ) -> list[str]:
         """Return those claimed batches whose results are not all stored."""
         if pull.size is None:
             return sorted(claimed - finished)
-        expected = await self._chunk_uids(task_id, source, sorted(claimed), pull)
+        expected = await self._chunk_uids(attempt, source, sorted(claimed), pull)
         return [uid for uid in sorted(claimed) if not expected.get(uid, {uid}) <= finished]
 
     async def _chunk_uids(
-        self, task_id: str, source: str, parents: Sequence[str], pull: PullArgs
+        self, attempt: AttemptInput, source: str, parents: Sequence[str], pull: PullArgs
     ) -> dict[str, Uids]:
         """Return the uids of the chunks into which the worker splits each of the batches `parents`."""
         found: dict[str, Uids] = {}
         for start in range(0, len(parents), _AT_ONCE):
             wanted = {"node_id": source, "batch_uid": {"$in": list(parents[start : start + _AT_ONCE])}}
+            generation = of_generation(attempt.source_first_epochs.get(source, 0))
             cursor = self._artifacts.find(
-                {"task_id": task_id, **wanted}, {"_id": 0, "batch_uid": 1, "meta": 1}
+                {"task_id": attempt.task_id, **wanted, **generation}, {"_id": 0, "batch_uid": 1, "meta": 1}
             )
             async for batch in cursor:
                 uid = uid_text(batch.get("batch_uid"))

@@ -73,7 +73,9 @@ class FirstBatches:
         """Send the signal of an attempt that begins or that this bridge adopts, if its node has stored batches before."""
         attempt, artifacts = record.attempt, self._context.stores.artifacts
         if attempt.signal_first_batch:
-            stored = await self._context.db(lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id))
+            stored = await self._context.db(
+                lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id, attempt.first_epoch)
+            )
             if stored:
                 self.batch_stored(record)
 

@@ -107,8 +107,8 @@ class PulledInputs:
         """Return the outcome of a node whose sources share a batch uid. Rechunking makes uids unique."""
         if pull.size is not None or len(pull.from_nodes) < 2:
             return None
-        task_id, sources = record.attempt.task_id, pull.from_nodes
-        clash = await self._context.db(lambda: self._inputs.find_clashing_uid(task_id, sources))
+        sources = pull.from_nodes
+        clash = await self._context.db(lambda: self._inputs.find_clashing_uid(record.attempt, sources))
         return None if clash is None else uid_clash(clash[0], clash[1], self._context.now())
 
 

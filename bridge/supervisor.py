@@ -449,7 +449,7 @@ class AttemptChecks:
         """Check an attempt as of the monotonic time `now`. Raise KafkaUnavailable if a check cannot reach Kafka."""
         record = attempt.record
         if record.cancel is not None:
-            await self._check_cancel(attempt)
+            await self._check_cancel(attempt, now)
         elif record.state is DispatchState.FINISHING:
             await self._check_inputs(attempt)
         elif record.lease is None:
@@ -457,19 +457,31 @@ class AttemptChecks:
         else:
             await self._check_run(attempt, now)
 
-    async def _check_cancel(self, attempt: Supervised) -> None:
-        """Signal the worker until the run ends or the grace period is over. An unread command needs no signal."""
+    async def _check_cancel(self, attempt: Supervised, monotonic: float) -> None:
+        """Signal the worker until the run ends or the grace period is over. An unread command needs no signal.
+
+        Another attempt follows an interrupted one. A worker writes its artifacts itself, and could overwrite those of the
+        next attempt, so an interrupt also waits until the worker has lost its lease.
+        """
         record, now = attempt.record, self._context.now()
         assert record.cancel is not None
         deadline = record.cancel.at + record.attempt.cancel_grace_sec
         unread = record.lease is None and self._commands.is_queued(record)
-        if unread or now >= deadline or record.state is DispatchState.FINISHING:
+        is_over = now >= deadline and not self._may_still_write(attempt, monotonic)
+        if unread or is_over or record.state is DispatchState.FINISHING:
             await self.end(attempt, cancelled(now), stop_worker=not unread)
             return
         worker_id = record.lease.worker_id if record.lease else None
         self._signals.cancel(
             record.attempt, record.cancel.reason, worker_id=worker_id or None, deadline=deadline
         )
+
+    def _may_still_write(self, attempt: Supervised, monotonic: float) -> bool:
+        """Return whether an interrupted attempt has a worker whose lease lasts."""
+        record = attempt.record
+        if record.cancel is None or record.cancel.reason != reason_codes.INTERRUPTED or record.lease is None:
+            return False
+        return left_sec(record.lease, monotonic - attempt.heard_at) > 0
 
     async def _check_inputs(self, attempt: Supervised) -> None:
         ended = await self._inputs.check(attempt.record)

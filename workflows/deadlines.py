@@ -93,7 +93,8 @@ class Deadlines:
         """Begin the deadlines of the nodes whose gates have opened. A deadline that has begun stays as it is."""
         for index in indexes:
             limit, state = self._nodes[index].deadline_sec, self._states[index]
-            if limit is not None and state.deadline_at is None and state.deadline_left is None:
+            has_begun = state.deadline_at is not None or state.deadline_left is not None
+            if limit is not None and not has_begun and state.held_until is None:
                 self._set(index, now + limit)
 
     def _set(self, index: int, at: float) -> None:

@@ -28,6 +28,7 @@ from flowkit.models import (
     temporal_names,
 )
 from flowkit.models.actions import ActionRecord
+from flowkit.workflows.display.details import describe_decision
 from flowkit.workflows.display.task_status import is_dead
 from flowkit.workflows.engine_calls import (
     HEARTBEAT_TIMEOUT,
@@ -38,7 +39,7 @@ from flowkit.workflows.engine_calls import (
 from flowkit.workflows.payloads import json_size, split_by_size, without_defaults
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from flowkit.models import Node, NodeState, TaskResult
     from flowkit.workflows.display.task_status import StatusPublisher
@@ -81,7 +82,10 @@ class TaskDocument:
         self._state = state
         self._scheduler = scheduler
         self._publisher = publisher
-        self._pulled = pulled_nodes(scheduler.nodes)
+        self.pulled = pulled_nodes(scheduler.nodes)
+        """The ids of the nodes whose artifacts other nodes pull."""
+        self.is_ordinary: Callable[[], bool] = lambda: False
+        """Whether a write must not be local, because Temporal does not know yet why the task makes it."""
         self._changed_nodes: dict[int, NodeRecord] = {}
         self._task_changed = False
         self._cancel_reason: str | None = None
@@ -146,7 +150,8 @@ class TaskDocument:
         """
         await self.flush()
         record, nodes = self._make_close_record(result, reason), len(self._scheduler.nodes)
-        is_local = local and nodes <= _LOCAL_GRAPH_NODES and len(record.nodes) <= _LOCAL_NODES
+        is_quick = local and not self.is_ordinary()
+        is_local = is_quick and nodes <= _LOCAL_GRAPH_NODES and len(record.nodes) <= _LOCAL_NODES
         while not await close_document(record, nodes, is_local=is_local):
             state = self._state
             await open_document(NewTask(params=state.params, graph=state.graph, stored=state.stored))
@@ -192,7 +197,7 @@ class TaskDocument:
         self._no_longer_silent.clear()
         self._actions_changed = False
         for part in split_record(record):
-            await record_document(part, of_nodes=len(self._scheduler.nodes))
+            await record_document(part, of_nodes=len(self._scheduler.nodes), is_ordinary=self.is_ordinary())
 
     def _make_action_record(self) -> ActionRecord:
         state = self._state.actions
@@ -235,7 +240,7 @@ class TaskDocument:
 
     def _make_node_record(self, index: int, cancel_reason: str | None = None) -> NodeRecord:
         node = self._scheduler.nodes[index]
-        pulled = node.node_id in self._pulled
+        pulled = node.node_id in self.pulled
         return node_record(node, self._scheduler.states[index], pulled=pulled, cancel_reason=cancel_reason)
 
 
@@ -253,6 +258,7 @@ async def open_document(new: NewTask) -> Opened:
         graph=new.graph if new.stored is None else {},
         params=new.params if new.stored is None else {},
         stored=new.stored,
+        rerun=new.rerun,
     )
     try:
         return await _open(opening)
@@ -279,9 +285,10 @@ async def _open(opening: OpenTask) -> Opened:
     return opened
 
 
-async def record_document(record: RecordTask, of_nodes: int) -> None:
+async def record_document(record: RecordTask, of_nodes: int, *, is_ordinary: bool = False) -> None:
     """Write `record`, the state that only the workflow knows, to the document of a task with `of_nodes` nodes."""
-    await (call_locally_first if may_be_local(record, of_nodes) else call_engine)(
+    is_local = may_be_local(record, of_nodes) and not is_ordinary
+    await (call_locally_first if is_local else call_engine)(
         temporal_names.RECORD,
         without_defaults(record),
         summary=write_summary(record),
@@ -352,6 +359,16 @@ def node_record(
         marker=pulled,
         after_finish=state.status is NodeStatus.FAILED and state.reason_code == reason_codes.UPSTREAM_FAILED,
         cancel_reason=cancel_reason,
+        waits_for=describe_decision(node, state) or None,
+        held_until=state.held_until,
+        reason_code=state.reason_code if state.status is NodeStatus.FAILED else None,
+        decided=state.status.ended
+        and (
+            node.hold_sec is not None
+            or node.approval is not None
+            or node.delay is not None
+            or state.generation > 0
+        ),
     )
 
 

@@ -160,8 +160,8 @@ class ConditionEvaluations:
         self._scheduler = scheduler
         self._deployment = deployment
         self._running: set[asyncio.Task[None]] = set()
-        self._groups: list[tuple[Sequence[Due], Results]] = []
-        """Groups whose results are known."""
+        self._groups: list[tuple[Sequence[Due], list[int], Results]] = []
+        """Groups whose results are known, with the rounds in which their conditions became due."""
         self._error: Exception | None = None
         """An unexpected error. It fails the workflow task, so that Temporal shows it."""
         self.has_events = False
@@ -182,6 +182,7 @@ class ConditionEvaluations:
 
     async def _evaluate(self, group: Sequence[Due], parts: Sequence[EvaluateConditions]) -> None:
         results: Results = {}
+        rounds = [self._scheduler.rounds[due.node] for due in group]
         summary = conditions_summary(self._scheduler.nodes[due.node].node_id for due in group)
         for part in parts:
             try:
@@ -193,7 +194,7 @@ class ConditionEvaluations:
             except Exception as error:
                 self._error, self.has_events = error, True
                 raise
-        self._groups.append((group, results))
+        self._groups.append((group, rounds, results))
         self.has_events = True
 
     def process_events(self) -> None:
@@ -202,8 +203,13 @@ class ConditionEvaluations:
             raise self._error
         self.has_events = False
         groups, self._groups = self._groups, []
-        for group, results in groups:
-            apply_results(self._scheduler, group, results)
+        for group, rounds, results in groups:
+            current = [
+                due
+                for due, round_ in zip(group, rounds, strict=True)
+                if self._scheduler.rounds[due.node] == round_
+            ]
+            apply_results(self._scheduler, current, results)
 
     async def cancel(self) -> None:
         """Cancel the evaluations in progress, and wait until they have ended."""

@@ -31,9 +31,9 @@ from temporalio.exceptions import (
 
 from flowkit import reason_codes
 from flowkit.limits import ACTIVATION_INPUT_BYTES
-from flowkit.models import AttemptFailure, AttemptInput, FailureKind, NodeStatus
+from flowkit.models import APPROVE, AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.models.temporal_names import role_queue
-from flowkit.workflows.display.summaries import attempt_summary, timer_summary
+from flowkit.workflows.display.summaries import attempt_summary, delay_summary, hold_summary, timer_summary
 from flowkit.workflows.engine_calls import cause_of
 from flowkit.workflows.evaluations import evaluate_values, value_failure, value_request
 from flowkit.workflows.local_attempts import fall_back, local_attempts_of
@@ -48,13 +48,16 @@ from flowkit.workflows.retry import (
     describe_runner,
     note_failure,
 )
+from flowkit.workflows.scheduling.actions import Decision, list_function_sources
+from flowkit.workflows.scheduling.scheduler import HOLD
 from flowkit.workflows.slots import Slots, TaskSlots, concurrency_slots_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Iterable
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import Node, NodeState, Settings
+    from flowkit.models.graphs import Approval
     from flowkit.workflows.deadlines import Deadlines
     from flowkit.workflows.document import TaskDocument
     from flowkit.workflows.local_attempts import LocalAttempts, Streak
@@ -149,6 +152,8 @@ class RunningNodes:
         self.concurrency = concurrency_slots_of(state, is_draining=self.starts_no_attempts, on_change=wake)
         self._task_slots = TaskSlots(Slots(limit=settings.max_in_flight, window=settings.window))
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._detached: dict[asyncio.Task[None], None] = {}
+        """The nodes of earlier generations that have not ended yet. How they end does not count."""
         self._cancelling: set[asyncio.Task[None]] = set()
         self._ended: list[tuple[int, NodeStatus]] = []
         self._error: Exception | None = None
@@ -188,12 +193,14 @@ class RunningNodes:
         """Start these nodes."""
         indexes = [*indexes]
         for index in indexes:
-            if index in self.scheduler.pauses.held:
+            if self.scheduler.states[index].held_until is not None:
+                self._hold(index)
+            elif index in self.scheduler.pauses.held:
                 self._park(index)
         starting = [
             (self.scheduler.nodes[index], self.scheduler.states[index])
             for index in indexes
-            if index not in self.parked
+            if index not in self.parked and self.scheduler.states[index].held_until is None
         ]
         if self.local is not None:
             self.local.note_starts(starting, with_conditions=self.scheduler.any_due)
@@ -204,21 +211,118 @@ class RunningNodes:
         try:
             status = await run_node(self, node, state)
         except asyncio.CancelledError:
-            if node.index in self.stops:
-                self._fail_stopped(node.index)
-                return
-            if self.stopping or node.index not in self._held_back:
-                raise
-            status = None
+            status = self._end_cancelled(node.index)
         except Exception as error:
             self._error = error
             raise
+        if self.is_detached():
+            return
         self._held_back.discard(node.index)
         if status is not None:
-            self._ended.append((node.index, status))
+            self._end(node.index, status)
         elif not self.starts_no_attempts():
             self._running.pop(node.index, None)
             self.start([node.index])
+
+    def _end_cancelled(self, index: int) -> NodeStatus | None:
+        """Return how a node ends whose asyncio task was cancelled; None if it continues later, or does not count."""
+        if self.is_detached():
+            return None
+        if index in self.stops:
+            failure, state = self.stops[index], self.scheduler.states[index]
+            note_failure(state, failure.code, failure.message)
+            state.next_retry_at = None
+            return NodeStatus.FAILED
+        if self.stopping or index not in self._held_back:
+            raise asyncio.CancelledError
+        return None
+
+    def is_detached(self) -> bool:
+        """Return whether the present asyncio task runs a node of an earlier generation."""
+        return asyncio.current_task() in self._detached
+
+    def _end(self, index: int, status: NodeStatus) -> None:
+        """Let the main loop process the end of a node, or hold its failure until an operator decides."""
+        if index in self.scheduler.resetting:
+            self._running.pop(index, None)
+        elif status is NodeStatus.FAILED and self.scheduler.nodes[index].hold_sec is not None:
+            self._running.pop(index, None)
+            self.scheduler.states[index].held_until = HOLD
+            self._hold(index)
+        else:
+            self._ended.append((index, status))
+
+    def _hold(self, index: int) -> None:
+        """Keep a failed node open until an operator decides about it, at most for its `hold_sec`."""
+        node, state, now = (
+            self.scheduler.nodes[index],
+            self.scheduler.states[index],
+            workflow.now().timestamp(),
+        )
+        self.stops.pop(index, None)
+        if state.held_until == HOLD:
+            state.held_until = now + (node.hold_sec or 0.0)
+        state.status, state.next_retry_at, state.waits_for = NodeStatus.DEFERRED, None, None
+        state.deadline_at = state.deadline_left = None
+        self.document.write_node(index)
+        self._running[index] = asyncio.create_task(self._await_decision(node, state))
+        self.wake()
+
+    async def _await_decision(self, node: Node, state: NodeState) -> None:
+        left = max((state.held_until or 0.0) - workflow.now().timestamp(), 0.0)
+        await workflow.sleep(left, summary=hold_summary(node, left))
+        state.held_until = None
+        self._ended.append((node.index, NodeStatus.FAILED))
+
+    @property
+    def active(self) -> set[int]:
+        """The nodes that have started, or would have without a pause, and whose end the main loop has not processed."""
+        return {*self._running, *self.parked, *(index for index, _ in self._ended)}
+
+    def detach(self, indexes: Iterable[int]) -> None:
+        """Forget nodes that start a new generation, and cancel what they wait for or run. How that ends does not count."""
+        for index in indexes:
+            running = self._running.pop(index, None)
+            if running is not None:
+                self._detached[running] = None
+                running.add_done_callback(lambda task: self._detached.pop(task, None))
+                running.cancel()
+            for known in (self.parked, self._interrupted, self._held_back):
+                known.discard(index)
+            self.stops.pop(index, None)
+            self._ended = [each for each in self._ended if each[0] != index]
+
+    def flag(self, indexes: Iterable[int]) -> None:
+        """Show attempts as being cancelled, and write their cancel flags."""
+        for index in indexes:
+            self.scheduler.states[index].status = NodeStatus.CANCELLING
+            self.document.write_node(index, cancel_reason=reason_codes.INTERRUPTED)
+
+    async def stop_attempts(self, indexes: Collection[int]) -> None:
+        """Cancel attempts once their cancel flags have reached MongoDB, and wait until they have ended."""
+        await self._await_flags()
+        self.detach(indexes)
+        await workflow.wait_condition(lambda: not self.flying.intersection(indexes))
+
+    def decide(self, decision: Decision) -> None:
+        """End a node that waits for an approval."""
+        index = decision.index
+        state = self.scheduler.states[index]
+        self.detach([index])
+        state.waits_for = None
+        by = f" by {decision.by}" if decision.by else ""
+        if not decision.approves:
+            note_failure(
+                state,
+                reason_codes.REJECTED,
+                f"rejected{by}" + (f": {decision.comment}" if decision.comment else ""),
+            )
+        self.scheduler.changed.add(index)
+        self._ended.append((index, NodeStatus.FINISHED if decision.approves else NodeStatus.FAILED))
+
+    def fail_with(self, error: Exception) -> None:
+        """Let the main loop raise an unexpected error, which fails the workflow task, so that Temporal shows it."""
+        self._error = error
 
     def pause(self, interrupts: Iterable[int]) -> None:
         """Let the nodes that are paused now wait without slots. Stop the attempts of the nodes `interrupts`.
@@ -229,7 +333,8 @@ class RunningNodes:
             self._interrupted.add(index)
             self._cancel_attempt(index, reason_codes.INTERRUPTED)
         for index in [*self._running]:
-            if index not in self.flying and index in self.scheduler.pauses.held:
+            is_held = self.scheduler.states[index].held_until is not None
+            if index not in self.flying and index in self.scheduler.pauses.held and not is_held:
                 self._hold_back(index)
 
     def _hold_back(self, index: int) -> None:
@@ -257,7 +362,7 @@ class RunningNodes:
         self._deadlines.pause(index, now)
         if state.next_retry_at is not None:
             state.retry_left, state.next_retry_at = max(0.0, state.next_retry_at - now), None
-        if state.epoch and state.status is not NodeStatus.DEFERRED:
+        if state.epoch > state.first_epoch and state.status is not NodeStatus.DEFERRED:
             state.status = NodeStatus.DEFERRED
         if state.status is NodeStatus.DEFERRED:
             self.document.write_node(index)
@@ -334,12 +439,22 @@ class RunningNodes:
         that waits, for example for its retry, ends at once. The other nodes of the task continue, as far as its rules
         for failures allow.
         """
+        if index in self.scheduler.resetting:
+            return
+        state, approval = self.scheduler.states[index], self.scheduler.nodes[index].approval
+        if approval is not None:
+            self._decide_overdue(index, approval, failure)
+            return
         self.stops[index] = failure
-        state = self.scheduler.states[index]
         if state.status is NodeStatus.RUNNING:
             self._cancel_attempt(index, reason)
         elif state.status is not NodeStatus.CANCELLING and not self._cancel(index):
             self._fail_stopped(index)
+
+    def _decide_overdue(self, index: int, approval: Approval, failure: AttemptFailure) -> None:
+        """End a node that waits for an approval with its default decision."""
+        approves = approval.default == APPROVE
+        self.decide(Decision(index=index, approves=approves, comment=failure.message))
 
     def _cancel_attempt(self, index: int, reason: str) -> None:
         self.scheduler.states[index].status = NodeStatus.CANCELLING
@@ -348,13 +463,16 @@ class RunningNodes:
         self._cancelling.add(cancelling)
         cancelling.add_done_callback(self._cancelling.discard)
 
-    async def _cancel_when_flagged(self, index: int, epoch: int) -> None:
+    async def _await_flags(self) -> None:
         with suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: self.document.is_idle,
                 timeout=_FLAG_TIMEOUT_SEC,
                 timeout_summary="let the cancel flag reach MongoDB",
             )
+
+    async def _cancel_when_flagged(self, index: int, epoch: int) -> None:
+        await self._await_flags()
         if index in self.stops:
             self._cancel(index)
         elif index in self.flying and self.scheduler.states[index].epoch == epoch:
@@ -369,7 +487,7 @@ class RunningNodes:
         failure, state = self.stops[index], self.scheduler.states[index]
         note_failure(state, failure.code, failure.message)
         state.next_retry_at = None
-        self._ended.append((index, NodeStatus.FAILED))
+        self._end(index, NodeStatus.FAILED)
 
     def cancel_local(self) -> None:
         """Cancel the attempts that run inside the engine.
@@ -381,7 +499,7 @@ class RunningNodes:
 
     async def cancel(self, grace_sec: float) -> None:
         """Cancel the running nodes and wait until they stop, at most `grace_sec`. 0 means without a limit."""
-        running = list(self._running.values())
+        running = [*self._running.values(), *self._detached]
         for each in running:
             each.cancel()
         if running:
@@ -409,9 +527,38 @@ async def run_node(nodes: RunningNodes, node: Node, state: NodeState) -> NodeSta
     """
     if nodes.starts_no_attempt_of(node):
         return None
+    if node.approval is not None:
+        await _await_approval(nodes, node, state)
+    if node.delay is not None:
+        return await _await_delay(nodes, node, state)
     if not await _evaluate_values(nodes, node, state):
         return NodeStatus.FAILED
     return await _run_attempts(nodes, node, state)
+
+
+async def _await_approval(nodes: RunningNodes, node: Node, state: NodeState) -> None:
+    """Show that a node waits for an approval. `RunningNodes.decide` ends the wait."""
+    state.status = NodeStatus.DEFERRED
+    nodes.document.write_node(node.index)
+    nodes.wake()
+    await workflow.wait_condition(lambda: False)
+
+
+async def _await_delay(nodes: RunningNodes, node: Node, state: NodeState) -> NodeStatus | None:
+    """Wait until the delay of a node has passed."""
+    now, delay = workflow.now().timestamp(), node.delay
+    assert delay is not None
+    if state.next_retry_at is None:
+        state.next_retry_at = (delay.until or 0.0) if delay.sec is None else now + delay.sec
+    state.status = NodeStatus.DEFERRED
+    nodes.document.write_node(node.index)
+    nodes.wake()
+    left = state.next_retry_at - now
+    if left > 0:
+        await workflow.sleep(left, summary=delay_summary(node, left))
+    state.next_retry_at = None
+    nodes.scheduler.changed.add(node.index)
+    return NodeStatus.FINISHED
 
 
 async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> NodeStatus | None:
@@ -428,7 +575,7 @@ async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> No
             if nodes.starts_no_attempt_of(node):
                 return None
             failure = await _run_attempt(nodes, node, state, local)
-        if nodes.stopping:
+        if nodes.stopping or nodes.is_detached():
             return None
         interrupted = INTERRUPTED if nodes.take_interrupt(node.index) else None
         failure = nodes.stops.get(node.index) or interrupted or failure
@@ -547,8 +694,18 @@ def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: 
         max_ahead=node.max_ahead if followers else 0,
         followers=followers,
         by_expression=bool(node.expressions),
+        first_epoch=state.first_epoch,
+        source_first_epochs=_first_epochs(
+            scheduler, (*node.pulls_from, *followers, *list_function_sources(node))
+        ),
         pin=scheduler.pins_versions and not node.is_function,
     )
+
+
+def _first_epochs(scheduler: Scheduler, node_ids: Iterable[str]) -> dict[str, int]:
+    """Return the first epochs of the generations of these nodes, without those that have had one generation."""
+    found = {name: scheduler.index_of[name] for name in node_ids if name in scheduler.index_of}
+    return {name: first for name, index in found.items() if (first := scheduler.states[index].first_epoch)}
 
 
 def _source_epochs(scheduler: Scheduler, node: Node) -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +20,28 @@ from flowkit.errors import GraphError
 from flowkit.graph import validation
 from flowkit.graph.submission import NewTask, parse_input
 from flowkit.graph.validation import normalized, normalizing, parse_graph
-from flowkit.models import NodeState, ReadStoredGraph, StatusChange, TaskStatus, temporal_names
+from flowkit.models import (
+    NodeState,
+    NodeStatus,
+    ReadStoredGraph,
+    SkipReason,
+    StatusChange,
+    TaskStatus,
+    temporal_names,
+)
+from flowkit.models.actions import ActionState
+from flowkit.models.columns import statuses_of
 from flowkit.text import clean, truncate
 from flowkit.workflows.document import open_document
 from flowkit.workflows.engine_calls import call_engine
-from flowkit.workflows.state_codec import TaskState, is_state, is_stored, parse_state, stored_in
+from flowkit.workflows.state_codec import TaskState, is_state, is_stored, parse_state, rerun_in, stored_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from temporalio.common import RawValue
 
-    from flowkit.models import Graph, Opened, StoredGraph
+    from flowkit.models import EarlierRun, Graph, Opened, Rerun, StoredGraph
 
 _DECODING_CHARS = 200
 _REJECTION_CHARS = 8_000
@@ -62,7 +73,7 @@ async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
         await _end_workflow_task()
         return state, graph
     if is_stored(given):
-        return await _open_stored(_reference(given))
+        return await _open_stored(_reference(given), rerun_in(given))
     try:
         new = parse_input(workflow.info().workflow_id, given)
     except GraphError as error:
@@ -78,17 +89,38 @@ def _reference(given: dict[str, Any]) -> StoredGraph:
         raise rejection(GraphError([problem])) from None
 
 
-async def _open_stored(stored: StoredGraph) -> tuple[TaskState, Graph]:
-    """Open a task whose graph is stored.
+async def _open_stored(stored: StoredGraph, rerun: Rerun | None) -> tuple[TaskState, Graph]:
+    """Open a task whose graph is stored, or an ended task again.
 
     The engine validates the graph when it opens the document, because that may take longer than a workflow task may.
     """
-    opened = await open_document(NewTask(stored=stored))
+    opened = await open_document(NewTask(stored=stored, rerun=rerun))
     task = await _read_task(stored)
     normal = await _in_steps(normalizing(task["graph"]))
     state, graph = _opened_state(NewTask(**task, stored=stored), normal, opened)
+    if rerun is not None and opened.earlier is not None:
+        state = continued_state(state, rerun, opened.earlier)
     await _end_workflow_task()
     return state, graph
+
+
+def continued_state(state: TaskState, rerun: Rerun, earlier: EarlierRun) -> TaskState:
+    """Return the state of a new run that continues an ended task: its nodes have ended as in the earlier run."""
+    nodes = [
+        NodeState(
+            status=status if status.ended else NodeStatus.CANCELLED,
+            epoch=earlier.epochs[index],
+            first_epoch=earlier.first_epochs[index],
+            generation=earlier.generations[index],
+            skip_reason=SkipReason(reason) if (reason := earlier.skip_reasons.get(index)) else None,
+            reason_code=earlier.reason_codes.get(index),
+        )
+        for index, status in enumerate(statuses_of(earlier.statuses))
+    ]
+    actions = ActionState(applied=earlier.applied, changed=rerun.changed)
+    return replace(
+        state, nodes=nodes, actions=actions, rerun=rerun, opened=replace(state.opened, earlier=None)
+    )
 
 
 async def _in_steps(steps: Iterator[Graph | None]) -> Graph:

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter
 from pydantic import dataclasses as wire
 
 from flowkit.limits import CARRIED_STATE_BYTES
-from flowkit.models import NodeState, Opened, SkipReason, StatusChange, StoredGraph
-from flowkit.models.actions import ActionState
+from flowkit.models import NodeState, Opened, Rerun, SkipReason, StatusChange, StoredGraph
+from flowkit.models.actions import RERUN, ActionState
 from flowkit.models.columns import pack, status_column, statuses_of, unpack
 from flowkit.workflows.payloads import json_size, truncate_longest
 
@@ -42,9 +42,9 @@ _RESULT_LETTERS = {None: "-", False: "f", True: "t"}
 _RESULT_BY_LETTER = {letter: result for result, letter in _RESULT_LETTERS.items()}
 _REASON_BY_LETTER = {letter: reason for reason, letter in _REASON_LETTERS.items()}
 
-_COUNTS = ("epoch", "generation", "failures", "losses", "yields")
+_COUNTS = ("epoch", "generation", "first_epoch", "failures", "losses", "yields")
 _FLAGS = ("free", "streamed", "ordinary", "evaluated")
-_TIMES = ("next_retry_at", "deadline_at", "retry_left", "deadline_left")
+_TIMES = ("next_retry_at", "deadline_at", "retry_left", "deadline_left", "held_until")
 _TEXTS = ("last_error", "reason_code")
 _TEXT_OVERHEAD_BYTES = len('"",')
 
@@ -65,6 +65,8 @@ class TaskState:
     """Where graph and params are stored, if `create_task` stored them. The next run reads them again."""
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     """For each role, the versions that have run its attempts, each with the worker that was the first to run it."""
+    rerun: Rerun | None = None
+    """What starts again in an ended task. Only in its first run."""
     pins: dict[str, str] = field(default_factory=dict)
     """For each role, the version that the task has fixed, as far as the workflow knows; the document has them all."""
 
@@ -82,6 +84,16 @@ def is_stored(given: object) -> TypeGuard[dict[str, Any]]:
 def input_of(stored: StoredGraph) -> dict[str, Any]:
     """Return the input with which `create_task` starts a task whose graph is stored."""
     return {STORED_GRAPH: TypeAdapter(StoredGraph).dump_python(stored)}
+
+
+def rerun_input(stored: StoredGraph, rerun: Rerun) -> dict[str, Any]:
+    """Return the input with which a client starts an ended task again."""
+    return {**input_of(stored), RERUN: TypeAdapter(Rerun).dump_python(rerun)}
+
+
+def rerun_in(given: dict[str, Any]) -> Rerun | None:
+    """Return what starts again, if an input for which `is_stored` is true continues an ended task."""
+    return TypeAdapter(Rerun).validate_python(given[RERUN]) if RERUN in given else None
 
 
 def stored_in(given: dict[str, Any]) -> StoredGraph:

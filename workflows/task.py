@@ -27,7 +27,17 @@ with workflow.unsafe.imports_passed_through():
         TaskStatus,
         temporal_names,
     )
-    from flowkit.models.actions import PAUSE, PREVIEW_QUERY, RESUME
+    from flowkit.models.actions import (
+        COMPLETE_NODE,
+        DECIDE,
+        FAIL_NODE,
+        PAUSE,
+        PREVIEW_QUERY,
+        RESUME,
+        RETRY_NODE,
+        SATISFY,
+        SKIP_NODE,
+    )
     from flowkit.workflows.deadlines import Deadlines, DeadlineTimer, SilentAttempts
     from flowkit.workflows.display.task_status import (
         StatusPublisher,
@@ -42,7 +52,7 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.local_attempts import Streak, refresh_for_workflow_task
     from flowkit.workflows.node import RunningNodes, cancel_requested
     from flowkit.workflows.opening import continues_longer, is_mostly_graph, open_or_restore
-    from flowkit.workflows.scheduling.actions import parse_action
+    from flowkit.workflows.scheduling.actions import changeable, parse_action
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState, encode_state
     from flowkit.workflows.updates import TaskActions, read_action
@@ -110,7 +120,7 @@ class Task:
         """Run the task until it ends, or until it must continue as a new run with the returned state."""
         await self._open(task)
         while not self._scheduler.done:
-            if cancel_requested() or self._scheduler.hard_failure or self._deadlines.task_failure:
+            if cancel_requested() or self._scheduler.must_stop or self._deadlines.task_failure:
                 return await self._stop()
             if self._should_continue_as_new():
                 return await self._prepare_continue_as_new()
@@ -132,12 +142,12 @@ class Task:
         """Parse the input, and open the task or restore the state of the previous run."""
         streak = refresh_for_workflow_task(Streak())
         self._state, graph = await open_or_restore(None if task is _NO_INPUT else task)
-        self._scheduler = Scheduler(graph, self._state.nodes, self._state.actions.paused)
+        graph = changeable(graph, self._state.actions.changed)
+        actions = self._state.actions
+        self._scheduler = Scheduler(graph, self._state.nodes, actions.paused, actions.satisfied)
         self._publisher = StatusPublisher(self._state, graph, self._scheduler)
         self._document = TaskDocument(self._state, self._scheduler, self._publisher)
-        deadlines = Deadlines(
-            graph, self._state.nodes, self._state.actions, opened_at=self._state.opened.created_at
-        )
+        deadlines = Deadlines(graph, self._state.nodes, actions, opened_at=self._state.opened.created_at)
         self._nodes = RunningNodes(
             self._state,
             self._scheduler,
@@ -153,8 +163,12 @@ class Task:
             self._scheduler, run_id=workflow.info().run_id, stop_node=self._nodes.stop
         )
         self._actions = TaskActions(self._state, self._scheduler, self._nodes, deadlines, self._document)
+        self._document.is_ordinary = self._actions.applied_now
         self._event_sources = (self._conditions, self._deadlines, self._silence)
         self._is_open = True
+        if self._state.rerun is not None:
+            self._actions.start_rerun(self._state.rerun)
+            self._state.rerun = None
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
 
@@ -167,6 +181,7 @@ class Task:
         if status is not self._publisher.status:
             self._publisher.set_status(status)
             self._document.write_task()
+        self._publisher.show_waits()
         if self._scheduler.pauses.held:
             self._actions.show_drained()
         self._show_silent(silent)
@@ -205,7 +220,7 @@ class Task:
         for source in self._event_sources:
             if source.has_events:
                 source.process_events()
-        if self._scheduler.changed and self._scheduler.hard_failure is None:
+        if self._scheduler.changed and not self._scheduler.must_stop:
             self._document.write_changed_nodes()
 
     def _should_continue_as_new(self) -> bool:
@@ -213,7 +228,8 @@ class Task:
 
         If attempts keep being in flight until the history is very long, stop starting new ones.
         """
-        if self._actions.run_is_full and self._nodes.in_flight == 0 and self._conditions.is_idle:
+        is_idle = self._conditions.is_idle and self._actions.is_idle
+        if self._actions.run_is_full and self._nodes.in_flight == 0 and is_idle:
             return True
         info, settings = workflow.info(), self._state.opened.settings
         if not info.is_continue_as_new_suggested() or is_mostly_graph(self._state.stored):
@@ -223,7 +239,7 @@ class Task:
             self._nodes.draining = True
         elif continues_longer(len(self._state.nodes)):
             return False
-        return self._nodes.in_flight == 0 and self._conditions.is_idle and self._progressed
+        return self._nodes.in_flight == 0 and is_idle and self._progressed
 
     async def _before_immediate_retry(self) -> None:
         """Wake the main loop before an attempt without backoff, if the task must continue in a new run.
@@ -242,15 +258,19 @@ class Task:
         return workflow.info().is_continue_as_new_suggested()
 
     async def _prepare_continue_as_new(self) -> TaskResult | TaskState:
-        """End all waits and writes, and return the state for the next run. If the task was cancelled, stop it."""
+        """End all waits and writes, and return the state for the next run. If the task was cancelled, stop it.
+
+        Actions that arrive meanwhile take effect before.
+        """
         self._nodes.prepare_cancel()
         await self._cancel_nodes(grace_sec=0)
         self._show_silent([])
         await self._document.flush()
         if self._nodes.concurrency is not None:
             await self._nodes.concurrency.flush()
-        await workflow.wait_condition(workflow.all_handlers_finished)
-        await self._document.flush()
+        while not (workflow.all_handlers_finished() and self._actions.is_idle and self._document.is_idle):
+            await workflow.wait_condition(lambda: workflow.all_handlers_finished() and self._actions.is_idle)
+            await self._document.flush()
         return await self._stop() if cancel_requested() else self._state
 
     async def _stop(self) -> TaskResult:
@@ -271,6 +291,7 @@ class Task:
         if fails:
             self._publisher.set_status(TaskStatus.FAILED)
         self._document.write_task(cancel_reason=reason)
+        await self._actions.cancel()
         self._nodes.cancel_local()
         with suppress(TimeoutError):
             await workflow.wait_condition(
@@ -300,6 +321,7 @@ class Task:
         self._closing = True
         await self._document.write_many_unfinished()
         self._publisher.set_status(status)
+        self._publisher.show_waits()
         self._publisher.finish(reason if status is TaskStatus.CANCELLED else None)
         self._show_silent([])
         if self._nodes.concurrency is not None:
@@ -352,6 +374,82 @@ class Task:
     async def resume(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
         """End the pause of scopes, and return what this affects."""
         return await self._apply(RESUME, action)
+
+    @workflow.update(
+        name=RETRY_NODE,
+        description="Start a node that has ended or is held again, and what depends on it. "
+        'Input: {"node_id": "a", "input_inline": {"limit": 5}, "interrupt": false, "reason": "", "by": ""}',
+    )
+    async def retry_node(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
+        """Start a new generation of a node and of its descendants, and return what this affects."""
+        return await self._apply(RETRY_NODE, action)
+
+    @workflow.update(
+        name=SKIP_NODE,
+        description='End a node as skipped. Input: {"node_id": "a", "interrupt": false, "reason": "", "by": ""}',
+    )
+    async def skip_node(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
+        """End a node as skipped by the user, and return what this affects."""
+        return await self._apply(SKIP_NODE, action)
+
+    @workflow.update(
+        name=COMPLETE_NODE,
+        description="End a node as finished, with these results. "
+        'Input: {"node_id": "a", "metrics": {}, "batches": [{"batch_uid": "1", "metrics": {}}], "reason": "", "by": ""}',
+    )
+    async def complete_node(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
+        """End a node as finished, and return what this affects."""
+        return await self._apply(COMPLETE_NODE, action)
+
+    @workflow.update(
+        name=FAIL_NODE,
+        description='End a node as failed. Input: {"node_id": "a", "interrupt": false, "reason": "", "by": ""}',
+    )
+    async def fail_node(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
+        """End a node as failed, and return what this affects."""
+        return await self._apply(FAIL_NODE, action)
+
+    @workflow.update(
+        name=DECIDE,
+        description="Decide about a node of the type approval. "
+        'Input: {"node_id": "a", "decision": "approve", "comment": "", "by": ""}; the other decision is reject',
+    )
+    async def decide(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
+        """Approve or reject at an approval, and return what this affects."""
+        return await self._apply(DECIDE, action)
+
+    @workflow.update(
+        name=SATISFY,
+        description="Fulfil a prerequisite of nodes, also before they are reached. "
+        'Input: {"prerequisite": "data:eu", "reason": "", "by": ""}',
+    )
+    async def satisfy(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
+        """Fulfil a prerequisite, and return what this affects."""
+        return await self._apply(SATISFY, action)
+
+    @retry_node.validator
+    def _check_retry_node(self, action: RawValue = _NO_INPUT) -> None:
+        self._check(RETRY_NODE, action)
+
+    @skip_node.validator
+    def _check_skip_node(self, action: RawValue = _NO_INPUT) -> None:
+        self._check(SKIP_NODE, action)
+
+    @complete_node.validator
+    def _check_complete_node(self, action: RawValue = _NO_INPUT) -> None:
+        self._check(COMPLETE_NODE, action)
+
+    @fail_node.validator
+    def _check_fail_node(self, action: RawValue = _NO_INPUT) -> None:
+        self._check(FAIL_NODE, action)
+
+    @decide.validator
+    def _check_decide(self, action: RawValue = _NO_INPUT) -> None:
+        self._check(DECIDE, action)
+
+    @satisfy.validator
+    def _check_satisfy(self, action: RawValue = _NO_INPUT) -> None:
+        self._check(SATISFY, action)
 
     @pause.validator
     def _check_pause(self, action: RawValue = _NO_INPUT) -> None:

@@ -6,20 +6,49 @@ and changes that state without an await in between. The event history is the aud
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from flowkit import reason_codes
 from flowkit.errors import ActionRejected
-from flowkit.models.actions import PausedScope
+from flowkit.graph.field_checks import json_bytes
+from flowkit.models import (
+    AttemptFailure,
+    FailureKind,
+    NodeOutcome,
+    NodeReset,
+    NodeStatus,
+    ResetDone,
+    ResetNodes,
+    SkipReason,
+    temporal_names,
+)
+from flowkit.models.actions import RERUN, PausedScope, RetryNode
 from flowkit.workflows.display.details import format_pause
-from flowkit.workflows.scheduling.actions import Audit, parse_action, plan, repeated_result, result_of
+from flowkit.workflows.document import write_timeout
+from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT, call_engine
+from flowkit.workflows.retry import note_failure
+from flowkit.workflows.scheduling.actions import (
+    Audit,
+    Task,
+    changes_of,
+    parse_action,
+    plan,
+    plan_rerun,
+    repeated_result,
+    result_of,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from temporalio.common import RawValue
 
+    from flowkit.models import Node, Rerun
     from flowkit.models.actions import Action
     from flowkit.workflows.deadlines import Deadlines
     from flowkit.workflows.document import TaskDocument
@@ -46,6 +75,7 @@ class TaskActions:
         deadlines: Deadlines,
         document: TaskDocument,
     ) -> None:
+        self._task = state
         self._state = state.actions
         self._audit = Audit(entries=state.actions.applied)
         self._scheduler = scheduler
@@ -56,6 +86,9 @@ class TaskActions:
         """Number of updates that this run has accepted."""
         self.run_is_full = False
         """Whether the run has accepted so many updates that it should continue as new."""
+        self._resets: list[asyncio.Task[None]] = []
+        self._applied_at = -1
+        """Length of the history in the workflow task that has applied the latest action."""
 
     def count_update(self) -> None:
         """Count an update of this run."""
@@ -75,6 +108,21 @@ class TaskActions:
         planned = self._plan(action, stopping=stopping)
         now, info = workflow.now().timestamp(), workflow.current_update_info()
         self._audit.add(name, action, planned, now, info.id if info is not None else "")
+        self._applied_at = workflow.info().get_current_history_length()
+        if self._nodes.local is not None:
+            self._nodes.local.hold_for_ordinary()
+        if planned.resets:
+            self._start_reset(planned, action)
+        elif planned.decision is not None:
+            self._nodes.decide(planned.decision)
+        elif planned.satisfies is not None:
+            self._scheduler.satisfy(planned.satisfies)
+        else:
+            self._change_pauses(planned, action, now)
+        self._document.write_actions()
+        return result_of(planned, self._scheduler.nodes, self._audit.revision)
+
+    def _change_pauses(self, planned: Plan, action: Action, now: float) -> None:
         started = [
             PausedScope(scope=scope, since=now, by=action.by, reason=action.reason)
             for scope in planned.pauses
@@ -85,8 +133,167 @@ class TaskActions:
         self._nodes.pause(planned.interrupts)
         self._nodes.resume()
         self.show_drained()
+
+    def applied_now(self) -> bool:
+        """Return whether this workflow task has applied an action, which Temporal does not know of yet."""
+        return self._applied_at == workflow.info().get_current_history_length()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no reset is in progress."""
+        return not self._resets
+
+    async def cancel(self) -> None:
+        """Cancel the resets in progress, because the task ends, and wait until they have ended."""
+        resets = [*self._resets]
+        for each in resets:
+            each.cancel()
+        if resets:
+            await workflow.wait(resets)
+
+    def _start_reset(self, planned: Plan, action: Action) -> None:
+        """Start new generations of nodes. Attempts that run end first, then the task document shows the new generations."""
+        scheduler, nodes = self._scheduler, self._nodes
+        scheduler.resetting.update(planned.resets)
+        waiting = [index for index in planned.resets if index not in planned.interrupts]
+        nodes.detach([*waiting, *planned.unblocks])
+        nodes.flag(planned.interrupts)
+        if planned.changed is not None:
+            self._change_node(planned.changed)
+        scheduler.renew(waiting)
+        scheduler.unblock(planned.unblocks)
+        scheduler.rebuild(nodes.active)
+        reset = asyncio.create_task(self._reset(planned, action, self._audit.revision))
+        self._resets.append(reset)
+        reset.add_done_callback(self._resets.remove)
+
+    def start_rerun(self, rerun: Rerun) -> None:
+        """Start nodes of an ended task again, with those that depend on them."""
+        scheduler = self._scheduler
+        planned = plan_rerun(rerun.nodes, scheduler.nodes, scheduler.states)
+        action = RetryNode(by=rerun.by, reason=rerun.reason)
+        self._audit.add(RERUN, action, planned, workflow.now().timestamp(), "")
+        self._start_reset(planned, action)
         self._document.write_actions()
-        return result_of(planned, self._scheduler.nodes, self._audit.revision)
+
+    def _change_node(self, node: Node) -> None:
+        self._scheduler.change_node(node)
+        self._state.changed[node.node_id] = changes_of(node)
+
+    async def _reset(self, planned: Plan, action: Action, revision: int) -> None:
+        try:
+            if planned.interrupts:
+                await self._nodes.stop_attempts(planned.interrupts)
+                self._scheduler.renew(planned.interrupts)
+            failure = await self._write_reset(planned, revision)
+            self._finish_reset(planned, action, failure)
+        except Exception as error:
+            self._nodes.fail_with(error)
+            raise
+        finally:
+            self._nodes.wake()
+
+    async def _write_reset(self, planned: Plan, revision: int) -> AttemptFailure | None:
+        """Let the engine write the new generations. Return why it rejects the results of a node, if it does."""
+        states, now = self._scheduler.states, workflow.now().timestamp()
+        record = ResetNodes(
+            task_id=workflow.info().workflow_id,
+            run_id=workflow.info().run_id,
+            run_seq=self._task.opened.run_seq,
+            revision=revision,
+            at=now,
+            nodes=[self._make_reset(index, planned) for index in planned.resets],
+            deployment=self._task.opened.settings.deployment,
+        )
+        epochs, failure = await self._try_reset(record, planned)
+        if failure is not None:
+            without = replace(record, nodes=[replace(each, outcome=None) for each in record.nodes])
+            epochs, _ = await self._try_reset(without, planned)
+        for index, epoch in zip(planned.resets, epochs, strict=True):
+            states[index].epoch = states[index].first_epoch = epoch
+        return failure
+
+    async def _try_reset(
+        self, record: ResetNodes, planned: Plan
+    ) -> tuple[Sequence[int], AttemptFailure | None]:
+        """Return the reserved epochs, and why the engine rejects the write for good, if it does."""
+        try:
+            done = await self._call(record, planned)
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise asyncio.CancelledError from None
+            cause = error.cause
+            code = cause.type if isinstance(cause, ApplicationError) else None
+            failure = AttemptFailure(
+                kind=FailureKind.FAILURE,
+                code=code or reason_codes.UNEXPECTED_ERROR,
+                message=cause.message if isinstance(cause, ApplicationError) else str(cause),
+                permanent=True,
+            )
+            return [each.epoch for each in record.nodes], failure
+        return done.epochs, None
+
+    async def _call(self, record: ResetNodes, planned: Plan) -> ResetDone:
+        first = self._scheduler.nodes[planned.changes[0].index].node_id
+        more = len(planned.resets) - 1
+        done: ResetDone = await call_engine(
+            temporal_names.RESET_NODES,
+            record,
+            ResetDone,
+            summary=f"new generation of {first}" + (f" and {more:,} more" if more else ""),
+            time_limit=write_timeout(len(planned.resets)),
+            heartbeat_timeout=HEARTBEAT_TIMEOUT,
+        )
+        return done
+
+    def _make_reset(self, index: int, planned: Plan) -> NodeReset:
+        node, state, end = self._scheduler.nodes[index], self._scheduler.states[index], planned.end
+        changes = self._state.changed.get(node.node_id, {})
+        outcome = None
+        if end is not None and end.index == index and end.status is NodeStatus.FINISHED:
+            outcome = NodeOutcome(
+                metrics=dict(end.metrics),
+                artifacts_ref=None if end.artifacts_ref is None else dict(end.artifacts_ref),
+                batches=[*end.batches],
+            )
+        return NodeReset(
+            index=index,
+            node_id=node.node_id,
+            epoch=state.epoch + 1,
+            generation=state.generation,
+            pulled=node.node_id in self._document.pulled,
+            outcome=outcome,
+            io={name: changes[name] for name in ("input_inline", "input_ref") if changes} or None,
+            fields={name: changes[name] for name in ("timeout_sec", "retry_policy") if changes},
+        )
+
+    def _finish_reset(self, planned: Plan, action: Action, failure: AttemptFailure | None) -> None:
+        """Let the nodes of the new generations start, and end the node about which an operator has decided."""
+        scheduler, end, index = self._scheduler, planned.end, planned.changes[0].index
+        is_over = end is not None or failure is not None
+        scheduler.resetting.difference_update(planned.resets)
+        scheduler.rebuild(self._nodes.active | ({index} if is_over else set()))
+        if is_over:
+            self._end_node(
+                index, NodeStatus.FAILED if failure or end is None else end.status, action, failure
+            )
+        self._document.write_changed_nodes()
+
+    def _end_node(
+        self, index: int, status: NodeStatus, action: Action, failure: AttemptFailure | None
+    ) -> None:
+        scheduler = self._scheduler
+        state = scheduler.states[index]
+        if failure is not None:
+            note_failure(state, failure.code, failure.message)
+        elif status is NodeStatus.FAILED:
+            by = f" by {action.by}" if action.by else ""
+            reason = f": {action.reason}" if action.reason else ""
+            note_failure(state, reason_codes.FAILED_BY_USER, f"failed{by}{reason}")
+        skip_reason = SkipReason.USER if status is NodeStatus.SKIPPED else None
+        scheduler.end(index, status, skip_reason)
+        if status is not NodeStatus.FINISHED:
+            scheduler.changed.add(index)
 
     def preview(self, action: Action, *, stopping: bool) -> dict[str, Any]:
         """Return the result that an action would have, with the present revision."""
@@ -97,7 +304,8 @@ class TaskActions:
         """Return the part of the query `status` about actions: the revision, and the paused scopes."""
         view: dict[str, Any] = {"revision": self._audit.revision} if self._audit.revision else {}
         paused = [format_pause(each) for each in self._state.paused]
-        return view | ({"paused": paused} if paused else {})
+        satisfied = {"satisfied": [*self._state.satisfied]} if self._state.satisfied else {}
+        return view | ({"paused": paused} if paused else {}) | satisfied
 
     def show_drained(self) -> None:
         """Write to the document which paused scopes have no attempt in flight, if that has changed."""
@@ -118,9 +326,21 @@ class TaskActions:
                     f"this run has accepted {self._updates:,} updates, and Temporal allows 2,000: the task continues in a "
                     "new run when no attempt is in flight; try again then, or interrupt its attempts"
                 )
-            return plan(action, self._scheduler.pauses, self._scheduler.states, self._audit.revision)
+            return plan(action, self._describe_task())
         except ActionRejected as error:
             raise rejection(error) from None
+
+    def _describe_task(self) -> Task:
+        scheduler = self._scheduler
+        return Task(
+            nodes=scheduler.nodes,
+            states=scheduler.states,
+            pauses=scheduler.pauses,
+            revision=self._audit.revision,
+            resetting=scheduler.resetting,
+            changed_bytes=json_bytes(self._state.changed),
+            satisfied=self._state.satisfied,
+        )
 
 
 def read_action(name: str, given: RawValue | None) -> Action:

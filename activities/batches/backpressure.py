@@ -85,7 +85,7 @@ class Backpressure:
         attempt, artifacts = self._attempt, self._artifacts
         if self._stored is None:
             self._stored = await retry_while_unavailable(
-                lambda: artifacts.stored_uids(attempt.task_id, attempt.node_id)
+                lambda: artifacts.stored_uids(attempt.task_id, attempt.node_id, attempt.first_epoch)
             )
         self._add_notified_claims()
         try:
@@ -158,7 +158,9 @@ class Backpressure:
 
     async def _read_claims(self) -> dict[str, int]:
         attempt = self._attempt
-        return await self._artifacts.claims.counts(attempt.task_id, attempt.node_id, attempt.followers)
+        return await self._artifacts.claims.counts(
+            attempt.task_id, attempt.node_id, attempt.followers, attempt.source_first_epochs
+        )
 
 
 @contextmanager

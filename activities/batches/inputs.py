@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import logging
 from contextlib import aclosing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import reason_codes
@@ -23,7 +23,7 @@ from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import BadInput
 from flowkit.graph.input_adapters import ADAPTERS, NOOP, PullArgs, parse_pull, replace_alias
 from flowkit.graph.validation import dependency_path, parents_of
-from flowkit.models import AttemptFailure, FailureKind
+from flowkit.models import AttemptFailure, FailureKind, pulled_sources
 from flowkit.text import printed
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Input:
         puller = Puller(
             artifacts=self.artifacts,
             tasks=self.tasks,
-            attempt=self.attempt,
+            attempt=await self._with_first_epochs(args),
             args=args,
             budget=self.settings.budget,
         )
@@ -181,6 +181,15 @@ class Input:
             raise AttemptFailed(
                 AttemptFailure(kind=FailureKind.YIELDED, code=reason_codes.YIELDED, message=text)
             ) from None
+
+    async def _with_first_epochs(self, args: PullArgs) -> AttemptInput:
+        """Return the attempt with the generations of sources that its handler names, and the workflow does not know."""
+        attempt = self.attempt
+        named = {*args.from_nodes} - {*pulled_sources(attempt.io)}
+        if not named:
+            return attempt
+        found = await retry_while_unavailable(lambda: self.tasks.first_epochs(attempt.task_id, named))
+        return replace(attempt, source_first_epochs=attempt.source_first_epochs | found)
 
     async def _choose_route(self, loaded: Any) -> PullArgs | None:
         configured = self.attempt.io.input_inline or {}

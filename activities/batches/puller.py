@@ -71,7 +71,7 @@ class Puller:
         self._names = tuple(dict.fromkeys(args.from_nodes))
         self._qualifies = len(self._names) > 1
         self._sources = Sources(tasks, attempt, self._names)
-        self._scanner = Scanner(artifacts, attempt.task_id, self._names)
+        self._scanner = Scanner(artifacts, attempt, self._names)
         self._taken: dict[str, set[str]] = {source: set() for source in self._names}
         self._done: set[str] = set()
         self._schedule = ScanSchedule(args.poll_ms / 1000, args.backoff_max_ms / 1000)
@@ -90,7 +90,7 @@ class Puller:
             return
         attempt, artifacts, args = self._attempt, self._artifacts, self._args
         self._done = await retry_while_unavailable(
-            lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id)
+            lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id, attempt.first_epoch)
         )
         ended: Ended | None = None
         with artifacts.notifier.listener(attempt.task_id, self._names) as subscription:
@@ -179,7 +179,8 @@ class Puller:
             page, fresh = self._cut(fresh)
             async with self._budget.hold(sum(_room(entry) for entry in page)) as held:
                 self._held = held
-                found = deque(await self._artifacts.metas(self._attempt.task_id, source, page))
+                first_epoch = self._attempt.source_first_epochs.get(source, 0)
+                found = deque(await self._artifacts.metas(self._attempt.task_id, source, page, first_epoch))
                 sizes = _sizes(page, found)
                 held.keep(sum(sizes))
                 await self._take(source, [partial["batch_uid"] for partial in found])
@@ -264,9 +265,10 @@ class Scanner:
     always to decide that there are no more batches.
     """
 
-    def __init__(self, artifacts: ArtifactStore, task_id: str, sources: Sequence[str]) -> None:
+    def __init__(self, artifacts: ArtifactStore, attempt: AttemptInput, sources: Sequence[str]) -> None:
         self._artifacts = artifacts
-        self._task_id = task_id
+        self._task_id = attempt.task_id
+        self._first_epochs = attempt.source_first_epochs
         self._sources = sources
         self._marks: dict[str, Mark] = {}
         """The marks of the sources with the most batches."""
@@ -279,7 +281,7 @@ class Scanner:
             self.restart()
         marks = {source: Mark(epoch, at - OVERLAP) for source, (epoch, at) in self._marks.items()}
         found = await retry_while_unavailable(
-            lambda: self._artifacts.scan(self._task_id, self._sources, marks)
+            lambda: self._artifacts.scan(self._task_id, self._sources, marks, self._first_epochs)
         )
         if not marks:
             ended = time.monotonic()
@@ -347,6 +349,9 @@ _STATES_PAUSE_SEC = 2.0
 """The shortest time between two reads of the states of the sources."""
 _YIELD_AFTER_SEC = 5.0
 """How long all sources may be idle before a pulling attempt yields and frees its slot."""
+
+
+_BEGUN = {NodeStatus.RUNNING, NodeStatus.CANCELLING}
 
 
 class SourcesIdle(Exception):
@@ -443,8 +448,13 @@ class Sources:
         self._read_at, self._restarted = at, False
         self._states = await retry_while_unavailable(lambda: self._tasks.node_states(self._attempt.task_id))
         active = {self._get_status(name) for name in self._names if not self._get_status(name).ended}
-        idle = active and not active & {NodeStatus.RUNNING, NodeStatus.CANCELLING}
+        idle = active and not (active & _BEGUN and await self._any_running())
         self._idle_since = (self._idle_since or at) if idle else None
+
+    async def _any_running(self) -> bool:
+        """Return whether a worker runs a source. The command of an external one may still wait for its worker."""
+        task_id, names = self._attempt.task_id, self._names
+        return bool(await retry_while_unavailable(lambda: self._tasks.running(task_id, names, time.time())))
 
     def _get_status(self, name: str) -> NodeStatus:
         return self._states.get(name, (NodeStatus.QUEUED, 0))[0]

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from flowkit.adapters.mongo import fits, moment
 from flowkit.adapters.tasks.cancel_flags import set_of_task_flag
 from flowkit.adapters.tasks.fields import NODE_STATES, history, nodes_of
-from flowkit.adapters.tasks.record import NODES_OF_ONE_UPDATE, chunks, node_fields, omitted_changes
+from flowkit.adapters.tasks.record import (
+    NODES_OF_ONE_UPDATE,
+    chunks,
+    node_fields,
+    omitted_changes,
+    unset_of_decisions,
+)
 from flowkit.errors import StoreTooLarge
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.text import truncate
@@ -85,7 +91,9 @@ class Closing:
             done = await self._tasks.update_one(own, {"$set": _merged(some)})
             if not done.matched_count:
                 return
-        await self._tasks.update_one(own, {"$set": end_fields(close, stored_nodes, room) | _merged(last)})
+        removed = unset_of_decisions(close.nodes)
+        fields = end_fields(close, stored_nodes, room) | _merged(last)
+        await self._tasks.update_one(own, {"$set": fields, **({"$unset": removed} if removed else {})})
 
 
 def _merged(changes: Any) -> Fields:

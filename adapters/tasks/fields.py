@@ -114,6 +114,14 @@ def _fresh(node: Fields, parents: list[str]) -> Fields:
     return {**own, **given, **NEW_NODE}
 
 
+def graph_of(stored: Fields) -> Fields:
+    """Return the graph of a document as a user writes it, without what the engine has added to its nodes."""
+    nodes = [
+        {key: value for key, value in node.items() if key not in RUNTIME_KEYS} for node in nodes_of(stored)
+    ]
+    return {**stored["graph"], "nodes": nodes}
+
+
 def graph_difference(stored: Fields, given: Fields) -> str | None:
     """Describe the first difference between the graph of a document and a given one; None if they are equal."""
     try:

@@ -15,6 +15,7 @@ from flowkit.adapters.dispatches import ACTIVE_STATES, OutcomeKind
 from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
 from flowkit.adapters.mongo import Database, durable, ensure_index, translate_errors
 from flowkit.adapters.tasks.fields import PINNED, WAITS_FOR, read_pins
+from flowkit.adapters.tasks.reset import read_first_epochs
 from flowkit.models import OPEN_TASK_STATUSES, FailureKind, NodeStatus
 from flowkit.protocol.messages import EventKind
 from flowkit.validation.arguments import require, task_id_problem
@@ -74,6 +75,16 @@ _EXTERNAL_RUN = {
 _RUN_FIELDS = ("node_id", "attempt_epoch", "lease.worker_id", "lease.version", "started_at", "finished_at")
 _NODE_RUNS = {"_id": 0} | {f"graph.nodes.{name}": 1 for name in _RUN_FIELDS}
 _RUNNING = {**_NODE_RUNS, "id": 1, "graph.nodes.status": 1}
+
+
+_RERUN = {
+    "_id": 0,
+    "params": 1,
+    "graph": 1,
+    "run_seq": 1,
+    "closed_run_id": 1,
+    "finished_at": 1,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,9 +190,14 @@ class TaskQueries:
         await ensure_index(self._db.tasks, [("started_at", DESCENDING)], "ix_task_started")
 
     @translate_errors
-    async def newest(self, status: str | None, limit: int) -> list[dict[str, Any]]:
-        """Return up to `limit` tasks, newest first and without their nodes. `status` None selects every status."""
-        wanted = {} if status is None else {"status": status}
+    async def newest(self, status: str | None, limit: int, *, held: bool = False) -> list[dict[str, Any]]:
+        """Return up to `limit` tasks, newest first and without their nodes. `status` None selects every status.
+
+        With `held`, return only tasks with a failed node that waits for a decision.
+        """
+        wanted: dict[str, Any] = {} if status is None else {"status": status}
+        if held:
+            wanted["graph.nodes.held_until_ms"] = {"$gt": 0}
         found = self._db.tasks.find(wanted, _SUMMARY).sort("started_at", DESCENDING).limit(limit)
         return [document async for document in found]
 
@@ -193,11 +209,32 @@ class TaskQueries:
         return found
 
     @translate_errors
+    async def ended_task(self, task_id: str, *, namespace_id: str) -> dict[str, Any] | None:
+        """Return what a rerun needs of a task of this namespace, also of an open one; None if there is no such task.
+
+        Raise ConfigError if the task id is invalid.
+        """
+        require(task_id_problem(task_id))
+        own = {"id": task_id, "namespace_id": {"$in": [namespace_id, None]}}
+        found: dict[str, Any] | None = await self._db.tasks.find_one(own, _RERUN)
+        return found
+
+    @translate_errors
     async def batches(self, task_id: str) -> dict[str, int]:
         """Return the number of stored batches by node id. Raise ConfigError if the task id is invalid."""
         require(task_id_problem(task_id))
-        stored = {"$match": {"task_id": task_id, "status": "partial"}}
+        earlier = await self._earlier_generations(task_id)
+        stored = {"$match": {"task_id": task_id, "status": "partial", **earlier}}
         return await self._counted(self._db.artifacts, stored, "$node_id")
+
+    async def _earlier_generations(self, task_id: str) -> dict[str, Any]:
+        """Return the filter that omits the rows of earlier generations of a task's nodes."""
+        first_epochs = await read_first_epochs(self._db.tasks, task_id)
+        old = [
+            {"node_id": node_id, "attempt_epoch": {"$not": {"$gte": epoch}}}
+            for node_id, epoch in first_epochs.items()
+        ]
+        return {"$nor": old} if old else {}
 
     @translate_errors
     async def node_runs(self, task_id: str) -> dict[str, NodeRun]:
@@ -217,7 +254,8 @@ class TaskQueries:
     async def results(self, task_id: str) -> dict[str, StoredResult]:
         """Return what the nodes of a task have stored at their ends, by node id. Omit nodes without such a result."""
         require(task_id_problem(task_id))
-        markers = {"task_id": task_id, "batch_uid": {"$exists": False}, "status": "complete"}
+        earlier = await self._earlier_generations(task_id)
+        markers = {"task_id": task_id, "batch_uid": {"$exists": False}, "status": "complete", **earlier}
         found = self._db.artifacts.find(markers, {"_id": 0, "node_id": 1, "meta": 1, "artifacts_ref": 1})
         return {row["node_id"]: _stored_result(row) async for row in found}
 
@@ -230,7 +268,8 @@ class TaskQueries:
         Failed batches are included. The content of other batches is not read.
         """
         require(task_id_problem(task_id))
-        own = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": True}}
+        earlier = await self._earlier_generations(task_id)
+        own = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": True}, **earlier}
         every = oldest_first([row async for row in self._db.artifacts.find(own, PROJECTION)])
         ids = [row["_id"] for row in every[offset : offset + limit]]
         found = {row["_id"]: row async for row in self._db.artifacts.find({"_id": {"$in": ids}}, _BATCH)}

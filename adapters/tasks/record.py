@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import UpdateOne
 
+from flowkit.adapters.entries import utc
 from flowkit.adapters.mongo import fits, moment
 from flowkit.adapters.tasks.cancel_flags import set_of_node_flag, set_of_task_flag
-from flowkit.adapters.tasks.fields import NODE_STATES, history, nodes_of
+from flowkit.adapters.tasks.fields import NODE_STATES, WAITS_FOR, history, nodes_of
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
+from flowkit.models.actions import AppliedAction
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from flowkit.models import CloseTask, NodeRecord, RecordTask
     from flowkit.models.actions import ActionRecord
@@ -140,6 +142,17 @@ def _set_of_actions(record: ActionRecord) -> Fields:
     }
 
 
+def read_actions(stored: Fields) -> list[AppliedAction]:
+    """Return the applied actions that a document lists. Leave out what another program has written."""
+    listed = (stored.get("coordinator") or {}).get("actions")
+    return [
+        AppliedAction(
+            **{name: value for name, value in each.items() if name != "at"}, at=utc(each["at"]).timestamp()
+        )
+        for each in (listed if isinstance(listed, list) else ())
+    ]
+
+
 def omitted_changes(record: RecordTask | CloseTask) -> Fields:
     """Return the field with the number of entries omitted from `status_history`; `{}` if none are omitted."""
     count = record.status_history_omitted
@@ -168,7 +181,7 @@ def _unset_of_silence(record: RecordTask) -> Fields:
 
 
 def _update(record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> tuple[Fields, Fields]:
-    removed = _unset_of_silence(record) if fields else {}
+    removed = (_unset_of_silence(record) if fields else {}) | unset_of_decisions(nodes)
     condition = _task_filter(record)
     for node in nodes:
         condition |= _node_filter(node)
@@ -202,6 +215,13 @@ def _may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
     return known and stored.get("attempt_epoch", 0) <= node.epoch
 
 
+def unset_of_decisions(nodes: Iterable[NodeRecord]) -> Fields:
+    """Return the `$unset` for nodes that have ended, and that may have waited for a decision before."""
+    names = (WAITS_FOR, "held_until_ms")
+    ended = (node for node in nodes if node.decided)
+    return {f"graph.nodes.{node.index}.{name}": "" for node in ended for name in names}
+
+
 def node_fields(node: NodeRecord, at: float, run_id: str) -> Fields:
     """Return the `$set` of a transition that only the workflow knows."""
     path = f"graph.nodes.{node.index}"
@@ -217,6 +237,12 @@ def node_fields(node: NodeRecord, at: float, run_id: str) -> Fields:
         fields[f"{path}.skip_reason"] = node.skip_reason.value
     if node.status.ended:
         fields[f"{path}.finished_at"] = moment(at)
+    if node.waits_for is not None:
+        fields[f"{path}.waits_for"] = node.waits_for
+    if node.held_until is not None:
+        fields[f"{path}.held_until_ms"] = int(node.held_until * 1000)
+    if node.reason_code is not None:
+        fields[f"{path}.reason_code"] = node.reason_code
     return fields | set_of_node_flag(node, at, run_id)
 
 

@@ -33,15 +33,18 @@ from flowkit.adapters.tasks.fields import (
 )
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.queries import TaskQueries
-from flowkit.adapters.tasks.record import Recording
+from flowkit.adapters.tasks.record import Recording, read_actions
+from flowkit.adapters.tasks.reset import Resetting, read_first_epochs
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs
-from flowkit.errors import StoreRefused, TaskIdTaken
-from flowkit.models import NodeStatus, TaskStatus
+from flowkit.errors import RerunOutdated, StoreRefused, TaskIdTaken
+from flowkit.models import EarlierRun, NodeStatus, TaskStatus
+from flowkit.models.columns import status_column
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from flowkit.models import CloseTask, OpenTask, RecordTask
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.models import CloseTask, OpenTask, RecordTask, Rerun, ResetNodes
 
 Fields = dict[str, Any]
 
@@ -63,6 +66,15 @@ _CONDITION_VALUES = {
     "coordinator.vars": 1,
     "graph.nodes.node_id": 1,
     "graph.nodes.stats": 1,
+}
+_EARLIER = {
+    "_id": 0,
+    "run_seq": 1,
+    "coordinator.actions": 1,
+    **{
+        f"graph.nodes.{name}": 1
+        for name in ("status", "attempt_epoch", "first_epoch", "generation", "skip_reason", "reason_code")
+    },
 }
 _EPOCHS = {"_id": 0, "run_seq": 1, "graph.nodes.attempt_epoch": 1, "graph.nodes.run_id": 1}
 
@@ -174,7 +186,7 @@ class TaskStore:
             stored = await self._tasks.find_one({"id": opening.task_id}, _GRAPH)
         if stored is not None:
             _check_graph(stored, opening)
-        adopted = await self._adopt(opening, ids)
+        adopted = await self._adopt(opening, ids, unclaimed(ids))
         if adopted is None:
             raise TaskIdTaken(f"task id {opening.task_id!r} belongs to an earlier task; choose another id")
         epochs = [
@@ -202,15 +214,42 @@ class TaskStore:
         stored: dict[str, Any] | None = await self._tasks.find_one({"id": task_id}, _GRAPH)
         return stored
 
-    async def _adopt(self, opening: OpenTask, ids: dict[str, str]) -> dict[str, Any] | None:
-        unclaimed: dict[str, Any] = {"first_run_id": None, "status": TaskStatus.QUEUED.value}
-        if "namespace_id" in ids:
-            unclaimed["namespace_id"] = {"$in": [ids["namespace_id"], None]}
+    @translate_errors
+    async def open_rerun(
+        self, opening: OpenTask, rerun: Rerun, *, namespace_id: str = "", database_id: str = ""
+    ) -> tuple[int, EarlierRun]:
+        """Assign the document of an ended task to a new run of its workflow, which continues the run that `rerun` names.
+
+        Return `run_seq` and how the nodes have ended. Raise RerunOutdated, and change nothing, if the document belongs
+        to a later run, or does not exist. A repeated opening returns the same.
+        """
+        ids = owner(namespace_id, database_id)
+        ended = {
+            "run_seq": rerun.run_seq,
+            "closed_run_id": rerun.closed_run_id,
+            "finished_at": {"$ne": None},
+            **({"namespace_id": {"$in": [namespace_id, None]}} if namespace_id else {}),
+        }
+        fields = {"params": opening.params}
+        adopted = await self._adopt(opening, ids, ended, fields=fields, projection=_EARLIER)
+        if adopted is None:
+            raise RerunOutdated(opening.task_id, rerun.run_seq)
+        return adopted["run_seq"], earlier_run(adopted)
+
+    async def _adopt(
+        self,
+        opening: OpenTask,
+        ids: dict[str, str],
+        available: Fields,
+        *,
+        fields: Fields | None = None,
+        projection: Fields = _EPOCHS,
+    ) -> dict[str, Any] | None:
         taken: dict[str, Any] | None = await self._tasks.find_one_and_update(
             {
                 "id": opening.task_id,
                 "run_id": {"$ne": opening.run_id},
-                "$or": [{"first_run_id": opening.first_run_id}, unclaimed],
+                "$or": [{"first_run_id": opening.first_run_id}, available],
             },
             {
                 "$set": {
@@ -221,23 +260,24 @@ class TaskStore:
                     "updated_at": moment(opening.at),
                     **ids,
                     **_NOT_ENDED,
+                    **(fields or {}),
                 },
                 "$unset": _REOPENED,
                 "$inc": {"run_seq": 1},
             },
-            projection=_EPOCHS,
+            projection=projection,
             return_document=ReturnDocument.AFTER,
         )
-        return taken or await self._opened_before(opening)
+        return taken or await self._opened_before(opening, projection)
 
-    async def _opened_before(self, opening: OpenTask) -> dict[str, Any] | None:
+    async def _opened_before(self, opening: OpenTask, projection: Fields) -> dict[str, Any] | None:
         """Return the document if this run has opened it already; None otherwise.
 
         A repeated opening must not fence or reopen its own run. A try of the activity that timed out may reach MongoDB
         after a later try, or even after the close.
         """
         own = {"first_run_id": opening.first_run_id, "run_id": opening.run_id}
-        found: dict[str, Any] | None = await self._tasks.find_one({"id": opening.task_id, **own}, _EPOCHS)
+        found: dict[str, Any] | None = await self._tasks.find_one({"id": opening.task_id, **own}, projection)
         return found
 
     @translate_errors
@@ -282,6 +322,19 @@ class TaskStore:
         stored = await self._tasks.find_one({"id": task_id}, WIRING) or {}
         found: dict[str, Any] = stored.get("graph") or {}
         return found
+
+    @translate_errors
+    async def first_epochs(self, task_id: str, node_ids: Collection[str]) -> dict[str, int]:
+        """Return the first epochs of the generations of these nodes, without those that have had one generation."""
+        return await read_first_epochs(self._tasks, task_id, node_ids)
+
+    @translate_errors
+    async def reset_nodes(self, record: ResetNodes, artifacts: ArtifactStore) -> list[int]:
+        """Start new generations of nodes. Return the epoch that each of them has reserved, in the order of the input.
+
+        Raise Fenced if the task has ended or belongs to a newer run.
+        """
+        return await Resetting(self._tasks, artifacts).write(record)
 
     @translate_errors
     async def have_restarted(
@@ -351,6 +404,36 @@ def _restarted(epochs: Mapping[str, int], unfinished: Collection[str]) -> Fields
         ended = [status.value for status in NodeStatus if status.ended and status is not NodeStatus.FINISHED]
         later.append({"node_id": {"$in": list(unfinished)}, "status": {"$nin": ended}})
     return {"graph.nodes": {"$elemMatch": {"$or": later}}}
+
+
+def unclaimed(ids: Mapping[str, str]) -> Fields:
+    """Return the filter for a document that no run has opened."""
+    found: Fields = {"first_run_id": None, "status": TaskStatus.QUEUED.value}
+    if "namespace_id" in ids:
+        found["namespace_id"] = {"$in": [ids["namespace_id"], None]}
+    return found
+
+
+def earlier_run(stored: Fields) -> EarlierRun:
+    """Return what a new run takes over from a document. Raise StoreRefused if another program has changed statuses."""
+    nodes = nodes_of(stored)
+    try:
+        statuses = status_column(NodeStatus(node["status"]) for node in nodes)
+    except (KeyError, ValueError) as error:
+        raise StoreRefused(f"the task document cannot be read: {error}") from None
+    return EarlierRun(
+        statuses=statuses,
+        epochs=[node.get("attempt_epoch") or 0 for node in nodes],
+        first_epochs=[node.get("first_epoch") or 0 for node in nodes],
+        generations=[node.get("generation") or 0 for node in nodes],
+        skip_reasons=_texts(nodes, "skip_reason"),
+        reason_codes=_texts(nodes, "reason_code"),
+        applied=read_actions(stored),
+    )
+
+
+def _texts(nodes: Sequence[Fields], name: str) -> dict[int, str]:
+    return {index: node[name] for index, node in enumerate(nodes) if isinstance(node.get(name), str)}
 
 
 def is_same_database(deployment: str, other: str) -> bool:

@@ -12,6 +12,6 @@ temporal operator namespace describe --namespace "$TEMPORAL_NAMESPACE" >/dev/nul
 
 # The namespace takes a few seconds to reach all parts of the server.
 until temporal operator search-attribute create --namespace "$TEMPORAL_NAMESPACE" \
-    --name FlowkitPipeline --type Keyword --name FlowkitStatus --type Keyword; do
+    --name FlowkitPipeline --type Keyword --name FlowkitStatus --type Keyword --name FlowkitWaitsFor --type Keyword; do
     sleep 1
 done

@@ -22,7 +22,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits, reason_codes
-from flowkit.adapters.tasks.fields import new_task, owner
+from flowkit.adapters.tasks.fields import graph_of, new_task, owner
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
 from flowkit.attempt.pollers import bridged_problems
@@ -39,8 +39,16 @@ from flowkit.errors import (
 )
 from flowkit.graph.field_checks import json_bytes
 from flowkit.graph.submission import convert_to_json, validate_input
-from flowkit.graph.validation import raise_if, unknown_function
-from flowkit.models import TaskResult, TaskStatus, temporal_names
+from flowkit.graph.validation import normalized, raise_if, unknown_function
+from flowkit.models import (
+    NodeState,
+    NodeStatus,
+    Rerun,
+    SkipReason,
+    TaskResult,
+    TaskStatus,
+    temporal_names,
+)
 from flowkit.models.actions import PREVIEW_QUERY
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
@@ -52,12 +60,18 @@ from flowkit.validation.arguments import (
     whole_problem,
 )
 from flowkit.workflows.display.task_status import pipeline_name
-from flowkit.workflows.scheduling.actions import parse_action
-from flowkit.workflows.state_codec import input_of
+from flowkit.workflows.scheduling.actions import (
+    changed_inputs,
+    choose_reruns,
+    parse_action,
+    plan_rerun,
+    result_of,
+)
+from flowkit.workflows.state_codec import input_of, rerun_input
 from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Mapping
+    from collections.abc import Collection, Coroutine, Mapping, Sequence
     from datetime import datetime
 
     from temporalio.client import Client, WorkflowHandle
@@ -99,15 +113,19 @@ class TaskSummary:
 class TaskCatalog(TaskQueries):
     """Queries on the `tasks` collection. They raise StoreUnavailable when MongoDB does not respond."""
 
-    async def list_tasks(self, status: str | None = None, limit: int = 50) -> list[TaskSummary]:
+    async def list_tasks(
+        self, status: str | None = None, limit: int = 50, *, held: bool = False
+    ) -> list[TaskSummary]:
         """Return up to `limit` tasks, newest first: those with `status`, or all if it is None.
+
+        With `held`, return only tasks with a failed node that waits for a decision.
 
         Raise ConfigError for an unknown status, or for a limit outside 1 to 10,000 (`limits.LIST_TASKS`).
         """
         if status is not None:
             require(choice_problem(status, "status", [each.value for each in TaskStatus]))
         require(whole_problem(limit, "limit", 1, limits.LIST_TASKS))
-        return [_make_summary(document) for document in await self.newest(status, limit)]
+        return [_make_summary(document) for document in await self.newest(status, limit, held=held)]
 
 
 def _make_summary(document: dict[str, Any]) -> TaskSummary:
@@ -293,6 +311,75 @@ class TaskClient:
             raise ActionRejected(one_line(error)) from None
         return result
 
+    async def rerun(
+        self,
+        task_id: str,
+        nodes: Sequence[str] | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, Mapping[str, Any]] | None = None,
+        reason: str = "",
+        by: str = "",
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Start an ended task again: `nodes` and what depends on them, in a new run with the same task id.
+
+        By default, the nodes start that failed, were cancelled, or were skipped for a failure or the end of the task.
+        Finished nodes, their artifacts and the variables stay. `params` replaces single params, and `inputs` single keys
+        of the `input_inline` of nodes, by node id.
+
+        Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`, start nothing.
+        Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if MongoDB has no document of
+        the task in this namespace, and GraphError if the changed params are not valid.
+        """
+        document = await self._catalog.ended_task(task_id, namespace_id=await self._namespace.id())
+        if document is None:
+            raise UnknownTask(task_id, f"MongoDB has no document of task {task_id!r} in this namespace")
+        if document["finished_at"] is None or document.get("closed_run_id") is None:
+            raise ActionRejected(
+                f"task {task_id!r} has not ended; retry_node starts a node of an open task again"
+            )
+        given = {"params": {**document["params"], **(params or {})}, "graph": graph_of(document)}
+        await asyncio.to_thread(self._check, task_id, given, None)
+        parsed = normalized(given["graph"])
+        states = [_ended_state(each) for each in document["graph"]["nodes"]]
+        chosen = choose_reruns(nodes, parsed.nodes, states)
+        planned = plan_rerun(chosen, parsed.nodes, states)
+        changed = changed_inputs(inputs or {}, parsed.nodes)
+        run_seq = document["run_seq"]
+        result = result_of(planned, parsed.nodes, 0)
+        del result["revision"]
+        if not dry_run:
+            rerun = Rerun(
+                run_seq=run_seq,
+                closed_run_id=document["closed_run_id"],
+                nodes=chosen,
+                changed=changed,
+                reason=clean(reason),
+                by=clean(by),
+            )
+            await self._start_again(task_id, given, rerun)
+        return {"task_id": task_id, "run_seq": run_seq + 1, **result}
+
+    async def _start_again(self, task_id: str, given: dict[str, Any], rerun: Rerun) -> None:
+        content = await asyncio.to_thread(pack_task, given)
+        ids = {
+            "namespace_id": await self._namespace.id(),
+            "database_id": await self._tasks.database_id(),
+        }
+        stored = await StoredGraphs(self._tasks.database).put(task_id, content, **ids)
+        try:
+            await self._client.start_workflow(
+                temporal_names.TASK,
+                rerun_input(stored, rerun),
+                id=task_id,
+                task_queue=self._queue,
+                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+                id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+            )
+        except WorkflowAlreadyStartedError:
+            raise ActionRejected(f"task {task_id!r} runs already; another rerun has started it") from None
+
     async def _find_open(self, task_id: str, name: str) -> WorkflowHandle[Any, Any]:
         """Return the handle of a task that runs. Raise ActionRejected or UnknownTask."""
         handle = self.handle(task_id)
@@ -348,9 +435,11 @@ class TaskClient:
     async def _is_running(self, handle: WorkflowHandle[Task, TaskResult]) -> bool:
         return (await handle.describe()).status is WorkflowExecutionStatus.RUNNING
 
-    async def list_tasks(self, status: str | None = None, limit: int = 50) -> list[TaskSummary]:
+    async def list_tasks(
+        self, status: str | None = None, limit: int = 50, *, held: bool = False
+    ) -> list[TaskSummary]:
         """Return the newest tasks first, as `TaskCatalog.list_tasks` does."""
-        return await self._catalog.list_tasks(status, limit)
+        return await self._catalog.list_tasks(status, limit, held=held)
 
     def handle(self, task_id: str) -> WorkflowHandle[Task, TaskResult]:
         """Return Temporal's workflow handle for a task. Raise ConfigError if `task_id` is not a valid task id."""
@@ -411,6 +500,16 @@ def _format_cause(error: BaseException) -> str:
         text = text.partition(" (")[0]
     return truncate(
         text if isinstance(error, FlowKitError) else f"{type(error).__name__}: {text}", _WARNING_CHARS
+    )
+
+
+def _ended_state(entry: Mapping[str, Any]) -> NodeState:
+    """Return the state of a node in the document of an ended task."""
+    status, reason = NodeStatus(entry["status"]), entry.get("skip_reason")
+    return NodeState(
+        status=status if status.ended else NodeStatus.CANCELLED,
+        skip_reason=SkipReason(reason) if reason else None,
+        epoch=entry.get("attempt_epoch") or 0,
     )
 
 

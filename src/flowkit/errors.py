@@ -17,6 +17,7 @@ The first line of a class's docstring is its default message.
     + Fenced
     + EpochTaken
     + TaskIdTaken
+    + RerunOutdated
     + WrongDeployment
     + UnknownTask (also LookupError)
     + TaskFailed
@@ -170,6 +171,18 @@ class TaskIdTaken(FlowKitError):
     """Another task has already used this id; choose a new one."""
 
     code = reason_codes.TASK_ID_TAKEN
+
+
+class RerunOutdated(FlowKitError):
+    """The run that a rerun continues is no longer the latest one of the task."""
+
+    code = reason_codes.RERUN_OUTDATED
+
+    def __init__(self, task_id: str, run_seq: int) -> None:
+        super().__init__(
+            f"task {task_id!r} is not at run {run_seq} any more: another rerun has started meanwhile, or its document is "
+            "gone; look at the task, and repeat the rerun if it is still needed"
+        )
 
 
 class WrongDeployment(FlowKitError):

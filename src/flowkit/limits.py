@@ -62,6 +62,15 @@ CONDITION_SEC = 2.0
 CONDITIONS_SEC = 60.0
 """Most time that the evaluation of conditions which become due together may take, in seconds."""
 
+PREREQUISITES = 50
+"""Maximum number of prerequisites of a node."""
+
+PREREQUISITE_CHARS = 200
+"""Longest prerequisite of a node."""
+
+APPROVAL_TEXT_CHARS = 2_000
+"""Longest text of an approval."""
+
 FAILED_NODES = 20
 """Maximum number of failures that a node started by `routing.on_failure` receives."""
 
@@ -136,6 +145,15 @@ ACTION_SCOPES = 50
 
 ACTION_AFFECTED = 1_000
 """Maximum number of nodes that the result of an action lists; a note says how many more there are."""
+
+ACTION_INPUT_BYTES = 256_000
+"""Largest value of one field of an action, such as the batches with which an operator completes a node."""
+
+ACTION_BATCHES = 1_000
+"""Maximum number of batches with which an operator completes a node."""
+
+CHANGED_NODES_BYTES = 200_000
+"""Largest fields of nodes that actions have changed in one task, together."""
 
 APPLIED_ACTIONS = 200
 """Maximum number of applied actions that a task keeps, the latest ones."""

@@ -86,6 +86,11 @@ UPSTREAM_FAILED: Final = "upstream_failed"
 NOT_LOCAL: Final = "not_local"
 INTERRUPTED: Final = "interrupted"
 """The code and the cancel reason of an attempt that a pause has stopped."""
+RERUN_OUTDATED: Final = "rerun_outdated"
+REJECTED: Final = "rejected"
+"""The code of an approval that a person, or its deadline, has rejected."""
+FAILED_BY_USER: Final = "failed_by_user"
+"""The code of a node that an operator has failed."""
 VERSION_PINNED: Final = "version_pinned"
 
 # --- ends of tasks ------------------------------------------------------------------------------------------------

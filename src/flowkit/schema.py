@@ -11,10 +11,19 @@ from typing import Any
 
 from flowkit import limits
 from flowkit.graph import expressions, field_checks, input_adapters
+from flowkit.graph.engine_nodes import DECISIONS
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.graph.streams import EDGE_MODES
-from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, OnNodeFailure, StartWhen
+from flowkit.models import (
+    APPROVAL,
+    DELAY,
+    ENGINE_TYPES,
+    RESERVED_TYPES,
+    RUNTIME_KEYS,
+    OnNodeFailure,
+    StartWhen,
+)
 from flowkit.validation.values import ELEMENT_SUFFIX, SHORTEST_SEC, YEAR_SEC
 
 Schema = dict[str, Any]
@@ -45,6 +54,9 @@ def graph_schema() -> Schema:
             "name": {"description": "Name of the task if params contain no pipeline_name."},
             "on_node_failure": {"enum": [mode.value for mode in OnNodeFailure]},
             "deadline_sec": _describe_time_limit("seconds from the opening of the task to its end"),
+            "hold_sec": _describe_time_limit(
+                "how long failures are held that wait for a decision, in seconds"
+            ),
             PARAMS_SCHEMA: _allow_null({"type": "object"}, "JSON Schema of the params"),
         },
     }
@@ -77,7 +89,44 @@ def _describe_extended_edge() -> Schema:
 def _describe_node() -> Schema:
     own = _describe_keys(field_checks.NODE_KEYS, _describe_node_keys())
     written = {key: {"description": "Written by an engine; ignored."} for key in sorted(RUNTIME_KEYS)}
-    return _describe_object({**own, **written}, required=["node_id", "type"])
+    engine = [_describe_approval(), _describe_delay()]
+    return _describe_object({**own, **written}, required=["node_id", "type"], allOf=engine)
+
+
+def _describe_approval() -> Schema:
+    settings = {
+        "text": _allow_null({"type": "string", "maxLength": limits.APPROVAL_TEXT_CHARS}, "what to decide"),
+        "default": {"enum": [*DECISIONS, None], "description": "what applies when deadline_sec passes"},
+    }
+    return _describe_engine_node(APPROVAL, _allow_null(_describe_settings(settings)))
+
+
+def _describe_delay() -> Schema:
+    moment = {"type": "string", "format": "date-time"}
+    settings = {
+        "sec": _describe_time_limit("how long to wait, in seconds"),
+        "until": _allow_null(moment, "until when to wait, in ISO 8601 with the time zone"),
+    }
+    one = [{"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in settings]
+    described = _describe_engine_node(DELAY, {**_describe_settings(settings), "oneOf": one})
+    described["then"]["required"] = ["io"]
+    described["then"]["properties"]["io"] |= {"type": "object", "required": ["input_inline"]}
+    return described
+
+
+def _describe_settings(settings: Schema) -> Schema:
+    """Return the schema of the settings of an engine node. Another key may only be null."""
+    return _describe_object(settings, additionalProperties={"type": "null"})
+
+
+def _describe_engine_node(kind: str, inline: Schema) -> Schema:
+    """Return what holds for a node of this type: it has no attempts, and takes only `io.input_inline`."""
+    io = _describe_object({"input_inline": inline}, additionalProperties={"type": "null"})
+    nothing: Schema = {"type": "null"}
+    return {
+        "if": {"properties": {"type": {"const": kind}}},
+        "then": {"properties": {"io": _allow_null(io), "retry_policy": nothing, "timeout_sec": nothing}},
+    }
 
 
 def _describe_node_keys() -> dict[str, Schema]:
@@ -87,7 +136,8 @@ def _describe_node_keys() -> dict[str, Schema]:
         "type": {
             "type": "string",
             "pattern": f"^(?:{limits.ROLE.pattern}){_END}",
-            "description": f"A role, or {COORDINATOR_FN}.",
+            "not": {"enum": sorted(RESERVED_TYPES - ENGINE_TYPES)},
+            "description": f"A role, or one of {', '.join(sorted(ENGINE_TYPES))}.",
         },
         "depends_on": _allow_null({"type": "array", "items": _TEXT}, "ids of the parents"),
         "fan_in": _allow_null({"type": "string", "pattern": fan_in}, "all, any, all_done or count:n"),
@@ -98,6 +148,9 @@ def _describe_node_keys() -> dict[str, Schema]:
         "when": _describe_when("node"),
         "timeout_sec": _describe_time_limit("time limit of one attempt, in seconds"),
         "deadline_sec": _describe_time_limit("seconds from the opening of the node's gate to its end"),
+        "hold_sec": _describe_time_limit("how long a held failure waits for a decision, in seconds"),
+        "hold_on_failure": _allow_null({"type": "boolean"}, "whether a failure waits for a decision"),
+        "prerequisites": _describe_prerequisites(),
         "name": _ANY,
         "meta": _ANY,
     }
@@ -111,6 +164,17 @@ def _describe_when(part: str) -> Schema:
 def _describe_time_limit(description: str) -> Schema:
     shortest, longest = SHORTEST_SEC, YEAR_SEC
     return _allow_null({"type": "number", "minimum": shortest, "maximum": longest}, description)
+
+
+def _describe_prerequisites() -> Schema:
+    text: Schema = {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": limits.PREREQUISITE_CHARS,
+        "not": {"pattern": r"[\u0000-\u001f\u007f-\u009f]"},
+    }
+    listed = {"type": "array", "items": text, "maxItems": limits.PREREQUISITES, "uniqueItems": True}
+    return _allow_null(listed, "what must be satisfied before the node starts")
 
 
 _NOTHING: list[Any] = [None, False, 0, "", [], {}]

@@ -41,7 +41,7 @@ FILES = {
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Ask:
     """Run a command in this process without servers, and return its exit code and its only line on stderr."""
-    for module in ("commands", "variables"):
+    for module in ("commands", "operate", "variables"):
         monkeypatch.setattr(f"flowkit.cli.tasks.{module}.log_warnings", lambda verbose: None)
     monkeypatch.setenv("MONGO_URL", "mongodb://127.0.0.1:1")
     monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")

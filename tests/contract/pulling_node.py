@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tests.contract.builders import AT, TASK, WORKER, attempt
@@ -30,10 +31,14 @@ class WatchedArtifacts(ArtifactStore):
         self._looked = asyncio.Condition()
 
     async def scan(
-        self, task_id: str, sources: Sequence[str], since: Mapping[str, Mark] | None = None
+        self,
+        task_id: str,
+        sources: Sequence[str],
+        since: Mapping[str, Mark] | None = None,
+        first_epochs: Mapping[str, int] = MappingProxyType({}),
     ) -> Scan:
         """Count the scan and run it."""
-        found = await super().scan(task_id, sources, since)
+        found = await super().scan(task_id, sources, since, first_epochs)
         async with self._looked:
             self._looks += 1
             self._looked.notify_all()

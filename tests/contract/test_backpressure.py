@@ -27,8 +27,6 @@ from flowkit.graph.input_adapters import PullArgs
 from flowkit.models import NodeIO, NodeStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from flowkit.activities.role_attempt import RoleExecutor
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.models import AttemptInput
@@ -251,9 +249,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     counts = Claims.counts
 
-    async def counted(self: Claims, task_id: str, from_node: str, consumers: Sequence[str]) -> Any:
+    async def counted(self: Claims, task_id: str, from_node: str, *more: Any) -> Any:
         made.append(from_node)
-        return await counts(self, task_id, from_node, consumers)
+        return await counts(self, task_id, from_node, *more)
 
     monkeypatch.setattr(Claims, "counts", counted)
     return made

@@ -18,7 +18,7 @@ from flowkit.adapters.mongo import is_outage, translate_errors
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
-from flowkit.models import NodeStatus
+from flowkit.models import NodeOutcome, NodeStatus, Rerun, ResetNodes
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -46,6 +46,12 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "running": lambda tasks: tasks.running(TASK, ["a"], AT),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),
+    "open_rerun": lambda tasks: tasks.open_rerun(opening("a"), Rerun(run_seq=1, closed_run_id=RUN, nodes=[])),
+    "first_epochs": lambda tasks: tasks.first_epochs(TASK, ["a"]),
+    "reset_nodes": lambda tasks: tasks.reset_nodes(
+        ResetNodes(task_id=TASK, run_id=RUN, run_seq=1, revision=1, at=AT, nodes=[]),
+        ArtifactStore(tasks.database),
+    ),
 }
 ATTEMPT_CALLS: dict[str, Callable[[Attempts], Awaitable[object]]] = {
     "begin": lambda attempts: attempts.begin(attempt(), RUN, {}, AT),
@@ -82,6 +88,8 @@ ARTIFACT_CALLS: dict[str, Callable[[ArtifactStore], Awaitable[object]]] = {
     "count_batches": lambda artifacts: artifacts.count_batches(attempt()),
     "stored_uids": lambda artifacts: artifacts.stored_uids(TASK, "a"),
     "has_batches": lambda artifacts: artifacts.has_batches(TASK, "a"),
+    "delete_earlier_generations": lambda artifacts: artifacts.delete_earlier_generations(TASK, {"a": 2}),
+    "store_outcome": lambda artifacts: artifacts.store_outcome(attempt(), NodeOutcome(), AT),
     "pages": first_page,
     "mark_ended": lambda artifacts: artifacts.mark_ended(
         TASK, [shown("a", NodeStatus.SKIPPED, marker=True)], AT
@@ -91,6 +99,7 @@ CLAIM_CALLS: dict[str, Callable[[Claims], Awaitable[object]]] = {
     "prepare": lambda claims: claims.prepare(),
     "make": lambda claims: claims.make(attempt(), "a", ["b1"], AT),
     "counts": lambda claims: claims.counts(TASK, "a", ["b"]),
+    "delete": lambda claims: claims.delete(TASK, [{"consumer_node": "a"}]),
 }
 
 

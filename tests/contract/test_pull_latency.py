@@ -162,7 +162,7 @@ async def test_source_that_starts_during_a_long_pause_is_not_idle(
     running = pull.start("u", **RARELY)
     await artifacts_scanned(artifacts)
     await wait_seconds(0.1)
-    await begun(tasks, attempt("u"))
+    await begun(tasks, attempt("u"), deadline_ms=10**14)
     await store(artifacts, "b1")
     await end(artifacts, "u")
     assert [uid for uid, _ in await asyncio.wait_for(running, TIMEOUT_SEC)] == ["b1"]

@@ -37,10 +37,12 @@ class Measured(ArtifactStore):
         self.held = self.most = self.reads = 0
         self.before_read: list[Callable[[], Awaitable[None]]] = []
 
-    async def metas(self, task_id: str, node_id: str, page: Sequence[Entry]) -> list[dict[str, Any]]:
+    async def metas(
+        self, task_id: str, node_id: str, page: Sequence[Entry], first_epoch: int = 0
+    ) -> list[dict[str, Any]]:
         if self.before_read:
             await self.before_read.pop()()
-        found = await super().metas(task_id, node_id, page)
+        found = await super().metas(task_id, node_id, page, first_epoch)
         self.reads += 1
         self.held += sum(size_of(partial["meta"]) for partial in found)
         self.most = max(self.most, self.held)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.store import TaskStore
 
 HOUR = 3600.0
+PULLING = attempt("p")
 MARK = Mark(epoch=2, written_at=moment(AT))
 
 
@@ -102,7 +103,7 @@ async def uids(scans: Scanner, *, complete: bool = False) -> list[str]:
 async def test_later_scans_read_only_the_last_seconds(artifacts: WatchedArtifacts) -> None:
     for number in range(3):
         await stored(artifacts, f"b{number}", at=AT + 10 * number)
-    scans = Scanner(artifacts, TASK, ["u"])
+    scans = Scanner(artifacts, PULLING, ["u"])
     assert await uids(scans) == ["b0", "b1", "b2"]
     assert await uids(scans) == ["b2"]
     await stored(artifacts, "b3", at=AT + 19)
@@ -114,7 +115,7 @@ async def test_later_scans_read_only_the_last_seconds(artifacts: WatchedArtifact
 
 @pytest.mark.usefixtures("few")
 async def test_source_with_few_batches_is_always_scanned_completely(artifacts: WatchedArtifacts) -> None:
-    scans = Scanner(artifacts, TASK, ["u"])
+    scans = Scanner(artifacts, PULLING, ["u"])
     for number in range(3):
         await stored(artifacts, f"b{number}", at=AT + HOUR * number)
         assert len(await uids(scans)) == number + 1
@@ -130,7 +131,7 @@ async def test_only_the_largest_of_several_sources_are_read_for_new_batches(
     for node, size in sizes.items():
         for number in range(size):
             await stored(artifacts, f"b{number}", at=AT + HOUR * number, node=node)
-    scans = Scanner(artifacts, TASK, [*sizes])
+    scans = Scanner(artifacts, PULLING, [*sizes])
 
     async def counts() -> dict[str, int]:
         found = await scans.scan(complete=False)
@@ -150,7 +151,7 @@ async def test_only_the_largest_of_several_sources_are_read_for_new_batches(
 async def test_retry_on_a_machine_whose_clock_is_behind_is_read_at_once(artifacts: WatchedArtifacts) -> None:
     for number in range(3):
         await stored(artifacts, f"b{number}")
-    scans = Scanner(artifacts, TASK, ["u"])
+    scans = Scanner(artifacts, PULLING, ["u"])
     await uids(scans)
     await stored(artifacts, "retried", at=AT - HOUR, epoch=2)
     assert "retried" in await uids(scans)
@@ -167,7 +168,7 @@ async def test_complete_scan_finds_a_batch_that_was_stored_late(
 ) -> None:
     for number in range(3):
         await stored(artifacts, f"b{number}")
-    scans = Scanner(artifacts, TASK, ["u"])
+    scans = Scanner(artifacts, PULLING, ["u"])
     await uids(scans)
     await stored(artifacts, "late", at=AT - HOUR)
     assert "late" not in await uids(scans)

@@ -11,7 +11,8 @@ from flowkit.errors import ActionRejected
 from flowkit.graph.validation import parse_graph
 from flowkit.limits import ACTION_AFFECTED, ACTION_SCOPES, APPLIED_ACTIONS
 from flowkit.models import NodeState, NodeStatus
-from flowkit.models.actions import Pause, PausedScope, Resume
+from flowkit.models.actions import Action, Pause, PausedScope, Resume
+from flowkit.workflows.scheduling import actions
 from flowkit.workflows.scheduling.actions import (
     Audit,
     Pauses,
@@ -44,10 +45,13 @@ class Task:
         self.pauses = Pauses(self.nodes, [PausedScope(scope=scope, since=1.0) for scope in paused])
         self.states = [NodeState(status=statuses.get(each.node_id, NodeStatus.QUEUED)) for each in self.nodes]
 
-    def plan(self, action: Pause | Resume, revision: int = 0) -> Plan:
-        return plan(action, self.pauses, self.states, revision)
+    def plan(self, action: Action, revision: int = 0, **more: Any) -> Plan:
+        seen = actions.Task(
+            nodes=self.nodes, states=self.states, pauses=self.pauses, revision=revision, **more
+        )
+        return plan(action, seen)
 
-    def changes(self, action: Pause | Resume) -> list[tuple[str, str, str]]:
+    def changes(self, action: Action) -> list[tuple[str, str, str]]:
         planned = self.plan(action)
         return [(self.nodes[each.index].node_id, each.from_, each.to) for each in planned.changes]
 
@@ -161,7 +165,8 @@ def test_audit_counts_all_actions_and_keeps_the_latest() -> None:
 
 def test_result_lists_a_bounded_number_of_nodes() -> None:
     nodes = parse_graph({"nodes": [node(f"n{i}") for i in range(ACTION_AFFECTED + 2)]}).nodes
-    planned = plan(Pause(), Pauses(nodes, []), [NodeState() for _ in nodes], 0)
+    states = [NodeState() for _ in nodes]
+    planned = plan(Pause(), actions.Task(nodes=nodes, states=states, pauses=Pauses(nodes, [])))
     result = result_of(planned, nodes, 1)
     assert len(result["affected"]) == ACTION_AFFECTED
     assert result["notes"] == ["and 2 more nodes"]

@@ -26,6 +26,7 @@ from flowkit.cli.tasks.display import (
     task_table,
     tasks_table,
 )
+from flowkit.cli.tasks.operations import _print_task, decision_hints
 from flowkit.cli.tasks.view import (
     NodeView,
     TaskView,
@@ -265,3 +266,42 @@ def test_wait_for_a_slot_is_part_of_the_view_until_the_attempt_starts(status: st
     view = task_view.read_query("t", {"status": "running", "nodes": [entry]}, {})
     assert view.nodes[0].waits_for == (waits_for if shown else "")
     assert view.nodes[0].next_retry_at is None
+
+
+WAITING = task(
+    node("load", "deferred", waits_for="a decision: failed with bad_input", note="bad_input: no day"),
+    NodeView(
+        node_id="re view", role="approval", status="deferred", waits_for="a decision: approve or reject"
+    ),
+    node("clean"),
+)
+
+
+def test_hints_name_the_commands_that_decide() -> None:
+    assert decision_hints(WAITING) == [
+        "load waits for a decision: `flowkit retry orders load`, or skip, complete or fail",
+        "re view waits for a decision: `flowkit decide orders 're view' approve`, or reject",
+    ]
+
+
+def test_hints_name_only_the_first_nodes_that_wait_for_a_decision() -> None:
+    nodes = [node(f"n{i}", "deferred", waits_for="a decision: failed with x") for i in range(7)]
+    assert decision_hints(task(*nodes))[3:] == ["4 more nodes wait for a decision"]
+
+
+def test_status_ends_with_the_hints_at_decisions(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_task(WAITING)
+    printed = capsys.readouterr()
+    assert "waits for a decision: failed with bad_input; last attempt: bad_input: no day" in printed.out
+    assert printed.err.splitlines() == [f"  {hint}" for hint in decision_hints(WAITING)]
+
+
+def test_nodes_that_wait_for_a_decision_come_first_if_not_all_fit() -> None:
+    failed = [node(f"f{i}", "failed") for i in range(5)]
+    shown = printed(task_table(task(*failed, WAITING.nodes[0]), rows=3))
+    assert shown.index("load") < shown.index("f0")
+
+
+def test_delay_ends_and_does_not_retry() -> None:
+    delay = NodeView(node_id="night", role="delay", status="deferred", next_retry_at=time.time() + 60)
+    assert format_note(delay) in ("ends in 60 s", "ends in 59 s")

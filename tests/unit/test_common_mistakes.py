@@ -55,6 +55,10 @@ OTHER_NAMES = {
     "on_failure_callback": 'name the nodes that follow in "routing": {"on_success": [...], "on_failure": [...]}',
     "tags": "did you mean 'meta'?",
     "priority_weight": "set 'priority' in the params of the task",
+    "prerequisite": "did you mean 'prerequisites'?",
+    "hold": "did you mean 'hold_on_failure'?",
+    "suspend": 'set "type": "approval" and "io": {"input_inline": {"text": "..."}}',
+    "sleep": 'set "type": "delay" and "io": {"input_inline": {"sec": n}}',
     "pool": "limit a role with the setting 'max_type_concurrency' of the engine",
 }
 

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.graphs import node
 
 from flowkit.activities.conditions import Evaluation, Unknown
-from flowkit.cli.json_files import read_single_params
+from flowkit.cli.json_files import read_pairs
 from flowkit.errors import BadExpression, ConfigError, GraphError
 from flowkit.graph.expressions import find_expressions, hide, with_values
 from flowkit.graph.submission import validate_input
@@ -189,7 +189,7 @@ def test_single_params_are_json_or_text() -> None:
         "none": "",
         "nan": "NaN",
     }
-    assert read_single_params(given) == expected
+    assert read_pairs(given, "--param", "day=1") == expected
 
 
 @pytest.mark.parametrize(
@@ -198,4 +198,4 @@ def test_single_params_are_json_or_text() -> None:
 )
 def test_malformed_single_params_are_rejected(given: list[str], shown: str) -> None:
     with pytest.raises(ConfigError, match=shown):
-        read_single_params(given)
+        read_pairs(given, "--param", "day=1")

@@ -79,6 +79,8 @@ def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = N
                 deadline_at=NOW,
                 retry_left=0.5,
                 deadline_left=7.25,
+                first_epoch=4,
+                held_until=1_800_000_000.5,
             )
         ],
         status_history=[StatusChange(from_=None, to="queued", at=1.0)],
@@ -150,6 +152,8 @@ NODES = st.builds(
     deadline_at=st.none() | st.floats(1, 1e12),
     retry_left=st.none() | st.floats(0.001, 1e9),
     deadline_left=st.none() | st.floats(0.001, 1e9),
+    first_epoch=st.integers(0, 9),
+    held_until=st.none() | st.floats(1, 1e12) | st.just(-1.0),
 )
 
 

@@ -43,7 +43,7 @@ class Sent:
         self.records: list[RecordTask] = []
         self.closes: list[CloseTask] = []
 
-    async def record(self, record: RecordTask, of_nodes: int) -> None:
+    async def record(self, record: RecordTask, of_nodes: int, *, is_ordinary: bool) -> None:
         """Collect a write of nodes."""
         self.records.append(record)
 

@@ -53,7 +53,16 @@ FULL: dict[str, Any] = {
             "retry_policy": {"max": 1, "backoff_sec": 0.5, "permanent_on": ["x"], "jitter": 1, "x-a": 2},
             "status": "queued",
         },
+        node("f", hold_sec=5, hold_on_failure=True, prerequisites=["data:eu"]),
+        {
+            "node_id": "g",
+            "type": "approval",
+            "io": {"input_inline": {"text": "Publish?", "default": "approve"}},
+        },
+        {"node_id": "h", "type": "delay", "io": {"input_inline": {"sec": 1.5}, "fn_args": None}},
+        {"node_id": "i", "type": "delay", "io": {"input_inline": {"until": "2026-01-31T06:00:00Z"}}},
     ],
+    "hold_sec": 60,
 }
 WRONG: list[Any] = [None, True, 7, 1.5, HUGE, "text", [], [7], [[7]], [{}], {}, {"a": 7}, {"a": [7]}]
 WORDS = [
@@ -120,7 +129,7 @@ def outcome(graph: object) -> Graph | str:
 
 def test_graph_with_every_field_is_accepted() -> None:
     graph = copy.deepcopy(FULL)
-    assert [n.node_id for n in parse_graph(graph).nodes] == ["a", "b", "c", "e", "d"]
+    assert [n.node_id for n in parse_graph(graph).nodes] == [*"abcedfghi"]
     assert graph == FULL
 
 

@@ -245,6 +245,13 @@ class Notes:
     def _is_held(self, node: Node) -> bool:
         return node.index in self.scheduler.pauses.held
 
+    def _describe_deferred(self, node: Node, state: NodeState) -> str:
+        if wait := _describe_long_wait(self, node, state):
+            return f"waits for {wait}"
+        if state.waits_for or state.next_retry_at or self._is_held(node):
+            return _describe_retry(self, node, state, state.next_retry_at or 0.0)
+        return _describe_last_attempt(state.last_error or "")
+
     def describe(self, node: Node) -> str:
         """Return the note about `node`; empty if there is nothing to say."""
         state = self.scheduler.states[node.index]
@@ -257,8 +264,8 @@ class Notes:
             case NodeStatus.QUEUED:
                 waits = [wait for rule in BEFORE_START if (wait := rule(self, node))]
                 return f"waits for {'; and for '.join(waits)}" if waits else _describe_last_attempt(error)
-            case NodeStatus.DEFERRED if state.waits_for or state.next_retry_at or self._is_held(node):
-                return _describe_retry(self, node, state, state.next_retry_at or 0.0)
+            case NodeStatus.DEFERRED:
+                return self._describe_deferred(node, state)
             case NodeStatus.CANCELLING:
                 return "waits for its attempt to stop"
             case NodeStatus.FAILED:
@@ -267,6 +274,32 @@ class Notes:
                 return _describe_skip(self, node, state.skip_reason)
             case _:
                 return _describe_last_attempt(error)
+
+
+def describe_decision(node: Node, state: NodeState) -> str:
+    """Return which decision of a person a node waits for; empty if it waits for none."""
+    if state.held_until is not None:
+        return f"a decision: failed with {state.reason_code}"
+    if node.approval is not None and state.status is NodeStatus.DEFERRED:
+        return "a decision: approve or reject"
+    return ""
+
+
+def _describe_long_wait(notes: Notes, node: Node, state: NodeState) -> str:
+    """Return what a held node, an approval or a delay waits for; empty for any other node."""
+    if state.held_until is not None:
+        return f"{describe_decision(node, state)}; {state.last_error or ''}, held until {_format_moment(state.held_until)}"
+    if pause := _describe_pause(notes, node):
+        return "" if node.delay is None and node.approval is None else pause
+    if node.approval is not None:
+        return f"{describe_decision(node, state)}; {node.approval.text}".rstrip("; ")
+    if node.delay is not None and state.next_retry_at is not None:
+        return f"its delay, until {_format_moment(state.next_retry_at)}"
+    return ""
+
+
+def _format_moment(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _describe_last_attempt(error: str) -> str:
@@ -366,6 +399,11 @@ def _describe_slot(notes: Notes, node: Node) -> str:
     return ""
 
 
+def _describe_prerequisites(notes: Notes, node: Node) -> str:
+    missing = notes.scheduler.missing_prerequisites(node.index)
+    return f"the prerequisite{'' if len(missing) == 1 else 's'} {names(missing)}" if missing else ""
+
+
 def _describe_pause(notes: Notes, node: Node) -> str:
     paused = notes.scheduler.pauses.scope_of(node.index)
     return f"resume of {paused.scope}" if paused is not None else ""
@@ -383,6 +421,7 @@ BEFORE_START: tuple[Callable[[Notes, Node], str], ...] = (
     _describe_routers,
     _describe_parents,
     _describe_edges,
+    _describe_prerequisites,
     _describe_condition,
     _describe_values,
     _describe_slot,
@@ -398,7 +437,7 @@ def _describe_retry(notes: Notes, node: Node, state: NodeState, at: float) -> st
         return f"waits for {slot}; {state.last_error or ''}"
     if pause := _describe_pause(notes, node):
         return f"waits for {pause}{_describe_retry_left(state)}; {state.last_error or ''}".rstrip("; ")
-    when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    when = _format_moment(at)
     idle = notes.open(node.pulls_from) if state.reason_code == reason_codes.YIELDED else []
     if idle:
         return f"waits until {names(idle, last=' or ')} runs; next attempt at {when} at the latest"

@@ -37,6 +37,18 @@ def timer_summary(node: Node, state: NodeState, seconds: float) -> str:
     )
 
 
+def hold_summary(node: Node, seconds: float) -> str:
+    """Return the summary of the timer after which a held node fails."""
+    return fit_summary(
+        f"{_shorten_id(node.node_id)}: held for a decision, at most {format_duration(seconds)}"
+    )
+
+
+def delay_summary(node: Node, seconds: float) -> str:
+    """Return the summary of the timer of a node of the type `delay`."""
+    return fit_summary(f"{_shorten_id(node.node_id)}: delay of {format_duration(seconds)}")
+
+
 def deadline_summary(limits: str, seconds: float) -> str:
     """Return the summary of the timer for a deadline. `limits` is the id of a node or a name for the task."""
     return fit_summary(f"deadline of {_shorten_id(limits)} in {format_duration(seconds)}")

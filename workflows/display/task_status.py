@@ -11,9 +11,15 @@ from flowkit import reason_codes
 from flowkit.limits import HANDLED_FAILURES_BYTES, LAST_ERROR_CHARS, REPORT_BYTES, STATUS_CHANGES
 from flowkit.models import NodeStatus, StatusChange, TaskResult, TaskStatus
 from flowkit.models.actions import RESUME
-from flowkit.models.temporal_names import PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE
-from flowkit.text import clean, truncate
-from flowkit.workflows.display.details import DISPLAY_ORDER, SlotLimits, TaskQueues, render
+from flowkit.models.temporal_names import PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE, WAITS_ATTRIBUTE
+from flowkit.text import clean, names, truncate
+from flowkit.workflows.display.details import (
+    DISPLAY_ORDER,
+    SlotLimits,
+    TaskQueues,
+    describe_decision,
+    render,
+)
 from flowkit.workflows.payloads import json_size, longest_prefix, truncate_longest
 
 if TYPE_CHECKING:
@@ -50,6 +56,11 @@ class StatusPublisher:
             window=state.opened.settings.window, max_in_flight=state.opened.settings.max_in_flight
         )
         self._reason: str | None = None
+        self._may_wait = any(
+            node.hold_sec is not None or node.approval is not None for node in scheduler.nodes
+        )
+        self._waits = self._may_wait and any(map(describe_decision, scheduler.nodes, scheduler.states))
+        """Whether the search attribute shows that the task waits for a decision."""
         self.silent_nodes: frozenset[str] = frozenset()
         """The ids of the nodes whose attempts send no heartbeats."""
         self.status = TaskStatus(state.status_history[-1].to)
@@ -79,6 +90,16 @@ class StatusPublisher:
         registered = self._state.opened.settings.search_attributes
         if updates := search_attributes(registered, self.history, self._graph, self._state.params):
             workflow.upsert_search_attributes(updates)
+
+    def show_waits(self) -> None:
+        """Show as a search attribute whether the task waits for the decision of a person. A change costs an event."""
+        if not self._may_wait:
+            return
+        waits = any(map(describe_decision, self._scheduler.nodes, self._scheduler.states))
+        if waits != self._waits and WAITS_ATTRIBUTE in self._state.opened.settings.search_attributes:
+            key = SearchAttributeKey.for_keyword(WAITS_ATTRIBUTE)
+            workflow.upsert_search_attributes([key.value_set("decision") if waits else key.value_unset()])
+        self._waits = waits
 
     def details(self) -> str:
         """Return the current details. They are rendered when they are queried, because few of them are ever read."""
@@ -224,11 +245,19 @@ def _choose_views(views: Sequence[dict[str, Any]], remaining: int) -> tuple[list
     return kept, remaining - sum(sizes[index] for index in kept)
 
 
+def _describe_wait(node: Node, state: NodeState, scheduler: Scheduler) -> str | None:
+    if decision := describe_decision(node, state):
+        return decision
+    if state.status in _BEFORE_ATTEMPT and node.index in scheduler.pauses.held:
+        return RESUME
+    if state.status is NodeStatus.QUEUED and (missing := scheduler.missing_prerequisites(node.index)):
+        return f"the prerequisites {names(missing)}"
+    return state.waits_for
+
+
 def _view_node(node: Node, scheduler: Scheduler) -> dict[str, Any]:
     state = scheduler.states[node.index]
-    waits_for = state.waits_for
-    if state.status in _BEFORE_ATTEMPT and node.index in scheduler.pauses.held:
-        waits_for = RESUME
+    waits_for = _describe_wait(node, state, scheduler)
     view = {
         "node_id": node.node_id,
         "type": node.type,

@@ -6,27 +6,46 @@ nodes have now. The workflow applies a plan in the same workflow task in which i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ActionRejected
+from flowkit.graph.expressions import find_expressions, may_hold_expressions
+from flowkit.graph.field_checks import encode_json, json_bytes, node_field_problems
 from flowkit.limits import (
     ACTION_AFFECTED,
+    ACTION_BATCHES,
+    ACTION_INPUT_BYTES,
     ACTION_SCOPES,
     ACTION_TEXT_CHARS,
     APPLIED_ACTIONS,
+    BATCH_UID_CHARS,
+    CHANGED_NODES_BYTES,
+    ID_CHARS,
 )
-from flowkit.models import NodeStatus
+from flowkit.models import APPROVE, REJECT, NodeState, NodeStatus, RetryPolicy, SkipReason
 from flowkit.models.actions import (
     ACTIONS,
+    COMPLETE_NODE,
+    DECIDE,
+    FAIL_NODE,
     PAUSE,
     RESUME,
+    RETRY_NODE,
+    SATISFY,
+    SKIP_NODE,
     TASK_SCOPE,
     Action,
     AppliedAction,
+    CompleteNode,
+    Decide,
+    FailNode,
     Pause,
     PausedScope,
     Resume,
+    RetryNode,
+    Satisfy,
+    SkipNode,
 )
 from flowkit.text import clean, names, printed, suggestion, truncate
 from flowkit.validation.values import is_whole
@@ -34,10 +53,16 @@ from flowkit.validation.values import is_whole
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from flowkit.models import Node, NodeState
+    from flowkit.models import Graph, Node
 
 PAUSED = "paused"
 """What a plan calls the state of a paused node that runs no attempt."""
+
+HELD = "held"
+"""What a plan calls the state of a node that has failed and waits for a decision."""
+
+WAITING = "waiting"
+"""What a plan calls the state of an approval that waits for a decision, or of a node that lacks prerequisites."""
 
 _LARGEST_REVISION = 2**31 - 1
 _SCOPE_KINDS = ("node", "below", "role")
@@ -68,6 +93,54 @@ class Plan:
     """Scopes whose pause ends."""
     interrupts: tuple[int, ...] = ()
     """Indexes of the nodes whose attempts are stopped."""
+    resets: tuple[int, ...] = ()
+    """Indexes of the nodes that start a new generation, in the order of the graph. `interrupts` are some of them."""
+    unblocks: frozenset[int] = frozenset()
+    """Indexes of nodes below these that have not started, so that their gates have to be decided again."""
+    end: NodeEnd | None = None
+    """How the node of the action ends at once, in its new generation."""
+    changed: Node | None = None
+    """The node of the action with changed fields."""
+    decision: Decision | None = None
+    satisfies: str | None = None
+    """The prerequisite that becomes satisfied."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeEnd:
+    """How an action ends a node."""
+
+    index: int
+    status: NodeStatus
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    artifacts_ref: Mapping[str, Any] | None = None
+    batches: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """A decision about an approval."""
+
+    index: int
+    approves: bool
+    comment: str = ""
+    by: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What the rules see of a running task."""
+
+    nodes: Sequence[Node]
+    states: Sequence[NodeState]
+    pauses: Pauses
+    revision: int = 0
+    resetting: Collection[int] = ()
+    """The nodes whose reset by an earlier action is in progress."""
+    changed_bytes: int = 0
+    """Size of the fields of nodes that earlier actions have changed, as JSON."""
+    satisfied: Collection[str] = ()
+    """The prerequisites that are satisfied."""
 
 
 # --- reading an action ----------------------------------------------------------------------------------------------
@@ -85,24 +158,40 @@ def parse_action(name: str, given: object) -> Action:
             f"the input of {name} is {printed(given)}; it must be an object such as {_EXAMPLE}"
         )
     known = [each.name for each in fields(kind)]
-    values: dict[str, Any] = {}
-    for key, value in given.items():
-        if key not in known:
-            hint = suggestion(key, known) or f"; {name} takes {', '.join(known)}"
-            raise ActionRejected(f"{name} has the unknown field {printed(key)}{hint}")
-        if problem := _CHECKS[key](value):
-            raise ActionRejected(f"{name}: {key} is {printed(value)}; it must be {problem}")
-        values[key] = _normalize(value)
+    values = {key: _read_field(name, key, value, known) for key, value in given.items() if value is not None}
+    for key in ("node_id", "decision", "prerequisite"):
+        if key in known and key not in values:
+            raise ActionRejected(f"{name} needs {key}, which must be {_CHECKS[key](None)}")
     return kind(**values)
+
+
+def _read_field(name: str, key: str, value: object, known: Sequence[str]) -> Any:
+    if key not in known:
+        hint = suggestion(key, known) or f"; {name} takes {', '.join(known)}"
+        raise ActionRejected(f"{name} has the unknown field {printed(key)}{hint}")
+    if problem := _CHECKS[key](value):
+        raise ActionRejected(f"{name}: {key} is {printed(value)}; it must be {problem}")
+    return _normalize(value)
 
 
 def _normalize(value: Any) -> Any:
     if isinstance(value, str):
         return clean(value)
-    return tuple(map(clean, value)) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return tuple(clean(each) if isinstance(each, str) else each for each in value)
+    return value
 
 
-_KINDS: Mapping[str, type[Action]] = {PAUSE: Pause, RESUME: Resume}
+_KINDS: Mapping[str, type[Action]] = {
+    PAUSE: Pause,
+    RESUME: Resume,
+    RETRY_NODE: RetryNode,
+    SKIP_NODE: SkipNode,
+    COMPLETE_NODE: CompleteNode,
+    FAIL_NODE: FailNode,
+    DECIDE: Decide,
+    SATISFY: Satisfy,
+}
 _EXAMPLE = '{"reason": "..."}'
 
 
@@ -126,7 +215,70 @@ def _check_revision(value: object) -> str | None:
     return None if good else "the revision that `flowkit status` and the query `status` show, a whole number"
 
 
+def _check_node_id(value: object) -> str | None:
+    good = isinstance(value, str) and 1 <= len(value) <= ID_CHARS
+    return None if good else "the id of a node of the task"
+
+
+def _check_prerequisite(value: object) -> str | None:
+    good = isinstance(value, str) and 1 <= len(value) <= ID_CHARS
+    return None if good else f"a prerequisite, a text of 1 to {ID_CHARS} characters"
+
+
+def _check_decision(value: object) -> str | None:
+    return None if value in (APPROVE, REJECT) else f"{APPROVE!r} or {REJECT!r}"
+
+
+def _check_object(value: object) -> str | None:
+    good = value is None or (isinstance(value, dict) and json_bytes(value) <= ACTION_INPUT_BYTES)
+    return None if good else f"an object of at most {ACTION_INPUT_BYTES:,} bytes of JSON"
+
+
+def _check_batches(value: object) -> str | None:
+    listed: Sequence[object] = value if isinstance(value, (list, tuple)) else [None]
+    uids = [each.get("batch_uid") for each in listed if isinstance(each, dict) and _is_batch(each)]
+    good = len(uids) == len(listed) <= ACTION_BATCHES and len({*uids}) == len(uids)
+    if good and json_bytes([*listed]) <= ACTION_INPUT_BYTES:
+        return None
+    return (
+        f"a list of at most {ACTION_BATCHES:,} objects with a 'batch_uid' of 1 to {BATCH_UID_CHARS} characters that no "
+        f"other has, 'metrics' and optionally 'artifacts_ref', and of at most {ACTION_INPUT_BYTES:,} bytes of JSON"
+    )
+
+
+def _is_batch(given: dict[str, Any]) -> bool:
+    uid, ref = given.get("batch_uid"), given.get("artifacts_ref")
+    named = isinstance(uid, str) and 1 <= len(uid) <= BATCH_UID_CHARS
+    is_known = given.keys() <= {"batch_uid", "metrics", "artifacts_ref"}
+    return named and is_known and isinstance(given.get("metrics", {}), dict) and isinstance(ref, dict | None)
+
+
+def _check_time_limit(value: object) -> str | None:
+    return _check_node_field("timeout_sec", value)
+
+
+def _check_retry_policy(value: object) -> str | None:
+    return _check_node_field("retry_policy", value)
+
+
+def _check_node_field(name: str, value: object) -> str | None:
+    """Return what a field of a node must be, as the validation of graphs words it."""
+    problem = None if value is None else next(node_field_problems(name, value), None)
+    return None if problem is None else f"valid: {problem}"
+
+
 _CHECKS: Mapping[str, Callable[[object], str | None]] = {
+    "node_id": _check_node_id,
+    "input_inline": _check_object,
+    "input_ref": _check_object,
+    "timeout_sec": _check_time_limit,
+    "retry_policy": _check_retry_policy,
+    "metrics": _check_object,
+    "artifacts_ref": _check_object,
+    "batches": _check_batches,
+    "decision": _check_decision,
+    "comment": _check_text,
+    "prerequisite": _check_prerequisite,
     "scopes": _check_scopes,
     "interrupt": _check_flag,
     "reason": _check_text,
@@ -148,24 +300,27 @@ def nodes_below(nodes: Sequence[Node], index: int) -> set[int]:
     found: set[int] = set()
     waiting = [index]
     while waiting:
-        new = children[waiting.pop()] - found - {index}
+        new = children[waiting.pop()].keys() - found - {index}
         found |= new
         waiting += new
     return found
 
 
-def _children_of(nodes: Sequence[Node]) -> list[set[int]]:
+def _children_of(nodes: Sequence[Node]) -> list[dict[int, bool]]:
+    """Return the children of each node, with whether they use what the node has stored, or start by its route."""
     index_of = {node.node_id: node.index for node in nodes}
-    children: list[set[int]] = [set() for _ in nodes]
+    children: list[dict[int, bool]] = [{} for _ in nodes]
     for node in nodes:
-        for source in (*node.depends_on, *node.pulls_from, *_list_function_sources(node)):
+        for parent in node.depends_on:
+            children[index_of[parent]].setdefault(node.index, False)
+        for source in (*node.pulls_from, *list_function_sources(node)):
             if source in index_of:
-                children[index_of[source]].add(node.index)
-        children[node.index] |= {index_of[target] for target in (*node.on_success, *node.on_failure)}
+                children[index_of[source]][node.index] = True
+        children[node.index] |= {index_of[target]: True for target in (*node.on_success, *node.on_failure)}
     return children
 
 
-def _list_function_sources(node: Node) -> Iterator[str]:
+def list_function_sources(node: Node) -> Iterator[str]:
     """Yield the nodes that the arguments of a function name."""
     for name in ("from_nodes", "from_node", "node_id"):
         value = (node.io.fn_args or {}).get(name) if node.is_function else None
@@ -178,6 +333,7 @@ class Pauses:
     def __init__(self, nodes: Sequence[Node], scopes: list[PausedScope]) -> None:
         """Continue with these scopes. The list changes in place, because it is part of the state of the task."""
         self._nodes = nodes
+        """All nodes of the task. It changes in place when an action changes fields of a node."""
         self.scopes = scopes
         self._nodes_of: dict[str, Collection[int]] = {}
         """The nodes of each scope that was used."""
@@ -253,23 +409,377 @@ class Pauses:
 # --- planning -------------------------------------------------------------------------------------------------------
 
 
-def plan(action: Action, pauses: Pauses, states: Sequence[NodeState], revision: int) -> Plan:
-    """Return what an action changes in a task with these states.
+def plan(action: Action, task: Task) -> Plan:
+    """Return what an action changes in a task.
 
     Raise ActionRejected, which says what would be allowed, if the action changes nothing or does not fit the task, or if
     the task no longer has the revision that the action expects.
     """
-    if action.if_revision is not None and action.if_revision != revision:
+    if action.if_revision is not None and action.if_revision != task.revision:
         raise ActionRejected(
-            f"if_revision is {action.if_revision}, and the task has revision {revision}: another action was applied "
+            f"if_revision is {action.if_revision}, and the task has revision {task.revision}: another action was applied "
             "meanwhile; look at the task again, then repeat the action with its present revision"
         )
-    if isinstance(action, Pause):
-        return _plan_pause(action, pauses, states)
-    return _plan_resume(action, pauses, states)
+    planned: Plan = _PLANNERS[type(action)](action, task)
+    return planned
 
 
-def _plan_pause(action: Pause, pauses: Pauses, states: Sequence[NodeState]) -> Plan:
+def name_state(node: Node, state: NodeState) -> str:
+    """Return what a plan calls the state of a node."""
+    if state.held_until is not None:
+        return HELD
+    if node.approval is not None and state.status is NodeStatus.DEFERRED:
+        return WAITING
+    return state.status.value
+
+
+def _find_node(node_id: str, task: Task) -> Node:
+    """Return a node that an action names. Raise ActionRejected if there is none, or if its reset is in progress."""
+    found = next((node for node in task.nodes if node.node_id == node_id), None)
+    if found is None:
+        hint = suggestion(node_id, (node.node_id for node in task.nodes))
+        raise ActionRejected(f"the task has no node {printed(node_id)}{hint}")
+    if found.index in task.resetting:
+        raise ActionRejected(
+            f"an earlier action resets node {printed(node_id)} at present; try again when it is queued"
+        )
+    return found
+
+
+def begun(state: NodeState) -> bool:
+    """Return whether a node has started in its generation, and has not ended."""
+    return state.status is not NodeStatus.QUEUED and not state.status.ended
+
+
+def _plan_retry(action: RetryNode, task: Task) -> Plan:
+    node = _find_node(action.node_id, task)
+    state = task.states[node.index]
+    _check_may_retry(node, state, task)
+    changed = _change_node(node, action, task)
+    planned = _plan_reset(RETRY_NODE, node, task, interrupt=action.interrupt, to=NodeStatus.QUEUED.value)
+    return replace(planned, changed=changed)
+
+
+def _check_may_retry(node: Node, state: NodeState, task: Task) -> None:
+    """Raise ActionRejected unless a node has ended or is held, and may start again."""
+    if not state.status.ended and state.held_until is None:
+        raise ActionRejected(
+            f"node {printed(node.node_id)} is {name_state(node, state)}; retry_node starts a node again that has ended or "
+            "is held; skip_node, complete_node and fail_node end an open one"
+        )
+    if state.skip_reason is SkipReason.ROUTING and node.conditional:
+        raise ActionRejected(
+            f"node {printed(node.node_id)} was skipped because no route leads to it; retry the node that routes to it"
+        )
+    if state.skip_reason is SkipReason.UPSTREAM_FAILED:
+        failed = [each for each in node.depends_on if _blocks(each, task)]
+        raise ActionRejected(
+            f"node {printed(node.node_id)} was skipped because of {names(failed) or 'its parents'}; retry or complete those"
+        )
+
+
+def _blocks(parent: str, task: Task) -> bool:
+    node = next(each for each in task.nodes if each.node_id == parent)
+    state = task.states[node.index]
+    return state.status.ended and state.status is not NodeStatus.FINISHED
+
+
+_ENDS: Mapping[type[Action], tuple[str, NodeStatus]] = {
+    SkipNode: (SKIP_NODE, NodeStatus.SKIPPED),
+    CompleteNode: (COMPLETE_NODE, NodeStatus.FINISHED),
+    FailNode: (FAIL_NODE, NodeStatus.FAILED),
+}
+
+
+def _plan_end(action: SkipNode | CompleteNode | FailNode, task: Task) -> Plan:
+    name, status = _ENDS[type(action)]
+    node = _find_node(action.node_id, task)
+    state = task.states[node.index]
+    is_same = state.status is status and state.skip_reason in (None, SkipReason.USER)
+    if is_same and not isinstance(action, CompleteNode):
+        raise ActionRejected(
+            f"node {printed(node.node_id)} is {status.value} already; retry_node starts it again"
+        )
+    if state.status in _IN_FLIGHT and not action.interrupt:
+        raise ActionRejected(
+            f"node {printed(node.node_id)} is {state.status.value}; interrupt=true stops its attempt"
+        )
+    planned = _plan_reset(name, node, task, interrupt=action.interrupt, to=status.value)
+    if not isinstance(action, CompleteNode):
+        return replace(planned, end=NodeEnd(index=node.index, status=status))
+    end = NodeEnd(
+        index=node.index,
+        status=status,
+        metrics=action.metrics,
+        artifacts_ref=action.artifacts_ref,
+        batches=action.batches,
+    )
+    return replace(planned, end=end)
+
+
+def _plan_reset(name: str, node: Node, task: Task, *, interrupt: bool, to: str) -> Plan:
+    """Return the plan that starts new generations of a node and of what depends on it. `to` is its next state."""
+    resets, unblocks = find_resets(node.index, task.nodes, task.states)
+    if busy := [task.nodes[index].node_id for index in resets & {*task.resetting}]:
+        raise ActionRejected(f"an earlier action resets {names(busy)} at present; try again when it is done")
+    running = sorted(index for index in resets if task.states[index].status in _IN_FLIGHT)
+    if running and not interrupt:
+        shown = names([task.nodes[index].node_id for index in running])
+        raise ActionRejected(
+            f"{shown} depend{'s' if len(running) == 1 else ''} on node {printed(node.node_id)} and run"
+            f"{'s' if len(running) == 1 else ''}; interrupt=true stops {'it' if len(running) == 1 else 'them'}, or wait for the end"
+        )
+    ordered = [node.index, *sorted(resets - {node.index})]
+    return Plan(
+        what=node.node_id,
+        changes=[
+            Change(
+                index=index,
+                from_=name_state(task.nodes[index], task.states[index]),
+                to=to if index == node.index else NodeStatus.QUEUED.value,
+            )
+            for index in ordered
+        ],
+        notes=tuple(_describe_effects(name, ordered, task)),
+        interrupts=tuple(running),
+        resets=tuple(sorted(resets)),
+        unblocks=frozenset(unblocks),
+    )
+
+
+def plan_rerun(node_ids: Sequence[str], nodes: Sequence[Node], states: Sequence[NodeState]) -> Plan:
+    """Return what starts again in an ended task: these nodes, and those that depend on them."""
+    index_of = {node.node_id: node.index for node in nodes}
+    resets: set[int] = set()
+    for node_id in node_ids:
+        if index_of[node_id] not in resets:
+            resets |= find_resets(index_of[node_id], nodes, states)[0]
+    return Plan(
+        what=names(node_ids),
+        changes=[
+            Change(index=index, from_=states[index].status.value, to=NodeStatus.QUEUED.value)
+            for index in sorted(resets)
+        ],
+        resets=tuple(sorted(resets)),
+    )
+
+
+def choose_reruns(
+    given: Sequence[str] | None, nodes: Sequence[Node], states: Sequence[NodeState]
+) -> list[str]:
+    """Return the ids of the nodes with which a rerun begins. Raise ActionRejected if there is none, or an unknown one."""
+    if given is None:
+        chosen = [node.node_id for node in nodes if is_incomplete(states[node.index])]
+        if not chosen:
+            raise ActionRejected(
+                "all nodes have finished, or were skipped by a condition, a route or a user; name the nodes to run again"
+            )
+        return chosen
+    known = {node.node_id for node in nodes}
+    for node_id in given:
+        if node_id not in known:
+            raise ActionRejected(f"the task has no node {printed(node_id)}{suggestion(node_id, known)}")
+    if not given:
+        raise ActionRejected("nodes is empty; name at least one node, or leave it out")
+    return list(dict.fromkeys(given))
+
+
+def changed_inputs(inputs: Mapping[str, Mapping[str, Any]], nodes: Sequence[Node]) -> dict[str, Any]:
+    """Return, by node id, the changed fields of nodes with other values in `input_inline`. Raise ActionRejected."""
+    task = Task(nodes=nodes, states=[NodeState() for _ in nodes], pauses=Pauses(nodes, []))
+    changed = {}
+    for node_id, inline in inputs.items():
+        node = _find_node(node_id, task)
+        if new := _change_node(node, RetryNode(node_id=node_id, input_inline=dict(inline)), task):
+            changed[node_id] = changes_of(new)
+    return changed
+
+
+_INCOMPLETE = frozenset({SkipReason.UPSTREAM_FAILED, SkipReason.TASK_FAILED, SkipReason.TASK_CANCELLED})
+
+
+def is_incomplete(state: NodeState) -> bool:
+    """Return whether a rerun starts an ended node again by default: it failed, was cancelled, or was skipped for that."""
+    if state.status is NodeStatus.SKIPPED:
+        return state.skip_reason in _INCOMPLETE
+    return state.status is not NodeStatus.FINISHED
+
+
+def find_resets(target: int, nodes: Sequence[Node], states: Sequence[NodeState]) -> tuple[set[int], set[int]]:
+    """Return the nodes that start a new generation with `target`, and the open ones below them that have not started.
+
+    A node below that has started or ended starts again, unless it has started by a gate that needs only some parents
+    (`any`, `count:n`), and uses nothing that a reset node has stored.
+    """
+    children = _children_of(nodes)
+    resets, unstarted, waiting = {target}, set[int](), [target]
+    while waiting:
+        for child, uses in children[waiting.pop()].items():
+            state = states[child]
+            if child in resets:
+                continue
+            if not (state.status.ended or begun(state)):
+                unstarted.add(child)
+            elif uses or not _stays(nodes[child], state):
+                resets.add(child)
+                waiting.append(child)
+    return resets, unstarted
+
+
+def _stays(node: Node, state: NodeState) -> bool:
+    """Return whether a node has started by a gate that needs only some of its parents."""
+    return node.fan_in.mode in ("any", "count") and state.status is not NodeStatus.SKIPPED
+
+
+def _describe_effects(name: str, resets: Sequence[int], task: Task) -> Iterator[str]:
+    """Yield notes about what a reset does not undo."""
+    again = [
+        task.nodes[index].node_id
+        for index in resets
+        if task.nodes[index].is_function and task.states[index].status is NodeStatus.FINISHED
+    ]
+    if name != RETRY_NODE and resets and task.nodes[resets[0]].is_function:
+        again = [each for each in again if each != task.nodes[resets[0]].node_id]
+    if again:
+        yield f"functions that take effect once more: {names(again)}"
+    if any(task.states[index].epoch for index in resets):
+        yield "variables keep their values"
+
+
+def _change_node(node: Node, action: RetryNode, task: Task) -> Node | None:
+    """Return the node with the fields that the action changes; None if it changes none. Raise ActionRejected."""
+    given = (action.input_inline, action.input_ref, action.timeout_sec, action.retry_policy)
+    if all(each is None for each in given):
+        return None
+    io, policy = node.io, node.retry_policy
+    if action.input_inline is not None:
+        merged = {**(io.input_inline or {}), **action.input_inline}
+        io = replace(io, input_inline={key: value for key, value in merged.items() if value is not None})
+    if action.input_ref is not None:
+        io = replace(io, input_ref=action.input_ref)
+    if action.retry_policy is not None:
+        policy = change_policy(policy, action.retry_policy)
+    fields_of_io = {"input_inline": io.input_inline, "input_ref": io.input_ref}
+    problem = next(node_field_problems("io", fields_of_io), None)
+    changed = rebuild_node(
+        node, io=io, retry_policy=policy, timeout_sec=action.timeout_sec or node.timeout_sec
+    )
+    if problem is not None:
+        raise ActionRejected(f"the changed input of node {printed(node.node_id)}: {problem}")
+    if (changed.pulls, changed.pulls_from) != (node.pulls, node.pulls_from):
+        raise ActionRejected(
+            f"input_inline changes from which nodes {printed(node.node_id)} pulls; retry_node changes only other parts of "
+            "the input"
+        )
+    if task.changed_bytes + json_bytes(changes_of(changed)) > CHANGED_NODES_BYTES:
+        raise ActionRejected(
+            f"the changed fields of all nodes would have more than {CHANGED_NODES_BYTES:,} bytes of JSON; pass a "
+            "reference in input_ref"
+        )
+    return changed
+
+
+def change_policy(policy: RetryPolicy, given: Mapping[str, Any]) -> RetryPolicy:
+    """Return a retry policy with other values for these keys, which are valid."""
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in given.items()
+        if value is not None and not key.startswith("x-")
+    }
+    return replace(policy, **values)
+
+
+def rebuild_node(node: Node, **changed: Any) -> Node:
+    """Return a node with changed fields, and with what follows from its input."""
+    new = replace(node, **changed)
+    given = {name: value for name, value in asdict(new.io).items() if value}
+    encoded = encode_json(given)
+    expressions = find_expressions(given) if may_hold_expressions(encoded) else ()
+    return replace(new, io_bytes=len(encoded), expressions=expressions)
+
+
+def changes_of(node: Node) -> dict[str, Any]:
+    """Return the fields of a node that actions can change, as JSON."""
+    policy = {**asdict(node.retry_policy), "permanent_on": [*node.retry_policy.permanent_on]}
+    return {
+        "input_inline": node.io.input_inline,
+        "input_ref": node.io.input_ref,
+        "timeout_sec": node.timeout_sec,
+        "retry_policy": policy,
+    }
+
+
+def with_changes(node: Node, changed: Mapping[str, Any]) -> Node:
+    """Return a node with the fields that `changes_of` has returned."""
+    return rebuild_node(
+        node,
+        io=replace(node.io, input_inline=changed["input_inline"], input_ref=changed["input_ref"]),
+        timeout_sec=changed["timeout_sec"],
+        retry_policy=change_policy(node.retry_policy, changed["retry_policy"]),
+    )
+
+
+def changeable(graph: Graph, changed: Mapping[str, Mapping[str, Any]]) -> Graph:
+    """Return a graph whose nodes can be replaced, with the fields that actions have changed."""
+    nodes = [
+        with_changes(node, changed[node.node_id]) if node.node_id in changed else node for node in graph.nodes
+    ]
+    return replace(graph, nodes=nodes)
+
+
+def _plan_decision(action: Decide, task: Task) -> Plan:
+    node = _find_node(action.node_id, task)
+    state = task.states[node.index]
+    if node.approval is None:
+        raise ActionRejected(
+            f"node {printed(node.node_id)} is no approval; retry_node, skip_node, complete_node and fail_node decide about "
+            "a held node"
+        )
+    if state.status is not NodeStatus.DEFERRED or state.held_until is not None:
+        raise ActionRejected(
+            f"node {printed(node.node_id)} is {name_state(node, state)}, so it does not wait for a decision"
+        )
+    approves = action.decision == APPROVE
+    to = NodeStatus.FINISHED if approves else NodeStatus.FAILED
+    return Plan(
+        what=f"{node.node_id}: {action.decision}",
+        changes=[Change(index=node.index, from_=WAITING, to=to.value)],
+        decision=Decision(index=node.index, approves=approves, comment=action.comment, by=action.by),
+    )
+
+
+def _plan_satisfaction(action: Satisfy, task: Task) -> Plan:
+    named = [node for node in task.nodes if action.prerequisite in node.prerequisites]
+    if not named:
+        known = dict.fromkeys(each for node in task.nodes for each in node.prerequisites)
+        hint = suggestion(action.prerequisite, known) or (
+            f"; its nodes name {names([*known])}" if known else "; its nodes have no prerequisites"
+        )
+        raise ActionRejected(
+            f"no node of the task names the prerequisite {printed(action.prerequisite)}{hint}"
+        )
+    if action.prerequisite in task.satisfied:
+        raise ActionRejected(f"the prerequisite {printed(action.prerequisite)} is satisfied already")
+    open_nodes = [node for node in named if task.states[node.index].status is NodeStatus.QUEUED]
+    satisfied = {*task.satisfied, action.prerequisite}
+    lacking = [node.node_id for node in open_nodes if {*node.prerequisites} - satisfied]
+    return Plan(
+        what=action.prerequisite,
+        changes=[
+            Change(
+                index=node.index,
+                from_=WAITING,
+                to=WAITING if node.node_id in lacking else NodeStatus.QUEUED.value,
+            )
+            for node in open_nodes
+        ],
+        notes=(f"nodes that wait for further prerequisites: {names(lacking)}",) if lacking else (),
+        satisfies=action.prerequisite,
+    )
+
+
+def _plan_pause(action: Pause, task: Task) -> Plan:
+    pauses, states = task.pauses, task.states
     scopes = tuple(dict.fromkeys(action.scopes)) or (TASK_SCOPE,)
     known = {each.scope for each in pauses.scopes}
     new = tuple(scope for scope in scopes if scope not in known)
@@ -316,7 +826,8 @@ def _paused(index: int, state: NodeState, *, runs_on: bool) -> Change:
     )
 
 
-def _plan_resume(action: Resume, pauses: Pauses, states: Sequence[NodeState]) -> Plan:
+def _plan_resume(action: Resume, task: Task) -> Plan:
+    pauses, states = task.pauses, task.states
     known = [each.scope for each in pauses.scopes]
     if not known:
         raise ActionRejected("nothing is paused, so there is nothing to resume; pause a scope first")
@@ -342,6 +853,18 @@ def _plan_resume(action: Resume, pauses: Pauses, states: Sequence[NodeState]) ->
 
 def _held_name(state: NodeState) -> str:
     return f"{state.status.value}, then {PAUSED}" if state.status in _IN_FLIGHT else PAUSED
+
+
+_PLANNERS: Mapping[type[Action], Callable[[Any, Task], Plan]] = {
+    Pause: _plan_pause,
+    Resume: _plan_resume,
+    RetryNode: _plan_retry,
+    SkipNode: _plan_end,
+    CompleteNode: _plan_end,
+    FailNode: _plan_end,
+    Decide: _plan_decision,
+    Satisfy: _plan_satisfaction,
+}
 
 
 # --- what was applied -----------------------------------------------------------------------------------------------

@@ -72,6 +72,11 @@ class Conditions:
         else:
             self._states[due.node].edges[due.parent] = result
 
+    def forget(self, index: int) -> None:
+        """Let the conditions of a node, and those of the edges from and to it, become due again."""
+        self._asked = {due for due in self._asked if index not in (due.node, due.parent)}
+        self.due = [due for due in self.due if index not in (due.node, due.parent)]
+
     def pop_due(self, is_held: Callable[[Due], bool]) -> list[Due]:
         """Return the conditions that have become due since the last call. Those that are held stay due."""
         due = [each for each in self.due if not is_held(each)]

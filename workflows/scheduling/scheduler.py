@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit import reason_codes
 from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason, VersionPolicy
 from flowkit.workflows.retry import note_failure
-from flowkit.workflows.scheduling.actions import Pauses
+from flowkit.workflows.scheduling.actions import Pauses, begun
 from flowkit.workflows.scheduling.conditions import Conditions, Due
 from flowkit.workflows.scheduling.gates import Gates, higher_precedence, inherited_reason, is_closed, is_open
 from flowkit.workflows.scheduling.routing import Routing
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from flowkit.models import FirstBatch, Graph, Node
     from flowkit.models.actions import PausedScope
+
+HOLD = -1.0
+"""The `held_until` of a node whose hold has not begun."""
 
 PARENT_FAILED = "the node has processed the batches of its parents, but a parent failed later"
 
@@ -42,10 +45,20 @@ class Scheduler:
     """
 
     def __init__(
-        self, graph: Graph, states: list[NodeState], paused: list[PausedScope] | None = None
+        self,
+        graph: Graph,
+        states: list[NodeState],
+        paused: list[PausedScope] | None = None,
+        satisfied: list[str] | None = None,
     ) -> None:
+        """Continue with these states, paused scopes and satisfied prerequisites. The lists change in place."""
         self.nodes: Sequence[Node] = graph.nodes
         self.states = states
+        self.satisfied = [] if satisfied is None else satisfied
+        self.resetting: set[int] = set()
+        """The nodes whose reset is in progress. They neither start nor end meanwhile."""
+        self.rounds: Counter[int] = Counter()
+        """For each node, how often an action has made the results of its conditions outdated."""
         self.pauses = Pauses(graph.nodes, [] if paused is None else paused)
         self.changed: set[int] = set()
         """Indexes of nodes whose status the workflow must still write to the task document.
@@ -55,17 +68,10 @@ class Scheduler:
         self._on_failure = graph.on_node_failure
         self.pins_versions = graph.version_policy is VersionPolicy.PIN
         """Whether all attempts of a role run with one version of its handler."""
-        self.routing = Routing(graph.nodes)
         self.streams = Streams(graph.nodes)
         self._children = _children(graph.nodes)
         self._conditions = Conditions(graph.nodes, states)
-        self._gates = Gates(graph.nodes, states, self._conditions)
-        self._open_nodes = len(graph.nodes)
-        self._hard_failure: int | None = None
-        self._ready: list[int] = []
-        self._made_ready: set[int] = set()
-        self._rebuild()
-        self._skip_unreachable()
+        self.rebuild()
 
     @cached_property
     def _position(self) -> list[int]:
@@ -77,8 +83,21 @@ class Scheduler:
         """The index of each node by its id."""
         return {node.node_id: node.index for node in self.nodes}
 
+    def rebuild(self, active: Collection[int] = ()) -> None:
+        """Derive gates, routes and ready nodes from `states`, as after a new generation of nodes.
+
+        `active` are nodes that the workflow has started, and that do not become ready again.
+        """
+        self.routing = Routing(self.nodes)
+        self._gates = Gates(self.nodes, self.states, self._conditions)
+        self._open_nodes = len(self.nodes)
+        self._hard_failure: int | None = None
+        self._ready: list[int] = []
+        self._made_ready: set[int] = {*active}
+        self._rebuild()
+        self._skip_unreachable()
+
     def _rebuild(self) -> None:
-        """Derive gates and ready nodes from `states`, which may come from a previous run of the workflow."""
         for index, state in enumerate(self.states):
             if state.streamed:
                 for child in self.streams.children.get(index, ()):
@@ -86,9 +105,66 @@ class Scheduler:
         ended = [i for i, state in enumerate(self.states) if state.status.ended]
         for index in ended:
             self._record_end(index)
-        for node in self.nodes:
-            if not self.states[node.index].status.ended and self._is_gate_open(node.index):
-                self._add_ready(node.index)
+        self._sort_open_nodes()
+
+    def _sort_open_nodes(self) -> None:
+        """Note which open nodes may start or continue, and skip those that no longer can."""
+        closed: list[int] = []
+        for index, state in enumerate(self.states):
+            if state.status.ended or index in self.resetting:
+                continue
+            if begun(state):
+                self._add_begun(index)
+            elif self._is_gate_open(index):
+                self._add_ready(index)
+            elif self._is_gate_closed(index):
+                closed.append(index)
+        self._settle(closed)
+
+    def _add_begun(self, index: int) -> None:
+        """Let a node continue that has started in an earlier run of the workflow, whatever its gate shows now."""
+        if index not in self._made_ready:
+            self._made_ready.add(index)
+            self._ready.append(index)
+
+    def renew(self, indexes: Iterable[int]) -> None:
+        """Give nodes the state of a new generation. `rebuild` must follow.
+
+        Attempts of the earlier generation that have not ended keep its state, which no longer counts.
+        """
+        for index in indexes:
+            old = self.states[index]
+            self.states[index] = NodeState(
+                epoch=old.epoch, first_epoch=old.epoch, generation=old.generation + 1, ordinary=old.ordinary
+            )
+            self._forget_conditions(index)
+
+    def unblock(self, indexes: Iterable[int]) -> None:
+        """Forget what was decided about nodes that have not started, because their gates are decided again."""
+        for index in indexes:
+            state = self.states[index]
+            state.condition, state.edges, state.evaluated = None, {}, False
+            state.deadline_at = state.deadline_left = None
+            self._forget_conditions(index)
+
+    def _forget_conditions(self, index: int) -> None:
+        self.rounds[index] += 1
+        self._conditions.forget(index)
+
+    def change_node(self, node: Node) -> None:
+        """Replace a node by itself with other fields. What depends on which node does not change."""
+        assert isinstance(self.nodes, list), "the nodes of a running task can change"
+        self.nodes[node.index] = node
+
+    def satisfy(self, prerequisite: str) -> None:
+        """Note that a prerequisite is satisfied, and start the nodes that have waited only for it."""
+        self.satisfied.append(prerequisite)
+        named = (node.index for node in self.nodes if prerequisite in node.prerequisites)
+        self._settle(index for index in named if not self.states[index].status.ended)
+
+    def missing_prerequisites(self, index: int) -> list[str]:
+        """Return the prerequisites of a node that are not satisfied."""
+        return [each for each in self.nodes[index].prerequisites if each not in self.satisfied]
 
     def _skip_unreachable(self) -> None:
         """Skip the conditional nodes to which no route can lead."""
@@ -113,6 +189,16 @@ class Scheduler:
         `allow_failure`, `routing.on_failure` and `on_node_failure` decide this.
         """
         return None if self._hard_failure is None else self.nodes[self._hard_failure]
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether a failure stops the task now. With `finish_running`, the nodes that have started finish before."""
+        return self._hard_failure is not None and not (self.finishes_running and any(map(begun, self.states)))
+
+    @property
+    def finishes_running(self) -> bool:
+        """Whether no further node starts, because one has failed in a graph with `finish_running`."""
+        return self._hard_failure is not None and self._on_failure is OnNodeFailure.FINISH_RUNNING
 
     @property
     def failures(self) -> list[Node]:
@@ -158,22 +244,25 @@ class Scheduler:
         """
         ready = [index for index in self._ready if not self.states[index].status.ended]
         self._ready.clear()
+        if self.finishes_running:
+            return [index for index in ready if begun(self.states[index])]
         return ready
 
     @property
     def any_due(self) -> bool:
         """Whether conditions have become due since the last call of `pop_due`."""
-        return bool(self._conditions.due)
+        return bool(self._conditions.due) and not self.finishes_running
 
     def pop_due(self) -> list[Due]:
         """Return the conditions that have become due since the last call, in the order of becoming due.
 
-        The condition of a paused node is evaluated after the pause, immediately before the node starts.
+        The condition of a paused node is evaluated after the pause, immediately before the node starts, and that of a
+        node whose reset is in progress after the reset.
         """
         return [due for due in self._conditions.pop_due(self._is_held) if self.awaits(due)]
 
     def _is_held(self, due: Due) -> bool:
-        return due.parent is None and due.node in self.pauses.held
+        return due.node in self.resetting or (due.parent is None and due.node in self.pauses.held)
 
     def text_of(self, due: Due) -> str:
         """Return the expression of a condition."""
@@ -181,11 +270,16 @@ class Scheduler:
 
     def awaits(self, due: Due) -> bool:
         """Return whether the result of a condition still matters: the node is open, and has not started without it."""
-        if self.states[due.node].status.ended:
+        state = self.states[due.node]
+        if state.status.ended or due.node in self.resetting:
             return False
         if due.parent is None:
-            return True
-        return due.node not in self._made_ready and self._gates.needs_condition(due.node, due.parent)
+            return state.condition is None
+        return (
+            due.parent not in state.edges
+            and due.node not in self._made_ready
+            and self._gates.needs_condition(due.node, due.parent)
+        )
 
     def decide(self, results: Mapping[Due, bool]) -> None:
         """Store the results of conditions that still matter, and only then start and skip nodes."""
@@ -202,8 +296,17 @@ class Scheduler:
         self._settle([*nodes, *self._end_together(false, NodeStatus.SKIPPED, SkipReason.CONDITION)])
 
     def fail(self, indexes: Collection[int]) -> None:
-        """Fail open nodes, and only then skip the nodes whose gates close as a result."""
-        self._settle(self._end_together(indexes, NodeStatus.FAILED))
+        """Fail open nodes, and only then skip the nodes whose gates close as a result.
+
+        Those whose failure is held become ready, with `held_until` HOLD.
+        """
+        held = [index for index in indexes if self.nodes[index].hold_sec is not None]
+        for index in held:
+            self.states[index].held_until = HOLD
+            self._add_begun(index)
+        self._ready += [index for index in held if index not in self._ready]
+        failed = [index for index in indexes if index not in held]
+        self._settle(self._end_together(failed, NodeStatus.FAILED))
 
     def _end_together(
         self, indexes: Collection[int], status: NodeStatus, reason: SkipReason | None = None
@@ -240,6 +343,8 @@ class Scheduler:
     def _sort_by_gate(self, nodes: Iterable[int], closed: list[tuple[int, int]]) -> None:
         """Note which of these nodes may start, and add those that no longer can to the heap `closed`."""
         for index in nodes:
+            if index in self.resetting or begun(self.states[index]):
+                continue
             if self._is_gate_open(index):
                 self._add_ready(index)
             elif self._is_gate_closed(index):
@@ -303,10 +408,10 @@ class Scheduler:
         """
         for index, state in enumerate(self.states):
             if not state.status.ended:
-                attempted = state.epoch > 0
+                attempted = state.epoch > state.first_epoch
                 state.status = status if attempted else NodeStatus.SKIPPED
                 state.skip_reason = None if attempted else skip_reason
-                state.last_error = state.reason_code = None
+                state.last_error = state.reason_code = state.held_until = None
                 self.changed.add(index)
                 self._record_end(index)
 
@@ -329,7 +434,7 @@ class Scheduler:
     def _note_hard_failure(self, unhandled: Iterable[int]) -> None:
         """Keep the first failure that stops the task. `unhandled` are failures that cannot be handled."""
         hard = (index for index in unhandled if not self.nodes[index].allow_failure)
-        if self._on_failure is OnNodeFailure.FAIL and self._hard_failure is None:
+        if self._on_failure is not OnNodeFailure.CONTINUE and self._hard_failure is None:
             self._hard_failure = next(hard, None)
 
     def _add_ready(self, index: int) -> None:
@@ -340,7 +445,8 @@ class Scheduler:
 
     def _is_gate_open(self, index: int) -> bool:
         route = self.routing.gate(index)
-        return (route is None or route.is_open) and is_open(self.nodes[index], self._gates[index])
+        opened = (route is None or route.is_open) and is_open(self.nodes[index], self._gates[index])
+        return opened and not (self.nodes[index].prerequisites and self.missing_prerequisites(index))
 
     def _is_gate_closed(self, index: int) -> bool:
         route = self.routing.gate(index)

@@ -14,7 +14,7 @@ from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX, WorkerRegistry
 from flowkit.graph.submission import external_problem, may_not_be_external
-from flowkit.models import COORDINATOR_FN
+from flowkit.models import ENGINE_TYPES
 from flowkit.models.temporal_names import role_queue
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ async def bridged_problems(client: Client, queue: str, graph: Mapping[str, Any])
     """
     if not may_not_be_external(graph):
         return []
-    roles = {node["type"] for node in graph["nodes"]} - {COORDINATOR_FN}
+    roles = {node["type"] for node in graph["nodes"]} - ENGINE_TYPES
     polled = await pollers_by_role(client, queue, roles)
     bridged = {
         role for role, found in polled.items() if any(each.startswith(BRIDGE_PREFIX) for each in found)

@@ -61,6 +61,8 @@ async def begin(
 ) -> dict[str, Any]:
     """Take the attempt's epoch, remove the complete marker of an earlier attempt, and return the new lease.
 
+    The first attempt of a generation also deletes what late attempts of earlier ones have stored since the reset.
+
     With `once`, raise TriedBefore if an earlier try of the same attempt has taken the epoch. With `read`, add the params
     of the task to it, as `Attempts.begin` does.
     """
@@ -71,6 +73,9 @@ async def begin(
     )
     if attempt.epoch > 1:
         await retry_while_unavailable(lambda: artifacts.drop_marker(attempt))
+    if attempt.first_epoch and attempt.epoch == attempt.first_epoch + 1:
+        earlier = {attempt.node_id: attempt.first_epoch}
+        await retry_while_unavailable(lambda: artifacts.delete_earlier_generations(attempt.task_id, earlier))
     return lease
 
 
@@ -111,7 +116,9 @@ async def complete_end(artifacts: ArtifactStore, attempt: AttemptInput) -> int |
     if metrics:
         now = time.time()
         await retry_while_unavailable(lambda: artifacts.store_final(attempt, metrics, now))
-    stored = await retry_while_unavailable(lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id))
+    stored = await retry_while_unavailable(
+        lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id, attempt.first_epoch)
+    )
     return len(stored)
 
 

@@ -50,7 +50,8 @@ def read_task(path: str, params: str | None = None, single: Sequence[str] = ()) 
     if params is None and not single:
         return task
     more = {} if params is None else read_params(params)
-    return GivenTask(graph=task.graph, params={**task.params, **more, **read_single_params(single)})
+    own = read_pairs(single, "--param", "day=2026-01-31")
+    return GivenTask(graph=task.graph, params={**task.params, **more, **own})
 
 
 def read_params(text: str) -> dict[str, Any]:
@@ -58,16 +59,19 @@ def read_params(text: str) -> dict[str, Any]:
     return read_object(text, "--params", """params are an object, for example '{"day": "2026-01-31"}'""")
 
 
-def read_single_params(given: Sequence[str]) -> dict[str, Any]:
-    """Return params from texts `key=value`. A value is JSON if it parses as JSON, and text otherwise."""
+def read_pairs(given: Sequence[str], option: str, example: str) -> dict[str, Any]:
+    """Return the values of an option from texts `key=value`. A value is JSON if it parses as JSON, and text otherwise.
+
+    Raise ConfigError, whose remedy shows the example, for another text, and for a key that is given twice.
+    """
     found: dict[str, Any] = {}
     for each in given:
         key, equals, value = each.partition("=")
         if not key or not equals:
-            problem = ConfigError(f"--param {printed(each)} is not of the form key=value")
-            raise add_remedy(problem, "write, for example, --param day=2026-01-31")
+            problem = ConfigError(f"{option} {printed(each)} is not of the form key=value")
+            raise add_remedy(problem, f"write, for example, {option} {example}")
         if key in found:
-            raise add_remedy(ConfigError(f"--param {key} is given twice"), "give each key once")
+            raise add_remedy(ConfigError(f"{option} {key} is given twice"), "give each key once")
         found[key] = read_value(value)
     return found
 
@@ -90,12 +94,29 @@ def read_object(text: str, option: str, remedy: str) -> dict[str, Any]:
 
     Raise ConfigError with the given remedy if it is not a JSON object.
     """
-    path = text[1:] if text.startswith("@") else None
-    place = option if path is None else path
-    value = _parse_json(text if path is None else _read(path, f"file of {option}"), place)
+    value, place = _read_json(text, option)
     if not isinstance(value, dict):
         raise add_remedy(ConfigError(f"{place} holds {_name(value)}, not an object"), remedy)
     return value
+
+
+def read_objects(text: str, option: str, remedy: str) -> list[dict[str, Any]]:
+    """Return the list of objects in an option's JSON text, or in a file given as `@file`. Raise as `read_object` does."""
+    value, place = _read_json(text, option)
+    if not isinstance(value, list):
+        raise add_remedy(ConfigError(f"{place} holds {_name(value)}, not a list of objects"), remedy)
+    for each in value:
+        if not isinstance(each, dict):
+            problem = ConfigError(f"the list in {place} holds {_name(each)}, not only objects")
+            raise add_remedy(problem, remedy)
+    return value
+
+
+def _read_json(text: str, option: str) -> tuple[Any, str]:
+    """Return the value of an option that is JSON or `@file`, and the place to name in an error."""
+    path = text[1:] if text.startswith("@") else None
+    place = option if path is None else path
+    return _parse_json(text if path is None else _read(path, f"file of {option}"), place), place
 
 
 def _read(path: str, what: str) -> str:
@@ -122,6 +143,10 @@ def _parse_json(text: str, place: str) -> Any:
 
 
 def _name(value: object) -> str:
-    return {list: "a list", str: "a string", type(None): "null", bool: "true or false"}.get(
-        type(value), "a number"
-    )
+    return {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        type(None): "null",
+        bool: "true or false",
+    }.get(type(value), "a number")

@@ -35,6 +35,11 @@ def _check_id(given: str) -> str:
     return given
 
 
+def _check_node(given: str) -> str:
+    arguments.require(arguments.node_id_problem(given, "NODE"))
+    return given
+
+
 def _check_new_id(given: str | None) -> str | None:
     if given is not None:
         arguments.require(arguments.new_task_id_problem(given, "--task-id"))
@@ -116,6 +121,7 @@ HostedRoles = Annotated[
     ),
 ]
 TaskId = Annotated[str, typer.Argument(callback=_check_id, help="Id of the task.")]
+TaskNode = Annotated[str, typer.Argument(callback=_check_node, help="Id of the node.")]
 NodeId = Annotated[str | None, typer.Argument(help="Id of a node.")]
 NewTaskId = Annotated[
     str | None,

@@ -26,7 +26,17 @@ from flowkit.core.time import SystemClock
 from flowkit.engine.slot_grants import SlotGrants
 from flowkit.engine.worker import EngineLoops, check_functions, create_workers, prepare_settings
 from flowkit.errors import Removed
-from flowkit.models.actions import PAUSE, RESUME, TASK_SCOPE
+from flowkit.models.actions import (
+    COMPLETE_NODE,
+    DECIDE,
+    FAIL_NODE,
+    PAUSE,
+    RESUME,
+    RETRY_NODE,
+    SATISFY,
+    SKIP_NODE,
+    TASK_SCOPE,
+)
 from flowkit.protocol.messages import (
     Envelope,
     EventKind,
@@ -51,7 +61,7 @@ from flowkit.validation.arguments import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from temporalio.client import Client
 
@@ -337,6 +347,156 @@ class Coordinator(RemovedAttributes):
         given = {"scopes": [*scopes]}
         return await self._act(task_id, RESUME, given, reason=reason, by=by, if_revision=if_revision)
 
+    async def rerun(
+        self,
+        task_id: str,
+        nodes: Sequence[str] | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, Mapping[str, Any]] | None = None,
+        reason: str = "",
+        by: str = "",
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Start an ended task again: `nodes` and what depends on them, in a new run with the same task id.
+
+        By default, the nodes start that failed, were cancelled, or were skipped for a failure or the end of the task.
+        Finished nodes, their artifacts and the variables stay. `params` replaces single params, and `inputs` single keys
+        of the `input_inline` of nodes, by node id. The task is read from MongoDB, so Temporal need not know it any more.
+
+        Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`, start nothing.
+        Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if MongoDB has no document of
+        the task in this namespace, and GraphError if the changed params are not valid.
+        """
+        require(task_id_problem(task_id))
+        return await (await self._task_client()).rerun(
+            task_id, nodes, params=params, inputs=inputs, reason=reason, by=by, dry_run=dry_run
+        )
+
+    async def retry_node(
+        self,
+        task_id: str,
+        node_id: str,
+        *,
+        input_inline: dict[str, Any] | None = None,
+        input_ref: dict[str, Any] | None = None,
+        timeout_sec: float | None = None,
+        retry_policy: dict[str, Any] | None = None,
+        interrupt: bool = False,
+        reason: str = "",
+        by: str = "",
+        if_revision: int | None = None,
+    ) -> dict[str, Any]:
+        """Run a node again that has ended or is held, with a new retry budget. What has used its results runs again, too.
+
+        `input_inline` and `retry_policy` replace single keys of the node's own ones, and None as the value of a key of
+        `input_inline` removes it. `input_ref` and `timeout_sec` replace the whole value. The changes stay for later
+        attempts. `interrupt` stops descendants that run; without it, the task rejects the action while one runs.
+
+        Return the result of `pause`, and raise its errors.
+        """
+        changes = {
+            "input_inline": input_inline,
+            "input_ref": input_ref,
+            "timeout_sec": timeout_sec,
+            "retry_policy": retry_policy,
+        }
+        given = {"node_id": node_id, "interrupt": interrupt, **changes}
+        return await self._act(task_id, RETRY_NODE, given, reason=reason, by=by, if_revision=if_revision)
+
+    async def skip_node(
+        self,
+        task_id: str,
+        node_id: str,
+        *,
+        interrupt: bool = False,
+        reason: str = "",
+        by: str = "",
+        if_revision: int | None = None,
+    ) -> dict[str, Any]:
+        """End a node as `skipped`, with the `skip_reason` `user`. Children that need only other parents still start.
+
+        `interrupt` stops its attempt, and those of descendants that have to start again; without it, the task rejects
+        the action while one runs. Return the result of `pause`, and raise its errors.
+        """
+        given = {"node_id": node_id, "interrupt": interrupt}
+        return await self._act(task_id, SKIP_NODE, given, reason=reason, by=by, if_revision=if_revision)
+
+    async def complete_node(
+        self,
+        task_id: str,
+        node_id: str,
+        *,
+        metrics: dict[str, Any] | None = None,
+        artifacts_ref: dict[str, Any] | None = None,
+        batches: Sequence[dict[str, Any]] = (),
+        interrupt: bool = False,
+        reason: str = "",
+        by: str = "",
+        if_revision: int | None = None,
+    ) -> dict[str, Any]:
+        """End a node as `finished`, with results that you provide.
+
+        `metrics` and `artifacts_ref` are its final results. `batches` are what nodes that pull from it find: objects
+        with `batch_uid`, `metrics` and optionally `artifacts_ref`. `interrupt` is that of `skip_node`.
+
+        Return the result of `pause`, and raise its errors.
+        """
+        results = {"metrics": metrics, "artifacts_ref": artifacts_ref, "batches": [*batches] or None}
+        given = {"node_id": node_id, "interrupt": interrupt, **results}
+        return await self._act(task_id, COMPLETE_NODE, given, reason=reason, by=by, if_revision=if_revision)
+
+    async def fail_node(
+        self,
+        task_id: str,
+        node_id: str,
+        *,
+        interrupt: bool = False,
+        reason: str = "",
+        by: str = "",
+        if_revision: int | None = None,
+    ) -> dict[str, Any]:
+        """End a node as `failed`. `allow_failure`, `routing.on_failure` and `on_node_failure` apply as to any failure.
+
+        `interrupt` is that of `skip_node`. Return the result of `pause`, and raise its errors.
+        """
+        given = {"node_id": node_id, "interrupt": interrupt}
+        return await self._act(task_id, FAIL_NODE, given, reason=reason, by=by, if_revision=if_revision)
+
+    async def decide(
+        self,
+        task_id: str,
+        node_id: str,
+        decision: str,
+        *,
+        comment: str = "",
+        reason: str = "",
+        by: str = "",
+        if_revision: int | None = None,
+    ) -> dict[str, Any]:
+        """Decide at a node of the type `approval`: `approve` finishes it, `reject` fails it as `rejected`.
+
+        `comment` becomes part of the error of a rejected node. Return the result of `pause`, and raise its errors.
+        """
+        given = {"node_id": node_id, "decision": decision, "comment": comment}
+        return await self._act(task_id, DECIDE, given, reason=reason, by=by, if_revision=if_revision)
+
+    async def satisfy(
+        self,
+        task_id: str,
+        prerequisite: str,
+        *,
+        reason: str = "",
+        by: str = "",
+        if_revision: int | None = None,
+    ) -> dict[str, Any]:
+        """Satisfy a prerequisite, for all nodes of the task that name it, also those that it has not reached yet.
+
+        Return the result of `pause`, and raise its errors.
+        """
+        given = {"prerequisite": prerequisite}
+        return await self._act(task_id, SATISFY, given, reason=reason, by=by, if_revision=if_revision)
+
     async def preview(self, task_id: str, action: str, **given: Any) -> dict[str, Any]:
         """Return what an action would affect, for example `preview(task_id, "pause", scopes=["role:index"])`.
 
@@ -347,7 +507,8 @@ class Coordinator(RemovedAttributes):
 
     async def _act(self, task_id: str, name: str, given: dict[str, Any], **more: Any) -> dict[str, Any]:
         require(task_id_problem(task_id))
-        return await (await self._task_client()).act(task_id, name, {**given, **more})
+        known = {key: value for key, value in {**given, **more}.items() if value is not None}
+        return await (await self._task_client()).act(task_id, name, known)
 
     def result(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskResult]:
         """Wait up to `timeout` seconds for a task to end, and return its result.
@@ -366,13 +527,17 @@ class Coordinator(RemovedAttributes):
         """
         return self._with_client(task_id, timeout, lambda client: client.wait(task_id, timeout))
 
-    async def list_tasks(self, status: str | None = None, limit: int = 50) -> list[TaskSummary]:
+    async def list_tasks(
+        self, status: str | None = None, limit: int = 50, *, held: bool = False
+    ) -> list[TaskSummary]:
         """Return up to `limit` tasks from MongoDB, newest first: those with `status`, or all if it is None.
+
+        With `held`, return only tasks with a failed node that waits for a decision.
 
         Raise ConfigError for an unknown status or a limit outside 1 to 10,000, and StoreUnavailable if MongoDB does
         not respond. Does not need Temporal.
         """
-        return await TaskCatalog(self.db).list_tasks(status, limit)
+        return await TaskCatalog(self.db).list_tasks(status, limit, held=held)
 
     async def vars(self, task_id: str) -> dict[str, Any]:
         """Return the variables of a task, or `{}` if it has none. Does not need Temporal.

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from graphlib import TopologicalSorter
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from flowkit.graph.routes import ON_FAILURE, ON_SUCCESS
-from flowkit.models import ALL_DONE, OnNodeFailure, RetryPolicy, StartWhen, VersionPolicy
+from flowkit.models import ALL_DONE, APPROVE, OnNodeFailure, RetryPolicy, StartWhen, VersionPolicy
 from flowkit.text import format_duration, names, shorten
 
 if TYPE_CHECKING:
@@ -205,6 +206,12 @@ def _describe_condition(node: Node, routers: Routers) -> Iterator[Detail]:
         yield Detail(text=f"when {shorten(node.when, _EXPRESSION_CHARS)}", fields={"when": node.when})
 
 
+def _describe_prerequisites(node: Node, routers: Routers) -> Iterator[Detail]:
+    if node.prerequisites:
+        text = f"when {names(node.prerequisites)} {'is' if len(node.prerequisites) == 1 else 'are'} satisfied"
+        yield Detail(text=text, fields={"prerequisites": list(node.prerequisites)})
+
+
 # --- how a node differs from the defaults -------------------------------------------------------------------------
 
 
@@ -219,6 +226,23 @@ def _describe_timeout(node: Node) -> Iterator[Detail]:
     if node.timeout_sec is not None:
         text = f"timeout {format_duration(node.timeout_sec)}"
         yield Detail(text=text, fields={"timeout_sec": node.timeout_sec})
+
+
+def _describe_approval(node: Node) -> Iterator[Detail]:
+    if (approval := node.approval) is not None:
+        wanted = f"asks: {shorten(approval.text, _EXPRESSION_CHARS)}" if approval.text else ""
+        default = f"its deadline {'approves' if approval.default == APPROVE else 'rejects'}"
+        shown = [wanted, default if node.deadline_sec is not None else ""]
+        yield Detail(text="; ".join(filter(None, shown)), fields={"approval": asdict(approval)})
+
+
+def _describe_delay(node: Node) -> Iterator[Detail]:
+    if (delay := node.delay) is not None:
+        if delay.sec is not None:
+            yield Detail(text=f"waits {format_duration(delay.sec)}", fields={"delay": {"sec": delay.sec}})
+        if delay.until is not None:
+            until = datetime.fromtimestamp(delay.until, UTC).isoformat()
+            yield Detail(text=f"waits until {until}", fields={"delay": {"until": until}})
 
 
 def _describe_deadline(limited: Node | Graph) -> Iterator[Detail]:
@@ -252,6 +276,12 @@ def _describe_max_ahead(node: Node) -> Iterator[Detail]:
         yield Detail(text=text, fields={"max_ahead": node.max_ahead})
 
 
+def _describe_hold(node: Node) -> Iterator[Detail]:
+    if node.hold_sec is not None:
+        text = f"a failure waits up to {format_duration(node.hold_sec)} for a decision"
+        yield Detail(text=text, fields={"hold_sec": node.hold_sec})
+
+
 def _describe_routing(node: Node) -> Iterator[Detail]:
     if node.on_success or node.on_failure:
         text = f"failure starts {names(node.on_failure)}" if node.on_failure else ""
@@ -267,9 +297,15 @@ def _describe_tolerance(node: Node) -> Iterator[Detail]:
 # --- how a graph differs from the defaults ------------------------------------------------------------------------
 
 
+_FAILURE_MODES = {
+    OnNodeFailure.CONTINUE: "after a failure, the nodes that do not depend on the failed node still run",
+    OnNodeFailure.HOLD: "after a failure, the node waits for a decision while other nodes run",
+    OnNodeFailure.FINISH_RUNNING: "after a failure, no further node starts, and running nodes finish",
+}
+
+
 def _describe_failure_mode(graph: Graph) -> Iterator[Detail]:
-    if graph.on_node_failure is OnNodeFailure.CONTINUE:
-        text = "after a failure, the nodes that do not depend on the failed node still run"
+    if text := _FAILURE_MODES.get(graph.on_node_failure):
         yield Detail(text=text, fields={"on_node_failure": graph.on_node_failure.value})
 
 
@@ -291,15 +327,19 @@ GATE: tuple[Callable[[Node, Routers], Iterator[Detail]], ...] = (
     _describe_parents,
     _describe_edge_conditions,
     _describe_condition,
+    _describe_prerequisites,
 )
 """The rules that describe when a node starts."""
 
 OPTIONS: tuple[Callable[[Node], Iterator[Detail]], ...] = (
     _describe_sources,
     _describe_max_ahead,
+    _describe_approval,
+    _describe_delay,
     _describe_timeout,
     _describe_deadline,
     _describe_retries,
+    _describe_hold,
     _describe_routing,
     _describe_tolerance,
 )

@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, Any
 from flowkit import limits
 from flowkit.errors import GraphError
 from flowkit.graph import input_adapters
+from flowkit.graph.engine_nodes import engine_node_problems
 from flowkit.graph.expressions import expression_problems, may_hold_expressions
 from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.graph.streams import edge_mode_problems, max_ahead_problems, start_when_problems
-from flowkit.models import COORDINATOR_FN, RUNTIME_KEYS, FanIn, OnNodeFailure, VersionPolicy
+from flowkit.models import (
+    COORDINATOR_FN,
+    ENGINE_TYPES,
+    RESERVED_TYPES,
+    RUNTIME_KEYS,
+    FanIn,
+    OnNodeFailure,
+    VersionPolicy,
+)
 from flowkit.text import did_you_mean, printed, shown_path
 from flowkit.validation.values import (
     NODE_ID_RULE,
@@ -43,6 +52,9 @@ NODE_KEYS = frozenset(
         "timeout_sec",
         "when",
         "deadline_sec",
+        "hold_sec",
+        "hold_on_failure",
+        "prerequisites",
         "name",
         "meta",
     ]
@@ -87,6 +99,12 @@ NODE_WORDS = _by_word(
         "allow_failure": "continue_on continue_on_error continue_on_failure ignore_failure soft_fail optional",
         'name the nodes that follow in "routing": {"on_success": [...], "on_failure": [...]}': "on_success on_failure "
         "on_error on_success_callback on_failure_callback",
+        "hold_on_failure": "hold on_hold pause_on_failure",
+        "hold_sec": "hold_seconds hold_timeout",
+        "prerequisites": "prerequisite precondition preconditions external_dependencies sensor sensors",
+        'set "type": "approval" and "io": {"input_inline": {"text": "..."}}': "approval manual manual_approval "
+        "human_input suspend",
+        'set "type": "delay" and "io": {"input_inline": {"sec": n}}': "delay delay_seconds sleep wait wait_seconds",
         "meta": "tags labels annotations metadata description doc_md",
         "set 'priority' in the params of the task": "priority priority_weight",
         "limit a role with the setting 'max_type_concurrency' of the engine": "pool concurrency parallelism",
@@ -132,10 +150,9 @@ def graph_problems(graph: object) -> Iterator[str]:
     policies = [policy.value for policy in VersionPolicy]
     if graph.get("version_policy", "any") not in policies:
         yield f"graph.version_policy is {printed(graph['version_policy'])}; allowed: {', '.join(policies)}"
-    if graph.get("deadline_sec") is not None:
-        yield from (
-            f"graph.{problem}" for problem in _check_time_limit("deadline_sec", graph["deadline_sec"])
-        )
+    for key in ("deadline_sec", "hold_sec"):
+        if graph.get(key) is not None:
+            yield from (f"graph.{problem}" for problem in _check_time_limit(key, graph[key]))
     yield from _edge_problems(graph)
     yield from _extended_edge_problems(graph)
     for index, node in enumerate(nodes):
@@ -240,15 +257,24 @@ def _node_problems(index: int, node: object) -> Iterator[str]:
     where = f"node {printed(node_id)}" if isinstance(node_id, str) else f"graph.nodes[{index}]"
     if not is_node_id(node_id):
         yield f"{where}: node_id {printed(node_id)} must be {NODE_ID_RULE}{name_bad_character(node_id)}"
-    if node.get("type") != COORDINATOR_FN and not is_role(node.get("type")):
-        yield (
-            f"{where}: type {printed(node.get('type'))} must be {COORDINATOR_FN!r} or a role: 1 to 100 of "
-            "letters, digits, '.', '_', '-', beginning with a letter or digit"
-        )
+    yield from (f"{where}: {problem}" for problem in _check_type(node.get("type")))
     yield from _find_unknown_keys(where, node, NODE_KEYS | RUNTIME_KEYS, NODE_WORDS)
     for key, check in _NODE_CHECKS.items():
         if node.get(key) is not None:
             yield from (f"{where}: {problem}" for problem in check(node[key]))
+    yield from (f"{where}: {problem}" for problem in engine_node_problems(node))
+
+
+def _check_type(value: object) -> Iterator[str]:
+    if is_role(value) or (isinstance(value, str) and value in ENGINE_TYPES):
+        return
+    if isinstance(value, str) and value in RESERVED_TYPES:
+        yield f"type {printed(value)} is reserved; name what the node waits for in its key 'prerequisites'"
+        return
+    yield (
+        f"type {printed(value)} must be {COORDINATOR_FN!r} or a role: 1 to 100 of "
+        "letters, digits, '.', '_', '-', beginning with a letter or digit"
+    )
 
 
 def _find_unknown_keys(
@@ -277,9 +303,23 @@ def _check_fan_in(value: object) -> Iterator[str]:
         yield f"fan_in {printed(value)} must be 'all', 'any', 'all_done' or 'count:n'"
 
 
-def _check_allow_failure(value: object) -> Iterator[str]:
+def _check_flag(key: str, value: object) -> Iterator[str]:
     if not isinstance(value, bool):
-        yield f"allow_failure {printed(value)} must be true or false"
+        yield f"{key} {printed(value)} must be true or false"
+
+
+def _check_prerequisites(value: object) -> Iterator[str]:
+    given = value if isinstance(value, list) else [None]
+    texts = {each for each in given if isinstance(each, str) and _is_prerequisite(each)}
+    if len(texts) != len(given) or len(given) > limits.PREREQUISITES:
+        yield (
+            f"prerequisites {printed(value)} must be a list of at most {limits.PREREQUISITES} different texts of 1 to "
+            f"{limits.PREREQUISITE_CHARS} printable characters"
+        )
+
+
+def _is_prerequisite(text: str) -> bool:
+    return 1 <= len(text) <= limits.PREREQUISITE_CHARS and text.isprintable()
 
 
 def _check_time_limit(key: str, value: object) -> Iterator[str]:
@@ -364,13 +404,22 @@ RETRY_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "permanent_on": ("a list of reason codes", _is_text_list),
 }
 
+
+def node_field_problems(name: str, value: object) -> Iterator[str]:
+    """Yield the problems of the value of one key of a node."""
+    return _NODE_CHECKS[name](value)
+
+
 _NODE_CHECKS: dict[str, Callable[[object], Iterator[str]]] = {
     "depends_on": _check_depends_on,
     "fan_in": _check_fan_in,
-    "allow_failure": _check_allow_failure,
+    "allow_failure": partial(_check_flag, "allow_failure"),
     "when": _check_when,
     "timeout_sec": partial(_check_time_limit, "timeout_sec"),
     "deadline_sec": partial(_check_time_limit, "deadline_sec"),
+    "hold_sec": partial(_check_time_limit, "hold_sec"),
+    "hold_on_failure": partial(_check_flag, "hold_on_failure"),
+    "prerequisites": _check_prerequisites,
     "routing": _check_routing,
     "io": _check_io,
     "retry_policy": _check_retry_policy,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowkit.models import COORDINATOR_FN, StartWhen
+from flowkit.models import ENGINE_TYPES, StartWhen
 from flowkit.text import did_you_mean, printed
 from flowkit.validation.values import is_whole
 
@@ -77,7 +77,7 @@ def resolve_streams(
     whole = [raw["node_id"] for raw in graph["nodes"] if _waits_for_batch(raw)]
     if not edges and not whole:
         return Streaming()
-    functions = {raw["node_id"] for raw in graph["nodes"] if raw["type"] == COORDINATOR_FN}
+    functions = {raw["node_id"]: raw["type"] for raw in graph["nodes"] if raw["type"] in ENGINE_TYPES}
     wanted = {
         node_id: [p for p in gate_parents[node_id] if p in own]
         for node_id, own in edges.items()
@@ -127,13 +127,14 @@ def _warn_of_nodes(
             yield f"{where} applies to all parents, so the async edges that lead to the node are ignored; keep one of both"
 
 
-def _warn_of_functions(wanted: Mapping[str, Sequence[str]], functions: set[str]) -> Iterator[str]:
+def _warn_of_functions(wanted: Mapping[str, Sequence[str]], functions: Mapping[str, str]) -> Iterator[str]:
+    """Yield a warning for each parent that stores no batches. `functions` has the types of such nodes by their ids."""
     for node_id, parents in wanted.items():
         for parent in parents:
             if parent in functions:
                 yield (
-                    f"node {node_id!r} cannot start on a batch of {parent!r}, because a {COORDINATOR_FN} stores no "
-                    f"batches; it waits until {parent!r} has finished"
+                    f"node {node_id!r} cannot start on a batch of {parent!r}, because a node of the type "
+                    f"{functions[parent]!r} stores no batches; it waits until {parent!r} has finished"
                 )
 
 

@@ -25,7 +25,7 @@ from flowkit.validation.values import is_task_id
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from flowkit.models import Graph, Node, StoredGraph
+    from flowkit.models import Graph, Node, Rerun, StoredGraph
 
 
 _REASON_CHARS = 300
@@ -46,6 +46,8 @@ class NewTask:
     graph: dict[str, Any] = field(default_factory=dict)
     stored: StoredGraph | None = None
     """Where both are stored, if `create_task` stored them."""
+    rerun: Rerun | None = None
+    """Set if the task has ended before and starts again."""
 
 
 def parse_input(task_id: str, given: object) -> NewTask:

@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit import limits
 from flowkit.errors import GraphError
+from flowkit.graph.engine_nodes import read_approval, read_delay
 from flowkit.graph.expressions import find_expressions, may_hold_expressions
 from flowkit.graph.field_checks import encode_json, graph_problems, json_bytes, parse_fan_in
 from flowkit.graph.input_adapters import PULL, RECHUNK, replace_alias
-from flowkit.graph.routes import find_routers, resolve_routes, route_problems
+from flowkit.graph.routes import ON_FAILURE, find_routers, list_targets, resolve_routes, route_problems
 from flowkit.graph.streams import max_ahead_warnings, read_start_when, resolve_streams
 from flowkit.models import (
     ALL_DONE,
     COORDINATOR_FN,
+    DEFAULT_HOLD_SEC,
+    ENGINE_NODES,
     FanIn,
     Graph,
     Node,
@@ -93,7 +96,8 @@ def _normalize(graph: dict[str, Any], wiring: _Wiring) -> Iterator[Graph | None]
     for index, raw in enumerate(graph["nodes"]):
         if len(graph["nodes"]) > STEP_NODES and index % STEP_NODES == 0:
             yield None
-        nodes.append(_make_node(index, raw, wiring, streams.parents.get(raw["node_id"], ())))
+        streams_from = streams.parents.get(raw["node_id"], ())
+        nodes.append(_make_node(index, raw, wiring, streams_from, _resolve_hold(raw, graph)))
     yield Graph(
         nodes=tuple(nodes),
         name=graph.get("name") if isinstance(graph.get("name"), str) else None,
@@ -103,10 +107,41 @@ def _normalize(graph: dict[str, Any], wiring: _Wiring) -> Iterator[Graph | None]
             *wiring.routes.warnings,
             *streams.warnings,
             *max_ahead_warnings(tuple(nodes)),
+            *_hold_warnings(graph),
         ),
         deadline_sec=graph.get("deadline_sec"),
+        hold_sec=graph.get("hold_sec") or DEFAULT_HOLD_SEC,
         version_policy=VersionPolicy(graph.get("version_policy", "any")),
     )
+
+
+def _resolve_hold(raw: dict[str, Any], graph: dict[str, Any]) -> float | None:
+    """Return for how long the failure of a node is held, or None if it is not held."""
+    is_default = graph.get("on_node_failure") == OnNodeFailure.HOLD
+    wanted = raw.get("hold_on_failure")
+    if not (is_default if wanted is None else wanted) or _why_never_held(raw):
+        return None
+    return raw.get("hold_sec") or graph.get("hold_sec") or DEFAULT_HOLD_SEC
+
+
+def _why_never_held(raw: dict[str, Any]) -> str:
+    """Return why the failure of a node is never held; empty if it may be."""
+    if raw["type"] in ENGINE_NODES:
+        return f"nodes of the type {raw['type']!r} are never held"
+    if raw.get("allow_failure"):
+        return "'allow_failure' tolerates the failure"
+    return "'routing.on_failure' handles the failure" if list_targets(raw, ON_FAILURE) else ""
+
+
+def _hold_warnings(graph: dict[str, Any]) -> Iterator[str]:
+    """Yield a warning for each node with settings of a hold that have no effect."""
+    for raw in graph["nodes"]:
+        wanted, where = raw.get("hold_on_failure"), f"node {raw['node_id']!r}"
+        if wanted and (why := _why_never_held(raw)):
+            yield f"{where}: hold_on_failure has no effect, because {why}"
+        elif raw.get("hold_sec") is not None and _resolve_hold(raw, graph) is None:
+            why = _why_never_held(raw) or "its failure is not held; set 'hold_on_failure' to true"
+            yield f"{where}: hold_sec has no effect, because {why}"
 
 
 def raise_if(problems: list[str]) -> None:
@@ -324,7 +359,9 @@ def _take_first(problems: Iterator[str]) -> list[str]:
     return list(itertools.islice(problems, _ENOUGH))
 
 
-def _make_node(index: int, raw: dict[str, Any], wiring: _Wiring, streams_from: tuple[str, ...]) -> Node:
+def _make_node(
+    index: int, raw: dict[str, Any], wiring: _Wiring, streams_from: tuple[str, ...], hold_sec: float | None
+) -> Node:
     node_id, io, routes = raw["node_id"], raw.get("io") or {}, wiring.routes
     conditions, encoded = wiring.edge_when.get(node_id, {}), encode_json(io) if io else b"{}"
     return Node(
@@ -347,6 +384,10 @@ def _make_node(index: int, raw: dict[str, Any], wiring: _Wiring, streams_from: t
         when=raw.get("when"),
         expressions=find_expressions(io) if may_hold_expressions(encoded) else (),
         edge_when={parent: when for parent, when in conditions.items() if parent in routes.parents[node_id]},
+        hold_sec=hold_sec,
+        prerequisites=tuple(raw.get("prerequisites") or ()),
+        approval=read_approval(raw),
+        delay=read_delay(raw),
     )
 
 

@@ -45,6 +45,10 @@ class AttemptInput:
     """Version of the handler that runs the attempt. The workflow does not know it; the worker sets it."""
     pin: bool = False
     """Whether the task runs all attempts of a role with one version, which the first of them fixes."""
+    first_epoch: int = 0
+    """STUB."""
+    source_first_epochs: dict[str, int] = field(default_factory=dict)
+    """STUB."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

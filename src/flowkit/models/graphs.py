@@ -25,6 +25,10 @@ class OnNodeFailure(StrEnum):
     """Stop the task: cancel running nodes and skip the others."""
     CONTINUE = "continue"
     """Let branches that do not depend on the node finish. The task still ends as `failed`."""
+    HOLD = "hold"
+    """Hold the node until an operator decides, or until its `hold_sec` ends; then as `fail`."""
+    FINISH_RUNNING = "finish_running"
+    """Start no further node, let those that have started finish, then fail the task."""
 
 
 class VersionPolicy(StrEnum):
@@ -119,6 +123,23 @@ class NodeIO:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Approval:
+    """What a node of the type `approval` waits for."""
+
+    text: str = ""
+    default: str = "reject"
+    """The decision if the deadline of the node passes: `approve` or `reject`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delay:
+    """How long a node of the type `delay` waits: a number of seconds, or until a Unix timestamp."""
+
+    sec: float | None = None
+    until: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
     """One normalized node of a graph."""
 
@@ -150,6 +171,12 @@ class Node:
     """The conditions of the edges from these parents, in CEL."""
     expressions: tuple[tuple[str, str], ...] = ()
     """The values by expression in `io`: path and text, in CEL."""
+    hold_sec: float | None = None
+    """For how long a failure of the node waits for a decision of an operator; None if it does not."""
+    prerequisites: tuple[str, ...] = ()
+    """External prerequisites that must be satisfied before the node starts."""
+    approval: Approval | None = None
+    delay: Delay | None = None
 
     @property
     def is_function(self) -> bool:
@@ -157,28 +184,57 @@ class Node:
         return self.type == COORDINATOR_FN
 
     @property
+    def is_engine_node(self) -> bool:
+        """Whether the workflow itself runs the node, without any attempt: an approval or a delay."""
+        return self.type in ENGINE_NODES
+
+    @property
     def pulls(self) -> bool:
         """Whether the node reads artifacts of other nodes."""
-        return str((self.io.input_inline or {}).get("input_adapter", "")).startswith("pull.")
+        return _is_pulling(self.io)
 
     @property
     def pulls_from(self) -> tuple[str, ...]:
         """Ids of the nodes whose artifacts the node reads."""
-        args = (self.io.input_inline or {}).get("input_args") or {}
-        return tuple(args.get("from_nodes") or ()) if self.pulls else ()
+        return pulled_sources(self.io)
+
+
+def _is_pulling(io: NodeIO) -> bool:
+    return str((io.input_inline or {}).get("input_adapter", "")).startswith("pull.")
+
+
+def pulled_sources(io: NodeIO) -> tuple[str, ...]:
+    """Return the ids of the nodes whose artifacts a node with this input reads."""
+    args = (io.input_inline or {}).get("input_args") or {}
+    return tuple(args.get("from_nodes") or ()) if _is_pulling(io) else ()
 
 
 COORDINATOR_FN = "coordinator_fn"
+APPROVAL, DELAY = "approval", "delay"
+ENGINE_NODES = frozenset({APPROVAL, DELAY})
+"""Types of nodes that the workflow runs itself, without any attempt."""
+ENGINE_TYPES = ENGINE_NODES | {COORDINATOR_FN}
+"""Types of nodes that need no worker."""
+RESERVED_TYPES = ENGINE_TYPES | {"prerequisite"}
+"""Names that roles must not have."""
+
+APPROVE, REJECT = "approve", "reject"
+"""The decisions about an approval."""
+
+DEFAULT_HOLD_SEC = 7 * 24 * 3600.0
+"""How long the failure of a node is held if neither the node nor the graph has `hold_sec`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Graph:
     """A graph that passed validation."""
 
-    nodes: tuple[Node, ...]
+    nodes: Sequence[Node]
     name: str | None = None
     on_node_failure: OnNodeFailure = OnNodeFailure.FAIL
     deadline_sec: float | None = None
     """Seconds from the opening of the task to its end."""
+    hold_sec: float = DEFAULT_HOLD_SEC
+    """For how long failures of nodes are held that have no `hold_sec` of their own."""
     version_policy: VersionPolicy = VersionPolicy.ANY
     warnings: tuple[str, ...] = ()

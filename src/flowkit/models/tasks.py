@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import dataclasses as wire
 
 from flowkit.limits import CONDITIONS_SEC
-from flowkit.models.actions import ActionRecord
+from flowkit.models.actions import ActionRecord, AppliedAction
 from flowkit.models.graphs import NodeStatus
 
 
@@ -34,6 +34,7 @@ RUNTIME_KEYS = frozenset(
     {"status", "attempt_epoch", "lease", "stats", "streaming", "started_at", "finished_at", "run_id"}
     | {"last_event_recv_ms", "next_retry_at_ms", "last_error", "stats_cached_at", "cancel_requested_at"}
     | {"coordinator", "skip_reason", "applied_generation", "vars_write", "waits_for", "liveness"}
+    | {"generation", "first_epoch", "reset_by", "reason_code", "held_until_ms"}
 )
 """Fields of a node that the engine writes. FlowKit ignores them in graphs that were copied from a task document."""
 
@@ -60,7 +61,9 @@ class NodeState:
     epoch: int = 0
     """Epoch of the latest attempt in any run; 0 if there was none. Each attempt has a higher epoch than the last."""
     generation: int = 0
-    """Number of times the node was rerun."""
+    """Number of times the node was reset, by an action or a rerun of the task."""
+    first_epoch: int = 0
+    """The epoch that the latest reset of the node has reserved: its attempts have higher ones. 0 without a reset."""
     failures: int = 0
     losses: int = 0
     yields: int = 0
@@ -87,6 +90,8 @@ class NodeState:
     """Whether the values by expression of this generation are evaluated and stored."""
     ordinary: bool = False
     """Whether the attempts of the node stay ordinary activities, although an engine hosts its role inline."""
+    held_until: float | None = None
+    """When the node fails if no operator decides before; None unless it has failed and is held."""
     waits_for: str | None = None
     """What the node waits for before its next attempt. Only for display: the next run of the task sets it again."""
 
@@ -142,6 +147,36 @@ class ReadStoredGraph:
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
+class Rerun:
+    """Which run of an ended task a new run continues, and which nodes start again."""
+
+    run_seq: int
+    closed_run_id: str
+    """The `run_seq` of the task document and the run that has closed it. The new run opens no document with others."""
+    nodes: list[str]
+    """The nodes that start again, with those that depend on them."""
+    changed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By node id, the fields of nodes that change (`actions.changes_of`)."""
+    reason: str = ""
+    by: str = ""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class EarlierRun:
+    """What a new run of an ended task takes over from the task document: lists with one entry for each node."""
+
+    statuses: str
+    """The statuses as one letter each (`columns.status_column`)."""
+    epochs: list[int]
+    first_epochs: list[int]
+    generations: list[int]
+    skip_reasons: dict[int, str] = field(default_factory=dict)
+    reason_codes: dict[int, str] = field(default_factory=dict)
+    applied: list[AppliedAction] = field(default_factory=list)
+    """The actions that were applied to the task in its earlier runs, as far as the document lists them."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class OpenTask:
     """Input of `open_task`."""
 
@@ -153,6 +188,8 @@ class OpenTask:
     params: dict[str, Any]
     stored: StoredGraph | None = None
     """Where to read graph and params, which are then empty here."""
+    rerun: Rerun | None = None
+    """Set if the run continues an ended task."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +200,8 @@ class Opened:
     """Number that grows with each run that opens the document. A close by an older run is rejected."""
     settings: Settings
     created_at: float
+    earlier: EarlierRun | None = None
+    """Set if the run continues an ended task."""
     epochs: list[int] = field(default_factory=list)
     """Highest epoch that an earlier run has used, of each node in graph order; empty if all are 0."""
 
@@ -193,6 +232,54 @@ class NodeRecord:
     """Whether the attempt has finished, but the workflow has decided that the node failed."""
     cancel_reason: str | None = None
     """Why the workflow stops only this node. The same write sets the node's own cancel flag."""
+    waits_for: str | None = None
+    held_until: float | None = None
+    reason_code: str | None = None
+    decided: bool = False
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class NodeOutcome:
+    """STUB."""
+
+    metrics: dict[str, Any] = field(default_factory=dict)
+    artifacts_ref: dict[str, Any] | None = None
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    by: str = ""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class NodeReset:
+    """STUB."""
+
+    index: int
+    node_id: str
+    epoch: int
+    generation: int
+    pulled: bool = False
+    outcome: NodeOutcome | None = None
+    io: dict[str, Any] | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class ResetNodes:
+    """STUB."""
+
+    task_id: str
+    run_id: str
+    run_seq: int
+    revision: int
+    at: float
+    nodes: list[NodeReset]
+    deployment: str = ""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class ResetDone:
+    """STUB."""
+
+    epochs: list[int]
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

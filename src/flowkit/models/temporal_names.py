@@ -28,6 +28,7 @@ RECORD: Final = "record"
 CLOSE_TASK: Final = "close_task"
 EVALUATE_CONDITIONS: Final = "evaluate_conditions"
 READ_STORED_GRAPH: Final = "read_stored_graph"
+RESET_NODES: Final = "reset_nodes"
 
 ACQUIRE_SLOTS: Final = "acquire_slots"
 AWAIT_SLOT: Final = "await_slot"
@@ -43,15 +44,17 @@ has not registered, even in a replay, and engines do not know the roles that oth
 """
 
 ENGINE_ACTIVITIES: Final = (
-    *(OPEN_TASK, RECORD, CLOSE_TASK, EVALUATE_CONDITIONS, READ_STORED_GRAPH),
+    *(OPEN_TASK, RECORD, CLOSE_TASK, EVALUATE_CONDITIONS, READ_STORED_GRAPH, RESET_NODES),
     *SLOT_ACTIVITIES,
 )
 """The engine's own activities. All other activities have the name of a role or of a coordinator function."""
 
 PIPELINE_ATTRIBUTE: Final = "FlowkitPipeline"
 STATUS_ATTRIBUTE: Final = "FlowkitStatus"
-SEARCH_ATTRIBUTES: Final = (PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE)
-"""Search attributes that FlowKit sets if they are registered. Both have the type keyword."""
+WAITS_ATTRIBUTE: Final = "FlowkitWaitsFor"
+"""Has the value `decision` while a node of the task waits for the decision of a person."""
+SEARCH_ATTRIBUTES: Final = (PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE, WAITS_ATTRIBUTE)
+"""Search attributes that FlowKit sets if they are registered. They have the type keyword."""
 
 NOOP: Final = "noop"
 """The coordinator function of a node that names none."""

@@ -19,6 +19,7 @@ from flowkit.engine.worker import (
     read_activity_name,
 )
 from flowkit.errors import ConfigError
+from flowkit.models import ENGINE_TYPES
 from flowkit.worker.runner import Worker
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ async def executors(
 
 
 def _create_roles(graph: Graph) -> list[str]:
-    return list(dict.fromkeys(node.type for node in graph.nodes if not node.is_function))
+    return list(dict.fromkeys(node.type for node in graph.nodes if node.type not in ENGINE_TYPES))
 
 
 def _group_by_role(handlers: Sequence[RoleHandler]) -> dict[str, RoleHandler]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from temporalio.exceptions import FailureError
@@ -45,7 +46,7 @@ class InProcessTask:
 
     def __init__(self, task_id: str, new: NewTask, graph: Graph, executors: Executors) -> None:
         self.task_id = task_id
-        self.scheduler = Scheduler(graph, [NodeState() for _ in graph.nodes])
+        self.scheduler = Scheduler(_without_waits(graph), [NodeState() for _ in graph.nodes])
         self.reason: str | None = None
         """Why the task failed, or None."""
         self._new = new
@@ -115,6 +116,8 @@ class InProcessTask:
 
     async def _run_node(self, node: Node) -> NodeStatus:
         state = self.scheduler.states[node.index]
+        if node.is_engine_node:
+            return NodeStatus.FINISHED
         if failure := await self._evaluate_values(node, state):
             note_failure(state, failure.code, failure.message)
             return NodeStatus.FAILED
@@ -154,7 +157,8 @@ class InProcessTask:
         return [
             node_record(node, states[node.index], pulled=node.node_id in self._pulled)
             for node in self.scheduler.nodes
-            if states[node.index].status.ended and states[node.index].status is not NodeStatus.FINISHED
+            if states[node.index].status.ended
+            and (node.is_engine_node or states[node.index].status is not NodeStatus.FINISHED)
         ]
 
     def _make_opening(self) -> OpenTask:
@@ -190,6 +194,11 @@ class InProcessTask:
             handled_failures=self.scheduler.handled_failures,
             reason=self.reason,
         )
+
+
+def _without_waits(graph: Graph) -> Graph:
+    """Return a graph whose nodes wait for no operator: no failure is held, and every prerequisite is satisfied."""
+    return replace(graph, nodes=tuple(replace(node, hold_sec=None, prerequisites=()) for node in graph.nodes))
 
 
 def _make_change(before: TaskStatus | None, after: TaskStatus) -> StatusChange:

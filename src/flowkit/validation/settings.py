@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
 from flowkit.limits import ID_CHARS
+from flowkit.models import RESERVED_TYPES
 from flowkit.text import suggestion, truncate
 from flowkit.validation.values import SHORTEST_SEC, YEAR_SEC, is_number, is_role, is_seconds, is_whole
 
@@ -128,11 +129,18 @@ def roles(least: int = 0) -> Rule:
             return
         for index, role in enumerate(value):
             if not is_role(role):
-                yield f"[{index}]", role, _A_ROLE
+                yield f"[{index}]", role, _describe_role(role)
             elif role in value[:index]:
                 yield f"[{index}]", role, "a role that is not in the list yet"
 
     return rule
+
+
+def _describe_role(given: object) -> str:
+    """Return what a role must be in place of `given`, which is none."""
+    if isinstance(given, str) and given in RESERVED_TYPES:
+        return "another name, because the engine reserves this one for its own nodes"
+    return _A_ROLE
 
 
 def per_role() -> Rule:
@@ -165,7 +173,7 @@ def by_role() -> Rule:
 def _find_bad_counts(counts: dict[Any, Any], number: str) -> Iterator[Problem]:
     for role, count in counts.items():
         if not is_role(role):
-            yield "'s key", role, _A_ROLE
+            yield "'s key", role, _describe_role(role)
         elif not is_whole(count, 1, MOST_SLOTS):
             yield f"[{role!r}]", count, number
 

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, TypeGuard
 
 from flowkit.limits import ID_CHARS, ROLE
-from flowkit.models import COORDINATOR_FN
+from flowkit.models import RESERVED_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ def is_text(value: object) -> TypeGuard[str]:
 
 def is_role(value: object) -> TypeGuard[str]:
     """Return whether `value` can be the name of a role."""
-    return isinstance(value, str) and ROLE.fullmatch(value) is not None and value != COORDINATOR_FN
+    return isinstance(value, str) and ROLE.fullmatch(value) is not None and value not in RESERVED_TYPES
 
 
 def is_task_id(value: object) -> TypeGuard[str]:

@@ -10,11 +10,16 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
-from temporalio.client import WorkflowExecutionStatus
+from temporalio.client import (
+    WorkflowExecutionStatus,
+    WorkflowQueryFailedError,
+    WorkflowUpdateFailedError,
+)
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.errors import ActionRejected, FlowKitError, UnknownTask
@@ -40,6 +45,8 @@ START_SEC = 120.0
 """Longest time in seconds until the first task with external nodes ends."""
 DRAIN_SEC = 240.0
 """Longest time in seconds that tasks may take to end after the last fault."""
+_ENDED = ("finished", "failed", "skipped", "cancelled")
+_UPDATE_TIMEOUT = timedelta(seconds=10)
 _ROWS = ("metrics_raw", "artifacts")
 _SHOWN = {"attempt_epoch": 1, "node_id": 1, "batch_uid": 1}
 
@@ -58,6 +65,8 @@ class Figures:
     """Attempts beyond those that the plans ask for, after faults and after inline attempts that fell back."""
     pauses: Counter[str] = field(default_factory=Counter)
     """Pauses that were applied, by the kind of their scope, and those of them that stopped attempts."""
+    retries: Counter[str] = field(default_factory=Counter)
+    """Ended nodes that an action has started again, nodes below them that started again too, and interrupted ones."""
     signals: int = 0
     """Repeated and wrong signals."""
     histories: int = 0
@@ -76,7 +85,7 @@ class Figures:
         return (
             f"seed {self.seed}: {self.tasks} tasks{given_up} ({listed(self.statuses)}), {self.nodes} nodes, "
             f"{self.attempts} attempts ({self.interrupted} again after a fault or a fallback), {inline}{self.batches} batches, {self.increments} increments; "
-            f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; pauses: {listed(self.pauses)}; {self.histories} histories replayed; {seconds}"
+            f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; pauses: {listed(self.pauses)}; retried nodes: {listed(self.retries)}; {self.histories} histories replayed; {seconds}"
         )
 
 
@@ -117,6 +126,7 @@ class Run:
             asyncio.create_task(periodically(0.3, self._look)),
             asyncio.create_task(periodically(1.0, self._send_stray_signals)),
             asyncio.create_task(periodically(0.5, self._pause_and_resume)),
+            asyncio.create_task(periodically(0.5, self._retry_ended_node)),
         ]
         try:
             async with asyncio.TaskGroup() as both:
@@ -223,10 +233,10 @@ class Run:
                     with suppress(ActionRejected, UnknownTask):
                         await coordinator.resume(task_id)
                     del self._paused[task_id]
-            running = sorted(filter(self._may_pause, self._open - self._paused.keys()))
+            running = sorted(self._open - self._paused.keys())
             if running and time.monotonic() < self._end:
                 task_id = self._chance.choice(running)
-                scope, interrupt = self._draw_scope(self.plans[task_id]), self._chance.random() < 0.5
+                scope, interrupt = self._draw_scope(self.plans[task_id]), self._draw_interrupt(task_id)
                 self._paused[task_id] = time.monotonic() + self._chance.choice([0.0, 0.5, 2.0])
                 with suppress(ActionRejected, UnknownTask):
                     result = await coordinator.pause(task_id, [scope], interrupt=interrupt)
@@ -235,13 +245,43 @@ class Run:
                         each["to"] for each in result["affected"] if each["from"] == "running"
                     }
 
-    def _may_pause(self, task_id: str) -> bool:
-        """Return whether to pause parts of a task: not with external nodes.
+    async def _retry_ended_node(self) -> None:
+        """Start an ended node of one of the open tasks again, with what depends on it, until all tasks have started."""
+        with suppress(PyMongoError, RPCError, WorkflowUpdateFailedError, WorkflowQueryFailedError):
+            if not self._open or time.monotonic() >= self._end:
+                return
+            task_id = self._chance.choice(sorted(self._open))
+            document = await self.harness.db.tasks.find_one({"id": task_id}, {"graph.nodes": 1}) or {}
+            ended = [
+                each["node_id"]
+                for each in document.get("graph", {}).get("nodes", [])
+                if each["status"] in _ENDED
+            ]
+            if not ended:
+                return
+            given = {"node_id": self._chance.choice(ended), "interrupt": self._draw_interrupt(task_id)}
+            handle = await self._handle(task_id)
+            planned = await handle.query("preview", args=["retry_node", given], result_type=dict)
+            affected = planned["affected"]
+            if self._increments(self.plans[task_id]) & {each["node_id"] for each in affected}:
+                return
+            given["if_revision"] = planned["revision"]
+            await handle.execute_update("retry_node", given, rpc_timeout=_UPDATE_TIMEOUT)
+            self.figures.retries["chosen"] += 1
+            self.figures.retries["below"] += len(affected) - 1
+            self.figures.retries["interrupted"] += sum(each["from"] == "running" for each in affected)
 
-        An interrupted external worker that no cancel reaches in time may still overwrite artifacts, and a node that a
-        pause delays may wait for the worker of a node that pulls from it.
+    def _increments(self, plan: TaskPlan) -> set[str]:
+        """Return the nodes that increment variables, which a new generation would do once more than the model says."""
+        return {node.node_id for node in plan.nodes if node.call and node.call.fn == "vars.incr"}
+
+    def _draw_interrupt(self, task_id: str) -> bool:
+        """Return whether to stop running attempts: not in tasks with external nodes.
+
+        A worker may read a command that waited in Kafka after the interrupt, and write artifacts until it is stopped.
         """
-        return not any(node.external for node in self.plans[task_id].nodes)
+        external = any(node.external for node in self.plans[task_id].nodes)
+        return self._chance.random() < 0.5 and not external
 
     def _draw_scope(self, plan: TaskPlan) -> str:
         node = self._chance.choice(plan.nodes)

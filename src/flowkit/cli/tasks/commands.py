@@ -111,6 +111,9 @@ def cancel(
 
 def list_tasks(
     status: Annotated[str | None, typer.Option(help="Only tasks with this status.")] = None,
+    held: Annotated[
+        bool, typer.Option("--held", help="Only tasks with a failed node that waits for a decision.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, max=_MOST, help="Maximum number of tasks.")] = 50,
     as_json: AsJson = False,
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
@@ -121,13 +124,15 @@ def list_tasks(
     log_warnings(verbose)
     from flowkit.cli.tasks.operations import list_newest, print_tasks
 
-    tasks, more = asyncio.run(list_newest(status, limit, Where(mongo_url=mongo_url, database=database)))
+    where = Where(mongo_url=mongo_url, database=database)
+    tasks, more = asyncio.run(list_newest(status, limit, where, held=held))
     if as_json:
         return output.document({"tasks": [asdict(task) for task in tasks], "more": more})
     if tasks:
         print_tasks(tasks)
     else:
-        output.note("no tasks" if status is None else f"no tasks are {status}")
+        kind = "tasks with a node that waits for a decision" if held else "tasks"
+        output.note(f"no {kind}" if status is None else f"no {kind} are {status}")
     if more:
         more_of_them = (
             f"`--limit {min(limit * 2, _MOST)}` shows more" if limit < _MOST else "query MongoDB to see all"

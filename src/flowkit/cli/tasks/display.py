@@ -12,7 +12,7 @@ from rich.text import Text
 
 from flowkit.cli.screen import add_names, open_screen, plain_table
 from flowkit.graph.description import group_rows
-from flowkit.models import NodeStatus
+from flowkit.models import DELAY, NodeStatus
 from flowkit.text import format_duration, one_line
 
 if TYPE_CHECKING:
@@ -135,7 +135,12 @@ def task_table(
 def _select_relevant(nodes: Sequence[NodeView], rows: int | None) -> Sequence[NodeView]:
     if rows is None or len(nodes) <= rows:
         return nodes
-    return sorted(nodes, key=lambda node: _DISPLAY_ORDER.index(node.status))[: rows - 1]
+    return sorted(nodes, key=_rank)[: rows - 1]
+
+
+def _rank(node: NodeView) -> int:
+    """Return the place of a node's row: nodes that wait for a person are first."""
+    return -1 if node.awaits_decision else _DISPLAY_ORDER.index(node.status)
 
 
 def _format_cells(node: NodeView) -> Iterator[Text]:
@@ -145,7 +150,7 @@ def _format_cells(node: NodeView) -> Iterator[Text]:
     yield Text(str(node.attempt or ""))
     yield Text(f"{node.batches:,}" if node.batches else "")
     yield Text("" if node.seconds is None else format_duration(round(node.seconds, 1)))
-    yield Text(format_note(node))
+    yield Text(format_note(node), style="yellow" if node.awaits_decision else "")
 
 
 def status_text(status: str) -> Text:
@@ -157,7 +162,9 @@ def format_note(node: NodeView) -> str:
     """Return what the node waits for, and its last error."""
     if node.next_retry_at is not None:
         wait = format_duration(max(0, round(node.next_retry_at - time.time())))
-        return f"retry in {wait}" + (f": {node.note}" if node.note else "")
+        return f"{'ends' if node.role == DELAY else 'retry'} in {wait}" + (
+            f": {node.note}" if node.note else ""
+        )
     if node.status not in _ACTIVE and not node.waits_for:
         return node.note
     waits = ["no worker has started it yet"] if node.waiting else []

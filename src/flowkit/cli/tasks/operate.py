@@ -1,13 +1,16 @@
-"""`flowkit pause` and `resume`, which change a running task. They import their dependencies when they run."""
+"""The commands that change a running task, such as `flowkit pause`, or run an ended one again. They import their dependencies when they run."""
 
 import asyncio
 import getpass
 import socket
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from flowkit.cli import output
+from flowkit.cli.errors import add_remedy
+from flowkit.cli.json_files import read_object, read_objects, read_pairs
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_MONGO_URL,
@@ -15,16 +18,39 @@ from flowkit.cli.options import (
     MongoDatabase,
     MongoUrl,
     TaskId,
+    TaskNode,
     Verbose,
     Where,
 )
 from flowkit.cli.output import log_warnings
-from flowkit.models.actions import PAUSE, RESUME, TASK_SCOPE
+from flowkit.errors import ConfigError
+from flowkit.models import APPROVE, REJECT
+from flowkit.models.actions import (
+    COMPLETE_NODE,
+    DECIDE,
+    FAIL_NODE,
+    PAUSE,
+    RESUME,
+    RETRY_NODE,
+    SATISFY,
+    SKIP_NODE,
+    TASK_SCOPE,
+)
+from flowkit.text import printed
+from flowkit.validation.arguments import choice_problem, require
 
 _SHOWN = 40
 """Maximum number of affected nodes in the table; --json has up to 1,000."""
 
 _SCOPES = "node:ID, below:ID (all nodes that depend on the node) or role:NAME. Repeatable."
+
+_BATCHES = """batches are a list, for example '[{"batch_uid": "b0", "metrics": {"count": 7}}]'"""
+
+
+def _check_decision(given: str) -> str:
+    require(choice_problem(given, "the decision", (APPROVE, REJECT)))
+    return given
+
 
 Reason = Annotated[str, typer.Option(help="Why, up to 500 characters; the task keeps it in its audit.")]
 By = Annotated[
@@ -37,6 +63,10 @@ IfRevision = Annotated[
         min=0,
         help="Reject the action if the task has another revision, because someone else acted meanwhile.",
     ),
+]
+Interrupt = Annotated[
+    bool,
+    typer.Option("--interrupt", help="Stop attempts that the action affects, instead of being rejected."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what the action would affect; change nothing.")]
 
@@ -94,6 +124,180 @@ def resume(
     _act(task, RESUME, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
 
 
+def retry(
+    task: TaskId,
+    node: TaskNode,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Replace a key of the node's input_inline: JSON if it parses as JSON, else text; null removes the key. "
+            "Repeatable.",
+        ),
+    ] = None,
+    given_input: Annotated[
+        str | None,
+        typer.Option(
+            "--input", help="Keys of input_inline to replace, as JSON or @FILE; --set overrides them."
+        ),
+    ] = None,
+    timeout_sec: Annotated[float | None, typer.Option(help="New time limit of one attempt.")] = None,
+    retries: Annotated[int | None, typer.Option(min=0, help="New number of retries.")] = None,
+    backoff_sec: Annotated[
+        float | None, typer.Option(min=0, help="New number of seconds before the first retry.")
+    ] = None,
+    interrupt: Interrupt = False,
+    reason: Reason = "",
+    by: By = None,
+    if_revision: IfRevision = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Run a node again that has failed, is held or has ended, and what depends on it."""
+    log_warnings(verbose)
+    policy = {"max": retries, "backoff_sec": backoff_sec}
+    given = {
+        "node_id": node,
+        "input_inline": _read_input(given_input, change or ()),
+        "timeout_sec": timeout_sec,
+        "retry_policy": {key: value for key, value in policy.items() if value is not None} or None,
+        "interrupt": interrupt,
+    }
+    where = Where(mongo_url=mongo_url, database=database)
+    _act(task, RETRY_NODE, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
+
+
+def skip(
+    task: TaskId,
+    node: TaskNode,
+    interrupt: Interrupt = False,
+    reason: Reason = "",
+    by: By = None,
+    if_revision: IfRevision = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """End a node as skipped."""
+    log_warnings(verbose)
+    given = {"node_id": node, "interrupt": interrupt}
+    where = Where(mongo_url=mongo_url, database=database)
+    _act(task, SKIP_NODE, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
+
+
+def complete(
+    task: TaskId,
+    node: TaskNode,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="A final metric of the node: JSON if it parses as JSON, else text. Repeatable.",
+        ),
+    ] = None,
+    batches: Annotated[
+        str | None,
+        typer.Option(
+            help="Batches for the nodes that pull from it, as JSON or @FILE: a list of objects with batch_uid and metrics."
+        ),
+    ] = None,
+    interrupt: Interrupt = False,
+    reason: Reason = "",
+    by: By = None,
+    if_revision: IfRevision = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """End a node as finished, with results that you provide."""
+    log_warnings(verbose)
+    given = {
+        "node_id": node,
+        "metrics": read_pairs(metric or (), "--metric", "count=7") or None,
+        "batches": None if batches is None else read_objects(batches, "--batches", _BATCHES),
+        "interrupt": interrupt,
+    }
+    where = Where(mongo_url=mongo_url, database=database)
+    _act(
+        task, COMPLETE_NODE, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json
+    )
+
+
+def fail(
+    task: TaskId,
+    node: TaskNode,
+    interrupt: Interrupt = False,
+    reason: Reason = "",
+    by: By = None,
+    if_revision: IfRevision = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """End a node as failed; routes and allow_failure apply as to any failure."""
+    log_warnings(verbose)
+    given = {"node_id": node, "interrupt": interrupt}
+    where = Where(mongo_url=mongo_url, database=database)
+    _act(task, FAIL_NODE, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
+
+
+def decide(
+    task: TaskId,
+    node: TaskNode,
+    decision: Annotated[str, typer.Argument(callback=_check_decision, help="`approve` or `reject`.")],
+    comment: Annotated[str, typer.Option(help="A comment, up to 500 characters.")] = "",
+    reason: Reason = "",
+    by: By = None,
+    if_revision: IfRevision = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Approve or reject at a node of the type approval."""
+    log_warnings(verbose)
+    given = {"node_id": node, "decision": decision, "comment": comment}
+    where = Where(mongo_url=mongo_url, database=database)
+    _act(task, DECIDE, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
+
+
+def satisfy(
+    task: TaskId,
+    prerequisite: Annotated[str, typer.Argument(help="The prerequisite, as its nodes name it.")],
+    reason: Reason = "",
+    by: By = None,
+    if_revision: IfRevision = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Satisfy a prerequisite, for all nodes of a task that name it."""
+    log_warnings(verbose)
+    given = {"prerequisite": prerequisite}
+    where = Where(mongo_url=mongo_url, database=database)
+    _act(task, SATISFY, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
+
+
+def _read_input(text: str | None, pairs: Sequence[str]) -> dict[str, Any] | None:
+    """Return the keys of `input_inline` that --input and --set replace; None if they replace none."""
+    example = """the input is an object, for example '{"limit": 5}'"""
+    given = {} if text is None else read_object(text, "--input", example)
+    return given | read_pairs(pairs, "--set", "limit=5") or None
+
+
 def _common(reason: str, by: str | None, if_revision: int | None) -> dict[str, Any]:
     return {"reason": reason, "by": _user() if by is None else by, "if_revision": if_revision}
 
@@ -107,14 +311,20 @@ def _user() -> str:
 
 
 def _act(task: str, name: str, given: dict[str, Any], where: Where, *, dry_run: bool, as_json: bool) -> None:
-    result = asyncio.run(_send(task, name, given, where, dry_run=dry_run))
+    known = {key: value for key, value in given.items() if value is not None}
+    result = asyncio.run(_send(task, name, known, where, dry_run=dry_run))
     if as_json:
         return output.document({"task_id": task, "action": name, "dry_run": dry_run, **result})
     done = (
         f"{name} would affect" if dry_run else f"{name} applied as revision {result['revision']}; it affects"
     )
+    return _print_affected(f"{done} {{}} of task {task}", result)
+
+
+def _print_affected(heading: str, result: dict[str, Any]) -> None:
+    """Print the affected nodes of an action or a rerun. `{}` in the heading becomes their number."""
     affected = result["affected"]
-    output.echo(f"{done} {len(affected):,} node{'' if len(affected) == 1 else 's'} of task {task}")
+    output.echo(heading.format(f"{len(affected):,} node{'' if len(affected) == 1 else 's'}"))
     width = max((len(each["node_id"]) for each in affected[:_SHOWN]), default=0)
     for each in affected[:_SHOWN]:
         output.echo(f"  {each['node_id']:<{width}}  {each['from']} -> {each['to']}")
@@ -122,7 +332,78 @@ def _act(task: str, name: str, given: dict[str, Any], where: Where, *, dry_run: 
         output.echo(f"  … {len(affected) - _SHOWN:,} more; --json lists them")
     for note in result["notes"]:
         output.note(f"  {note}")
-    return None
+
+
+def rerun(
+    task: TaskId,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NODE]...",
+            help="Nodes to run again, with what depends on them. Default: those that failed, were cancelled, or were "
+            "skipped for a failure or the end of the task.",
+        ),
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Replace one of the params: JSON if it parses as JSON, else text. Repeatable.",
+        ),
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NODE:KEY=VALUE", help="Replace a key of a node's input_inline. Repeatable."
+        ),
+    ] = None,
+    reason: Reason = "",
+    by: By = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run again; start nothing.")
+    ] = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Run an ended task again in a new run: what did not finish, or chosen nodes, and what depends on them."""
+    log_warnings(verbose)
+    options: dict[str, Any] = {
+        "params": read_pairs(param or (), "--param", "day=2026-01-31"),
+        "inputs": _read_inputs(change or ()),
+        "reason": reason,
+        "by": _user() if by is None else by,
+        "dry_run": dry_run,
+    }
+    where = Where(mongo_url=mongo_url, database=database)
+    result = asyncio.run(_run_again(task, nodes or None, options, where))
+    if as_json:
+        return output.document({**result, "dry_run": dry_run})
+    started = "would run" if dry_run else "runs"
+    return _print_affected(f"task {task} {started} again as run {result['run_seq']}, with {{}}", result)
+
+
+def _read_inputs(given: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the keys of `input_inline` to replace, by node id, from texts `node:key=value`."""
+    example = "load:limit=50"
+    found: dict[str, dict[str, Any]] = {}
+    for place, value in read_pairs(given, "--set", example).items():
+        node, colon, key = place.rpartition(":")
+        if not colon or not node or not key:
+            problem = ConfigError(f"--set {printed(place)} names no node")
+            raise add_remedy(problem, f"write, for example, --set {example}")
+        found.setdefault(node, {})[key] = value
+    return found
+
+
+async def _run_again(
+    task: str, nodes: Sequence[str] | None, options: dict[str, Any], where: Where
+) -> dict[str, Any]:
+    from flowkit.cli.servers import servers
+
+    async with servers(where) as both:
+        return await both.tasks.rerun(task, nodes, **options)
 
 
 async def _send(

@@ -28,7 +28,7 @@ from flowkit.cli.tasks.view import (
 from flowkit.client import TaskCancelled, TaskCatalog, TaskFailed, TaskStillOpen, UnknownTask, cancel_reason
 from flowkit.connection import temporal_address
 from flowkit.errors import ConfigError, FlowKitError, TaskIdTaken
-from flowkit.models import TaskStatus
+from flowkit.models import APPROVAL, TaskStatus
 from flowkit.text import format_duration
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from flowkit.cli.options import Where
     from flowkit.cli.screen import Screen
     from flowkit.cli.servers import Servers
-    from flowkit.cli.tasks.view import TaskView
+    from flowkit.cli.tasks.view import NodeView, TaskView
     from flowkit.client import TaskSummary
 
 
@@ -52,6 +52,9 @@ _NODES_A_SECOND = 500
 _CONNECT_SEC = 0.5
 _SERVERS_SEC = 3.0
 """How long `validate`, which needs no servers, waits for those that accept connections."""
+
+_DECISIONS = 3
+"""Number of nodes for which a hint names the commands that decide."""
 
 _HINTS_EVERY = 4
 """Number of reads between two checks for missing processes."""
@@ -147,6 +150,8 @@ def _print_task(view: TaskView) -> None:
     if view.nodes:
         console = output.console()
         console.print(task_table(view, wide=console.is_terminal))
+    for hint in decision_hints(view):
+        output.note(f"  {hint}")
 
 
 async def cancel(task_id: str, reason: str, where: Where) -> str:
@@ -176,10 +181,12 @@ def _refuse_ended(view: TaskView) -> None:
         )
 
 
-async def list_newest(status: str | None, limit: int, where: Where) -> tuple[list[TaskSummary], bool]:
+async def list_newest(
+    status: str | None, limit: int, where: Where, *, held: bool = False
+) -> tuple[list[TaskSummary], bool]:
     """Return the newest tasks, and whether there are more. Raise ConfigError for an unknown status."""
     async with database(where) as db:
-        found = await TaskCatalog(db).list_tasks(status, limit + 1)
+        found = await TaskCatalog(db).list_tasks(status, limit + 1, held=held)
     return found[:limit], len(found) > limit
 
 
@@ -245,8 +252,24 @@ async def _follow(
         if reads % _HINTS_EVERY == 0:
             hints = await reader.hints(view)
         reads += 1
-        shown.show(view, hints)
+        shown.show(view, [*hints, *decision_hints(view)])
         await asyncio.wait([ending], timeout=max(_PAUSE_SEC, len(view.nodes) / _NODES_A_SECOND))
+
+
+def decision_hints(view: TaskView) -> list[str]:
+    """Return a hint for each node that waits for a decision, with the commands that decide; at most four hints."""
+    waiting = [node for node in view.nodes if node.awaits_decision]
+    hints = [_suggest_decision(view.task_id, node) for node in waiting[:_DECISIONS]]
+    if len(waiting) > len(hints):
+        hints.append(f"{len(waiting) - len(hints):,} more nodes wait for a decision")
+    return hints
+
+
+def _suggest_decision(task_id: str, node: NodeView) -> str:
+    place = f"{shlex.quote(task_id)} {shlex.quote(node.node_id)}"
+    if node.role == APPROVAL:
+        return f"{node.node_id} waits for a decision: `flowkit decide {place} approve`, or reject"
+    return f"{node.node_id} waits for a decision: `flowkit retry {place}`, or skip, complete or fail"
 
 
 def suggest_commands(task_id: str) -> str:

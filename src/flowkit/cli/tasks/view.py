@@ -27,7 +27,7 @@ from flowkit.client import UnknownTask
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.engine.sweep import CLOSE_REASONS
 from flowkit.errors import StoreUnavailable
-from flowkit.models import COORDINATOR_FN, NodeStatus, TaskStatus, temporal_names
+from flowkit.models import ENGINE_TYPES, NodeStatus, TaskStatus, temporal_names
 from flowkit.models.temporal_names import other_databases, process_of
 from flowkit.text import names, one_line
 
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _QUERY_TIMEOUT = timedelta(seconds=5)
+
+_A_DECISION = "a decision"
+"""How the workflow begins to say what such a node waits for."""
 
 _NOT_ACCEPTED = "an external worker"
 _OVERDUE = 0.6
@@ -99,6 +102,11 @@ class NodeView:
     node that pulls from it."""
     silent: bool = False
     """Whether its attempt sends no heartbeats."""
+
+    @property
+    def awaits_decision(self) -> bool:
+        """Whether the node waits until a person decides: about its failure, or about an approval."""
+        return self.waits_for.startswith(_A_DECISION)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -484,20 +492,22 @@ def describe_unknown_roles(unknown: Mapping[str, Sequence[str]], option: str = "
 
 
 def list_running_roles(view: TaskView) -> list[str]:
-    """Return the roles of the running nodes, without coordinator functions."""
+    """Return the roles of the running nodes, without those that need no worker."""
     running = (node.role for node in view.nodes if node.status == NodeStatus.RUNNING)
-    return [role for role in dict.fromkeys(running) if role != COORDINATOR_FN]
+    return [role for role in dict.fromkeys(running) if role not in ENGINE_TYPES]
 
 
 def list_roles(graph: Mapping[str, Any]) -> list[str]:
-    """Return the roles of the nodes of a valid graph, without coordinator functions."""
-    return [role for role in dict.fromkeys(node["type"] for node in graph["nodes"]) if role != COORDINATOR_FN]
+    """Return the roles of the nodes of a valid graph, without those that need no worker."""
+    return [
+        role for role in dict.fromkeys(node["type"] for node in graph["nodes"]) if role not in ENGINE_TYPES
+    ]
 
 
 def list_open_roles(view: TaskView) -> list[str]:
-    """Return the roles of the nodes that have not ended, without coordinator functions."""
+    """Return the roles of the nodes that have not ended, without those that need no worker."""
     open_nodes = (node.role for node in view.nodes if not NodeStatus(node.status).ended)
-    return [role for role in dict.fromkeys(open_nodes) if role != COORDINATOR_FN]
+    return [role for role in dict.fromkeys(open_nodes) if role not in ENGINE_TYPES]
 
 
 def read_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) -> TaskView:

@@ -1,0 +1,280 @@
+"""Retrying, skipping, completing and failing nodes of a running task, approvals, prerequisites and delays."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.errors import ActionRejected
+from flowkit.models import TaskStatus
+from flowkit.worker import BatchResult
+from tests.integration.handlers import Quick, Relay
+from tests.integration.harness import Harness, eventually, node
+from tests.integration.test_continue_as_new import chain, histories, replay
+from tests.integration.test_large_graphs import run_ids
+from tests.integration.test_pause import CHAIN, Gated
+
+if TYPE_CHECKING:
+    from flowkit.worker import Batch
+    from flowkit.worker.context import RunContext
+
+pytestmark = pytest.mark.server
+
+
+class Fragile(Quick):
+    """Fails permanently while its input says `broken`, after it has stored its first batch."""
+
+    role = "fragile"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Fail in the second batch."""
+        if batch.payload.get("broken") and batch.payload["number"] == 1:
+            return BatchResult(success=False, reason_code="broken", error="no data", permanent=True)
+        return await super().process_batch(batch, ctx)
+
+
+BROKEN = {"batches": 3, "broken": True}
+
+
+def puller(node_id: str, source: str, **fields: Any) -> dict[str, Any]:
+    inline = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": [source], "poll_ms": 50}}
+    return node(node_id, "relay", source, inline=inline, **fields)
+
+
+async def act(harness: Harness, task_id: str, name: str, **given: Any) -> dict[str, Any]:
+    """Send an action as Temporal's own command does."""
+    handle = await harness.handle(task_id)
+    result: dict[str, Any] = await handle.execute_update(name, given, result_type=dict)
+    return result
+
+
+async def until_held(harness: Harness, task_id: str, node_id: str, epoch: int = 1) -> dict[str, Any]:
+    """Wait until the document shows a node as held, and return its entry."""
+
+    async def look() -> dict[str, Any] | None:
+        entry = await harness.node(task_id, node_id)
+        waits = str(entry.get("waits_for", "")).startswith("a decision: failed")
+        return entry if waits and entry["status"] == "deferred" and entry["attempt_epoch"] >= epoch else None
+
+    return await eventually(look)
+
+
+async def test_a_held_node_is_retried_with_changed_input_while_its_sibling_runs(harness: Harness) -> None:
+    gated = Gated()
+    engine = await harness.engine()
+    await harness.worker({"fragile": Fragile(), "gated": gated, "relay": Relay()})
+    task_id = await harness.create(
+        node("a", "fragile", inline=BROKEN, hold_on_failure=True), puller("b", "a"), node("side", "gated")
+    )
+    entry = await until_held(harness, task_id, "a")
+    assert entry["waits_for"] == "a decision: failed with broken"
+    assert entry["held_until_ms"] > 0
+    await gated.until(("side", 1))
+    preview = await engine.preview(task_id, "retry_node", node_id="a")
+    assert preview["affected"] == [{"node_id": "a", "from": "held", "to": "queued"}]
+    result = await act(harness, task_id, "retry_node", node_id="a", input_inline={"broken": False}, by="ada")
+    assert (result["revision"], result["notes"]) == (1, ["variables keep their values"])
+    await harness.until_node(task_id, "b", "finished")
+    entry = await harness.node(task_id, "a")
+    assert (entry["generation"], entry["first_epoch"], entry["attempt_epoch"]) == (1, 2, 3)
+    assert entry["io"]["input_inline"]["broken"] is False
+    assert {row["attempt_epoch"] for row in await harness.rows(task_id, "a")} == {3}
+    assert len(await harness.rows(task_id, "b")) == 3
+    assert gated.attempts == [("side", 1)]
+    gated.gate("side").set()
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    await replay(await histories(harness, task_id))
+
+
+async def test_a_hold_that_no_person_ends_fails_the_node(harness: Harness) -> None:
+    engine = await harness.engine()
+    await harness.worker({"fragile": Fragile()})
+    task_id = await harness.create(node("a", "fragile", inline=BROKEN, hold_on_failure=True, hold_sec=1.0))
+    await until_held(harness, task_id, "a")
+    assert await engine.wait(task_id, 60) is TaskStatus.FAILED
+    entry = await harness.node(task_id, "a")
+    assert (entry["status"], entry["reason_code"]) == ("failed", "broken")
+    assert not {"waits_for", "held_until_ms"} & entry.keys()
+
+
+@pytest.mark.parametrize(
+    ("action", "given", "statuses", "ends"),
+    [
+        ("skip_node", {}, {"a": "skipped", "b": "finished", "c": "finished"}, TaskStatus.FINISHED),
+        ("fail_node", {"reason": "no"}, {"a": "failed", "b": "skipped", "c": "skipped"}, TaskStatus.FAILED),
+        ("complete_node", {}, {"a": "finished", "b": "finished", "c": "finished"}, TaskStatus.FINISHED),
+    ],
+)
+async def test_a_decision_ends_a_held_node(
+    harness: Harness, action: str, given: dict[str, Any], statuses: dict[str, str], ends: TaskStatus
+) -> None:
+    engine = await harness.engine()
+    await harness.worker({"fragile": Fragile(), "quick": Quick(), "relay": Relay()})
+    task_id = await harness.create(
+        node("a", "fragile", inline=BROKEN, hold_on_failure=True),
+        node("o", "quick"),
+        puller("b", "a", fan_in="all_done" if action == "skip_node" else "all"),
+        node("c", "quick", "a", "o"),
+    )
+    await until_held(harness, task_id, "a")
+    if action == "complete_node":
+        given = {"metrics": {"total": 7}, "batches": [{"batch_uid": "x", "metrics": {"number": 5}}]}
+    await act(harness, task_id, action, node_id="a", **given)
+    assert await engine.wait(task_id, 60) is ends
+    found = await harness.statuses(task_id)
+    assert {name: found[name] for name in statuses} == statuses
+    if action == "complete_node":
+        assert [row["batch_uid"] for row in await harness.rows(task_id, "b")] == ["x"]
+        marker: Any = await harness.db.artifacts.find_one({"node_id": "a", "status": "complete"})
+        assert marker["meta"] == {"total": 7}
+    await replay(await histories(harness, task_id))
+
+
+async def test_a_finished_node_starts_again_with_its_descendants_and_an_interrupt(harness: Harness) -> None:
+    gated = Gated()
+    engine = await harness.engine()
+    await harness.worker({"gated": gated, "quick": Quick(), "relay": Relay()})
+    task_id = await harness.create(
+        node("a", "quick", inline={"batches": 2}),
+        puller("b", "a"),
+        node("c", "gated", "b"),
+        node("count", "coordinator_fn", "b", io={"fn": "vars.incr", "fn_args": {"key": "n"}}),
+        node("end", "quick", "c", "count"),
+    )
+    await gated.until(("c", 1))
+    await harness.until_node(task_id, "count", "finished")
+    with pytest.raises(ActionRejected, match="c depends on node 'a' and runs"):
+        await engine.preview(task_id, "retry_node", node_id="a")
+    result = await act(harness, task_id, "retry_node", node_id="a", interrupt=True)
+    assert [each["node_id"] for each in result["affected"]] == ["a", "b", "c", "count"]
+    await gated.until(("c", 1), ("c", 3))
+    gated.gate("c").set()
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    document = await harness.document(task_id)
+    assert document["coordinator"]["vars"] == {"n": 2}
+    assert {each["node_id"]: each.get("generation", 0) for each in document["graph"]["nodes"]} == {
+        "a": 1,
+        "b": 1,
+        "c": 1,
+        "count": 1,
+        "end": 0,
+    }
+    assert len(await harness.rows(task_id, "b")) == 2
+    await replay(await histories(harness, task_id))
+
+
+async def test_holds_and_generations_survive_a_new_run(short_runs: Harness) -> None:
+    engine = await short_runs.engine()
+    await short_runs.worker({"fragile": Fragile(), "quick": Quick(), "relay": Relay()})
+    task_id = await short_runs.create(
+        node("x", "quick"),
+        node("a", "fragile", inline=BROKEN, hold_on_failure=True),
+        puller("b", "a"),
+        *chain(CHAIN),
+    )
+    await until_held(short_runs, task_id, "a")
+    await act(short_runs, task_id, "retry_node", node_id="a")
+    await until_held(short_runs, task_id, "a", epoch=3)
+    await short_runs.until_node(task_id, f"n{CHAIN - 1}", "finished")
+    assert len(await run_ids(short_runs, task_id)) > 1
+    await act(short_runs, task_id, "retry_node", node_id="a", input_inline={"broken": False})
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    entry = await short_runs.node(task_id, "a")
+    assert (entry["generation"], entry["attempt_epoch"]) == (2, 5)
+    assert {row["attempt_epoch"] for row in await short_runs.rows(task_id, "a")} == {5}
+    await replay(await histories(short_runs, task_id))
+
+
+@pytest.mark.parametrize("decision", ["approve", "reject"])
+async def test_an_approval_waits_for_its_decision(harness: Harness, decision: str) -> None:
+    engine = await harness.engine()
+    await harness.worker({"quick": Quick()})
+    approval = node("ok", "approval", "a", inline={"text": "publish?"})
+    approval["routing"] = {"on_failure": ["undo"]}
+    task_id = await harness.create(
+        node("a", "quick"), approval, node("publish", "quick", "ok"), node("undo", "quick")
+    )
+    await harness.until_node(task_id, "ok", "deferred", epoch=0)
+    await act(harness, task_id, "decide", node_id="ok", decision=decision, comment="as agreed", by="ada")
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    approved = decision == "approve"
+    assert await harness.statuses(task_id) == {
+        "a": "finished",
+        "ok": "finished" if approved else "failed",
+        "publish": "finished" if approved else "skipped",
+        "undo": "skipped" if approved else "finished",
+    }
+    if not approved:
+        assert (await harness.node(task_id, "ok"))["last_error"] == "rejected: rejected by ada: as agreed"
+
+
+async def test_a_deadline_decides_an_approval_by_its_default(harness: Harness) -> None:
+    engine = await harness.engine()
+    task_id = await harness.create(
+        node("yes", "approval", inline={"default": "approve"}, deadline_sec=1),
+        node("no", "approval", deadline_sec=1, allow_failure=True),
+    )
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await harness.statuses(task_id) == {"yes": "finished", "no": "failed"}
+
+
+async def test_prerequisites_and_delays_hold_nodes(harness: Harness) -> None:
+    engine = await harness.engine()
+    await harness.worker({"quick": Quick()})
+    task_id = await harness.create(
+        node("a", "quick", prerequisites=["data:eu", "data:us"]),
+        node("wait", "delay", "a", inline={"sec": 1}),
+        node("b", "quick", "wait", prerequisites=["late"]),
+    )
+    await harness.until_status(task_id, "running", "deferred")
+    await act(harness, task_id, "satisfy", prerequisite="late")
+    await act(harness, task_id, "satisfy", prerequisite="data:eu")
+    assert (await harness.statuses(task_id))["a"] == "queued"
+    await act(harness, task_id, "satisfy", prerequisite="data:us")
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert set((await harness.statuses(task_id)).values()) == {"finished"}
+
+
+async def test_a_rerun_starts_what_failed_and_keeps_the_rest(harness: Harness) -> None:
+    engine = await harness.engine()
+    await harness.worker({"fragile": Fragile(), "quick": Quick(), "relay": Relay()})
+    count = {"fn": "vars.incr", "fn_args": {"key": "n"}}
+    task_id = await harness.create(
+        node("first", "quick"),
+        node("count", "coordinator_fn", "first", io=count),
+        node("a", "fragile", "count", inline=BROKEN),
+        puller("b", "a"),
+    )
+    assert await engine.wait(task_id, 60) is TaskStatus.FAILED
+    before = await harness.document(task_id)
+    planned = await engine.rerun(task_id, inputs={"a": {"broken": False}}, dry_run=True)
+    assert [(each["node_id"], each["from"]) for each in planned["affected"]] == [
+        ("a", "failed"),
+        ("b", "skipped"),
+    ]
+    started = await asyncio.gather(
+        *(engine.rerun(task_id, inputs={"a": {"broken": False}}, by="ada") for _ in range(2)),
+        return_exceptions=True,
+    )
+    assert [each["run_seq"] for each in started if isinstance(each, dict)] == [2]
+    assert [str(each) for each in started if isinstance(each, ActionRejected)] == [
+        f"task {task_id!r} runs already; another rerun has started it"
+    ]
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    document = await harness.document(task_id)
+    assert (document["run_seq"], document["coordinator"]["vars"]) == (2, {"n": 1})
+    assert [each["action"] for each in document["coordinator"]["actions"]] == ["rerun"]
+    entries = {each["node_id"]: each for each in document["graph"]["nodes"]}
+    assert [entries[name].get("generation", 0) for name in ("first", "count", "a", "b")] == [0, 0, 1, 1]
+    assert entries["first"]["finished_at"] == before["graph"]["nodes"][0]["finished_at"]
+    assert (entries["a"]["attempt_epoch"], len(await harness.rows(task_id, "b"))) == (3, 3)
+    with pytest.raises(ActionRejected, match="all nodes have finished"):
+        await engine.rerun(task_id)
+    await engine.rerun(task_id, ["count"])
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    document = await harness.document(task_id)
+    assert document["coordinator"]["vars"] == {"n": 2}
+    assert [each["action"] for each in document["coordinator"]["actions"]] == ["rerun", "rerun"]
+    await replay(await histories(harness, task_id))

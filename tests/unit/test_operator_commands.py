@@ -1,0 +1,227 @@
+"""What the commands and methods for operators send to a task, and what the commands print."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from flowkit.cli.app import run
+from flowkit.coordinator import Coordinator
+from flowkit.errors import ConfigError
+from flowkit.testing import memory_database
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+Sent = list[tuple[str, str, dict[str, Any]]]
+
+RESULT: dict[str, Any] = {
+    "revision": 1,
+    "affected": [
+        {"node_id": "load", "from": "held", "to": "queued"},
+        {"node_id": "report", "from": "finished", "to": "queued"},
+    ],
+    "notes": ["variables keep their values"],
+}
+
+
+class Tasks:
+    """Stands for a TaskClient: it records what it should send."""
+
+    def __init__(self) -> None:
+        self.applied: Sent = []
+        self.previewed: Sent = []
+
+    async def act(self, task_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Record an action."""
+        self.applied.append((task_id, name, given))
+        return RESULT
+
+    async def preview(self, task_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Record a preview."""
+        self.previewed.append((task_id, name, given))
+        return RESULT
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
+    """Return what replaces the client of all commands."""
+    found = Tasks()
+
+    class Servers:
+        tasks = found
+
+        async def __aenter__(self) -> Self:
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            """Close nothing."""
+
+    monkeypatch.setattr("flowkit.cli.servers.servers", lambda where: Servers())
+    monkeypatch.setattr("flowkit.cli.tasks.operate.log_warnings", lambda verbose: None)
+    monkeypatch.setattr("flowkit.cli.tasks.operate._user", lambda: "ada@host")
+    return found
+
+
+COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "retry t load": ("retry_node", {"node_id": "load", "interrupt": False}),
+    "retry t load --set limit=5 --set name=a": (
+        "retry_node",
+        {"node_id": "load", "interrupt": False, "input_inline": {"limit": 5, "name": "a"}},
+    ),
+    'retry t load --input {"limit":1,"day":"x"} --set limit=null': (
+        "retry_node",
+        {"node_id": "load", "interrupt": False, "input_inline": {"limit": None, "day": "x"}},
+    ),
+    "retry t load --input @input.json": (
+        "retry_node",
+        {"node_id": "load", "interrupt": False, "input_inline": {"limit": 7}},
+    ),
+    "retry t load --retries 0 --backoff-sec 1.5 --timeout-sec 60 --interrupt": (
+        "retry_node",
+        {
+            "node_id": "load",
+            "interrupt": True,
+            "timeout_sec": 60.0,
+            "retry_policy": {"max": 0, "backoff_sec": 1.5},
+        },
+    ),
+    "skip t load": ("skip_node", {"node_id": "load", "interrupt": False}),
+    "skip t load --interrupt": ("skip_node", {"node_id": "load", "interrupt": True}),
+    "complete t load": ("complete_node", {"node_id": "load", "interrupt": False}),
+    "complete t load --metric count=7 --metric place=north --batches @batches.json": (
+        "complete_node",
+        {
+            "node_id": "load",
+            "interrupt": False,
+            "metrics": {"count": 7, "place": "north"},
+            "batches": [{"batch_uid": "b0"}],
+        },
+    ),
+    "fail t load": ("fail_node", {"node_id": "load", "interrupt": False}),
+    "decide t review approve": (
+        "decide",
+        {"node_id": "review", "decision": "approve", "comment": ""},
+    ),
+    "decide t review reject --comment late": (
+        "decide",
+        {"node_id": "review", "decision": "reject", "comment": "late"},
+    ),
+    "satisfy t data:eu": ("satisfy", {"prerequisite": "data:eu"}),
+}
+
+
+@pytest.mark.parametrize(("command", "sent"), COMMANDS.items(), ids=COMMANDS)
+def test_command_sends_only_the_given_keys(
+    tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, sent: tuple[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "input.json").write_text('{"limit": 7}')
+    (tmp_path / "batches.json").write_text('[{"batch_uid": "b0"}]')
+    assert run(command.split()) == 0
+    name, given = sent
+    assert tasks.applied == [("t", name, {**given, "reason": "", "by": "ada@host"})]
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if "@" not in each])
+def test_command_takes_what_all_actions_have_in_common(tasks: Tasks, command: str) -> None:
+    more = ["--reason", "why", "--by", "bob", "--if-revision", "3", "--dry-run"]
+    assert run([*command.split(), *more]) == 0
+    name, given = COMMANDS[command]
+    common = {"reason": "why", "by": "bob", "if_revision": 3}
+    assert (tasks.applied, tasks.previewed) == ([], [("t", name, {**given, **common})])
+
+
+def test_command_prints_the_affected_nodes_and_the_notes(
+    tasks: Tasks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["retry", "t", "load"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        "retry_node applied as revision 1; it affects 2 nodes of task t",
+        "  load    held -> queued",
+        "  report  finished -> queued",
+    ]
+    assert printed.err == "  variables keep their values\n"
+
+
+def test_command_prints_one_json_document(tasks: Tasks, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["skip", "t", "load", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == {"task_id": "t", "action": "skip_node", "dry_run": False, **RESULT}
+
+
+CALLS: dict[str, tuple[Callable[[Coordinator], Awaitable[object]], dict[str, Any]]] = {
+    "retry_node": (
+        lambda c: c.retry_node("t", "load", input_inline={"limit": 5}, retry_policy={"max": 0}),
+        {"node_id": "load", "interrupt": False, "input_inline": {"limit": 5}, "retry_policy": {"max": 0}},
+    ),
+    "skip_node": (lambda c: c.skip_node("t", "load", interrupt=True), {"node_id": "load", "interrupt": True}),
+    "complete_node": (
+        lambda c: c.complete_node("t", "load", metrics={"n": 1}, batches=({"batch_uid": "b"},)),
+        {"node_id": "load", "interrupt": False, "metrics": {"n": 1}, "batches": [{"batch_uid": "b"}]},
+    ),
+    "fail_node": (lambda c: c.fail_node("t", "load"), {"node_id": "load", "interrupt": False}),
+    "decide": (
+        lambda c: c.decide("t", "review", "approve", comment="fine"),
+        {"node_id": "review", "decision": "approve", "comment": "fine"},
+    ),
+    "satisfy": (lambda c: c.satisfy("t", "data:eu"), {"prerequisite": "data:eu"}),
+    "pause": (lambda c: c.pause("t"), {"scopes": ["task"], "interrupt": False}),
+    "resume": (lambda c: c.resume("t"), {"scopes": []}),
+}
+
+
+@pytest.mark.parametrize(("name", "call", "given"), [(name, *rest) for name, rest in CALLS.items()])
+async def test_method_of_the_coordinator_sends_only_the_given_keys(
+    name: str, call: Callable[[Coordinator], Awaitable[object]], given: dict[str, Any]
+) -> None:
+    coordinator, tasks = Coordinator(db=memory_database()), Tasks()
+    coordinator._client = tasks  # type: ignore[assignment]  # a stand-in for the client
+    assert await call(coordinator) == RESULT
+    assert tasks.applied == [("t", name, {**given, "reason": "", "by": ""})]
+
+
+MISTAKES: dict[str, list[str]] = {
+    "retry t load --set limit": [
+        "--set 'limit' is not of the form key=value",
+        "write, for example, --set limit=5",
+    ],
+    "retry t load --set a=1 --set a=2": ["--set a is given twice"],
+    "retry t load --input [1]": ["--input holds a list, not an object", "for example"],
+    "retry t a[0]": ["NODE is 'a[0]'; it must be the id of a node"],
+    "complete t load --metric count": ["--metric 'count' is not of the form key=value"],
+    "complete t load --batches {}": ["--batches holds an object, not a list of objects", "batch_uid"],
+    "complete t load --batches [7]": ["the list in --batches holds a number, not only objects"],
+    "complete t load --batches @no.json": ["there is no file of --batches 'no.json'"],
+    "decide t review maybe": ["the decision 'maybe' is unknown; known: approve, reject"],
+}
+
+
+@pytest.mark.parametrize(("command", "reported"), MISTAKES.items(), ids=MISTAKES)
+def test_invalid_argument_is_rejected_before_anything_is_sent(
+    tasks: Tasks, capsys: pytest.CaptureFixture[str], command: str, reported: list[str]
+) -> None:
+    assert run(command.split()) == 2
+    line = capsys.readouterr().err
+    assert [part for part in reported if part not in line] == []
+    assert (tasks.applied, tasks.previewed) == ([], [])
+
+
+async def test_task_id_of_an_action_is_checked_before_connecting() -> None:
+    with pytest.raises(ConfigError, match="task_id is"):
+        await Coordinator(db=memory_database()).skip_node("*", "load")
+
+
+async def test_held_tasks_are_those_with_a_held_node() -> None:
+    db = memory_database()
+    for task_id, until in (("held", 5), ("ended", None), ("other", 0)):
+        nodes = [{"node_id": "a"}, {"node_id": "b", "held_until_ms": until}]
+        await db.tasks.insert_one({"id": task_id, "status": "running", "graph": {"nodes": nodes}})
+    coordinator = Coordinator(db=db)
+    assert [task.task_id for task in await coordinator.list_tasks(held=True)] == ["held"]
+    assert [task.task_id for task in await coordinator.list_tasks("failed", held=True)] == []
+    assert len(await coordinator.list_tasks()) == 3
