@@ -797,9 +797,13 @@ def _plan_pause(action: Pause, task: Task) -> Plan:
             "interrupt=true stops attempts that still run"
         )
     held = pauses.held_with(new) | {*interrupts}
-    open_nodes = [index for index in sorted(held) if not states[index].status.ended]
+    open_nodes = [
+        index
+        for index in sorted(held)
+        if not (states[index].status.ended or states[index].held_until is not None)
+    ]
     if not open_nodes:
-        raise ActionRejected(f"all nodes of {names(scopes)} have ended")
+        raise ActionRejected(f"all nodes of {names(scopes)} have ended, or wait for a decision")
     in_flight = [index for index in open_nodes if states[index].status in _IN_FLIGHT]
     finish = [index for index in in_flight if index not in interrupts]
     notes = []

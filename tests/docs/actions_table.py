@@ -1,0 +1,111 @@
+"""The table of docs/actions.md: what each action does to a node in each state, as the rules decide it.
+
+`PYTHONPATH=. python -m tests.docs.actions_table` writes it into the page.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flowkit.errors import ActionRejected
+from flowkit.graph.validation import parse_graph
+from flowkit.models import NodeState, NodeStatus, SkipReason
+from flowkit.models.actions import (
+    Action,
+    CompleteNode,
+    Decide,
+    FailNode,
+    Pause,
+    PausedScope,
+    Resume,
+    RetryNode,
+    Satisfy,
+    SkipNode,
+)
+from flowkit.workflows.scheduling.actions import Pauses, Task, changeable, plan
+
+PAGE = Path(__file__).parents[2] / "docs" / "actions.md"
+TABLE = re.compile(r"(?<=<!-- table: begin -->\n).*?(?=<!-- table: end -->)", re.DOTALL)
+
+_GRAPH: dict[str, Any] = {
+    "nodes": [
+        {"node_id": "p", "type": "r", "allow_failure": True},
+        {"node_id": "n", "type": "r", "depends_on": ["p"], "prerequisites": ["x"]},
+        {"node_id": "routed", "type": "r"},
+        {"node_id": "ok", "type": "approval"},
+        {"node_id": "router", "type": "r", "routing": {"on_failure": ["routed"]}},
+    ]
+}
+_ACTIONS: dict[str, Any] = {
+    "`retry_node`": lambda node_id, more: RetryNode(node_id=node_id, interrupt=more),
+    "`skip_node`": lambda node_id, more: SkipNode(node_id=node_id, interrupt=more),
+    "`complete_node`": lambda node_id, more: CompleteNode(node_id=node_id, interrupt=more),
+    "`fail_node`": lambda node_id, more: FailNode(node_id=node_id, interrupt=more),
+    "`decide`": lambda node_id, _: Decide(node_id=node_id, decision="approve"),
+    "`satisfy`": lambda _, __: Satisfy(prerequisite="x"),
+    "`pause`": lambda node_id, more: Pause(scopes=(f"node:{node_id}",), interrupt=more),
+    "`resume`": lambda _, __: Resume(),
+}
+
+
+def _state(status: NodeStatus, **fields: Any) -> NodeState:
+    return NodeState(status=status, epoch=int(status is not NodeStatus.QUEUED), **fields)
+
+
+_STATES: dict[str, tuple[str, NodeState]] = {
+    "queued, which lacks a prerequisite": ("n", _state(NodeStatus.QUEUED)),
+    "running": ("n", _state(NodeStatus.RUNNING)),
+    "waits for a retry": ("n", _state(NodeStatus.DEFERRED, next_retry_at=1.0)),
+    "held": ("n", _state(NodeStatus.DEFERRED, held_until=1.0, reason_code="x")),
+    "approval that waits": ("ok", _state(NodeStatus.DEFERRED)),
+    "finished": ("n", _state(NodeStatus.FINISHED)),
+    "failed, in a task that continues": ("n", _state(NodeStatus.FAILED)),
+    "skipped by a user or a condition": ("n", _state(NodeStatus.SKIPPED, skip_reason=SkipReason.USER)),
+    "skipped because of a parent": ("n", _state(NodeStatus.SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED)),
+    "skipped by a route": ("routed", _state(NodeStatus.SKIPPED, skip_reason=SkipReason.ROUTING)),
+    "paused, before it starts": ("n", _state(NodeStatus.QUEUED)),
+    "being reset by an earlier action": ("n", _state(NodeStatus.QUEUED)),
+}
+
+
+def table() -> str:
+    """Return the table as Markdown."""
+    rows = [f"| state of the node | {' | '.join(_ACTIONS)} |", f"|:---|{':---|' * len(_ACTIONS)}"]
+    for words, (node_id, state) in _STATES.items():
+        cells = [_outcome(words, node_id, state, make) for make in _ACTIONS.values()]
+        rows.append(f"| {words} | {' | '.join(cells)} |")
+    return "\n".join([*rows, ""])
+
+
+def _outcome(words: str, node_id: str, state: NodeState, make: Any) -> str:
+    """Return the next state, with `interrupt` if only that allows the action, or a dash if the task rejects it."""
+    for interrupt in (False, True):
+        if (found := _next_state(words, node_id, state, make(node_id, interrupt))) is not None:
+            return f"{found}, with `interrupt`" if interrupt else found
+    return "–"
+
+
+def _next_state(words: str, node_id: str, state: NodeState, action: Action) -> str | None:
+    nodes = changeable(parse_graph(_GRAPH), {}).nodes
+    index = next(node.index for node in nodes if node.node_id == node_id)
+    states = [NodeState(status=NodeStatus.FAILED, epoch=1) for _ in nodes]
+    states[index] = replace(state)
+    paused = [PausedScope(scope=f"node:{node_id}", since=0.0)] if words.startswith("paused") else []
+    task = Task(
+        nodes=nodes,
+        states=states,
+        pauses=Pauses(nodes, paused),
+        resetting={index} if words.startswith("being reset") else (),
+    )
+    try:
+        changes = plan(action, task).changes
+    except ActionRejected:
+        return None
+    return next((each.to for each in changes if each.index == index), None)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(TABLE.sub(lambda _: table(), PAGE.read_text()))

@@ -1,0 +1,26 @@
+"""The reference of actions shows what the rules decide, and every field of every action."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from tests.docs.actions_table import PAGE, TABLE, table
+
+from flowkit.models.actions import ACTIONS
+from flowkit.workflows.scheduling import actions
+
+COMMON = {"reason", "by", "if_revision"}
+
+
+def test_table_shows_what_the_rules_decide() -> None:
+    found = TABLE.search(PAGE.read_text())
+    assert found is not None
+    assert found[0] == table(), "write it anew: PYTHONPATH=. .venv/bin/python -m tests.docs.actions_table"
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_page_lists_the_fields_of_an_action(name: str) -> None:
+    row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{name}` |"))
+    own = {each.name for each in fields(actions._KINDS[name])} - COMMON
+    assert {each for each in own if f"`{each}`" not in row} == set()
