@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import baseline, external, inline, streaming
+from benchmarks.actions import Actions
 from benchmarks.bare_bridge import DISPATCHES as BARE_DISPATCHES
 from benchmarks.batches import BATCHES, bare_loop, one_node
 from benchmarks.cases import CASES, Case, by_flowkit, by_hand, sample
@@ -185,11 +186,12 @@ async def _measure(rounds: int, only: str, brokers: str) -> list[dict[str, Any]]
 
 
 async def _latencies(only: str) -> list[dict[str, Any]]:
-    """Measure the cases of streaming that have no baseline."""
+    """Measure the cases of streaming and of actions that have no baseline."""
     mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"], tz_aware=True)
     await _delete_documents(mongo)
     tasks = TaskClient(await connect(), TaskStore(mongo["flowkit"]), queue=QUEUE)
-    return [latency.result async for latency in Streaming(tasks, mongo["flowkit"]).latencies(only)]
+    kinds = (Streaming(tasks, mongo["flowkit"]), Actions(tasks, mongo["flowkit"]))
+    return [latency.result for kind in kinds async for latency in kind.latencies(only)]
 
 
 async def _result(comparison: Comparison, rounds: int) -> dict[str, Any]:
@@ -235,7 +237,7 @@ def _print_latencies(results: list[dict[str, Any]]) -> None:
         "target",
         "took",
         "load",
-        title="From a stored batch to the child's handler",
+        title="From a stored batch to the child's handler, and from an action to the first attempt",
     )
     for result in results:
         figures = [f"{result[name]:.0f} ms" for name in ("p50", "p90")]

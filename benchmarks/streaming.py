@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import statistics
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.latencies import Latency
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -38,32 +37,6 @@ def commands(queue: str) -> list[list[str]]:
         ["worker", *(f"benchmarks.streaming_handlers:{name}" for name in names), "--queue", queue]
         for names in served
     ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Latency:
-    """Milliseconds from a parent's stored batch to the call of the child's handler."""
-
-    name: str
-    target_ms: float
-    samples: list[float]
-    took_sec: float
-
-    @property
-    def result(self) -> dict[str, Any]:
-        """Return the figures for the table and for the file."""
-        ordered = sorted(self.samples)
-        return {
-            "case": self.name,
-            "unit": "ms",
-            "p50": statistics.median(ordered),
-            "p90": ordered[int(len(ordered) * 0.9)],
-            "samples": self.samples,
-            "target": f"p50 <= {self.target_ms:.0f} ms",
-            "took_sec": round(self.took_sec, 1),
-            "load": os.getloadavg()[0],
-            "measured_at": time.time(),
-        }
 
 
 class Streaming:
