@@ -39,7 +39,7 @@ from flowkit.workflows.engine_calls import (
 from flowkit.workflows.payloads import json_size, split_by_size, without_defaults
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from flowkit.models import Node, NodeState, TaskResult
     from flowkit.workflows.display.task_status import StatusPublisher
@@ -84,8 +84,9 @@ class TaskDocument:
         self._publisher = publisher
         self.pulled = pulled_nodes(scheduler.nodes)
         """The ids of the nodes whose artifacts other nodes pull."""
-        self.is_ordinary: Callable[[], bool] = lambda: False
-        """Whether a write must not be local, because Temporal does not know yet why the task makes it."""
+        self.acted_at = -1
+        """Length of the history in the workflow task that has applied the latest action. Temporal does not know of the
+        action before its end, so a write must not be local."""
         self._changed_nodes: dict[int, NodeRecord] = {}
         self._task_changed = False
         self._cancel_reason: str | None = None
@@ -150,7 +151,7 @@ class TaskDocument:
         """
         await self.flush()
         record, nodes = self._make_close_record(result, reason), len(self._scheduler.nodes)
-        is_quick = local and not self.is_ordinary()
+        is_quick = local and not self._is_ordinary
         is_local = is_quick and nodes <= _LOCAL_GRAPH_NODES and len(record.nodes) <= _LOCAL_NODES
         while not await close_document(record, nodes, is_local=is_local):
             state = self._state
@@ -164,6 +165,10 @@ class TaskDocument:
             for index in unfinished:
                 self.write_node(index)
             await self.flush()
+
+    @property
+    def _is_ordinary(self) -> bool:
+        return self.acted_at == workflow.info().get_current_history_length()
 
     def _start_writing(self) -> None:
         if self._writing is None:
@@ -197,7 +202,7 @@ class TaskDocument:
         self._no_longer_silent.clear()
         self._actions_changed = False
         for part in split_record(record):
-            await record_document(part, of_nodes=len(self._scheduler.nodes), is_ordinary=self.is_ordinary())
+            await record_document(part, of_nodes=len(self._scheduler.nodes), is_ordinary=self._is_ordinary)
 
     def _make_action_record(self) -> ActionRecord:
         state = self._state.actions

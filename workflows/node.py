@@ -695,9 +695,9 @@ def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: 
         followers=followers,
         by_expression=bool(node.expressions),
         first_epoch=state.first_epoch,
-        source_first_epochs=_first_epochs(
-            scheduler, (*node.pulls_from, *followers, *list_function_sources(node))
-        ),
+        source_first_epochs={}
+        if not scheduler.has_generations
+        else _first_epochs(scheduler, (*node.pulls_from, *followers, *list_function_sources(node))),
         pin=scheduler.pins_versions and not node.is_function,
     )
 

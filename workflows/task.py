@@ -163,7 +163,6 @@ class Task:
             self._scheduler, run_id=workflow.info().run_id, stop_node=self._nodes.stop
         )
         self._actions = TaskActions(self._state, self._scheduler, self._nodes, deadlines, self._document)
-        self._document.is_ordinary = self._actions.applied_now
         self._event_sources = (self._conditions, self._deadlines, self._silence)
         self._is_open = True
         if self._state.rerun is not None:
@@ -181,7 +180,8 @@ class Task:
         if status is not self._publisher.status:
             self._publisher.set_status(status)
             self._document.write_task()
-        self._publisher.show_waits()
+        if self._publisher.may_wait:
+            self._publisher.show_waits()
         if self._scheduler.pauses.held:
             self._actions.show_drained()
         self._show_silent(silent)
@@ -228,8 +228,7 @@ class Task:
 
         If attempts keep being in flight until the history is very long, stop starting new ones.
         """
-        is_idle = self._conditions.is_idle and self._actions.is_idle
-        if self._actions.run_is_full and self._nodes.in_flight == 0 and is_idle:
+        if self._actions.run_is_full and self._nodes.in_flight == 0 and self._is_idle:
             return True
         info, settings = workflow.info(), self._state.opened.settings
         if not info.is_continue_as_new_suggested() or is_mostly_graph(self._state.stored):
@@ -239,7 +238,12 @@ class Task:
             self._nodes.draining = True
         elif continues_longer(len(self._state.nodes)):
             return False
-        return self._nodes.in_flight == 0 and is_idle and self._progressed
+        return self._nodes.in_flight == 0 and self._is_idle and self._progressed
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no evaluation of conditions and no reset of nodes is in progress."""
+        return self._conditions.is_idle and self._actions.is_idle
 
     async def _before_immediate_retry(self) -> None:
         """Wake the main loop before an attempt without backoff, if the task must continue in a new run.
@@ -321,7 +325,8 @@ class Task:
         self._closing = True
         await self._document.write_many_unfinished()
         self._publisher.set_status(status)
-        self._publisher.show_waits()
+        if self._publisher.may_wait:
+            self._publisher.show_waits()
         self._publisher.finish(reason if status is TaskStatus.CANCELLED else None)
         self._show_silent([])
         if self._nodes.concurrency is not None:

@@ -87,8 +87,6 @@ class TaskActions:
         self.run_is_full = False
         """Whether the run has accepted so many updates that it should continue as new."""
         self._resets: list[asyncio.Task[None]] = []
-        self._applied_at = -1
-        """Length of the history in the workflow task that has applied the latest action."""
 
     def count_update(self) -> None:
         """Count an update of this run."""
@@ -108,7 +106,7 @@ class TaskActions:
         planned = self._plan(action, stopping=stopping)
         now, info = workflow.now().timestamp(), workflow.current_update_info()
         self._audit.add(name, action, planned, now, info.id if info is not None else "")
-        self._applied_at = workflow.info().get_current_history_length()
+        self._document.acted_at = workflow.info().get_current_history_length()
         if self._nodes.local is not None:
             self._nodes.local.hold_for_ordinary()
         if planned.resets:
@@ -133,10 +131,6 @@ class TaskActions:
         self._nodes.pause(planned.interrupts)
         self._nodes.resume()
         self.show_drained()
-
-    def applied_now(self) -> bool:
-        """Return whether this workflow task has applied an action, which Temporal does not know of yet."""
-        return self._applied_at == workflow.info().get_current_history_length()
 
     @property
     def is_idle(self) -> bool:

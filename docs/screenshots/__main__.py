@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -53,6 +54,7 @@ async def _run(stack: Stack, url: str, folder: Path, *, keep: bool, take: bool) 
             async with web_ui(url, PICTURES) as ui:
                 await _take_screenshots(ui, shown)
                 await ui.details("routing", await tasks.routing(), "waits for a route")
+                await _take_decisions(ui, await tasks.held())
                 (folder / "tour").mkdir()
                 await tour(ui, stack.mongo_url, folder / "tour")
             typer.echo("the screenshots are in docs/img")
@@ -70,6 +72,19 @@ async def _take_screenshots(ui: WebUI, shown: dict[str, str]) -> None:
     await ui.details("failed", shown["failed"], "bad_input")
     await ui.details("cancelled", shown["cancelled"], "task_cancelled")
     await ui.timeline("finished", shown["finished"], "analyse_revenue")
+
+
+async def _take_decisions(ui: WebUI, task_id: str) -> None:
+    """Decide about an approval in the Web UI, and take pictures before, meanwhile and afterwards."""
+    await ui.details("held", task_id, "a decision: failed with bad_input")
+    decision = {
+        "node_id": "prices_checked",
+        "decision": "approve",
+        "comment": "checked with Rome",
+        "by": "ada",
+    }
+    await ui.update("update", task_id, "decide", json.dumps(decision, indent=2))
+    await ui.details("decided", task_id, "2 finished")
 
 
 def _print_addresses(stack: Stack, url: str, shown: dict[str, str]) -> None:

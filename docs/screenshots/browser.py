@@ -76,6 +76,23 @@ class WebUI:
         below = await page.get_by_text("Compact", exact=True).bounding_box()
         await self._save(picture, int(below["y"]) - 20 if below else HEIGHT)
 
+    async def update(self, picture: str, task_id: str, name: str, given: str) -> None:
+        """Send an update by the dialog of the Web UI. Save the dialog before.
+
+        `given` is indented JSON. The dialog formats other JSON when it loses the focus, and grows.
+        """
+        page = self._page
+        await self._open(task_id)
+        await page.get_by_role("button", name="More Actions").click()
+        await page.get_by_role("menuitem", name="Send an Update").click()
+        dialog = page.get_by_role("dialog").locator("visible=true")
+        await dialog.locator("button[aria-controls=update-select-select]").click()
+        await dialog.get_by_role("option", name=name).click()
+        await dialog.locator(".cm-content").fill(given)
+        await self._save(picture, HEIGHT)
+        await dialog.get_by_role("button", name="Submit").click()
+        await expect(dialog).to_have_count(0)
+
     async def queue(self, picture: str, queue: str, expected: str) -> None:
         """Save the page of a task queue once it contains `expected`."""
         await self._page.goto(f"{self._home}/task-queues/{queue}")

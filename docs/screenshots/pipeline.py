@@ -173,6 +173,14 @@ def routed_graph(day: str) -> dict[str, Any]:
     return {**routed, "nodes": [extract, enrich, group, analyse, asking, announce]}
 
 
+def held_graph(day: str) -> dict[str, Any]:
+    """Return the graph of a day with an invalid order, whose failures wait for a decision, and with an approval."""
+    ordinary = graph(day, damaged="lisbon")
+    approval = {"text": f"Are the shop prices of {day} checked?"}
+    checked = {"node_id": "prices_checked", "type": "approval", "io": {"input_inline": approval}}
+    return {**ordinary, "on_node_failure": "hold", "nodes": [*ordinary["nodes"], checked]}
+
+
 def pulling(node_id: str, role: str, source: str) -> dict[str, Any]:
     """Return a node that starts after `source` and pulls its batches."""
     io = {"input_inline": {"input_adapter": "pull.from_artifacts"}}

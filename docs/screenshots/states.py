@@ -15,7 +15,16 @@ from flowkit.client import TaskCatalog
 from flowkit.connection import connect
 from flowkit.models import TaskStatus
 from flowkit.worker import Worker
-from screenshots.pipeline import FORECAST, NAME, RateService, graph, handlers, pulling, routed_graph
+from screenshots.pipeline import (
+    FORECAST,
+    NAME,
+    RateService,
+    graph,
+    handlers,
+    held_graph,
+    pulling,
+    routed_graph,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -103,6 +112,18 @@ class Pipeline:
     async def routing(self) -> str:
         """Create a task whose nodes wait for a route from `enrich_orders`, which hangs like that of `running`."""
         return await self._halfway("2026-02-01", routed_graph("2026-02-01"))
+
+    async def held(self) -> str:
+        """Create a task that waits for two decisions: about its failed node, and about an approval."""
+        task_id = await self._create("2026-02-02", held_graph("2026-02-02"))
+
+        async def is_held() -> bool:
+            view = await self._client.get_workflow_handle(task_id).query("status")
+            waits = [str(node.get("waits_for")) for node in view["nodes"]]
+            return sum(each.startswith("a decision") for each in waits) == 2
+
+        await wait_until(is_held)
+        return task_id
 
     async def _ended(self, task_id: str, wanted: TaskStatus) -> str:
         status = await self._engine.wait(task_id, timeout=TIMEOUT_SEC)

@@ -64,7 +64,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     return collected
 
 
-INFO = SimpleNamespace(workflow_id="t" * 200, run_id="r" * 36, namespace="default")
+INFO = SimpleNamespace(
+    workflow_id="t" * 200, run_id="r" * 36, namespace="default", get_current_history_length=lambda: 1
+)
 
 
 def ended(count: int, *, finished: int = 0, **state: Any) -> tuple[TaskDocument, Scheduler]:

@@ -288,7 +288,8 @@ def describe_decision(node: Node, state: NodeState) -> str:
 def _describe_long_wait(notes: Notes, node: Node, state: NodeState) -> str:
     """Return what a held node, an approval or a delay waits for; empty for any other node."""
     if state.held_until is not None:
-        return f"{describe_decision(node, state)}; {state.last_error or ''}, held until {_format_moment(state.held_until)}"
+        failed = f"a decision: failed with {state.last_error or state.reason_code}"
+        return f"{failed}; held until {_format_moment(max(state.held_until, 0.0))}"
     if pause := _describe_pause(notes, node):
         return "" if node.delay is None and node.approval is None else pause
     if node.approval is not None:

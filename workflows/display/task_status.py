@@ -56,10 +56,11 @@ class StatusPublisher:
             window=state.opened.settings.window, max_in_flight=state.opened.settings.max_in_flight
         )
         self._reason: str | None = None
-        self._may_wait = any(
+        self.may_wait = any(
             node.hold_sec is not None or node.approval is not None for node in scheduler.nodes
         )
-        self._waits = self._may_wait and any(map(describe_decision, scheduler.nodes, scheduler.states))
+        """Whether a node of the task can wait for the decision of a person."""
+        self._waits = self.may_wait and any(map(describe_decision, scheduler.nodes, scheduler.states))
         """Whether the search attribute shows that the task waits for a decision."""
         self.silent_nodes: frozenset[str] = frozenset()
         """The ids of the nodes whose attempts send no heartbeats."""
@@ -93,8 +94,6 @@ class StatusPublisher:
 
     def show_waits(self) -> None:
         """Show as a search attribute whether the task waits for the decision of a person. A change costs an event."""
-        if not self._may_wait:
-            return
         waits = any(map(describe_decision, self._scheduler.nodes, self._scheduler.states))
         if waits != self._waits and WAITS_ATTRIBUTE in self._state.opened.settings.search_attributes:
             key = SearchAttributeKey.for_keyword(WAITS_ATTRIBUTE)

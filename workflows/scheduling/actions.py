@@ -446,11 +446,6 @@ def _find_node(node_id: str, task: Task) -> Node:
     return found
 
 
-def begun(state: NodeState) -> bool:
-    """Return whether a node has started in its generation, and has not ended."""
-    return state.status is not NodeStatus.QUEUED and not state.status.ended
-
-
 def _plan_retry(action: RetryNode, task: Task) -> Plan:
     node = _find_node(action.node_id, task)
     state = task.states[node.index]
@@ -618,7 +613,7 @@ def find_resets(target: int, nodes: Sequence[Node], states: Sequence[NodeState])
             state = states[child]
             if child in resets:
                 continue
-            if not (state.status.ended or begun(state)):
+            if not (state.status.ended or state.status.begun):
                 unstarted.add(child)
             elif uses or not _stays(nodes[child], state):
                 resets.add(child)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit import reason_codes
 from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason, VersionPolicy
 from flowkit.workflows.retry import note_failure
-from flowkit.workflows.scheduling.actions import Pauses, begun
+from flowkit.workflows.scheduling.actions import Pauses
 from flowkit.workflows.scheduling.conditions import Conditions, Due
 from flowkit.workflows.scheduling.gates import Gates, higher_precedence, inherited_reason, is_closed, is_open
 from flowkit.workflows.scheduling.routing import Routing
@@ -57,6 +57,8 @@ class Scheduler:
         self.satisfied = [] if satisfied is None else satisfied
         self.resetting: set[int] = set()
         """The nodes whose reset is in progress. They neither start nor end meanwhile."""
+        self.has_generations = any(state.first_epoch for state in states)
+        """Whether a node has had more than one generation."""
         self.rounds: Counter[int] = Counter()
         """For each node, how often an action has made the results of its conditions outdated."""
         self.pauses = Pauses(graph.nodes, [] if paused is None else paused)
@@ -113,7 +115,7 @@ class Scheduler:
         for index, state in enumerate(self.states):
             if state.status.ended or index in self.resetting:
                 continue
-            if begun(state):
+            if state.status.begun:
                 self._add_begun(index)
             elif self._is_gate_open(index):
                 self._add_ready(index)
@@ -132,6 +134,7 @@ class Scheduler:
 
         Attempts of the earlier generation that have not ended keep its state, which no longer counts.
         """
+        self.has_generations = True
         for index in indexes:
             old = self.states[index]
             self.states[index] = NodeState(
@@ -193,7 +196,9 @@ class Scheduler:
     @property
     def must_stop(self) -> bool:
         """Whether a failure stops the task now. With `finish_running`, the nodes that have started finish before."""
-        return self._hard_failure is not None and not (self.finishes_running and any(map(begun, self.states)))
+        return self._hard_failure is not None and not (
+            self.finishes_running and any(state.status.begun for state in self.states)
+        )
 
     @property
     def finishes_running(self) -> bool:
@@ -245,7 +250,7 @@ class Scheduler:
         ready = [index for index in self._ready if not self.states[index].status.ended]
         self._ready.clear()
         if self.finishes_running:
-            return [index for index in ready if begun(self.states[index])]
+            return [index for index in ready if self.states[index].status.begun]
         return ready
 
     @property
@@ -343,7 +348,7 @@ class Scheduler:
     def _sort_by_gate(self, nodes: Iterable[int], closed: list[tuple[int, int]]) -> None:
         """Note which of these nodes may start, and add those that no longer can to the heap `closed`."""
         for index in nodes:
-            if index in self.resetting or begun(self.states[index]):
+            if index in self.resetting or self.states[index].status.begun:
                 continue
             if self._is_gate_open(index):
                 self._add_ready(index)

@@ -60,7 +60,13 @@ class NodeStatus(StrEnum):
         """Whether the node has ended."""
         return self in _ENDED
 
+    @property
+    def begun(self) -> bool:
+        """Whether the node has started, in its generation, and has not ended."""
+        return self in _BEGUN
 
+
+_BEGUN = frozenset({NodeStatus.RUNNING, NodeStatus.DEFERRED, NodeStatus.CANCELLING})
 _ENDED = frozenset({NodeStatus.FINISHED, NodeStatus.FAILED, NodeStatus.CANCELLED, NodeStatus.SKIPPED})
 
 
