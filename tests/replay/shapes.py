@@ -178,6 +178,19 @@ GRAPHS: dict[str, dict[str, Any]] = {
         "deadline_sec": 600,
         "nodes": [node("a", "paced", deadline_sec=60, inline={"pause": 3}), node("b", "quick", "a")],
     },
+    "decisions": {
+        "on_node_failure": "hold",
+        "nodes": [
+            node("a", "failing", inline={"failures": 9, "permanent": True}),
+            node("below", "quick", "a"),
+            node("ok", "approval", inline={"text": "sure?"}),
+            node("wait", "delay", "ok", inline={"sec": 0.5}),
+            node("other", "failing", "wait", inline={"failures": 9, "permanent": True}, prerequisites=["data"]),
+            node("runs", "paced", "below", inline={"pause": 60}),
+            node("last", "quick", "runs", "other"),
+        ],
+    },
+    "rerun": {"nodes": [node("a"), node("b", "failing", "a", **BROKEN), node("c", "quick", "b")]},
     "native_loss": {"nodes": [node("a", "stubborn", inline={"pause": 60}), node("b", "quick", "a")]},
     "limits": {
         "nodes": [
@@ -240,6 +253,33 @@ async def paused(harness: Harness, name: str) -> None:
     await harness.coordinator.resume(name, by="ada")
     await ended(harness, name)
     assert (await harness.node(name, "a"))["attempt_epoch"] == 2
+
+
+async def decided(harness: Harness, name: str) -> None:
+    """Decide about two held nodes and an approval, satisfy a prerequisite, and start a finished node again."""
+    operator = harness.coordinator
+    await operator.create_task(params={}, graph=GRAPHS[name], task_id=name)
+    await harness.until_node(name, "a", "deferred")
+    await operator.retry_node(name, "a", input_inline={"failures": 0}, by="ada")
+    await harness.until_node(name, "runs", "running")
+    await operator.retry_node(name, "below", interrupt=True)
+    await harness.until_node(name, "runs", "running", epoch=3)
+    await operator.skip_node(name, "runs", interrupt=True)
+    await operator.decide(name, "ok", "approve", comment="yes")
+    await operator.satisfy(name, "data")
+    await harness.until_node(name, "other", "deferred")
+    await operator.complete_node(name, "other", metrics={"n": 1})
+    await ended(harness, name)
+    states = {each["node_id"]: each["status"] for each in (await harness.document(name))["graph"]["nodes"]}
+    assert states == dict.fromkeys(states, "finished") | {"runs": "skipped"}
+
+
+async def rerun(harness: Harness, name: str) -> None:
+    """Run a failed task again, with another input of the node that failed."""
+    await ran(harness, name)
+    await harness.coordinator.rerun(name, inputs={"b": {"failures": 0}}, by="ada")
+    await ended(harness, name)
+    assert (await harness.document(name))["status"] == "finished"
 
 
 async def lost(harness: Harness, name: str) -> None:
@@ -349,7 +389,9 @@ WAYS: dict[str, Callable[[Harness, str], Awaitable[None]]] = {
     "inline_failure": inline_failed,
     "limits": limited,
     "native_loss": lost,
+    "decisions": decided,
     "pause": paused,
+    "rerun": rerun,
     "refused": refused,
     "streaming": streamed,
     "silence": silent,
