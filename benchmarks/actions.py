@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.handler import OneBatch
 from benchmarks.latencies import Latency
 from flowkit.models.actions import DECIDE, PAUSE, RESUME, RETRY_NODE
+from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -51,14 +52,21 @@ class Actions:
     async def _sample(self, task_id: str, *, paused: bool) -> float:
         """Return the milliseconds from `retry_node`, or from `resume` if the node is paused, to the next attempt."""
         name, given = RETRY_NODE, {"node_id": "a"}
+        await self._known_as_finished(task_id)
         if paused:
-            await self._tasks.act(task_id, PAUSE, {"scopes": ["node:a"]})
+            await self._tasks.act(task_id, PAUSE, {"scopes": ["task"]})
             await self._tasks.act(task_id, RETRY_NODE, given)
             await asyncio.sleep(0.2)  # The reset ends meanwhile, so that the node waits only for the resume.
             name, given = RESUME, {}
         sent = time.time()
         await self._tasks.act(task_id, name, given)
         return (await self._finished(task_id, sent) - sent) * 1000
+
+    async def _known_as_finished(self, task_id: str) -> None:
+        """Wait until the workflow knows the end of the node, which the task document shows a moment earlier."""
+        handle = self._tasks.handle(task_id)
+        while (await handle.query(Task.status))["nodes"][0]["status"] != "finished":  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.01)
 
     async def _finished(self, task_id: str, after: float) -> float:
         """Wait until an attempt has finished that began at this time or later. Return when it began."""

@@ -31,9 +31,17 @@ class PulledInputs:
         self._inputs = context.stores.inputs
 
     async def prepare(self, record: Dispatch) -> Outcome | None:
-        """Let a new run of a node that pulls read what earlier runs have not finished. Return an outcome if it cannot run."""
-        pull = record.pull
+        """Let a new run of a node that pulls read what earlier runs have not finished. Return an outcome if it cannot run.
+
+        Late batches of earlier generations of the sources are deleted again, because the worker reads all that there are.
+        """
+        pull, attempt = record.pull, record.attempt
         assert pull is not None
+        if first_epochs := attempt.source_first_epochs:
+            stores = self._context.stores
+            await self._context.db(
+                lambda: stores.artifacts.delete_earlier_generations(attempt.task_id, first_epochs)
+            )
         if record.attempt.epoch > 1:
             await self._context.db(lambda: self._inputs.release_claims(record.attempt, pull))
             await self._show_unclaimed_first(record, pull)

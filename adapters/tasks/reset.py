@@ -7,6 +7,7 @@ rows is clean-up, except for external workers, which read all rows that there ar
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pymongo import UpdateOne
@@ -31,7 +32,7 @@ _ENTRIES: Fields = {
     **{f"graph.nodes.{name}": 1 for name in ("node_id", "attempt_epoch", "first_epoch", "reset_by")},
 }
 _LEFT_OVER = (
-    *("finished_at", "started_at", "skip_reason", "reason_code", "liveness"),
+    *("finished_at", "started_at", "run_id", "skip_reason", "reason_code", "liveness"),
     *(WAITS_FOR, "held_until_ms", *NODE_FLAGS),
 )
 """Fields of a node that its earlier generation has left."""
@@ -78,6 +79,7 @@ class Resetting:
         """Reserve an epoch of each node. Attempts may take epochs at the same time, so read and try again."""
         while True:
             entries = await self._read(record)
+            record = await self._with_whole_io(record)
             epochs = [_reserved(node, entries[node.index], record) for node in record.nodes]
             missing = [
                 (node, epoch)
@@ -89,6 +91,23 @@ class Resetting:
             for start in range(0, len(missing), _NODES_OF_ONE_UPDATE):
                 some = missing[start : start + _NODES_OF_ONE_UPDATE]
                 await self._write_some(record, some, entries)
+
+    async def _with_whole_io(self, record: ResetNodes) -> ResetNodes:
+        """Return the record with the whole `io` of nodes whose entry has none: MongoDB adds no field to null."""
+        changed = [node for node in record.nodes if node.io is not None]
+        if not changed:
+            return record
+        found = await self._tasks.find_one(_open(record), {"_id": 0, "graph.nodes.io": 1}) or {}
+        stored = [node.get("io") for node in nodes_of(found)]
+        return replace(
+            record,
+            nodes=[
+                replace(node, io=None, fields={**node.fields, "io": node.io})
+                if node.io is not None and not isinstance(stored[node.index], dict)
+                else node
+                for node in record.nodes
+            ],
+        )
 
     async def _read(self, record: ResetNodes) -> list[Fields]:
         stored = await self._tasks.find_one(_open(record), _ENTRIES)

@@ -373,12 +373,21 @@ class TaskClient:
                 temporal_names.TASK,
                 rerun_input(stored, rerun),
                 id=task_id,
-                task_queue=self._queue,
+                task_queue=await self._queue_of(task_id),
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             )
         except WorkflowAlreadyStartedError:
             raise ActionRejected(f"task {task_id!r} runs already; another rerun has started it") from None
+
+    async def _queue_of(self, task_id: str) -> str:
+        """Return the task queue of the latest run of a task, or that of this client if Temporal does not know the task."""
+        try:
+            return (await self.handle(task_id).describe()).task_queue
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            return self._queue
 
     async def _find_open(self, task_id: str, name: str) -> WorkflowHandle[Any, Any]:
         """Return the handle of a task that runs. Raise ActionRejected or UnknownTask."""

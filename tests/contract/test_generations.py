@@ -99,6 +99,17 @@ async def test_reset_reserves_the_next_epoch_and_removes_what_the_earlier_genera
     assert await tasks.reset_nodes(reset(changed), artifacts) == [2]
 
 
+@pytest.mark.parametrize("io", [None, "absent", {"input_ref": {"x": 1}}])
+async def test_reset_changes_the_input_of_a_node_whatever_it_had(
+    db: Any, tasks: TaskStore, artifacts: ArtifactStore, io: Any
+) -> None:
+    change = {"$unset": {"graph.nodes.0.io": ""}} if io == "absent" else {"$set": {"graph.nodes.0.io": io}}
+    await db.tasks.update_one({"id": TASK}, change)
+    await tasks.reset_nodes(reset(again(io={"input_inline": {"limit": 5}})), artifacts)
+    kept = io if isinstance(io, dict) else {}
+    assert (await stored_node(db))["io"] == {**kept, "input_inline": {"limit": 5}}
+
+
 async def test_a_repeated_reset_returns_its_epoch_although_an_attempt_has_begun(
     db: Any, tasks: TaskStore, artifacts: ArtifactStore
 ) -> None:

@@ -278,3 +278,16 @@ async def test_a_rerun_starts_what_failed_and_keeps_the_rest(harness: Harness) -
     assert document["coordinator"]["vars"] == {"n": 2}
     assert [each["action"] for each in document["coordinator"]["actions"]] == ["rerun", "rerun"]
     await replay(await histories(harness, task_id))
+
+
+async def test_a_node_that_an_operator_has_failed_runs_again_in_a_rerun(harness: Harness) -> None:
+    engine = await harness.engine()
+    await harness.worker({"fragile": Fragile(), "quick": Quick()})
+    task_id = await harness.create(
+        node("a", "fragile", inline=BROKEN), node("b", "quick", "a"), on_node_failure="hold"
+    )
+    await until_held(harness, task_id, "a")
+    await act(harness, task_id, "fail_node", node_id="a")
+    assert await engine.wait(task_id, 60) is TaskStatus.FAILED
+    await engine.rerun(task_id, inputs={"a": {"broken": False}})
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED

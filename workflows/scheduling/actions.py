@@ -47,6 +47,7 @@ from flowkit.models.actions import (
     Satisfy,
     SkipNode,
 )
+from flowkit.protocol.messages import FINAL_UID
 from flowkit.text import clean, names, printed, suggestion, truncate
 from flowkit.validation.values import is_whole
 
@@ -248,7 +249,7 @@ def _check_batches(value: object) -> str | None:
 
 def _is_batch(given: dict[str, Any]) -> bool:
     uid, ref = given.get("batch_uid"), given.get("artifacts_ref")
-    named = isinstance(uid, str) and 1 <= len(uid) <= BATCH_UID_CHARS
+    named = isinstance(uid, str) and 1 <= len(uid) <= BATCH_UID_CHARS and uid != FINAL_UID
     is_known = given.keys() <= {"batch_uid", "metrics", "artifacts_ref"}
     return named and is_known and isinstance(given.get("metrics", {}), dict) and isinstance(ref, dict | None)
 

@@ -17,6 +17,7 @@ from flowkit.cli.options import (
     AsJson,
     MongoDatabase,
     MongoUrl,
+    Queue,
     TaskId,
     TaskNode,
     Verbose,
@@ -362,6 +363,7 @@ def rerun(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run again; start nothing.")
     ] = False,
+    queue: Queue = None,
     as_json: AsJson = False,
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
     database: MongoDatabase = DEFAULT_DATABASE,
@@ -376,7 +378,7 @@ def rerun(
         "by": _user() if by is None else by,
         "dry_run": dry_run,
     }
-    where = Where(mongo_url=mongo_url, database=database)
+    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     result = asyncio.run(_run_again(task, nodes or None, options, where))
     if as_json:
         return output.document({**result, "dry_run": dry_run})
