@@ -435,23 +435,27 @@ class ArtifactStore:
     async def delete_earlier_generations(self, task_id: str, first_epochs: Mapping[str, int]) -> None:
         """Delete what earlier generations of these nodes have stored: batches, complete markers, metrics and claims.
 
-        No reader of FlowKit counts these rows any more, but external workers read all that there are.
+        No reader of FlowKit counts these rows any more, but external workers read all that there are. External workers
+        write no epoch into their claims, so call this only before an attempt of the new generation runs.
         """
+        await self.delete_earlier_rows(task_id, first_epochs)
         nodes = [*first_epochs.items()]
         for start in range(0, len(nodes), _GENERATIONS_AT_ONCE):
             some = nodes[start : start + _GENERATIONS_AT_ONCE]
-            rows = [
-                {"node_id": node_id, "attempt_epoch": {"$not": {"$gte": epoch}}} for node_id, epoch in some
-            ]
-            claims = [
-                {"consumer_node": node_id, "attempt_epoch": {"$not": {"$gte": epoch}}}
-                for node_id, epoch in some
-            ]
-            await gather_writes(
-                self._artifacts.delete_many({"task_id": task_id, "$or": rows}),
-                self._metrics.delete_many({"task_id": task_id, "$or": rows}),
-                self.claims.delete(task_id, claims),
-            )
+            claims = [{"consumer_node": node_id, **_earlier(epoch)} for node_id, epoch in some]
+            await self.claims.delete(task_id, claims)
+
+    @translate_errors
+    async def delete_earlier_rows(self, task_id: str, first_epochs: Mapping[str, int]) -> None:
+        """Delete the batches, complete markers and metrics of earlier generations of these nodes."""
+        nodes = [*first_epochs.items()]
+        for start in range(0, len(nodes), _GENERATIONS_AT_ONCE):
+            some = nodes[start : start + _GENERATIONS_AT_ONCE]
+            rows = {
+                "task_id": task_id,
+                "$or": [{"node_id": node_id, **_earlier(epoch)} for node_id, epoch in some],
+            }
+            await gather_writes(self._artifacts.delete_many(rows), self._metrics.delete_many(rows))
 
     def check_outcome(self, outcome: NodeOutcome) -> None:
         """Raise BadMetrics, BatchTooLarge or BadBatchUid if MongoDB cannot store the results of a node."""
@@ -613,6 +617,10 @@ class ArtifactStore:
 def _reference(what: str, given: dict[str, Any] | None) -> dict[str, Any]:
     """Return the field that holds a handler's reference, or `{}` if there is no reference."""
     return {} if given is None else {"artifacts_ref": storable(what, given)[0]}
+
+
+def _earlier(first_epoch: int) -> dict[str, Any]:
+    return {"attempt_epoch": {"$not": {"$gte": first_epoch}}}
 
 
 def _key(attempt: AttemptInput, batch_uid: str) -> dict[str, Any]:

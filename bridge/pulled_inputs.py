@@ -40,7 +40,7 @@ class PulledInputs:
         if first_epochs := attempt.source_first_epochs:
             stores = self._context.stores
             await self._context.db(
-                lambda: stores.artifacts.delete_earlier_generations(attempt.task_id, first_epochs)
+                lambda: stores.artifacts.delete_earlier_rows(attempt.task_id, first_epochs)
             )
         if record.attempt.epoch > 1:
             await self._context.db(lambda: self._inputs.release_claims(record.attempt, pull))

@@ -192,6 +192,19 @@ async def test_claims_of_an_earlier_generation_do_not_count(artifacts: ArtifactS
     assert await artifacts.claims.counts(TASK, "a", ["b"], {"b": 2}) == {"b": 1}
 
 
+async def test_late_rows_of_a_source_are_deleted_without_the_claims_of_its_external_worker(
+    db: Any, artifacts: ArtifactStore
+) -> None:
+    await artifacts.store_batch(attempt("b"), "late", {"n": 1}, WORKER, AT)
+    await artifacts.store_batch(attempt("b", epoch=3), "new", {"n": 1}, WORKER, AT)
+    claim = {"task_id": TASK, "consumer_node": "b", "from_node": "a", "batch_uid": "1"}
+    await db.stream_progress.insert_one({**claim})
+    await artifacts.delete_earlier_rows(TASK, {"b": 2})
+    assert await rows_of(db, "stream_progress") == await rows_of(db, "artifacts") == 1
+    await artifacts.delete_earlier_generations(TASK, {"b": 2})
+    assert await rows_of(db, "stream_progress") == 0
+
+
 async def test_an_outcome_is_stored_with_the_epoch_of_the_generation(
     db: Any, tasks: TaskStore, artifacts: ArtifactStore
 ) -> None:

@@ -89,6 +89,7 @@ ARTIFACT_CALLS: dict[str, Callable[[ArtifactStore], Awaitable[object]]] = {
     "stored_uids": lambda artifacts: artifacts.stored_uids(TASK, "a"),
     "has_batches": lambda artifacts: artifacts.has_batches(TASK, "a"),
     "delete_earlier_generations": lambda artifacts: artifacts.delete_earlier_generations(TASK, {"a": 2}),
+    "delete_earlier_rows": lambda artifacts: artifacts.delete_earlier_rows(TASK, {"a": 2}),
     "store_outcome": lambda artifacts: artifacts.store_outcome(attempt(), NodeOutcome(), AT),
     "pages": first_page,
     "mark_ended": lambda artifacts: artifacts.mark_ended(

@@ -291,3 +291,38 @@ async def test_a_node_that_an_operator_has_failed_runs_again_in_a_rerun(harness:
     assert await engine.wait(task_id, 60) is TaskStatus.FAILED
     await engine.rerun(task_id, inputs={"a": {"broken": False}})
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+
+
+async def test_of_ten_retries_at_once_one_is_applied_and_a_repeated_one_counts_once(harness: Harness) -> None:
+    engine = await harness.engine()
+    await harness.worker({"fragile": Fragile()})
+    task_id = await harness.create(node("a", "fragile", inline=BROKEN, hold_on_failure=True))
+    await until_held(harness, task_id, "a")
+    results = await asyncio.gather(
+        *(engine.retry_node(task_id, "a") for _ in range(10)), return_exceptions=True
+    )
+    assert [each["revision"] for each in results if isinstance(each, dict)] == [1]
+    assert all("node 'a'" in str(each) for each in results if not isinstance(each, dict))
+    await until_held(harness, task_id, "a", epoch=3)
+    handle, given = await harness.handle(task_id), {"node_id": "a", "input_inline": {"broken": False}}
+    for _ in range(2):
+        result = await handle.execute_update("retry_node", given, id="once", result_type=dict)
+        assert result["revision"] == 2
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert (await harness.node(task_id, "a"))["attempt_epoch"] == 5
+
+
+async def test_a_task_that_stops_during_a_reset_ends_and_accepts_no_action(harness: Harness) -> None:
+    gated = Gated()
+    engine = await harness.engine()
+    await harness.worker({"gated": gated, "quick": Quick()})
+    task_id = await harness.create(node("a", "quick"), node("c", "gated", "a"))
+    await gated.until(("c", 1))
+    await engine.retry_node(task_id, "a", interrupt=True)
+    await engine.cancel_task(task_id)
+    with pytest.raises(ActionRejected, match="is ending|has ended"):
+        await engine.retry_node(task_id, "a")
+    assert await engine.wait(task_id, 60) is TaskStatus.CANCELLED
+    statuses = set((await harness.statuses(task_id)).values())
+    assert statuses <= {"cancelled", "skipped", "finished"}
+    await replay(await histories(harness, task_id))
