@@ -16,6 +16,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 from flowkit import reason_codes
 from flowkit.errors import ActionRejected
 from flowkit.graph.field_checks import json_bytes
+from flowkit.limits import REPORT_BYTES
 from flowkit.models import (
     AttemptFailure,
     FailureKind,
@@ -31,6 +32,7 @@ from flowkit.models.actions import RERUN, PausedScope, RetryNode
 from flowkit.workflows.display.details import format_pause
 from flowkit.workflows.document import write_timeout
 from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT, call_engine
+from flowkit.workflows.payloads import json_size, split_by_size
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.actions import (
     Audit,
@@ -59,6 +61,9 @@ if TYPE_CHECKING:
 
 MOST_UPDATES = 1_900
 """Number of updates after which a run rejects further actions. Temporal allows 2,000 in a run."""
+
+_RESET_BYTES = 300
+"""Upper bound for the size of a node's reset without its id, its changed fields and its results."""
 
 FULL_UPDATES = 1_500
 """Number of updates after which a run without attempts in flight continues as new."""
@@ -188,31 +193,36 @@ class TaskActions:
             self._nodes.wake()
 
     async def _write_reset(self, planned: Plan, revision: int) -> AttemptFailure | None:
-        """Let the engine write the new generations. Return why it rejects the results of a node, if it does."""
+        """Let the engine write the new generations. Return why it rejects the results of a node, if it does.
+
+        Temporal limits the size of payloads, so a large reset takes several calls.
+        """
         states, now = self._scheduler.states, workflow.now().timestamp()
-        record = ResetNodes(
-            task_id=workflow.info().workflow_id,
-            run_id=workflow.info().run_id,
-            run_seq=self._task.opened.run_seq,
-            revision=revision,
-            at=now,
-            nodes=[self._make_reset(index, planned) for index in planned.resets],
-            deployment=self._task.opened.settings.deployment,
-        )
-        epochs, failure = await self._try_reset(record, planned)
-        if failure is not None:
-            without = replace(record, nodes=[replace(each, outcome=None) for each in record.nodes])
-            epochs, _ = await self._try_reset(without, planned)
-        for index, epoch in zip(planned.resets, epochs, strict=True):
-            states[index].epoch = states[index].first_epoch = epoch
+        resets = [self._make_reset(index, planned) for index in planned.resets]
+        failure: AttemptFailure | None = None
+        for nodes in split_by_size(resets, _measure_reset, REPORT_BYTES):
+            record = ResetNodes(
+                task_id=workflow.info().workflow_id,
+                run_id=workflow.info().run_id,
+                run_seq=self._task.opened.run_seq,
+                revision=revision,
+                at=now,
+                nodes=nodes,
+                deployment=self._task.opened.settings.deployment,
+            )
+            epochs, problem = await self._try_reset(record)
+            if problem is not None:
+                without = replace(record, nodes=[replace(each, outcome=None) for each in nodes])
+                epochs, _ = await self._try_reset(without)
+            for node, epoch in zip(nodes, epochs, strict=True):
+                states[node.index].epoch = states[node.index].first_epoch = epoch
+            failure = failure or problem
         return failure
 
-    async def _try_reset(
-        self, record: ResetNodes, planned: Plan
-    ) -> tuple[Sequence[int], AttemptFailure | None]:
+    async def _try_reset(self, record: ResetNodes) -> tuple[Sequence[int], AttemptFailure | None]:
         """Return the reserved epochs, and why the engine rejects the write for good, if it does."""
         try:
-            done = await self._call(record, planned)
+            done = await self._call(record)
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise asyncio.CancelledError from None
@@ -227,15 +237,14 @@ class TaskActions:
             return [each.epoch for each in record.nodes], failure
         return done.epochs, None
 
-    async def _call(self, record: ResetNodes, planned: Plan) -> ResetDone:
-        first = self._scheduler.nodes[planned.changes[0].index].node_id
-        more = len(planned.resets) - 1
+    async def _call(self, record: ResetNodes) -> ResetDone:
+        first, more = record.nodes[0].node_id, len(record.nodes) - 1
         done: ResetDone = await call_engine(
             temporal_names.RESET_NODES,
             record,
             ResetDone,
             summary=f"new generation of {first}" + (f" and {more:,} more" if more else ""),
-            time_limit=write_timeout(len(planned.resets)),
+            time_limit=write_timeout(len(record.nodes)),
             heartbeat_timeout=HEARTBEAT_TIMEOUT,
         )
         return done
@@ -335,6 +344,13 @@ class TaskActions:
             changed_bytes=json_bytes(self._state.changed),
             satisfied=self._state.satisfied,
         )
+
+
+def _measure_reset(node: NodeReset) -> int:
+    """Return an upper bound for the size of a node's reset as JSON."""
+    outcome = node.outcome
+    results = [outcome.metrics, outcome.artifacts_ref, outcome.batches] if outcome is not None else []
+    return _RESET_BYTES + json_size([node.node_id, node.io, node.fields, results])
 
 
 def read_action(name: str, given: RawValue | None) -> Action:

@@ -7,6 +7,7 @@ nodes have now. The workflow applies a plan in the same workflow task in which i
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ActionRejected
@@ -341,6 +342,11 @@ class Pauses:
         self.held = self._find_held(each.scope for each in scopes)
         """The indexes of the nodes that must not start an attempt."""
 
+    @cached_property
+    def children(self) -> list[dict[int, bool]]:
+        """The children of each node, with whether they use its results. Actions do not change them."""
+        return _children_of(self._nodes)
+
     def _find_held(self, scopes: Iterable[str]) -> set[int]:
         return {index for scope in scopes for index in self.nodes_of(scope)}
 
@@ -515,7 +521,7 @@ def _plan_end(action: SkipNode | CompleteNode | FailNode, task: Task) -> Plan:
 
 def _plan_reset(name: str, node: Node, task: Task, *, interrupt: bool, to: str) -> Plan:
     """Return the plan that starts new generations of a node and of what depends on it. `to` is its next state."""
-    resets, unblocks = find_resets(node.index, task.nodes, task.states)
+    resets, unblocks = find_resets(node.index, task.nodes, task.states, task.pauses.children)
     if busy := [task.nodes[index].node_id for index in resets & {*task.resetting}]:
         raise ActionRejected(f"an earlier action resets {names(busy)} at present; try again when it is done")
     running = sorted(index for index in resets if task.states[index].status in _IN_FLIGHT)
@@ -546,10 +552,10 @@ def _plan_reset(name: str, node: Node, task: Task, *, interrupt: bool, to: str) 
 def plan_rerun(node_ids: Sequence[str], nodes: Sequence[Node], states: Sequence[NodeState]) -> Plan:
     """Return what starts again in an ended task: these nodes, and those that depend on them."""
     index_of = {node.node_id: node.index for node in nodes}
-    resets: set[int] = set()
+    resets, children = set[int](), _children_of(nodes)
     for node_id in node_ids:
         if index_of[node_id] not in resets:
-            resets |= find_resets(index_of[node_id], nodes, states)[0]
+            resets |= find_resets(index_of[node_id], nodes, states, children)[0]
     return Plan(
         what=names(node_ids),
         changes=[
@@ -601,13 +607,20 @@ def is_incomplete(state: NodeState) -> bool:
     return state.status is not NodeStatus.FINISHED
 
 
-def find_resets(target: int, nodes: Sequence[Node], states: Sequence[NodeState]) -> tuple[set[int], set[int]]:
+def find_resets(
+    target: int,
+    nodes: Sequence[Node],
+    states: Sequence[NodeState],
+    children: Sequence[Mapping[int, bool]] | None = None,
+) -> tuple[set[int], set[int]]:
     """Return the nodes that start a new generation with `target`, and the open ones below them that have not started.
+
+    `children` are those of the nodes, if the caller knows them.
 
     A node below that has started or ended starts again, unless it has started by a gate that needs only some parents
     (`any`, `count:n`), and uses nothing that a reset node has stored.
     """
-    children = _children_of(nodes)
+    children = _children_of(nodes) if children is None else children
     resets, unstarted, waiting = {target}, set[int](), [target]
     while waiting:
         for child, uses in children[waiting.pop()].items():
