@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import bson
 
 from flowkit.adapters.batch_uids import qualified, uid_text
+from flowkit.adapters.dispatches import external_runs
 from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, Mark, fitting
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.core.utils import stable_hash
@@ -380,6 +381,8 @@ class Sources:
         self._restarted = False
         """Whether a source has started again since its state was read."""
         self._idle_since: float | None = None
+        self._native: dict[str, int] = {}
+        """The epochs of attempts of sources that no bridge has dispatched."""
 
     async def find_end(self, markers: Mapping[str, int], unconfirmed: Collection[str] = ()) -> Ended | None:
         """Return a snapshot if every source appears to have ended, otherwise None.
@@ -452,9 +455,17 @@ class Sources:
         self._idle_since = (self._idle_since or at) if idle else None
 
     async def _any_running(self) -> bool:
-        """Return whether a worker runs a source. The command of an external one may still wait for its worker."""
-        task_id, names = self._attempt.task_id, self._names
-        return bool(await retry_while_unavailable(lambda: self._tasks.running(task_id, names, time.time())))
+        """Return whether a worker runs a source. The command of an external one may still wait for its worker.
+
+        Whether an attempt is native does not change, so its dispatch record is looked for once.
+        """
+        begun = {name: self._states[name][1] for name in self._names if self._get_status(name) in _BEGUN}
+        if any(self._native.get(name) == epoch for name, epoch in begun.items()):
+            return True
+        task_id, db = self._attempt.task_id, self._tasks.database
+        external = await retry_while_unavailable(lambda: external_runs(db, task_id, [*begun], time.time()))
+        self._native |= {name: epoch for name, epoch in begun.items() if name not in external}
+        return any(external.get(name, True) for name in begun)
 
     def _get_status(self, name: str) -> NodeStatus:
         return self._states.get(name, (NodeStatus.QUEUED, 0))[0]
