@@ -161,7 +161,7 @@ def _open(record: ResetNodes) -> Fields:
 
 
 def _identity(record: ResetNodes) -> str:
-    """Return what tells the resets of a task apart. A *Reset* of the workflow repeats its actions in another run."""
+    """Return the identity of a reset among those of its task. A *Reset* of the workflow repeats its actions in another run."""
     return f"{record.run_id}/{record.revision}"
 
 

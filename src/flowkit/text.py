@@ -108,6 +108,11 @@ def names(given: Sequence[str], *, last: str = " and ") -> str:
     return f"{', '.join(first)}{last}{end}" if first else end
 
 
+def count_of(number: int, what: str) -> str:
+    """Return a number with what it counts, such as `1 node` or `1,200 nodes`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def truncate(text: str, chars: int) -> str:
     """Return `text`, truncated to at most `chars` characters. A truncated text ends in `…`."""
     if len(text) <= chars:

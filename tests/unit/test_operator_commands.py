@@ -29,7 +29,7 @@ RESULT: dict[str, Any] = {
 
 
 class Tasks:
-    """Stands for a TaskClient: it records what it should send."""
+    """Replaces a TaskClient, and records what it is to send."""
 
     def __init__(self) -> None:
         self.applied: Sent = []
@@ -146,6 +146,13 @@ def test_command_prints_the_affected_nodes_and_the_notes(
         "  report  finished -> queued",
     ]
     assert printed.err == "  variables keep their values\n"
+
+
+def test_command_prints_a_task_id_with_braces(tasks: Tasks, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["retry", "day{1}", "load"]) == 0
+    assert capsys.readouterr().out.startswith(
+        "retry_node applied as revision 1; it affects 2 nodes of task day{1}\n"
+    )
 
 
 def test_command_prints_one_json_document(tasks: Tasks, capsys: pytest.CaptureFixture[str]) -> None:

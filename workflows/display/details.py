@@ -19,7 +19,7 @@ from flowkit.graph.description import format_parent
 from flowkit.limits import VERSION_CHARS
 from flowkit.models import NodeStatus, SkipReason, StartWhen, TaskStatus
 from flowkit.models.temporal_names import role_queue
-from flowkit.text import format_duration, names, shorten, visible
+from flowkit.text import count_of, format_duration, names, shorten, visible
 from flowkit.workflows.display.summaries import next_attempt
 from flowkit.workflows.payloads import longest_prefix
 
@@ -143,7 +143,7 @@ def _format_heading(status: TaskStatus, scheduler: Scheduler, reason: str | None
     counts, total = scheduler.counts(), len(scheduler.nodes)
     parts = ", ".join(f"{counts[kind]} {kind.value}" for kind in DISPLAY_ORDER if counts[kind])
     why = f" ({_format_cell(reason, _REASON_CHARS)})" if reason else ""
-    return f"Task **{status.value}**{why}: {parts}, of {total:,} node{'' if total == 1 else 's'}"
+    return f"Task **{status.value}**{why}: {parts}, of {count_of(total, 'node')}"
 
 
 def _describe_versions(versions: Mapping[str, Mapping[str, str]]) -> list[str]:

@@ -16,6 +16,7 @@ from flowkit.cli.errors import add_remedy
 from flowkit.cli.servers import servers
 from flowkit.cli.tasks.view import describe
 from flowkit.connection import Namespace, TemporalUnavailable
+from flowkit.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,16 +56,12 @@ class Purged:
     def lines(self) -> list[str]:
         """Return the lines that the command prints."""
         verb = "would delete" if self.dry_run else "deleted"
-        lines = [f"{verb} {_count(self.rows['tasks'], 'task')}"]
+        lines = [f"{verb} {count_of(self.rows['tasks'], 'task')}"]
         lines += [f"  {name}: {self.rows[name]:,}" for name in BELONGINGS if self.rows[name]]
         if self.running:
             some = ", ".join(self.running[:_SHOWN]) + (", …" if len(self.running) > _SHOWN else "")
-            lines.append(f"kept {_count(len(self.running), 'task')} still running in Temporal: {some}")
+            lines.append(f"kept {count_of(len(self.running), 'task')} still running in Temporal: {some}")
         return lines
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Purged:
@@ -86,7 +83,7 @@ async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Pu
             ended = [task_id for task_id in task_ids if task_id not in running]
             purged.rows += Counter(await (purge.count(ended) if options.dry_run else purge.remove(ended)))
             if not (quiet or options.dry_run):
-                output.note(f"deleted {_count(purged.rows['tasks'], 'task')} so far")
+                output.note(f"deleted {count_of(purged.rows['tasks'], 'task')} so far")
     return purged
 
 

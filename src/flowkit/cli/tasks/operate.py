@@ -37,7 +37,7 @@ from flowkit.models.actions import (
     SKIP_NODE,
     TASK_SCOPE,
 )
-from flowkit.text import printed
+from flowkit.text import count_of, printed
 from flowkit.validation.arguments import choice_problem, require
 
 _SHOWN = 40
@@ -319,13 +319,13 @@ def _act(task: str, name: str, given: dict[str, Any], where: Where, *, dry_run: 
     done = (
         f"{name} would affect" if dry_run else f"{name} applied as revision {result['revision']}; it affects"
     )
-    return _print_affected(f"{done} {{}} of task {task}", result)
+    output.echo(f"{done} {count_of(len(result['affected']), 'node')} of task {task}")
+    return _print_affected(result)
 
 
-def _print_affected(heading: str, result: dict[str, Any]) -> None:
-    """Print the affected nodes of an action or a rerun. `{}` in the heading becomes their number."""
+def _print_affected(result: dict[str, Any]) -> None:
+    """Print the affected nodes and the notes of an action or a rerun."""
     affected = result["affected"]
-    output.echo(heading.format(f"{len(affected):,} node{'' if len(affected) == 1 else 's'}"))
     width = max((len(each["node_id"]) for each in affected[:_SHOWN]), default=0)
     for each in affected[:_SHOWN]:
         output.echo(f"  {each['node_id']:<{width}}  {each['from']} -> {each['to']}")
@@ -383,7 +383,9 @@ def rerun(
     if as_json:
         return output.document({**result, "dry_run": dry_run})
     started = "would run" if dry_run else "runs"
-    return _print_affected(f"task {task} {started} again as run {result['run_seq']}, with {{}}", result)
+    nodes_again = count_of(len(result["affected"]), "node")
+    output.echo(f"task {task} {started} again as run {result['run_seq']}, with {nodes_again}")
+    return _print_affected(result)
 
 
 def _read_inputs(given: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -22,6 +22,7 @@ from flowkit.errors import GraphError
 from flowkit.graph.description import describe, describe_graph
 from flowkit.models import Graph
 from flowkit.schema import graph_schema
+from flowkit.text import count_of
 
 GraphFile = Annotated[
     str,
@@ -91,7 +92,7 @@ def _describe_as_json(graph: Graph | None) -> dict[str, Any]:
 
 def _print_graph(path: str, graph: Graph) -> None:
     nodes = len(graph.nodes)
-    output.echo(f"{'stdin' if path == '-' else path} is valid: {nodes:,} node{'' if nodes == 1 else 's'}")
+    output.echo(f"{'stdin' if path == '-' else path} is valid: {count_of(nodes, 'node')}")
     for each in describe_graph(graph):
         output.echo(each.text)
     from flowkit.cli.tasks.display import graph_table
