@@ -25,7 +25,7 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctre
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check lint types site quick docs test large chaos fuzz nightly house demo interop bench bench-load histories screenshots wheel clean
+.PHONY: help setup servers check lint types site quick docs test large chaos fuzz nightly house demo interop bench bench-load bench-items histories screenshots wheel clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,7 +34,7 @@ $(INSTALLED): pyproject.toml
 	@echo "installing into $(VENV) (once, about a minute)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --upgrade "pip>=25.1"
-	@$(BIN)/pip install --quiet --editable . --group dev
+	@$(BIN)/pip install --quiet --editable ".[server]" --group dev
 	@touch $(INSTALLED)
 
 setup: $(INSTALLED) servers ## Install the package, its tools and the local servers.
@@ -76,7 +76,7 @@ large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under k
 chaos: setup ## Random tasks while processes and servers are killed: make chaos [MINUTES=10] [SEED=n] [TASKS=500].
 	@FLOWKIT_CHAOS_MINUTES="$(MINUTES)" FLOWKIT_SEED="$(SEED)" FLOWKIT_CHAOS_TASKS="$(TASKS)" $(BIN)/pytest -q -s tests/integration/test_chaos.py
 
-fuzz: setup ## Random graphs and shared limits against models, and property tests with fifty times the examples: make fuzz [MINUTES=10] [SEED=n] [GRAPHS=n].
+fuzz: setup ## Random graphs, shared limits, nodes with shards and flows of the gateway against models, and property tests with fifty times the examples: make fuzz [MINUTES=10] [SEED=n] [GRAPHS=n].
 	FLOWKIT_FUZZ_MINUTES="$(MINUTES)" FLOWKIT_FUZZ_GRAPHS="$(GRAPHS)" FLOWKIT_SEED="$(SEED)" $(BIN)/pytest -q -s tests/fuzz
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
 		tests/unit/test_validation_fuzz.py tests/contract/test_vars_model.py tests/contract/test_group_commit.py
@@ -98,6 +98,9 @@ bench: setup ## Compare FlowKit with a hand-written workflow (some minutes): mak
 
 bench-load: setup ## A bridge with 1,000 external nodes in flight: memory, CPU time, events per second (some minutes).
 	@PYTHONPATH=. $(BIN)/python -m benchmarks.external_load
+
+bench-items: setup ## A node with `map` over up to 100,000 items: time and memory for each (a minute).
+	@PYTHONPATH=. $(BIN)/python -m benchmarks.many_items
 
 interop: setup ## Run a public worker, unchanged, in mixed graphs: make interop [WORKER_PYTHON=path] [WORKER_COMMAND=...].
 	@PYTHONPATH=examples WORKER_PYTHON="$(WORKER_PYTHON)" WORKER_COMMAND="$(WORKER_COMMAND)" $(BIN)/python -m interop

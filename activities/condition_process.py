@@ -1,8 +1,10 @@
 """Evaluates conditions in a process of its own: `python -m flowkit.activities.condition_process`.
 
 An expression that iterates can take very long, and nothing can interrupt it, so limits on its time and on its memory end
-the process. For each line of JSON on stdin, `[expression, values, kind]`, the process writes one line with the result.
-The kind is `condition` or `value`; the result of a value is an object with the key `value`.
+the process. For each line of JSON on stdin, `[expression, values, most_bytes, batch_size]`, the process writes
+one line with the result. `most_bytes` is the largest size of a value, whose result is an object with the key `value`; null
+for a condition. With a `batch_size`, the result for a list is an object with the key `batches`: the JSON of each batch, so
+that the engine need not hold the items as objects.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from threading import Timer
 from typing import Any
 
 from flowkit.errors import BadCondition
 from flowkit.graph.cel import compile_expression, compile_value, evaluate, evaluate_value
-from flowkit.limits import CONDITION_SEC
+from flowkit.graph.expressions import divide
+from flowkit.limits import CONDITION_SEC, EXPRESSION_VALUE_BYTES
 
 TOO_LARGE = "the evaluation needs too much memory"
 TOO_LONG = f"the evaluation takes more than {CONDITION_SEC:g} s"
@@ -28,8 +32,6 @@ _ENDS = {-signal.SIGABRT: TOO_LARGE, **({-signal.SIGXCPU: TOO_LONG} if hasattr(s
 
 _TRIES = 2
 """How often a condition is evaluated whose process is killed. The system kills a process that uses too much memory."""
-
-_CONDITION, _VALUE = "condition", "value"
 
 _MEMORY_BYTES = 600_000_000
 
@@ -43,18 +45,35 @@ class ConditionProcess:
 
     def evaluate(self, text: str, values: dict[str, Any], seconds: float) -> bool | str | None:
         """Return the result of an expression, or why it cannot be evaluated. None if that takes more than `seconds`."""
-        found: bool | str | None = self._request(text, values, seconds, _CONDITION)
+        found: bool | str | None = self._request(text, values, seconds, None)
         return found
 
     def evaluate_value(
-        self, text: str, values: dict[str, Any], seconds: float
+        self,
+        text: str,
+        values: dict[str, Any],
+        seconds: float,
+        *,
+        most_bytes: int = EXPRESSION_VALUE_BYTES,
+        batch_size: int = 0,
     ) -> dict[str, Any] | str | None:
-        """Return the value of an expression as `{"value": …}`. Otherwise, as `evaluate`."""
-        found: dict[str, Any] | str | None = self._request(text, values, seconds, _VALUE)
+        """Return the value of an expression, with at most `most_bytes`, as `{"value": …}`. Otherwise, as `evaluate`.
+
+        With a `batch_size`, return a list as `{"items": number, "batches": […]}`, as `divide` does.
+        """
+        found: dict[str, Any] | str | None = self._request(text, values, seconds, most_bytes, batch_size)
         return found
 
-    def _request(self, text: str, values: dict[str, Any], seconds: float, kind: str) -> Any:
-        line, end = json.dumps([text, values, kind]).encode() + b"\n", time.monotonic() + seconds
+    def _request(
+        self,
+        text: str,
+        values: dict[str, Any],
+        seconds: float,
+        most_bytes: int | None,
+        batch_size: int = 0,
+    ) -> Any:
+        end = time.monotonic() + seconds
+        line = json.dumps([text, values, most_bytes, batch_size]).encode() + b"\n"
         for _ in range(_TRIES):
             answer = self._exchange(line, end - time.monotonic())
             if answer.endswith(b"\n"):
@@ -121,12 +140,15 @@ def main() -> None:
 
 def _evaluate_line(line: bytes) -> bool | str | dict[str, Any]:
     try:
-        text, values, kind = json.loads(line)
-        expression = compile_value(text) if kind == _VALUE else compile_expression(text)
+        text, values, most_bytes, batch_size = json.loads(line)
+        expression = compile_expression(text) if most_bytes is None else compile_value(text)
         _limit()
-        if kind == _VALUE:
-            return {"value": evaluate_value(expression, values)}
-        return evaluate(expression, values)
+        if most_bytes is None:
+            return evaluate(expression, values)
+        value = evaluate_value(expression, values, most_bytes)
+        if batch_size and isinstance(value, list):
+            return asdict(divide(value, batch_size))
+        return {"value": value}
     except BadCondition as error:
         return str(error)
     except MemoryError:

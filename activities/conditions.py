@@ -24,7 +24,14 @@ from flowkit.graph.conditions import (
     explain_value_failure,
     select_values,
 )
-from flowkit.limits import CONDITION_VALUES_BYTES, EXPRESSION_VALUES_BYTES, REPORT_BYTES
+from flowkit.graph.expressions import ItemBatches, divide
+from flowkit.limits import (
+    CONDITION_VALUES_BYTES,
+    EXPRESSION_VALUE_BYTES,
+    EXPRESSION_VALUES_BYTES,
+    MAP_BYTES,
+    REPORT_BYTES,
+)
 from flowkit.models import ConditionResults, EvaluateConditions, temporal_names
 from flowkit.models.columns import statuses_of, unpack
 from flowkit.text import truncate_utf8
@@ -32,6 +39,7 @@ from flowkit.text import truncate_utf8
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from flowkit.adapters.map_items import ItemSet
     from flowkit.adapters.tasks.store import StoredValues, TaskStore
     from flowkit.adapters.vars.sensitive import Detector
     from flowkit.core.loop_portal import LoopPortal
@@ -96,15 +104,27 @@ class ConditionActivities:
     async def _store_values(
         self, evaluation: Evaluation, due: EvaluateConditions, stored: StoredValues
     ) -> list[Outcome]:
-        """Evaluate the values of a node, and store them if all are known. Return True or an error for each."""
-        found = await asyncio.to_thread(evaluation.run_values, due.texts, _collect_values(due, stored))
+        """Evaluate the values of a node, and store them if all are known. Return True or an error for each.
+
+        The list of a node with `map` comes last.
+        """
+        found = await asyncio.to_thread(
+            evaluation.run_values,
+            due.texts,
+            _collect_values(due, stored),
+            items=due.map_over,
+            batch_size=due.map_batch_size,
+        )
         errors = [each.error if isinstance(each, Unknown) else True for each in found]
         if all(each is True for each in errors):
-            values, info = dict(zip(due.texts, found, strict=True)), activity.info()
+            values, info = dict(zip(due.texts, found, strict=False)), activity.info()
             size = len(json.dumps(values, ensure_ascii=False).encode())
             if size > EXPRESSION_VALUES_BYTES:
                 problem = f"the values of all expressions have {size:,} bytes of JSON, more than"
                 return [f"{problem} {EXPRESSION_VALUES_BYTES:,}: pass references" for _ in found]
+            run_id, attempt = info.workflow_run_id or "", info.attempt
+            token = f"{run_id}.{attempt}"
+            items = await self._store_items(due, found[-1], token) if due.map_over else None
             await self._portal.run(
                 self._tasks.values.put(
                     due.task_id,
@@ -112,11 +132,19 @@ class ConditionActivities:
                     due.generation,
                     values,
                     time.time(),
-                    run_id=info.workflow_run_id or "",
-                    attempt=info.attempt,
+                    run_id=run_id,
+                    attempt=attempt,
+                    items=items,
                 )
             )
         return errors
+
+    async def _store_items(self, due: EvaluateConditions, items: ItemBatches, token: str) -> ItemSet:
+        """Store the items of a node with `map`. They take effect with its other values."""
+        key = (due.task_id, due.node_id, due.generation)
+        return await self._portal.run(
+            self._tasks.values.items.put(key, token, items, due.map_batch_size, time.time())
+        )
 
     async def _read(self, due: EvaluateConditions) -> StoredValues:
         await check_database(self._tasks, due.task_id, due.deployment)
@@ -145,16 +173,18 @@ def _collect_values(due: EvaluateConditions, stored: StoredValues) -> dict[str, 
     if due.nodes:
         facts = unpack(due.nodes)
         statuses = statuses_of(facts["status"])
-        if len(statuses) != len(stored.node_ids):
+        if len(statuses) > len(
+            stored.node_ids
+        ):  # New nodes may be in the document before the workflow knows.
             raise StoreRefused(f"the document of task {due.task_id!r} holds another graph")
         nodes = [
             {STATUS: status.value, ERROR_CODE: "", STATS: stored.stats.get(node_id, {})}
-            for node_id, status in zip(stored.node_ids, statuses, strict=True)
+            for node_id, status in zip(stored.node_ids, statuses, strict=False)
         ]
         for code, places in facts["error_codes"]:
             for place in places:
                 nodes[place][ERROR_CODE] = code or ""
-        values[cel.NODES] = dict(zip(stored.node_ids, nodes, strict=True))
+        values[cel.NODES] = dict(zip(stored.node_ids, nodes, strict=False))
     return values
 
 
@@ -175,10 +205,25 @@ class Evaluation:
         with closing(self._process):
             return _shorten([self._evaluate_text(text, values) for text in texts])
 
-    def run_values(self, texts: Iterable[str], values: Mapping[str, Any]) -> list[Any]:
-        """Return the values of expressions, as `run` does; Unknown in place of a value that cannot be evaluated."""
+    def run_values(
+        self, texts: Iterable[str], values: Mapping[str, Any], *, items: str = "", batch_size: int = 1
+    ) -> list[Any]:
+        """Return the values of expressions, as `run` does; Unknown in place of a value that cannot be evaluated.
+
+        The value of the expression `items`, if given, comes last, as ItemBatches. It must be a list, and may be larger.
+        """
         with closing(self._process):
-            return [self._evaluate_value(text, values) for text in texts]
+            found = [self._evaluate_value(text, values, EXPRESSION_VALUE_BYTES) for text in texts]
+            return [*found, self._evaluate_items(items, values, batch_size)] if items else found
+
+    def _evaluate_items(self, text: str, values: Mapping[str, Any], batch_size: int) -> ItemBatches | Unknown:
+        found = self._evaluate_value(text, values, MAP_BYTES, batch_size)
+        if isinstance(found, list):
+            return divide(found, batch_size)
+        if isinstance(found, (ItemBatches, Unknown)):
+            return found
+        kinds = {dict: "an object", str: "a text", bool: "a truth value", type(None): "null"}
+        return Unknown(cut(f"the expression gives {kinds.get(type(found), 'a number')}, not a list: {text}"))
 
     def stop(self) -> None:
         """Let `run`, on another thread, return soon. Its results are then not valid."""
@@ -199,8 +244,13 @@ class Evaluation:
             explain_failure(outcome, text, reading.expression.accesses, reading.values, self._is_secret)
         )
 
-    def _evaluate_value(self, text: str, values: Mapping[str, Any]) -> Any:
-        """Return the value of an expression. Its error shows none of the values that the expression reads."""
+    def _evaluate_value(
+        self, text: str, values: Mapping[str, Any], most_bytes: int, batch_size: int = 0
+    ) -> Any:
+        """Return the value of an expression, which may be ItemBatches in place of a list if there is a `batch_size`.
+
+        Its error shows none of the values that the expression reads.
+        """
         try:
             if time.monotonic() >= self._end:
                 raise BadCondition(f"{self._too_late}, in the expression {text}")
@@ -209,10 +259,13 @@ class Evaluation:
             return Unknown(cut(str(problem)))
         try:
             if not reading.apart:
-                return cel.evaluate_value(reading.expression, reading.values)
-            found = self._process.evaluate_value(text, reading.values, self._end - time.monotonic())
+                return cel.evaluate_value(reading.expression, reading.values, most_bytes)
+            seconds = self._end - time.monotonic()
+            found = self._process.evaluate_value(
+                text, reading.values, seconds, most_bytes=most_bytes, batch_size=batch_size
+            )
             if isinstance(found, dict):
-                return found["value"]
+                return ItemBatches(**found) if "batches" in found else found["value"]
             error = self._too_late if found is None else found
         except BadCondition as failed:
             error = str(failed)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flowkit.activities.builtin_functions import CoordinatorAdapters
 from flowkit.adapters.outages import retry_while_unavailable
-from flowkit.adapters.tasks.attempts import NumberedWrite
+from flowkit.adapters.tasks.attempts import NumberedWrite, StoredParams
 from flowkit.adapters.vars import changes, rules
 from flowkit.errors import AdapterError, StoreUnavailable
 from flowkit.text import shown
@@ -68,12 +68,17 @@ class ArtifactsWriter:
         attempt: AttemptInput,
         worker_id: str,
         on_batch: Callable[[str], None] = lambda uid: None,
+        fence_of: Callable[[str], int] = lambda uid: 0,
     ) -> None:
-        """Prepare the writer. `on_batch` is called with the uid of each batch that `upsert_partial` has stored."""
+        """Prepare the writer. `on_batch` is called with the uid of each batch that `upsert_partial` has stored.
+
+        `fence_of` returns the fencing number of a batch in a shard.
+        """
         self._store = store
         self._attempt = attempt
         self._worker_id = worker_id
         self._on_batch = on_batch
+        self._fence_of = fence_of
 
     @_needs_await("ctx.artifacts.upsert_partial")
     async def upsert_partial(self, batch_uid: str, meta: dict[str, Any]) -> dict[str, Any]:
@@ -83,9 +88,14 @@ class ArtifactsWriter:
         """
         if not isinstance(batch_uid, str) or not batch_uid or not is_unicode(batch_uid):
             raise ValueError(f"batch_uid must be a non-empty string, not {shown(batch_uid)}")
-        now = time.time()
+        attempt, worker_id, now, fence = (
+            self._attempt,
+            self._worker_id,
+            time.time(),
+            self._fence_of(batch_uid),
+        )
         await retry_while_unavailable(
-            lambda: self._store.upsert_partial(self._attempt, batch_uid, meta, self._worker_id, now)
+            lambda: self._store.upsert_partial(attempt, batch_uid, meta, worker_id, now, fence=fence)
         )
         self._on_batch(batch_uid)
         return {**self._ref(), "batch_uid": batch_uid}
@@ -96,8 +106,11 @@ class ArtifactsWriter:
     ) -> dict[str, Any]:
         """Write the node's complete marker and return a reference to it. FlowKit replaces it when the run ends.
 
-        Until then, it does not end the nodes that pull from this one, because the handler may store more batches.
+        Until then, it does not end the nodes that pull from this one, because the handler may store more batches. In a
+        shard of a node with `parallel`, raise ValueError: only `finalize` may write it.
         """
+        if self._attempt.shard:
+            raise ValueError("a shard cannot write the complete marker of its node; write it in finalize")
         attempt, now = self._attempt, time.time()
         await retry_while_unavailable(
             lambda: self._store.mark_complete(
@@ -188,6 +201,11 @@ class TaskVariables:
         await self._change("vars_merge", data=tree, block_sensitive=block_sensitive)
 
     async def _change(self, method: str, **given: Any) -> None:
+        if self._attempt.shard:
+            raise AdapterError(
+                f"{method.replace('_', '.')}: a shard of a node with 'parallel' cannot change variables, because others run "
+                "beside it; change them in finalize, or return increments from it"
+            )
         async with self._turn:
             self._changes += 1
             write = NumberedWrite(attempt=self._attempt, run_id=self._run_id, sequence=self._changes)
@@ -211,10 +229,16 @@ class RunContext:
         clock: Any = None,
     ) -> None:
         self._attempt = attempt
-        self._params: dict[str, Any] = {}
+        self._stored_params = StoredParams()
+        self._params: dict[str, Any] | None = None
+        """The decoded params; None before a handler has read them."""
         self.task_id = attempt.task_id
         self.node_id = attempt.node_id
         self.attempt_epoch = attempt.epoch
+        self.generation = attempt.generation
+        """How often an action or a rerun of the task has reset the node."""
+        self.failures = attempt.failures
+        """Number of failed attempts of the node in its generation. Lost attempts do not count."""
         self.worker_id = worker_id
         self.failed_nodes = list(attempt.failed_nodes)
         """The nodes whose failure started this node: `node_id`, `attempt_epoch`, `reason_code`, `error` of each."""
@@ -235,6 +259,8 @@ class RunContext:
     @property
     def params(self) -> dict[str, Any]:
         """The params of the task, as its creator passed them. Changes to the dict reach no other attempt."""
+        if self._params is None:
+            self._params = self._stored_params.decode()
         return self._params
 
     @property
@@ -247,12 +273,12 @@ class RunContext:
         """The `io.input_ref` of the node, as `load_input` receives it."""
         return self._attempt.io.input_ref
 
-    def begun(self, params: dict[str, Any], attempt: AttemptInput) -> None:
+    def begun(self, params: StoredParams, attempt: AttemptInput) -> None:
         """Set the params of the task, which the begin of the attempt has read, and the attempt with its whole input.
 
         FlowKit calls this before the hooks.
         """
-        self._params, self._attempt = params, attempt
+        self._params, self._stored_params, self._attempt = None, params, attempt
 
     def cancelled(self) -> bool:
         """Return whether the run is cancelled."""

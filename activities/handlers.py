@@ -101,6 +101,7 @@ class RoleHandler:
         def iter_batches(self, loaded: Any, *args: Any, **kwargs: Any) -> Any: ...
         def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult | Awaitable[BatchResult]: ...
         def finalize(self, ctx: RunContext) -> FinalizeResult | Awaitable[FinalizeResult | None] | None: ...
+        def finalize_attempt(self, ctx: RunContext) -> Awaitable[None] | None: ...
 
     else:
 
@@ -130,6 +131,12 @@ class RoleHandler:
             Do not rely on `ctx.kv` here: earlier attempts may have processed some of the batches.
             """
             return FinalizeResult()
+
+        async def finalize_attempt(self, ctx: RunContext) -> None:
+            """End one attempt of a shard of a node with `parallel`; called when it has processed its batches.
+
+            `finalize` follows once, in an attempt of its own, when all shards have ended.
+            """
 
     def classify_error(self, exc: BaseException) -> tuple[str, bool]:
         """Return `(reason_code, permanent)` for an exception that another method raised."""

@@ -50,6 +50,8 @@ class ProcessContext:
     input_inline: dict[str, Any] | None = None
     input_ref: dict[str, Any] | None = None
     failed_nodes: list[dict[str, Any]] = field(default_factory=list)
+    generation: int = 0
+    failures: int = 0
     kv: dict[str, Any] = field(default_factory=dict)
     """Scratch space of this run; its values must be picklable."""
 
@@ -83,6 +85,8 @@ class ProcessPool:
             input_inline=ctx.input_inline,
             input_ref=ctx.input_ref,
             failed_nodes=ctx.failed_nodes,
+            generation=ctx.generation,
+            failures=ctx.failures,
             kv=ctx.kv,
         )
         async with self._idle_process() as process:

@@ -6,9 +6,9 @@ import asyncio
 import inspect
 import logging
 import time
-from contextlib import aclosing, nullcontext
+from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from temporalio import activity
 
@@ -19,16 +19,19 @@ from flowkit.activities.calls import context_for
 from flowkit.activities.context import ArtifactsWriter, RunContext
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.activities.process_pool import ProcessDied
+from flowkit.adapters.artifacts import first_fence
+from flowkit.adapters.batch_tries import LostTries
 from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.adapters.outages import clock_stopped, retry_while_unavailable
+from flowkit.adapters.shards import FAILED, FINISHED
 from flowkit.adapters.tasks.attempts import TriedBefore
 from flowkit.attempt.failures import failure, from_error, lost, unexpected, without_values
-from flowkit.attempt.first_batch import FirstBatchSignal
+from flowkit.attempt.signals import AttemptSignal, first_batch_of, shard_started
 from flowkit.attempt.storage import AttemptStorage, complete_end, resolve
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
 from flowkit.core.utils import stable_hash
 from flowkit.errors import EpochTaken, FlowKitError
-from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, temporal_names
+from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind, temporal_names
 from flowkit.text import error_text
 
 if TYPE_CHECKING:
@@ -47,6 +50,66 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("flowkit.worker")
 
+T = TypeVar("T")
+
+FIRST_PAUSE_SEC = 1.0
+"""How long the second try of a batch waits, if the node sets failed batches aside. Each further wait is twice as long."""
+_LONGEST_PAUSE_SEC = 30.0
+_SHARE_AFTER = 20
+"""Number of batches set aside from which on a share is judged before the end of the node."""
+
+_LOST_TOGETHER = 2
+"""After this number of tries that ended with the loss of their process, a batch runs with no other one beside it."""
+_MOST_WAIT_ALONE_SEC = 600.0
+"""How long such a batch waits for the others of its process. It then runs beside them, which proves nothing."""
+
+SHARD_SEC = 600.0
+"""How long an attempt of a shard claims batches before its next attempt continues."""
+
+
+class BatchGate:
+    """Lets the batches of a process run beside each other, or one of them alone. For use on one loop."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._changed = asyncio.Event()
+        self.is_closed = False
+        """Whether a batch runs alone, or waits for that, so that no other batch starts."""
+
+    async def enter(self, *, alone: bool) -> bool:
+        """Wait until a batch may run. Return whether it runs alone. `leave` must follow."""
+        while self.is_closed:
+            await self._changed.wait()
+        if alone:
+            alone = await self._close()
+        self._running += 1
+        return alone
+
+    async def _close(self) -> bool:
+        """Let no further batch start, and wait for those that run. Return False if they take too long."""
+        self.is_closed, is_alone = True, False
+        try:
+            async with asyncio.timeout(_MOST_WAIT_ALONE_SEC):
+                while self._running:
+                    await self._changed.wait()
+            is_alone = True
+        except TimeoutError:
+            pass
+        finally:
+            self.is_closed = is_alone
+            self._notify()
+        return is_alone
+
+    def leave(self, *, alone: bool) -> None:
+        """Note that a batch has been processed, which `alone` has run."""
+        self._running -= 1
+        self.is_closed = self.is_closed and not alone
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoleContext:
@@ -63,6 +126,8 @@ class RoleContext:
     """The lease of each role whose task queue the process polls."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """The version of the handler of each role."""
+    gate: BatchGate = field(default_factory=BatchGate)
+    """Through which all batches pass that the process works on."""
     slots: Mapping[str, asyncio.Semaphore] = field(default_factory=dict)
     """The slots of each role, which the attempts of its two task queues share: one is for pinned versions."""
 
@@ -79,10 +144,18 @@ class RoleActivities:
 
         @activity.defn(name=role)
         async def run_role(attempt: AttemptInput) -> AttemptResult:
-            if not attempt.signal_first_batch:
-                return await self._run(attempt)
-            async with FirstBatchSignal(attempt) as signal:
-                return await self._run(attempt, on_batch=signal.batch_stored)
+            async with AsyncExitStack() as signals:
+                options: dict[str, Any] = {}
+                run_id = activity.info().workflow_run_id or ""
+                if attempt.signal_first_batch:
+                    first = await signals.enter_async_context(
+                        AttemptSignal(attempt, first_batch_of(attempt, run_id))
+                    )
+                    options["on_batch"] = first.send
+                if attempt.shard:
+                    begun = await signals.enter_async_context(AttemptSignal(attempt, shard_started(attempt)))
+                    options["on_begin"] = begun.send
+                return await self._run(attempt, **options)
 
         return run_role
 
@@ -116,6 +189,14 @@ def _refuse_role(role: str) -> ApplicationError:
     return refuse_local(f"this engine does not host role {role!r}")
 
 
+class BatchFailed(Exception):
+    """A batch has failed. `failure` says why."""
+
+    def __init__(self, failure: AttemptFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
 class RoleExecutor:
     """Runs a handler for one attempt, on the handler's own loop."""
 
@@ -127,9 +208,12 @@ class RoleExecutor:
         worker: WorkerContext,
         roles: RoleContext,
         on_batch: Callable[[], None] = lambda: None,
+        on_begin: Callable[[], None] = lambda: None,
         may_repeat: bool = False,
     ) -> None:
         """Prepare the attempt. `on_batch` is called when the attempt, or an earlier one, has stored its first batch.
+
+        `on_begin` is called when the attempt has begun.
 
         With `may_repeat`, Temporal may run the attempt again from the start, as it does for a local activity.
         """
@@ -144,7 +228,9 @@ class RoleExecutor:
         self._ctx = RunContext(
             attempt=attempt,
             worker_id=worker.worker_id,
-            artifacts=ArtifactsWriter(roles.artifacts, attempt, worker.worker_id, self._batch_stored),
+            artifacts=ArtifactsWriter(
+                roles.artifacts, attempt, worker.worker_id, self._batch_stored, self._fence_of
+            ),
             tasks=worker.tasks,
             run_id=run_id,
             clock=roles.clock,
@@ -154,18 +240,29 @@ class RoleExecutor:
         self._batches = 0
         self._uids = None if self._handler.allow_duplicate_uids else DistinctUids(self._handler)
         self._on_batch = on_batch
+        self._on_begin = on_begin
+        self._input: Input | None = None
         self._signaled = False
         self._ahead: Backpressure | None = None
         self._may_repeat = may_repeat
+        self._begun_at = time.monotonic()
         self._wait = Wait()
         self._log: AttemptLog | None = None
         self._slot: asyncio.Task[Any] | None = None
         """Waits for a slot of the worker."""
+        self._lost: LostTries | None = None
+        """The tries of batches that ended with their process; None before the first batch."""
+        self._skipped: set[str] = set()
+        """The batches of the node that a user has skipped."""
+        self._at_gate = False
+        """Whether a batch waits until it may run alone, or beside others."""
 
     def waits_for(self) -> str | None:
         """Return what holds the attempt back, for people; None if nothing does. Any thread may call this."""
         if self._slot is not None:
             return f"a free slot of worker {self._worker_id}, which also runs attempts of other tasks"
+        if self._at_gate:
+            return f"another batch of worker {self._worker_id}: one that was lost with its process runs alone"
         return self._ahead.waits_for if self._ahead is not None else None
 
     def cancel(self, reason: str, grace_sec: float) -> None:
@@ -210,13 +307,44 @@ class RoleExecutor:
             lease = await self._storage.begin()
         except TriedBefore as earlier:
             return await self._finish_earlier_try(earlier)
+        self._on_begin()
         self._attempt, self._values = await resolve(self._tasks, self._attempt)
-        self._ctx.begun(self._storage.params, self._attempt)
+        self._ctx.begun(self._storage.take_params(), self._attempt)
         with self._log_attempt(lease) as self._log:
             await self._signal_earlier_batches()
-            final = await self._run_handler()
-            await self._storage.end(final.metrics, final.artifacts_ref, final.vars)
-        return AttemptResult(worker_id=self._worker_id, batches=self._batches, version=self._attempt.version)
+            if self._attempt.shard:
+                return await self._run_shard()
+            final = await self._run_handler(self._call_hooks)
+            failed = await self._count_failed_batches()
+            await self._storage.end(final.metrics, final.artifacts_ref, final.vars, failed_batches=failed)
+        return self._make_result(failed_batches=failed or 0)
+
+    async def _count_failed_batches(self) -> int | None:
+        """Return how many batches the node has set aside; None if it sets none aside."""
+        if self._attempt.quarantine is None:
+            return None
+        _, failed = await self._storage.count_batches()
+        return failed
+
+    def _make_result(self, *, more: bool = False, failed_batches: int = 0) -> AttemptResult:
+        return AttemptResult(
+            worker_id=self._worker_id,
+            batches=self._batches,
+            version=self._attempt.version,
+            more=more,
+            failed_batches=failed_batches,
+        )
+
+    async def _run_shard(self) -> AttemptResult:
+        """Process batches until none is left, or until the shard hands over."""
+        try:
+            more = await self._run_handler(self._call_hooks_of_shard)
+        except AttemptFailed as error:
+            if error.failure.kind is FailureKind.FAILURE:
+                await self._storage.end_shard(FAILED, self._batches)
+            raise
+        await self._storage.end_shard(FINISHED, self._batches)
+        return self._make_result(more=more)
 
     def _log_attempt(self, lease: dict[str, Any]) -> AbstractContextManager[AttemptLog | None]:
         events = self._roles.events
@@ -256,10 +384,10 @@ class RoleExecutor:
         if self._ahead is not None:
             self._ahead.stored(uid)
 
-    async def _run_handler(self) -> FinalizeResult:
-        """Run the handler, and return its result. Raise its error as AttemptFailed."""
+    async def _run_handler(self, hooks: Callable[[], Awaitable[T]]) -> T:
+        """Call hooks of the handler, and return their result. Raise its error as AttemptFailed."""
         try:
-            return await self._call_hooks()
+            return await hooks()
         except AttemptFailed as error:
             raise AttemptFailed(without_values(error.failure, self._values)) from error.__cause__
         except FlowKitError:
@@ -271,6 +399,8 @@ class RoleExecutor:
             raise AttemptFailed(without_values(self._classify(error), self._values)) from error
         finally:
             await self._ctx.release()
+            if self._lost is not None:
+                await self._storage.end_tries()
 
     def _refuse_stray_cancel(self) -> None:
         """Raise AttemptFailed if the handler raised CancelledError without a cancel. The failure can be retried."""
@@ -280,13 +410,24 @@ class RoleExecutor:
             raise AttemptFailed(failure(reason_codes.CANCELLED_BY_WORKER, text, permanent=False)) from None
 
     async def _call_hooks(self) -> FinalizeResult:
+        await self._process_batches()
+        await self._check_quarantine(is_last=True)
+        return _check_final(await self._threads.call(self._handler.finalize, self._ctx))
+
+    async def _call_hooks_of_shard(self) -> bool:
+        """Process batches, and return whether some may be left."""
+        await self._process_batches()
+        await self._threads.call(self._handler.finalize_attempt, self._ctx)
+        return self._input is not None and self._input.more
+
+    async def _process_batches(self) -> None:
         attempt, handler, threads, ctx = self._attempt, self._handler, self._threads, self._ctx
         await threads.call(handler.init, self._describe_run(), **context_for(handler.init, ctx))
         loaded = await threads.call(
             handler.load_input, ctx.input_ref, ctx.input_inline, **context_for(handler.load_input, ctx)
         )
         with self._backpressure() as self._ahead:
-            source = Input(
+            source = self._input = Input(
                 attempt=attempt,
                 handler=handler,
                 ctx=ctx,
@@ -296,11 +437,18 @@ class RoleExecutor:
                 settings=self._roles.inputs,
                 ahead=self._ahead,
                 wait=self._wait,
+                hands_over=self._hands_over,
             )
             async with aclosing(source.batches(loaded)) as batches:
                 while await self._process_next(batches):
                     pass
-        return _check_final(await threads.call(handler.finalize, ctx))
+
+    def _hands_over(self) -> bool:
+        """Return whether a shard has run for so long that it hands over to its next attempt.
+
+        The task may then continue in a new run, or stop, without stopping a shard in the middle of a batch.
+        """
+        return time.monotonic() - self._begun_at >= SHARD_SEC
 
     def _backpressure(self) -> AbstractContextManager[Backpressure | None]:
         attempt = self._attempt
@@ -333,23 +481,117 @@ class RoleExecutor:
         uid = batch.batch_uid or _hash_payload(batch)
         if self._uids is not None:
             self._uids.add(uid, batch)
-        try:
-            result = check_result(await self._call_handler(batch))
-        except UNSTORABLE as error:
-            raise await self._store_failed_batch(uid, from_error(error)) from None
-        except (FlowKitError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            raise await self._store_failed_batch(uid, self._classify(error)) from error
-        if not result.success:
-            code = result.reason_code or reason_codes.ERROR
-            reported = failure(code, result.error or "", permanent=result.permanent)
-            raise await self._store_failed_batch(uid, reported)
-        await self._store(uid, result)
+        lost = await self._find_lost_tries(uid)
+        if uid in self._skipped:
+            return
+        if uid in lost.alone:
+            await self._set_aside(uid, _describe_lost(lost.counts[uid]), lost.counts[uid])
+            return
+        if not await self._try_until_settled(uid, batch, alone=lost.counts[uid] >= _LOST_TOGETHER):
+            return
         self._batches += 1
         self._batch_stored(uid)
         if self._log is not None:
             self._log.batch_ok(uid)
+
+    async def _try_until_settled(self, uid: str, batch: Batch, *, alone: bool) -> bool:
+        """Try a batch until its result is stored, or the node sets it aside. Return whether its result is stored."""
+        quarantine, tries = self._attempt.quarantine, 0
+        while True:
+            tries += 1
+            try:
+                await self._try(uid, batch, alone=alone)
+                return True
+            except BatchFailed as failed:
+                if quarantine is None:
+                    raise await self._store_failed_batch(uid, failed.failure) from failed.__cause__
+                if failed.failure.permanent or tries >= quarantine.attempts:
+                    await self._set_aside(uid, failed.failure, tries)
+                    return False
+                await self._wait_before_try(uid, failed.failure, tries)
+
+    async def _find_lost_tries(self, uid: str) -> LostTries:
+        """Return the tries that ended with their process. Read them again for a batch that the shard has taken over."""
+        if self._attempt.quarantine is None:
+            return _NONE_LOST
+        if self._lost is None:
+            self._skipped = await self._storage.skipped_batches()
+        if self._lost is None or self._fence_of(uid) > first_fence(self._attempt):
+            self._lost = await self._storage.lost_tries()
+        return self._lost
+
+    async def _try(self, uid: str, batch: Batch, *, alone: bool) -> None:
+        """Process a batch and store its result. Raise BatchFailed if it fails."""
+        try:
+            result = check_result(await self._pass_gate(uid, batch, alone=alone))
+            if not result.success:
+                code = result.reason_code or reason_codes.ERROR
+                raise BatchFailed(failure(code, result.error or "", permanent=result.permanent))
+            await self._storage.store_batch(uid, result.metrics, result.artifacts_ref, self._fence_of(uid))
+        except UNSTORABLE as error:
+            raise BatchFailed(from_error(error)) from None
+        except (FlowKitError, BatchFailed, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            raise BatchFailed(self._classify(error)) from error
+
+    async def _pass_gate(self, uid: str, batch: Batch, *, alone: bool) -> Any:
+        """Process a batch when it may run: beside others, or alone. Return the result of the handler."""
+        gate = self._roles.gate
+        if alone or gate.is_closed:
+            self._at_gate = True
+            try:
+                with self._wait.interruptible(), clock_stopped():
+                    alone = await gate.enter(alone=alone)
+            finally:
+                self._at_gate = False
+        else:
+            await gate.enter(alone=False)
+        try:
+            if self._attempt.quarantine is not None:
+                await self._storage.begin_try(uid, alone=alone)
+            return await self._call_handler(batch)
+        finally:
+            gate.leave(alone=alone)
+
+    async def _wait_before_try(self, uid: str, failure: AttemptFailure, tries: int) -> None:
+        """Wait before the next try of a failed batch, longer each time. A cancel ends the wait."""
+        shown = without_values(failure, self._values)
+        text = "batch %s of node %s failed in try %d of %d: %s: %s"
+        most = self._attempt.quarantine.attempts if self._attempt.quarantine is not None else tries
+        _logger.info(text, uid, self._attempt.node_id, tries, most, shown.code, shown.message)
+        with self._wait.interruptible():
+            await asyncio.sleep(min(_LONGEST_PAUSE_SEC, FIRST_PAUSE_SEC * 2 ** (tries - 1)))
+        await self._ctx.raise_if_cancelled()
+
+    async def _set_aside(self, uid: str, failure: AttemptFailure, tries: int) -> None:
+        """Store why a batch failed, and continue without it. Raise AttemptFailed if the node has set too many aside."""
+        shown = without_values(failure, self._values)
+        quarantined = {"error": shown.message, "tries": tries}
+        await self._storage.store_failed_batch(uid, shown.code, self._fence_of(uid), quarantined=quarantined)
+        if self._log is not None:
+            self._log.batch_failed(uid, shown)
+        await self._check_quarantine()
+
+    async def _check_quarantine(self, *, is_last: bool = False) -> None:
+        """Raise AttemptFailed if the node has set more batches aside than it may.
+
+        A share is judged when enough batches are known, and at the end.
+        """
+        quarantine = self._attempt.quarantine
+        if quarantine is None:
+            return
+        stored, failed = await self._storage.count_batches()
+        if quarantine.share is None:
+            most, limit = quarantine.most or 0, f"{quarantine.most:,}"
+        elif is_last or failed >= _SHARE_AFTER:
+            most = int(quarantine.share * (stored + failed))
+            limit = f"{quarantine.share * 100:g}% of {stored + failed:,}"
+        else:
+            return
+        if failed > most:
+            text = f"the node has set {failed:,} batches aside, and on_batch_failure.max is {limit}"
+            raise AttemptFailed(failure(reason_codes.TOO_MANY_FAILED_BATCHES, text, permanent=True))
 
     async def _call_handler(self, batch: Batch) -> Any:
         hook, processes = self._handler.process_batch, self._roles.processes
@@ -357,18 +599,15 @@ class RoleExecutor:
             return await self._threads.call(hook, batch, self._ctx)
         return await processes.process(self._attempt.role, batch, self._ctx)
 
-    async def _store(self, uid: str, result: BatchResult) -> None:
-        try:
-            await self._storage.store_batch(uid, result.metrics, result.artifacts_ref)
-        except UNSTORABLE as error:
-            raise await self._store_failed_batch(uid, from_error(error)) from None
-
     async def _store_failed_batch(self, uid: str, failure: AttemptFailure) -> AttemptFailed:
         failure = without_values(failure, self._values)
-        await self._storage.store_failed_batch(uid, failure.code)
+        await self._storage.store_failed_batch(uid, failure.code, self._fence_of(uid))
         if self._log is not None:
             self._log.batch_failed(uid, failure)
         return AttemptFailed(failure)
+
+    def _fence_of(self, uid: str) -> int:
+        return self._input.fence_of(uid) if self._input is not None and self._attempt.shard else 0
 
     def _classify(self, error: Exception) -> AttemptFailure:
         if isinstance(error, ProcessDied):
@@ -382,6 +621,14 @@ class RoleExecutor:
         except Exception:
             _logger.exception("classify_error of role %s raised an exception", self._attempt.role)
             return unexpected(error)
+
+
+_NONE_LOST = LostTries()
+
+
+def _describe_lost(count: int) -> AttemptFailure:
+    text = f"the process that ran it was lost {count} times, the last time while it ran no other batch"
+    return failure(reason_codes.WORKER_PROCESS_DIED, text, permanent=True)
 
 
 def _hash_payload(batch: Batch) -> str:

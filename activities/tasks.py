@@ -1,4 +1,4 @@
-"""The engine's own activities, which open a task, record the state that its workflow reports, and close it."""
+"""The engine's own activities, which open a task, change it, record the state that its workflow reports, and close it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from flowkit.adapters.tasks.store import is_same_database, show_database
-from flowkit.adapters.tasks.stored_graphs import StoredGraphs, unpack_task
+from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
 from flowkit.attempt.failures import cut, refusal
 from flowkit.errors import (
     FlowKitError,
@@ -21,20 +21,26 @@ from flowkit.errors import (
     StoreUnavailable,
     WrongDeployment,
 )
+from flowkit.graph.changes import change_graph, change_problems
 from flowkit.graph.conditions import condition_problems, has_conditions
 from flowkit.graph.params import PARAMS_SCHEMA, params_problems
-from flowkit.graph.submission import external_problem
+from flowkit.graph.submission import external_problem, is_large, validate_input
 from flowkit.graph.validation import normalized, parse_graph, raise_if, too_many_nodes, unknown_function
 from flowkit.models import (
+    BatchesSettled,
     CloseTask,
+    GraphChange,
+    GraphChanged,
     Opened,
     OpenTask,
     ReadStoredGraph,
     RecordTask,
     ResetDone,
     ResetNodes,
+    SettleBatches,
     temporal_names,
 )
+from flowkit.models.columns import unpack
 from flowkit.validation.storable import storage_problems
 
 if TYPE_CHECKING:
@@ -64,7 +70,7 @@ async def unknown_namespace() -> str:
 
 
 class TaskActivities:
-    """The activities `open_task`, `record` and `close_task` for one database."""
+    """The activities that open, change, record and close the tasks of one database."""
 
     def __init__(
         self,
@@ -91,7 +97,10 @@ class TaskActivities:
     @property
     def all(self) -> list[Callable[..., Any]]:
         """Return the activities to register with a Temporal worker."""
-        return [self.open_task, self.record, self.close_task, self.read_stored_graph, self.reset_nodes]
+        return [
+            *(self.open_task, self.record, self.close_task, self.read_stored_graph),
+            *(self.reset_nodes, self.change_graph, self.settle_batches),
+        ]
 
     @activity.defn(name=temporal_names.OPEN_TASK)
     async def open_task(self, opening: OpenTask) -> Opened:
@@ -128,6 +137,53 @@ class TaskActivities:
     async def _reset(self, record: ResetNodes) -> ResetDone:
         await check_database(self._tasks, record.task_id, record.deployment)
         return ResetDone(epochs=await self._tasks.reset_nodes(record, self._artifacts))
+
+    @activity.defn(name=temporal_names.SETTLE_BATCHES)
+    async def settle_batches(self, record: SettleBatches) -> BatchesSettled:
+        """Skip, or forget, batches that a node has set aside."""
+        async with heartbeats():
+            return await self._run_on_portal(self._settle(record))
+
+    async def _settle(self, record: SettleBatches) -> BatchesSettled:
+        await check_database(self._tasks, record.task_id, record.deployment)
+        return BatchesSettled(left=await self._tasks.settle_batches(record, self._artifacts))
+
+    @activity.defn(name=temporal_names.CHANGE_GRAPH)
+    async def change_graph(self, change: GraphChange) -> GraphChanged:
+        """Validate the changed graph of a running task, and write the change to the task document."""
+        namespace_id = await self._namespace_id()
+        async with heartbeats():
+            return await self._run_on_portal(self._change(change, namespace_id))
+
+    async def _change(self, change: GraphChange, namespace_id: str) -> GraphChanged:
+        """Raise GraphError, and write nothing, if the changed graph is not valid."""
+        await check_database(self._tasks, change.task_id, change.deployment)
+        task = (
+            unpack(change.task)
+            if change.stored is None
+            else await self._stored.load(change.task_id, change.stored)
+        )
+        graph = change_graph(task["graph"], change.added, {each.index: each.node for each in change.changed})
+        changed = {**task, "graph": graph}
+        await asyncio.to_thread(self._check_change, change, task["graph"], changed)
+        stored = None
+        if change.stored is not None or is_large(changed):
+            stored = await self._stored.put(change.task_id, changed, namespace_id)
+        return GraphChanged(epochs=await self._tasks.change_graph(change, graph), stored=stored)
+
+    def _check_change(self, change: GraphChange, before: dict[str, Any], changed: dict[str, Any]) -> None:
+        """Raise GraphError if a changed graph is not valid, or does not fit a task that has begun with `before`."""
+        after = validate_input(
+            change.task_id,
+            changed,
+            max_nodes=self._max_nodes,
+            external_roles=self._external_roles,
+            params_given=False,
+        )
+        replaced = {each.index for each in change.changed}
+        raise_if([*change_problems(normalized(before), after, change.added, replaced)])
+        nodes = [*(each.node for each in change.changed), *change.added["nodes"]]
+        raise_if([each for node in nodes if (each := unknown_function(node, self._functions))])
 
     async def _run_on_portal(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -265,10 +321,23 @@ class StoredTasks:
             )
         return found
 
+    async def load(self, task_id: str, stored: StoredGraph) -> dict[str, Any]:
+        """Return a stored graph, which was validated before, and its params."""
+        return await asyncio.to_thread(unpack_task, await self._read(task_id, stored))
+
+    async def _read(self, task_id: str, stored: StoredGraph) -> bytes:
+        return b"".join([await self.read_part(task_id, stored, part) for part in range(stored.parts)])
+
+    async def put(self, task_id: str, task: dict[str, Any], namespace_id: str) -> StoredGraph:
+        """Store the graph and params of a task."""
+        content = await asyncio.to_thread(pack_task, task)
+        return await self._graphs.put(
+            task_id, content, namespace_id=namespace_id, database_id=await self._tasks.database_id()
+        )
+
     async def load_graph(self, opening: OpenTask, stored: StoredGraph) -> OpenTask:
         """Return `opening` with the stored graph and params. Raise GraphError if the graph is not valid."""
-        parts = [await self.read_part(opening.task_id, stored, part) for part in range(stored.parts)]
-        task = await asyncio.to_thread(_unpack_valid, b"".join(parts))
+        task = await asyncio.to_thread(_unpack_valid, await self._read(opening.task_id, stored))
         return replace(opening, graph=task["graph"], params=task["params"])
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from bson import ObjectId
 from pymongo import ASCENDING, UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
@@ -28,6 +29,7 @@ from flowkit.adapters.entries import (
     Scan,
     as_scan,
     entries,
+    entry_of,
     fitting,
     is_whole,
     of_generation,
@@ -64,11 +66,14 @@ _CLAIM = [(name, ASCENDING) for name in ("task_id", "consumer_node", "from_node"
 
 _SHOWN_UID_CHARS = 80
 
-_REPLACED_FIELDS = ("artifacts_ref", "error")
+_REPLACED_FIELDS = ("artifacts_ref", "error", "quarantined")
 """Optional fields of an artifact that a new write of the same batch removes unless it sets them."""
 
 _LARGE_BYTES = 256 * 1024
 """Rows with more than this many bytes are written by themselves, so that small rows do not wait for them."""
+
+SET_ASIDE: dict[str, Any] = {"status": "failed", "quarantined": {"$exists": True}}
+"""The filter for batches that a node has set aside."""
 
 _MARKERS_AT_ONCE = 500
 _GENERATIONS_AT_ONCE = 100
@@ -161,6 +166,18 @@ def check_uid(uid: str) -> None:
         )
 
 
+def replaceable(epoch: int, fence: int) -> dict[str, Any]:
+    """Return the filter for rows that an attempt may replace.
+
+    Among the rows of shards, those with a lower or the same fencing number; among all others, those without a higher
+    epoch.
+    """
+    by_epoch: dict[str, Any] = {"attempt_epoch": {"$not": {"$gt": epoch}}}
+    if not fence:
+        return by_epoch
+    return {"$or": [{"fence": {"$lte": fence}}, {"fence": {"$exists": False}, **by_epoch}]}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Row:
     key: dict[str, Any]
@@ -170,6 +187,8 @@ class _Row:
     """Fields that are written only when the row is created."""
     forgotten: tuple[str, ...]
     """Fields of an earlier write that this write removes unless it sets them."""
+    fence: int = 0
+    """Fencing number of the batch of a shard; 0 for other rows, which only the epoch fences."""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -177,16 +196,21 @@ class _Row:
 
     @property
     def document(self) -> dict[str, Any]:
-        return {**self.values, **self.first, **self.fields, "attempt_epoch": self.epoch}
+        return {**self.values, **self.first, **self._written}
+
+    @property
+    def _written(self) -> dict[str, Any]:
+        fence = {"fence": self.fence} if self.fence else {}
+        return {**self.fields, "attempt_epoch": self.epoch, **fence}
 
     @property
     def replaceable(self) -> dict[str, Any]:
         """The filter for a stored row that this one may replace."""
-        return {**self.key, "attempt_epoch": {"$not": {"$gt": self.epoch}}}
+        return {**self.key, **replaceable(self.epoch, self.fence)}
 
     @property
     def update(self) -> dict[str, Any]:
-        fields = {**self.fields, "attempt_epoch": self.epoch}
+        fields = self._written
         gone = {name: "" for name in self.forgotten if name not in fields}
         written = {"$set": fields}
         return {**written, "$unset": gone} if gone else written
@@ -210,13 +234,14 @@ class _FencedRows:
         size: int,
         forgotten: tuple[str, ...] = (),
         exists: bool = False,
+        fence: int = 0,
     ) -> None:
-        """Write the row with this `key`, which probably `exists`. Raise Fenced if a higher epoch has written it.
+        """Write the row with this `key`, which probably `exists`. Raise Fenced if `replaceable` excludes the stored one.
 
         An existing row keeps its `first` fields and loses the `forgotten` fields that are not in `fields`. `size` is
         the size of the user's part of the row in bytes.
         """
-        row = _Row(key=key, epoch=epoch, fields=fields, first=first, forgotten=forgotten)
+        row = _Row(key=key, epoch=epoch, fields=fields, first=first, forgotten=forgotten, fence=fence)
         if size > _LARGE_BYTES:
             await (self._update(row) if exists else self._replace(row))
         else:
@@ -288,8 +313,11 @@ class ArtifactStore:
         at: float,
         *,
         artifacts_ref: dict[str, Any] | None = None,
+        fence: int = 0,
     ) -> None:
         """Store the result of a batch: write its metrics row and its artifact concurrently.
+
+        `fence` is the fencing number of the batch in a shard.
 
         Raise BadMetrics, BatchTooLarge or BadBatchUid before the first write.
         """
@@ -297,23 +325,31 @@ class ArtifactStore:
         meta, size = storable(f"metrics of batch {batch_uid!r}", metrics)
         more = _reference(f"artifacts_ref of batch {batch_uid!r}", artifacts_ref)
         await gather_writes(
-            self._store_metrics(attempt, batch_uid, at, {"metrics": meta}, size)
+            self._store_metrics(attempt, batch_uid, at, {"metrics": meta}, size, fence)
             if meta
-            else self._delete_failed_row(attempt, batch_uid),
-            self._store_partial(attempt, batch_uid, meta, worker_id, at, size, more),
+            else self._delete_failed_row(attempt, batch_uid, fence),
+            self._store_partial(attempt, batch_uid, meta, worker_id, at, size, more, fence),
         )
 
     @translate_errors
-    async def _delete_failed_row(self, attempt: AttemptInput, batch_uid: str) -> None:
-        row = {**_key(attempt, batch_uid), "failed": True, "attempt_epoch": {"$lte": attempt.epoch}}
-        await self._metrics.delete_one(row)
+    async def _delete_failed_row(self, attempt: AttemptInput, batch_uid: str, fence: int) -> None:
+        own = replaceable(attempt.epoch, fence) if fence else {"attempt_epoch": {"$lte": attempt.epoch}}
+        await self._metrics.delete_one({**_key(attempt, batch_uid), "failed": True, **own})
 
     async def store_failed_batch(
-        self, attempt: AttemptInput, batch_uid: str, reason: str, at: float, *, worker_id: str = ""
+        self,
+        attempt: AttemptInput,
+        batch_uid: str,
+        reason: str,
+        at: float,
+        *,
+        worker_id: str = "",
+        fence: int = 0,
+        quarantined: dict[str, Any] | None = None,
     ) -> None:
         """Record in the metrics row and in the artifact that a batch failed. A later success replaces both.
 
-        Raise BadBatchUid before the first write.
+        `quarantined` says why the batch is set aside: `error` and `tries`. Raise BadBatchUid before the first write.
         """
         check_uid(batch_uid)
         row = {"metrics": {}, "failed": True, "reason": reason}
@@ -323,11 +359,29 @@ class ArtifactStore:
             "meta": {},
             "size": EMPTY_BYTES,
             "worker_id": worker_id,
+            **({"quarantined": quarantined} if quarantined is not None else {}),
         }
         await gather_writes(
-            self._store_metrics(attempt, batch_uid, at, row, size=0),
-            self._store_artifact(attempt, batch_uid, fields, at, size=0),
+            self._store_metrics(attempt, batch_uid, at, row, size=0, fence=fence),
+            self._store_artifact(attempt, batch_uid, fields, at, size=0, fence=fence),
         )
+
+    @translate_errors
+    async def seal(self, attempt: AttemptInput) -> None:
+        """Let no shard of the node replace results that shards have stored: a lost one may have taken over a batch and return.
+
+        A failed batch that is not set aside stays replaceable, because shards that run later in this generation try it again.
+        """
+        own = {"task_id": attempt.task_id, "node_id": attempt.node_id}
+        first, sealed = first_fence(attempt), (attempt.generation + 1) << _GENERATION_BITS
+        stored: dict[str, Any] = {**own, "fence": {"$gte": first, "$lt": sealed}}
+        kinds: list[tuple[Any, dict[str, Any]]] = [
+            (self._artifacts, {"status": "partial"}),
+            (self._metrics, {"failed": False}),
+        ]
+        for rows, succeeded in kinds:
+            kind = succeeded if attempt.quarantine is None else {}
+            await rows.update_many(stored | kind, {"$set": {"fence": sealed}})
 
     async def store_final(self, attempt: AttemptInput, metrics: dict[str, Any], at: float) -> None:
         """Store a node's final metrics."""
@@ -335,12 +389,19 @@ class ArtifactStore:
         await self._store_metrics(attempt, FINAL_UID, at, {"metrics": meta, "final": True}, size)
 
     async def upsert_partial(
-        self, attempt: AttemptInput, batch_uid: str, meta: dict[str, Any], worker_id: str, at: float
+        self,
+        attempt: AttemptInput,
+        batch_uid: str,
+        meta: dict[str, Any],
+        worker_id: str,
+        at: float,
+        *,
+        fence: int = 0,
     ) -> None:
         """Write the artifact of one batch. Raise BadMetrics, BatchTooLarge or BadBatchUid before the write."""
         check_uid(batch_uid)
         stored, size = storable(f"meta of batch {batch_uid!r}", meta)
-        await self._store_partial(attempt, batch_uid, stored, worker_id, at, size, {})
+        await self._store_partial(attempt, batch_uid, stored, worker_id, at, size, {}, fence)
 
     async def _store_partial(
         self,
@@ -351,14 +412,21 @@ class ArtifactStore:
         at: float,
         size: int,
         more: dict[str, Any],
+        fence: int = 0,
     ) -> None:
         fields = {"status": "partial", "meta": meta, "size": size, "worker_id": worker_id, **more}
-        await self._store_artifact(attempt, batch_uid, fields, at, size)
+        await self._store_artifact(attempt, batch_uid, fields, at, size, fence)
         self.notifier.notify(attempt.task_id, attempt.node_id, Entry(batch_uid, size))
 
     @translate_errors
     async def _store_artifact(
-        self, attempt: AttemptInput, batch_uid: str, fields: dict[str, Any], at: float, size: int
+        self,
+        attempt: AttemptInput,
+        batch_uid: str,
+        fields: dict[str, Any],
+        at: float,
+        size: int,
+        fence: int = 0,
     ) -> None:
         await self._artifact_rows.put(
             _key(attempt, batch_uid),
@@ -367,15 +435,23 @@ class ArtifactStore:
             {"payload": None, "created_at": moment(at)},
             size=size,
             forgotten=_REPLACED_FIELDS,
+            fence=fence,
         )
 
     @translate_errors
     async def _store_metrics(
-        self, attempt: AttemptInput, batch_uid: str, at: float, fields: dict[str, Any], size: int
+        self,
+        attempt: AttemptInput,
+        batch_uid: str,
+        at: float,
+        fields: dict[str, Any],
+        size: int,
+        fence: int = 0,
     ) -> None:
         row = {"failed": False, "reason": None, **fields, "ts_ms": int(at * 1000)}
         first = {"created_at": moment(at)}
-        await self._metrics_rows.put(_key(attempt, batch_uid), attempt.epoch, row, first, size=size)
+        key = _key(attempt, batch_uid)
+        await self._metrics_rows.put(key, attempt.epoch, row, first, size=size, fence=fence)
 
     @translate_errors
     async def mark_complete(
@@ -432,28 +508,36 @@ class ArtifactStore:
         )
 
     @translate_errors
-    async def delete_earlier_generations(self, task_id: str, first_epochs: Mapping[str, int]) -> None:
+    async def delete_earlier_generations(
+        self, task_id: str, first_epochs: Mapping[str, int], before: float
+    ) -> None:
         """Delete what earlier generations of these nodes have stored: batches, complete markers, metrics and claims.
 
         No reader of FlowKit counts these rows any more, but external workers read all that there are. External workers
-        write no epoch into their claims, so call this only before an attempt of the new generation runs.
+        write no epochs; of their rows, delete those that are older than `before` (Unix time), at which no attempt of
+        the new generation had begun. A process that was frozen may delete them late.
         """
-        await self.delete_earlier_rows(task_id, first_epochs)
+        await self.delete_earlier_rows(task_id, first_epochs, before)
         nodes = [*first_epochs.items()]
         for start in range(0, len(nodes), _GENERATIONS_AT_ONCE):
             some = nodes[start : start + _GENERATIONS_AT_ONCE]
-            claims = [{"consumer_node": node_id, **_earlier(epoch)} for node_id, epoch in some]
+            claims = [{"consumer_node": node_id, **_earlier(epoch, before)} for node_id, epoch in some]
             await self.claims.delete(task_id, claims)
 
     @translate_errors
-    async def delete_earlier_rows(self, task_id: str, first_epochs: Mapping[str, int]) -> None:
-        """Delete the batches, complete markers and metrics of earlier generations of these nodes."""
+    async def delete_earlier_rows(
+        self, task_id: str, first_epochs: Mapping[str, int], before: float | None = None
+    ) -> None:
+        """Delete the batches, complete markers and metrics of earlier generations of these nodes.
+
+        Keep rows without an epoch, unless they are older than `before`: a bridge has not confirmed them yet.
+        """
         nodes = [*first_epochs.items()]
         for start in range(0, len(nodes), _GENERATIONS_AT_ONCE):
             some = nodes[start : start + _GENERATIONS_AT_ONCE]
             rows = {
                 "task_id": task_id,
-                "$or": [{"node_id": node_id, **_earlier(epoch)} for node_id, epoch in some],
+                "$or": [{"node_id": node_id, **_earlier(epoch, before)} for node_id, epoch in some],
             }
             await gather_writes(self._artifacts.delete_many(rows), self._metrics.delete_many(rows))
 
@@ -471,7 +555,7 @@ class ArtifactStore:
         """Store the results with which an operator completes a node: batches, final metrics and complete marker."""
         for batch in outcome.batches:
             uid, metrics, ref = batch["batch_uid"], batch.get("metrics") or {}, batch.get("artifacts_ref")
-            await self.store_batch(attempt, uid, metrics, outcome.by, at, artifacts_ref=ref)
+            await self.store_batch(attempt, uid, metrics, "", at, artifacts_ref=ref)
         if outcome.metrics:
             await self.store_final(attempt, outcome.metrics, at)
         await self.mark_complete(
@@ -480,7 +564,6 @@ class ArtifactStore:
             attempt.epoch,
             outcome.metrics,
             at,
-            worker_id=outcome.by,
             artifacts_ref=outcome.artifacts_ref,
         )
 
@@ -549,14 +632,79 @@ class ArtifactStore:
         return int(await self._artifacts.count_documents({**stored, "status": "partial"}))
 
     @translate_errors
+    async def count_stored(self, attempt: AttemptInput) -> int:
+        """Return the number of batches that the node of an attempt has stored, in its present generation."""
+        stored = {"task_id": attempt.task_id, "node_id": attempt.node_id, "status": "partial"}
+        return int(await self._artifacts.count_documents(stored | of_generation(attempt.first_epoch)))
+
+    @translate_errors
     async def batch_uids(self, task_id: str, node_id: str, first_epoch: int = 0) -> set[str]:
         """Return the uids of a node's batches whose artifact and metrics row, if any, are both stored.
 
         Here and below, batches of earlier generations of the node, whose epochs are below `first_epoch`, do not count.
         """
         own = (task_id, node_id, first_epoch)
-        partials, rows = await asyncio.gather(self._partials(*own), self._rows(*own))
-        return {uid for uid, entry in partials.items() if is_whole(entry, rows.get(uid))}
+        stored, rows = await asyncio.gather(self._entries(*own), self._rows(*own))
+        return {uid for uid, entry in stored.items() if is_whole(entry, rows.get(uid))}
+
+    @translate_errors
+    async def _entries(self, task_id: str, node_id: str, first_epoch: int) -> dict[str, Entry]:
+        """Return a node's stored batches in any order. Needs less memory than `_partials`."""
+        own = {"task_id": task_id, "node_id": node_id, "status": "partial", **of_generation(first_epoch)}
+        wanted = {"_id": 0, "batch_uid": 1, "size": 1}
+        found: dict[str, Entry] = {}
+        async for partial in self._artifacts.find(own, wanted).batch_size(_DOCUMENTS):
+            if "batch_uid" in partial:
+                found[uid_text(partial["batch_uid"])] = entry_of(partial)
+        return found
+
+    @translate_errors
+    async def quarantined(self, attempt: AttemptInput) -> set[str]:
+        """Return the uids of the batches that the node of an attempt has set aside, in its present generation.
+
+        Omit those whose metrics row does not say so: the worker that wrote the artifact may have died before.
+        """
+        failed = _of_node(attempt) | {"failed": True}
+        found = [
+            rows.find(condition, {"_id": 0, "batch_uid": 1}).batch_size(_DOCUMENTS)
+            for rows, condition in ((self._artifacts, _set_aside(attempt)), (self._metrics, failed))
+        ]
+        artifacts, rows = [{uid_text(row["batch_uid"]) async for row in cursor} for cursor in found]
+        return artifacts & rows
+
+    @translate_errors
+    async def count_quarantined(self, attempt: AttemptInput) -> int:
+        """Return the number of these batches, without those that are skipped."""
+        return int(await self._artifacts.count_documents(_set_aside(attempt) | _NOT_SKIPPED))
+
+    @translate_errors
+    async def skipped(self, attempt: AttemptInput) -> set[str]:
+        """Return the uids of those of these batches that are skipped."""
+        cursor = self._artifacts.find(_set_aside(attempt) | _SKIPPED, {"_id": 0, "batch_uid": 1})
+        return {uid_text(row["batch_uid"]) async for row in cursor}
+
+    @translate_errors
+    async def skip_quarantined(self, attempt: AttemptInput, batch_uids: Sequence[str] | None) -> None:
+        """Skip batches that the node has set aside, up to this attempt: these, or all. They no longer count as failed."""
+        chosen = _up_to(attempt) | ({} if batch_uids is None else {"batch_uid": {"$in": [*batch_uids]}})
+        await self._artifacts.update_many(chosen, {"$set": {"quarantined.skipped": True}})
+
+    @translate_errors
+    async def forget_quarantined(self, attempt: AttemptInput, batch_uids: Sequence[str] | None) -> None:
+        """Forget batches that the node has set aside, up to this attempt: these, or all that are not skipped.
+
+        Another attempt of the node then tries them again. Forget its claims as well, so that its shards can claim them.
+        """
+        chosen = _NOT_SKIPPED if batch_uids is None else {"batch_uid": {"$in": [*batch_uids]}}
+        cursor = self._artifacts.find(_up_to(attempt) | chosen, {"_id": 0, "batch_uid": 1})
+        uids = [row["batch_uid"] async for row in cursor.batch_size(_DOCUMENTS)]
+        for start in range(0, len(uids), _DOCUMENTS):
+            some = {"batch_uid": {"$in": uids[start : start + _DOCUMENTS]}}
+            own = {"task_id": attempt.task_id, "node_id": attempt.node_id, "failed": True}
+            await self._metrics.delete_many({**own, "attempt_epoch": {"$lte": attempt.epoch}, **some})
+            await self._artifacts.delete_many(_up_to(attempt) | some)
+        claims = {"consumer_node": attempt.node_id, "attempt_epoch": {"$not": {"$gt": attempt.epoch}}}
+        await self.claims.delete(attempt.task_id, [claims])
 
     @translate_errors
     async def _partials(self, task_id: str, node_id: str, first_epoch: int) -> dict[str, Entry]:
@@ -573,12 +721,12 @@ class ArtifactStore:
 
     async def stored_uids(self, task_id: str, node_id: str, first_epoch: int = 0) -> set[str]:
         """Return the uids of a node's stored batches."""
-        return set(await self._partials(task_id, node_id, first_epoch))
+        return set(await self._entries(task_id, node_id, first_epoch))
 
     async def _rows(self, task_id: str, node_id: str, first_epoch: int) -> dict[str, bool]:
         """Return whether a batch failed, for each batch that has a metrics row."""
         own = {"task_id": task_id, "node_id": node_id, **of_generation(first_epoch)}
-        cursor = self._metrics.find(own, {"_id": 0, "batch_uid": 1, "failed": 1})
+        cursor = self._metrics.find(own, {"_id": 0, "batch_uid": 1, "failed": 1}).batch_size(_DOCUMENTS)
         return {uid_text(row.get("batch_uid")): bool(row.get("failed")) async for row in cursor}
 
     async def pages(
@@ -614,13 +762,35 @@ class ArtifactStore:
         return [found[uid] for uid in map(uid_text, (entry.uid for entry in page)) if uid in found]
 
 
+def _of_node(attempt: AttemptInput) -> dict[str, Any]:
+    return {"task_id": attempt.task_id, "node_id": attempt.node_id, **of_generation(attempt.first_epoch)}
+
+
+def _set_aside(attempt: AttemptInput) -> dict[str, Any]:
+    return {**_of_node(attempt), **SET_ASIDE}
+
+
+_SKIPPED: dict[str, Any] = {"quarantined.skipped": True}
+_NOT_SKIPPED: dict[str, Any] = {"quarantined.skipped": {"$ne": True}}
+
+
+def _up_to(attempt: AttemptInput) -> dict[str, Any]:
+    """Return the filter for the batches that the node has set aside in its present generation, up to an attempt."""
+    epochs = {"$gte": attempt.first_epoch, "$lte": attempt.epoch}
+    return {**_set_aside(attempt), "attempt_epoch": epochs}
+
+
 def _reference(what: str, given: dict[str, Any] | None) -> dict[str, Any]:
     """Return the field that holds a handler's reference, or `{}` if there is no reference."""
     return {} if given is None else {"artifacts_ref": storable(what, given)[0]}
 
 
-def _earlier(first_epoch: int) -> dict[str, Any]:
-    return {"attempt_epoch": {"$not": {"$gte": first_epoch}}}
+def _earlier(first_epoch: int, before: float | None) -> dict[str, Any]:
+    by_epoch = {"attempt_epoch": {"$lt": first_epoch}}
+    if before is None:
+        return by_epoch
+    oldest_kept = ObjectId.from_datetime(moment(before))
+    return {"$or": [by_epoch, {"attempt_epoch": None, "_id": {"$lt": oldest_kept}}]}
 
 
 def _key(attempt: AttemptInput, batch_uid: str) -> dict[str, Any]:
@@ -670,6 +840,41 @@ def _duplicate_indexes(error: BulkWriteError) -> set[int]:
     return {problem["index"] for problem in problems}
 
 
+class Claim(NamedTuple):
+    """The claim of a batch by a node with shards."""
+
+    from_node: str
+    batch_uid: Any
+    """The uid as stored."""
+    epoch: int
+    """The epoch of the attempt that has it."""
+    fence: int
+    """Its fencing number, which each take-over raises; 0 for a claim that no shard has made."""
+
+
+_GENERATION_BITS = 32
+_DOCUMENTS = 1_000
+"""How many small documents a cursor receives at once. By default it holds 16 MB of them, which are much more as objects."""
+
+
+def first_fence(attempt: AttemptInput) -> int:
+    """Return the fencing number of a new claim: those of a later generation are higher, whatever was taken over before."""
+    return (attempt.generation << _GENERATION_BITS) + 1
+
+
+def _claim_key(attempt: AttemptInput, from_node: str, batch_uid: Any) -> dict[str, Any]:
+    return {
+        "task_id": attempt.task_id,
+        "consumer_node": attempt.node_id,
+        "from_node": from_node,
+        "batch_uid": batch_uid,
+    }
+
+
+def _owned(attempt: AttemptInput, fence: int, at: float) -> dict[str, Any]:
+    return {"attempt_epoch": attempt.epoch, "fence": fence, "claimed_at": moment(at)}
+
+
 class Claims:
     """The collection `stream_progress` of one database."""
 
@@ -711,6 +916,67 @@ class Claims:
             await self._claim_again(attempt, from_node, refused, at)
         claimed = Claimed(attempt.node_id, len(claims) - len(refused), began)
         self.notifier.notify(attempt.task_id, from_node, claimed)
+
+    @translate_errors
+    async def make_new(
+        self, attempt: AttemptInput, from_node: str, batch_uids: Sequence[Any], at: float
+    ) -> set[int]:
+        """Claim those of these batches for a shard that nobody has claimed. Return their places in the list."""
+        claims = [
+            {**_claim_key(attempt, from_node, uid), **_owned(attempt, first_fence(attempt), at)}
+            for uid in batch_uids
+        ]
+        won, began = {*range(len(claims))}, time.monotonic()
+        try:
+            await self._claims.insert_many(claims, ordered=False)
+        except BulkWriteError as error:
+            won -= _duplicate_indexes(error)
+        self.notifier.notify(attempt.task_id, from_node, Claimed(attempt.node_id, len(won), began))
+        return won
+
+    @translate_errors
+    async def of_attempts(self, attempt: AttemptInput, epochs: Sequence[int]) -> list[Claim]:
+        """Return the claims that attempts of a node with these epochs have."""
+        own = {"task_id": attempt.task_id, "consumer_node": attempt.node_id}
+        shown = {"_id": 0, "from_node": 1, "batch_uid": 1, "attempt_epoch": 1, "fence": 1}
+        found = self._claims.find({**own, "attempt_epoch": {"$in": [*epochs]}}, shown)
+        return [
+            Claim(each["from_node"], each["batch_uid"], each["attempt_epoch"], each.get("fence") or 0)
+            async for each in found
+        ]
+
+    @translate_errors
+    async def of_others(
+        self, attempt: AttemptInput, from_node: str, between: tuple[str, str] | None = None
+    ) -> set[str]:
+        """Return the uids of the batches of `from_node` that other attempts of the node have claimed, as text.
+
+        `between` is the first and the last uid of those that the caller needs.
+        """
+        claims: dict[str, Any] = {
+            "task_id": attempt.task_id,
+            "consumer_node": attempt.node_id,
+            "from_node": from_node,
+            "attempt_epoch": {"$ne": attempt.epoch},
+        }
+        if between is not None:
+            claims["batch_uid"] = {"$gte": between[0], "$lte": between[1]}
+        found = self._claims.find(claims, {"_id": 0, "batch_uid": 1}).batch_size(_DOCUMENTS)
+        return {uid_text(each["batch_uid"]) async for each in found}
+
+    @translate_errors
+    async def take_over(self, attempt: AttemptInput, claim: Claim, at: float) -> int | None:
+        """Take over a claim for a shard. Return its fencing number; None if another attempt has taken it over before."""
+        fence = max(claim.fence + 1, first_fence(attempt))
+        unchanged = {"attempt_epoch": claim.epoch, "fence": claim.fence or None}
+        done = await self._claims.update_one(
+            {**_claim_key(attempt, claim.from_node, claim.batch_uid), **unchanged},
+            {"$set": _owned(attempt, fence, at)},
+        )
+        if done.matched_count:
+            return fence
+        mine = {**_claim_key(attempt, claim.from_node, claim.batch_uid), "attempt_epoch": attempt.epoch}
+        return fence if await self._claims.find_one({**mine, "fence": fence}, {"_id": 1}) else None
 
     async def _claim_again(self, attempt: AttemptInput, from_node: str, uids: list[Any], at: float) -> None:
         """Take over claims of earlier attempts. Claims of external workers have no epoch and count as earlier."""

@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
 def entries(partials: Iterable[dict[str, Any]]) -> dict[str, Entry]:
     """Return the batches keyed by the text of their uid, oldest first. Skip documents without a `batch_uid`."""
-    return {uid_text(each["batch_uid"]): _entry(each) for each in oldest_first(partials)}
+    return {uid_text(each["batch_uid"]): entry_of(each) for each in oldest_first(partials)}
 
 
 def oldest_first(artifacts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -59,7 +59,8 @@ def oldest_first(artifacts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted((each for each in artifacts if "batch_uid" in each), key=_age)
 
 
-def _entry(partial: dict[str, Any]) -> Entry:
+def entry_of(partial: dict[str, Any]) -> Entry:
+    """Return a stored batch. The artifact has a `batch_uid`."""
     size = partial.get("size")
     return Entry(partial["batch_uid"], size if isinstance(size, int) else None)
 
@@ -122,7 +123,7 @@ class Mark(NamedTuple):
 class Scan:
     """The batches and complete markers that a scan has found."""
 
-    batches: dict[str, dict[str, Entry]]
+    batches: Mapping[str, Mapping[str, Entry]]
     """Batches of each source, keyed by the text of their uid, oldest first."""
     markers: dict[str, int]
     """Epoch of the complete marker, for each source that has a marker."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING
 from pymongo.errors import DuplicateKeyError
 
+from flowkit.adapters.map_items import ItemSet, MapItems
 from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
 from flowkit.core.utils import stable_hash
 from flowkit.errors import BadExpression
@@ -24,11 +26,14 @@ class InputValues:
 
     def __init__(self, db: Database) -> None:
         self._rows = durable(db).input_values
+        self.items = MapItems(db)
+        """The items of nodes with `map`."""
 
     @translate_errors
     async def prepare(self) -> None:
         """Create the index by which `flowkit purge` finds the rows of a task."""
         await ensure_index(self._rows, [("task_id", ASCENDING)], "ix_input_values_task")
+        await self.items.prepare()
 
     @translate_errors
     async def put(
@@ -41,15 +46,18 @@ class InputValues:
         *,
         run_id: str,
         attempt: int,
+        items: ItemSet | None = None,
     ) -> None:
         """Store the values of a node's expressions, by text. `attempt` is the try of the activity, in the run `run_id`.
 
-        An earlier try that ends late changes nothing.
+        `items` is the set of stored items of a node with `map`. An earlier try that ends late changes nothing.
         """
         key = {"_id": _row_id(task_id, node_id, generation)}
-        own = {"task_id": task_id, "node_id": node_id, "generation": generation}
+        own: dict[str, Any] = {"task_id": task_id, "node_id": node_id, "generation": generation}
         earlier = [{"run_id": {"$ne": run_id}}, {"attempt": {"$lte": attempt}}]
         evaluated = {"run_id": run_id, "attempt": attempt, "created_at": moment(at)}
+        if items is not None:
+            own["items"] = asdict(items)
         stored = {**own, **evaluated, "values": json.dumps(values, ensure_ascii=False, allow_nan=False)}
         with suppress(DuplicateKeyError):
             await self._rows.update_one({**key, "$or": earlier}, {"$set": stored}, upsert=True)
@@ -65,6 +73,26 @@ class InputValues:
             )
         values: dict[str, Any] = json.loads(found["values"])
         return values
+
+    @translate_errors
+    async def item_set(self, attempt: AttemptInput) -> ItemSet:
+        """Return the set of items that an attempt processes. Raise BadExpression if it is not stored."""
+        key = _row_id(attempt.task_id, attempt.node_id, attempt.generation)
+        found = await self._rows.find_one({"_id": key}, {"items": 1}) or {}
+        if not found.get("items"):
+            raise BadExpression(
+                f"the items of node {attempt.node_id!r} are not in MongoDB; start the task again"
+            )
+        return ItemSet(**found["items"])
+
+    @translate_errors
+    async def batches(self, task_id: str) -> dict[tuple[str, int], int]:
+        """Return the number of batches of the nodes of a task with `map`, by node id and generation."""
+        rows = self._rows.find(
+            {"task_id": task_id, "items": {"$exists": True}},
+            {"_id": 0, "node_id": 1, "generation": 1, "items.batches": 1},
+        )
+        return {(row["node_id"], row["generation"]): row["items"]["batches"] async for row in rows}
 
 
 def _row_id(task_id: str, node_id: str, generation: int) -> str:

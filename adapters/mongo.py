@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from bson.errors import BSONError
+from bson.raw_bson import RawBSONDocument
 from pymongo import ReadPreference, WriteConcern
 from pymongo import errors as pymongo_errors
 
@@ -94,6 +95,17 @@ def durable(db: Database) -> Database:
         )
     _warn_once(", ".join(weaknesses(db)))
     return db.with_options(write_concern=durable_concern(given), read_preference=ReadPreference.PRIMARY)
+
+
+def undecoded(collection: Any) -> Any:
+    """Return a handle on a collection whose documents keep their BSON until a field is read.
+
+    The database in memory has documents of its own, and its handles are returned as they are.
+    """
+    if not hasattr(type(collection), "with_options"):
+        return collection
+    options = collection.codec_options.with_options(document_class=RawBSONDocument)
+    return collection.with_options(codec_options=options)
 
 
 def durable_concern(given: WriteConcern) -> WriteConcern:

@@ -21,12 +21,13 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import baseline, external, inline, streaming
+from benchmarks import baseline, external, flows, flows_by_hand, inline, shards, streaming, wide_by_hand
 from benchmarks.actions import Actions
 from benchmarks.bare_bridge import DISPATCHES as BARE_DISPATCHES
 from benchmarks.batches import BATCHES, bare_loop, one_node
 from benchmarks.cases import CASES, Case, by_flowkit, by_hand, sample
 from benchmarks.processes import OPTIMIZING, flowkit, machine, process
+from benchmarks.shards import WideNodes
 from benchmarks.streaming import Streaming
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.client import TaskClient
@@ -43,10 +44,16 @@ QUEUE = "benchmark"
 RAW_CHAIN_MS = 9.0
 """Milliseconds per node in a chain of raw activities without MongoDB writes, measured once on a quiet machine."""
 
-DATABASES = ("flowkit", "baseline", "baseline_functions", "bare_loop", external.DATABASE)
+DATABASES = (
+    *("flowkit", "baseline", "baseline_functions", "bare_loop"),
+    external.DATABASE,
+    wide_by_hand.DATABASE,
+    flows_by_hand.DATABASE,
+)
 COLLECTIONS = (
-    *("tasks", "artifacts", "metrics_raw", "stream_progress", "worker_events"),
+    *("tasks", "artifacts", "metrics_raw", "stream_progress", "node_shards", "worker_events"),
     *("dispatches", BARE_DISPATCHES),
+    *("flows", "flow_messages", "flow_events"),
 )
 
 console = Console(width=120)
@@ -59,23 +66,22 @@ def main(
     ),
     only: Annotated[str, typer.Option(help="Only cases with this text in their name.")] = "",
 ) -> None:
-    """Run every case on both sides in turn and print the ratios; takes about seven minutes."""
+    """Run every case on both sides in turn and print the ratios; takes about eleven minutes."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.environ.setdefault("_JAVA_OPTIONS", OPTIMIZING)
     with (
         tempfile.TemporaryDirectory() as folder,
         Stack(Path(folder), keeps_data=False) as stack,
-        Kafka(Path(folder)) as kafka,
         ExitStack() as processes,
     ):
         os.environ.update(stack.exports)
-        for command in _commands():
-            processes.enter_context(process(command))
-        uvloop.run(external.provision(kafka.bootstrap_servers))
-        for command in external.commands():
-            processes.enter_context(process(command, external.environment(kafka.bootstrap_servers)))
-        results = uvloop.run(_measure(rounds, only, kafka.bootstrap_servers))
-        latencies = uvloop.run(_latencies(only))
+        results, latencies = [], []
+        if not only.startswith("flows"):
+            brokers = _start_processes(processes, Path(folder))
+            results = uvloop.run(_measure(rounds, only, _comparisons(brokers)))
+            latencies = uvloop.run(_latencies(only))
+        if any(only in name for name in flows.NAMES):
+            results += uvloop.run(_measure(rounds, only, _flow_comparisons()))
     _print(
         results, "FlowKit compared with a hand-written workflow (streaming: with the same stages in sequence)"
     )
@@ -90,6 +96,17 @@ def main(
     console.print(f"figures: {out}")
 
 
+def _start_processes(processes: ExitStack, folder: Path) -> str:
+    """Start Kafka and the processes of all cases but those of flows, and return the addresses of the brokers."""
+    brokers = processes.enter_context(Kafka(folder)).bootstrap_servers
+    for command in _commands():
+        processes.enter_context(process(command))
+    uvloop.run(external.provision(brokers))
+    for command in external.commands():
+        processes.enter_context(process(command, external.environment(brokers)))
+    return brokers
+
+
 def _commands() -> list[list[str]]:
     engine, worker = ["engine", "--queue", QUEUE], ["worker", "benchmarks.handler:OneBatch", "--queue", QUEUE]
     by_hand_ = [sys.executable, "-m", "benchmarks.baseline"]
@@ -101,6 +118,7 @@ def _commands() -> list[list[str]]:
         [*by_hand_, "workflows"],
         [*by_hand_, "activities"],
         [sys.executable, "-m", "benchmarks.baseline_functions"],
+        *shards.commands(),
     ]
 
 
@@ -140,10 +158,49 @@ async def _comparisons(brokers: str) -> AsyncIterator[Comparison]:
     yield Comparison(
         name=streaming.STAGES, unit="s", target="<= 0.5", sides=stages, clean=clean, rounds=2, warms_up=False
     )
+    wide = WideNodes(
+        TaskClient(await connect(), TaskStore(mongo["flowkit"]), queue=shards.QUEUE),
+        await baseline.connect(),
+        mongo,
+    )
+    yield Comparison(
+        name=shards.BY_HAND,
+        unit="s",
+        target="<= 1.15",
+        sides=wide.beside_hand_written(),
+        clean=clean,
+        rounds=3,
+    )
+    yield Comparison(
+        name=shards.SPEED_UP,
+        unit="s",
+        target="<= 0.154",
+        sides=wide.beside_one_slot(),
+        clean=clean,
+        rounds=1,
+        warms_up=False,
+    )
     async with external.sides(mongo, brokers) as chains:
         name = f"chain of {external.NODES} external nodes"
         yield Comparison(
             name=name, unit="ms/node", target="<= 1.50", sides=chains, clean=clean, rounds=external.ROUNDS
+        )
+
+
+async def _flow_comparisons() -> AsyncIterator[Comparison]:
+    mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
+    clean = partial(_delete_documents, mongo)
+    async with flows.running(mongo) as made:
+        chain, at_once, status = made.chain(), made.at_once(), made.status()
+        rows: Any = {"clean": clean, "rounds": flows.ROUNDS, "warms_up": False}
+        yield Comparison(name=flows.CHAIN, unit="ms/job", target="<= 1.15", sides=chain, **rows)
+        yield Comparison(name=flows.AT_ONCE, unit="flows/s", target=">= 0.90", sides=at_once, **rows)
+        yield Comparison(
+            name=flows.STATUS,
+            unit="requests/s",
+            target=">= 0.70",
+            sides=status,
+            **{**rows, "clean": made.show_another},
         )
 
 
@@ -176,9 +233,9 @@ async def _rate(run: Callable[[int], Awaitable[float]]) -> float:
     return BATCHES / await run(BATCHES)
 
 
-async def _measure(rounds: int, only: str, brokers: str) -> list[dict[str, Any]]:
+async def _measure(rounds: int, only: str, comparisons: AsyncIterator[Comparison]) -> list[dict[str, Any]]:
     results = []
-    async for comparison in _comparisons(brokers):
+    async for comparison in comparisons:
         if only in comparison.name:
             results.append(await _result(comparison, min(rounds, comparison.rounds)))
             _print(results[-1:])

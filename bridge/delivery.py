@@ -19,7 +19,7 @@ from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
 from flowkit.adapters.dispatches import DispatchState, OutcomeKind
 from flowkit.adapters.mongo import gather_writes
 from flowkit.attempt.failures import failed_attempt
-from flowkit.attempt.first_batch import signal_first_batch
+from flowkit.attempt.signals import signal_first_batch
 from flowkit.attempt.storage import mark
 from flowkit.attempt.supervision import cancel_pending
 from flowkit.bridge.context import RecentEntries, activity_id

@@ -354,9 +354,9 @@ class RoleService:
 
     def _wait_for(self, problem: str) -> None:
         """Show why the role is not served, and log it once."""
-        if problem != self._unprepared:
+        known, self._unprepared = self._unprepared, problem
+        if problem != known:
             _logger.warning("role %s is not served yet: %s; retrying", self.role, problem)
-        self._unprepared = problem
 
     async def _seed_regularly(self) -> None:
         """Commit first offsets each minute, because Kafka deletes those of groups without members after 7 days."""

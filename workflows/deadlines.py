@@ -101,6 +101,11 @@ class Deadlines:
         self._states[index].deadline_at = at
         heapq.heappush(self._due, (at, index))
 
+    def restore(self, index: int) -> None:
+        """Count the deadline of a node again that may have passed while the node could not end."""
+        if (at := self._states[index].deadline_at) is not None:
+            self._set(index, at)
+
     def pause(self, index: int, now: float) -> None:
         """Let the deadline of a node stand still, if it has begun."""
         state = self._states[index]
@@ -176,6 +181,7 @@ class SilentAttempts:
         self, scheduler: Scheduler, *, run_id: str, stop_node: Callable[[int, AttemptFailure, str], None]
     ) -> None:
         """Call `stop_node` with the index, the failure and the cancel reason of each node that must end."""
+        self._scheduler = scheduler
         self._states = scheduler.states
         self._index_of = scheduler.index_of
         self._run_id = run_id
@@ -218,16 +224,16 @@ class SilentAttempts:
 
     def _lost(self, report: SilenceReport) -> list[int]:
         """Return the indexes of the nodes that have been silent for too long and do not stop yet."""
-        lost = [self._index_of[each.node_id] for each in report.silent if _is_lost(each, report)]
-        return [index for index in lost if self._states[index].status is NodeStatus.RUNNING]
+        lost = [each for each in report.silent if _is_lost(each, report) and self._is_running(each)]
+        indexes = [self._index_of[each.node_id] for each in lost]
+        return [index for index in indexes if self._states[index].status is NodeStatus.RUNNING]
 
     def _is_running(self, attempt: SilentAttempt) -> bool:
         index = self._index_of.get(attempt.node_id)
         return index is not None and self._is_current(index, attempt.epoch)
 
     def _is_current(self, index: int, epoch: int) -> bool:
-        state = self._states[index]
-        return state.status in _IN_FLIGHT and state.epoch == epoch
+        return self._states[index].status in _IN_FLIGHT and self._scheduler.is_current(index, epoch)
 
 
 def _is_lost(attempt: SilentAttempt, report: SilenceReport) -> bool:

@@ -84,9 +84,6 @@ class TaskDocument:
         self._publisher = publisher
         self.pulled = pulled_nodes(scheduler.nodes)
         """The ids of the nodes whose artifacts other nodes pull."""
-        self.acted_at = -1
-        """Length of the history in the workflow task that has applied the latest action. Temporal does not know of the
-        action before its end, so a write must not be local."""
         self._changed_nodes: dict[int, NodeRecord] = {}
         self._task_changed = False
         self._cancel_reason: str | None = None
@@ -98,6 +95,18 @@ class TaskDocument:
         self._no_longer_silent: set[int] = set()
         """The nodes to show as no longer silent."""
         self._writing: asyncio.Task[None] | None = None
+
+    def change_graph(self) -> None:
+        """Note that nodes were added to the graph, or changed.
+
+        The end of a node needs a marker if only a new node pulls from it, and it has ended without one.
+        """
+        before, self.pulled = self.pulled, pulled_nodes(self._scheduler.nodes)
+        for node_id in sorted(self.pulled - before):
+            index = self._scheduler.index_of[node_id]
+            if self._scheduler.states[index].status.ended:
+                self.write_node(index)
+        self._publisher.change_graph()
 
     def write_node(self, index: int, cancel_reason: str | None = None) -> None:
         """Schedule a write of the node's present state. With `cancel_reason`, it sets the node's own cancel flag."""
@@ -151,8 +160,7 @@ class TaskDocument:
         """
         await self.flush()
         record, nodes = self._make_close_record(result, reason), len(self._scheduler.nodes)
-        is_quick = local and not self._is_ordinary
-        is_local = is_quick and nodes <= _LOCAL_GRAPH_NODES and len(record.nodes) <= _LOCAL_NODES
+        is_local = local and nodes <= _LOCAL_GRAPH_NODES and len(record.nodes) <= _LOCAL_NODES
         while not await close_document(record, nodes, is_local=is_local):
             state = self._state
             await open_document(NewTask(params=state.params, graph=state.graph, stored=state.stored))
@@ -165,10 +173,6 @@ class TaskDocument:
             for index in unfinished:
                 self.write_node(index)
             await self.flush()
-
-    @property
-    def _is_ordinary(self) -> bool:
-        return self.acted_at == workflow.info().get_current_history_length()
 
     def _start_writing(self) -> None:
         if self._writing is None:
@@ -202,7 +206,7 @@ class TaskDocument:
         self._no_longer_silent.clear()
         self._actions_changed = False
         for part in split_record(record):
-            await record_document(part, of_nodes=len(self._scheduler.nodes), is_ordinary=self._is_ordinary)
+            await record_document(part, of_nodes=len(self._scheduler.nodes))
 
     def _make_action_record(self) -> ActionRecord:
         state = self._state.actions
@@ -227,6 +231,7 @@ class TaskDocument:
             unfinished={} if fit else self._group_by_status(unfinished),
             handled_failures=result.handled_failures,
             handled_failures_omitted=result.handled_failures_omitted,
+            failed_batches=result.failed_batches,
             reason=reason,
             deployment=self._state.opened.settings.deployment,
             status_history_omitted=self._publisher.omitted,
@@ -290,10 +295,9 @@ async def _open(opening: OpenTask) -> Opened:
     return opened
 
 
-async def record_document(record: RecordTask, of_nodes: int, *, is_ordinary: bool = False) -> None:
+async def record_document(record: RecordTask, of_nodes: int) -> None:
     """Write `record`, the state that only the workflow knows, to the document of a task with `of_nodes` nodes."""
-    is_local = may_be_local(record, of_nodes) and not is_ordinary
-    await (call_locally_first if is_local else call_engine)(
+    await (call_locally_first if may_be_local(record, of_nodes) else call_engine)(
         temporal_names.RECORD,
         without_defaults(record),
         summary=write_summary(record),
@@ -306,9 +310,9 @@ def may_be_local(record: RecordTask, of_nodes: int) -> bool:
     """Return whether a write may be a local activity: it takes milliseconds, and it will still be right if it is repeated.
 
     A local activity takes effect before Temporal knows that the workflow has run it. If its engine is killed, the next
-    engine may see more events, and no longer an update of the workflow that Temporal had not stored. The transitions of
-    nodes, and their deadlines, follow from events in the history, so that they stay. What an update has asked for, and
-    the cancel flags of the whole task, wait for an ordinary activity.
+    engine may see more events. The transitions of nodes, and their deadlines, follow from earlier events, so that they
+    stay. The cancel flags of the whole task wait for an ordinary activity, as does what an update has asked for: other
+    updates may follow, and would have to wait for a local one.
     """
     is_quick = len(record.nodes) <= _LOCAL_NODES and of_nodes <= _LOCAL_GRAPH_NODES
     asked = (

@@ -15,6 +15,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 
 from flowkit import reason_codes
 from flowkit.graph.cel import NODES
+from flowkit.graph.expressions import MAP_OVER
 from flowkit.limits import CONDITIONS_SEC
 from flowkit.models import (
     AttemptFailure,
@@ -75,16 +76,22 @@ def requests(
 
 def value_request(scheduler: Scheduler, node: Node, task_id: str, deployment: str) -> EvaluateConditions:
     """Return the input of the activity that evaluates the values by expression of a node."""
-    texts = list(dict.fromkeys(text for _, text in node.expressions))
-    nodes = facts_of(scheduler.states) if any(NODES in text for text in texts) else {}
+    nodes = facts_of(scheduler.states) if any(NODES in text for _, text in node.expressions) else {}
     return EvaluateConditions(
         task_id=task_id,
-        texts=texts,
+        texts=_input_texts(node),
         nodes=nodes,
         deployment=deployment,
         node_id=node.node_id,
         generation=scheduler.states[node.index].generation,
+        map_over=node.map.over if node.map is not None else "",
+        map_batch_size=node.map.batch_size if node.map is not None else 1,
     )
+
+
+def _input_texts(node: Node) -> list[str]:
+    """Return the expressions in the input of a node, each once."""
+    return list(dict.fromkeys(text for path, text in node.expressions if path != MAP_OVER))
 
 
 async def evaluate_values(request: EvaluateConditions) -> ConditionResults:
@@ -94,15 +101,18 @@ async def evaluate_values(request: EvaluateConditions) -> ConditionResults:
     except ActivityError as error:
         if is_cancelled_exception(error):
             raise asyncio.CancelledError from None
-        return ConditionResults(results=[_refused(error).error] * len(request.texts))
+        return ConditionResults(
+            results=[_refused(error).error] * (len(request.texts) + bool(request.map_over))
+        )
 
 
 def value_failure(node: Node, state: NodeState, found: ConditionResults) -> AttemptFailure | None:
     """Return the failure of a node whose values cannot be evaluated, which names the paths; None if they are stored."""
-    errors = dict(zip(dict.fromkeys(text for _, text in node.expressions), found.results, strict=True))
-    problem = next(
-        (f"{path}: {errors[text]}" for path, text in node.expressions if isinstance(errors[text], str)), None
-    )
+    by_text = dict(zip(_input_texts(node), found.results, strict=False))
+    results = {
+        path: found.results[-1] if path == MAP_OVER else by_text[text] for path, text in node.expressions
+    }
+    problem = next((f"{path}: {result}" for path, result in results.items() if isinstance(result, str)), None)
     if problem is None:
         state.evaluated = True
         return None

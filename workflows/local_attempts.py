@@ -161,7 +161,7 @@ def is_local_function(node: Node, state: NodeState, *, functions: Collection[str
 def is_inline(node: Node, state: NodeState, *, roles: Collection[str], streams: Streams) -> bool:
     """Return whether attempts of a node may run inside the engine, which hosts `roles`.
 
-    A node that pulls or streams waits for other nodes. A node on which others stream must start them while it runs, and
+    A node that pulls or streams waits for other nodes, and one with `map` may have many batches. A node on which others stream must start them while it runs, and
     a node that fell back before is too slow, or its engine does not host the role.
     """
     return (
@@ -169,6 +169,7 @@ def is_inline(node: Node, state: NodeState, *, roles: Collection[str], streams: 
         and not node.is_function
         and not state.ordinary
         and not node.pulls
+        and node.map is None
         and not node.streams_from
         and node.index not in streams.children
     )

@@ -13,7 +13,9 @@ functions follow the order of an attempt:
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +39,7 @@ from flowkit.workflows.display.summaries import attempt_summary, delay_summary, 
 from flowkit.workflows.engine_calls import cause_of
 from flowkit.workflows.evaluations import evaluate_values, value_failure, value_request
 from flowkit.workflows.local_attempts import fall_back, local_attempts_of
-from flowkit.workflows.payloads import json_size, read_runner, without_defaults
+from flowkit.workflows.payloads import json_size, read_failed_batches, read_runner, without_defaults
 from flowkit.workflows.retry import (
     NOT_REGISTERED,
     UNREQUESTED_CANCEL,
@@ -50,13 +52,14 @@ from flowkit.workflows.retry import (
 )
 from flowkit.workflows.scheduling.actions import Decision, list_function_sources
 from flowkit.workflows.scheduling.scheduler import HOLD
+from flowkit.workflows.shards import Shards
 from flowkit.workflows.slots import Slots, TaskSlots, concurrency_slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable
     from contextlib import AbstractAsyncContextManager
 
-    from flowkit.models import Node, NodeState, Settings
+    from flowkit.models import Node, NodeState, Settings, ShardStarted
     from flowkit.models.graphs import Approval
     from flowkit.workflows.deadlines import Deadlines
     from flowkit.workflows.document import TaskDocument
@@ -146,11 +149,13 @@ class RunningNodes:
         """The nodes whose attempt or wait a pause has cancelled, and which have not ended it yet."""
         self.stops: dict[int, AttemptFailure] = {}
         """The failures of the nodes that `stop` ends."""
-        self.local = local_attempts_of(
-            settings, scheduler, streak, is_only_running_node=lambda: len(self._running) == 1
-        )
+        self._streak = streak
+        self.local = self._find_local()
         self.concurrency = concurrency_slots_of(state, is_draining=self.starts_no_attempts, on_change=wake)
         self._task_slots = TaskSlots(Slots(limit=settings.max_in_flight, window=settings.window))
+        self._flights: Counter[int] = Counter()
+        self.shards: dict[int, Shards] = {}
+        """The shards of the nodes that run shards."""
         self._running: dict[int, asyncio.Task[None]] = {}
         self._detached: dict[asyncio.Task[None], None] = {}
         """The nodes of earlier generations that have not ended yet. How they end does not count."""
@@ -167,10 +172,36 @@ class RunningNodes:
         self.pins = state.pins
         """For each role, the version that the task has fixed, as far as known."""
 
+    def _find_local(self) -> LocalAttempts | None:
+        return local_attempts_of(
+            self.settings, self.scheduler, self._streak, is_only_running_node=lambda: len(self._running) == 1
+        )
+
+    def change_graph(self) -> None:
+        """Note that nodes were added to the graph, or changed."""
+        self.local = self.local or self._find_local()
+
     @property
     def in_flight(self) -> int:
         """Number of attempts that are scheduled or running."""
         return len(self.flying)
+
+    def begin_flight(self, index: int) -> None:
+        """Note that an attempt of a node is in flight. A node with shards may have several."""
+        self._flights[index] += 1
+        self.flying.add(index)
+
+    def end_flight(self, index: int) -> None:
+        """Note that an attempt of a node has ended."""
+        self._flights[index] -= 1
+        if not self._flights[index]:
+            self.flying.discard(index)
+
+    def note_shard(self, started: ShardStarted) -> None:
+        """Note that the attempt of a shard has begun. Ignore nodes that run no shards."""
+        index = self.scheduler.index_of.get(started.node_id)
+        if index is not None and index in self.shards:
+            self.shards[index].note_started(started)
 
     def starts_no_attempts(self) -> bool:
         """Return whether the task must not start an attempt: it is draining, or its cancel was requested."""
@@ -533,7 +564,29 @@ async def run_node(nodes: RunningNodes, node: Node, state: NodeState) -> NodeSta
         return await _await_delay(nodes, node, state)
     if not await _evaluate_values(nodes, node, state):
         return NodeStatus.FAILED
+    if node.parallel > 1:
+        processed = await _run_shards(nodes, node, state)
+        if processed is not NodeStatus.FINISHED:
+            return processed
     return await _run_attempts(nodes, node, state)
+
+
+async def _run_shards(nodes: RunningNodes, node: Node, state: NodeState) -> NodeStatus | None:
+    """Let shards process the batches of a node. Return `Shards.run`.
+
+    The loop begins with the wait for a retry of the attempt that follows them, as `_run_attempts` does.
+    """
+    await _wait_for_retry(nodes, node, state)
+    shards = Shards(nodes, node, state, lambda shard: _run_activity(nodes, node, state, None, shard))
+    nodes.shards[node.index], nodes.scheduler.shard_epochs[node.index] = shards, shards.epochs
+    try:
+        processed = await shards.run()
+        if processed is not NodeStatus.FAILED:
+            await nodes.before_immediate_retry()
+        return processed
+    finally:
+        if nodes.shards.get(node.index) is shards:
+            del nodes.shards[node.index], nodes.scheduler.shard_epochs[node.index]
 
 
 async def _await_approval(nodes: RunningNodes, node: Node, state: NodeState) -> None:
@@ -623,14 +676,26 @@ async def _run_attempt(
     nodes: RunningNodes, node: Node, state: NodeState, local: LocalAttempts | None
 ) -> AttemptFailure | None:
     """Run the node's next attempt. Return why it failed, or None if it succeeded."""
+    result = await _run_activity(nodes, node, state, local)
+    if isinstance(result, AttemptFailure):
+        return result
+    if node.quarantine is not None:
+        state.failed_batches = read_failed_batches(result)
+    return None
+
+
+async def _run_activity(
+    nodes: RunningNodes, node: Node, state: NodeState, local: LocalAttempts | None, shard: int = 0
+) -> Any:
+    """Run the node's next attempt, and return its result, or why it failed. `shard` is the number of its shard, if any."""
     follows_wait, started_at = state.status is NodeStatus.DEFERRED, workflow.now()
     state.epoch += 1
     state.status, state.next_retry_at = NodeStatus.RUNNING, None
     if follows_wait:
         nodes.wake()
-    nodes.flying.add(node.index)
+    nodes.begin_flight(node.index)
     try:
-        result = await _execute(nodes, node, state, local)
+        result = await _execute(nodes, node, state, local, shard)
     except FailureError as error:
         failure = read_failure(error) or UNREQUESTED_CANCEL
         nodes.note_runner(node, failure.worker, failure.version)
@@ -640,20 +705,24 @@ async def _run_attempt(
             state.yields = 0
         return failure if local is None else fall_back(state, error, failure)
     finally:
-        nodes.flying.discard(node.index)
+        nodes.end_flight(node.index)
     worker, version = read_runner(result)
     nodes.note_runner(node, worker, version)
     nodes.note_pin(node, version)
-    return None
+    return result
 
 
-async def _execute(nodes: RunningNodes, node: Node, state: NodeState, local: LocalAttempts | None) -> Any:
+async def _execute(
+    nodes: RunningNodes, node: Node, state: NodeState, local: LocalAttempts | None, shard: int
+) -> Any:
     """Run the activity of the current attempt and return its result.
 
     The result is not decoded, because a newer worker may return a different type.
     """
     settings = nodes.settings
     attempt = attempt_input(nodes.scheduler, settings, workflow.info().workflow_id, node)
+    if shard:
+        attempt = replace(attempt, shard=shard)
     if local is not None:
         return await local.run(node, state, attempt)
     if nodes.local is not None:
@@ -664,7 +733,7 @@ async def _execute(nodes: RunningNodes, node: Node, state: NodeState, local: Loc
         result_type=RawValue,
         task_queue=nodes.queue_of(node),
         activity_id=f"{node.node_id}.{state.epoch}",
-        summary=attempt_summary(node, state),
+        summary=attempt_summary(node, state, shard),
         heartbeat_timeout=timedelta(seconds=settings.lease_ttl_sec),
         start_to_close_timeout=_NO_TIMEOUT,
         retry_policy=_TEMPORAL_RETRY,
@@ -694,7 +763,11 @@ def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: 
         max_ahead=node.max_ahead if followers else 0,
         followers=followers,
         by_expression=bool(node.expressions),
+        parallel=node.parallel,
+        maps=node.map is not None,
+        quarantine=node.quarantine,
         first_epoch=state.first_epoch,
+        failures=state.failures,
         source_first_epochs={}
         if not scheduler.has_generations
         else _first_epochs(scheduler, (*node.pulls_from, *followers, *list_function_sources(node))),

@@ -29,7 +29,7 @@ from flowkit.models import (
     TaskStatus,
     temporal_names,
 )
-from flowkit.models.actions import ActionState
+from flowkit.models.actions import SATISFY, ActionState
 from flowkit.models.columns import statuses_of
 from flowkit.text import clean, truncate
 from flowkit.workflows.document import open_document
@@ -54,6 +54,9 @@ SUGGESTED_BYTES = 4 * 2**20
 SUGGESTED_EVENTS = 4_096
 """Size and length of a history at which Temporal suggests continue-as-new."""
 
+_PARAMS = ("pipeline_name", "priority")
+"""The params that the workflow reads. It needs none of the others if they are stored."""
+
 _PAUSE = timedelta(milliseconds=1)
 _READ_TIMEOUT = timedelta(seconds=30)
 
@@ -69,7 +72,7 @@ async def open_or_restore(task: RawValue | None) -> tuple[TaskState, Graph]:
         state = parse_state(given, await _read_task(stored_in(given)) if is_stored(given) else None)
         if state.stored is None:
             return state, normalized(state.graph)
-        graph = await _in_steps(normalizing(state.graph))
+        graph = await in_steps(normalizing(state.graph))
         await _end_workflow_task()
         return state, graph
     if is_stored(given):
@@ -96,7 +99,7 @@ async def _open_stored(stored: StoredGraph, rerun: Rerun | None) -> tuple[TaskSt
     """
     opened = await open_document(NewTask(stored=stored, rerun=rerun))
     task = await _read_task(stored)
-    normal = await _in_steps(normalizing(task["graph"]))
+    normal = await in_steps(normalizing(task["graph"]))
     state, graph = _opened_state(NewTask(**task, stored=stored), normal, opened)
     if rerun is not None and opened.earlier is not None:
         state = continued_state(state, rerun, opened.earlier)
@@ -114,16 +117,18 @@ def continued_state(state: TaskState, rerun: Rerun, earlier: EarlierRun) -> Task
             generation=earlier.generations[index],
             skip_reason=SkipReason(reason) if (reason := earlier.skip_reasons.get(index)) else None,
             reason_code=earlier.reason_codes.get(index),
+            failed_batches=earlier.failed_batches.get(index, 0),
         )
         for index, status in enumerate(statuses_of(earlier.statuses))
     ]
-    actions = ActionState(applied=earlier.applied, changed=rerun.changed)
+    satisfied = [each.what for each in earlier.applied if each.action == SATISFY]
+    actions = ActionState(applied=earlier.applied, changed=rerun.changed, satisfied=satisfied)
     return replace(
         state, nodes=nodes, actions=actions, rerun=rerun, opened=replace(state.opened, earlier=None)
     )
 
 
-async def _in_steps(steps: Iterator[Graph | None]) -> Graph:
+async def in_steps(steps: Iterator[Graph | None]) -> Graph:
     """Return the last of these steps. Each runs in a workflow task of its own."""
     for graph in steps:
         if graph is not None:
@@ -163,7 +168,8 @@ async def _open(new: NewTask, graph: Graph) -> tuple[TaskState, Graph]:
 
 
 def _opened_state(new: NewTask, graph: Graph, opened: Opened) -> tuple[TaskState, Graph]:
-    epochs = opened.epochs or [0] * len(graph.nodes)
+    """Return the state in which a task begins. After a *Reset*, its document may have nodes that were added later."""
+    epochs = opened.epochs[: len(graph.nodes)] or [0] * len(graph.nodes)
     nodes = [NodeState(epoch=epoch) for epoch in epochs]
     history = [StatusChange(from_=None, to=TaskStatus.QUEUED.value, at=opened.created_at)]
     state = TaskState(
@@ -178,12 +184,13 @@ def _opened_state(new: NewTask, graph: Graph, opened: Opened) -> tuple[TaskState
 
 
 async def _read_task(stored: StoredGraph) -> dict[str, Any]:
-    """Return the stored graph and params. Waits while MongoDB is unavailable.
+    """Return the stored graph, and those of the params that the workflow reads. Waits while MongoDB is unavailable.
 
     Each part is the result of an activity, so that a replay reads it from the history.
     """
     parts = [await _read_part(stored, part) for part in range(stored.parts)]
     task: dict[str, Any] = json.loads(zlib.decompress(b"".join(parts)))
+    task["params"] = {name: value for name, value in task["params"].items() if name in _PARAMS}
     await _end_workflow_task()
     return task
 

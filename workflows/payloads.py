@@ -53,6 +53,31 @@ def read_runner(result: Any) -> tuple[str, str]:
     return worker[:ID_CHARS], version[:VERSION_CHARS]
 
 
+def read_shard_result(result: Any) -> tuple[int, bool]:
+    """Return how many batches the attempt of a shard has stored, and whether some may be left."""
+    found = _read_object(result)
+    return _read_count(found, "batches"), found.get("more") is True
+
+
+def read_failed_batches(result: Any) -> int:
+    """Return how many batches were set aside in a node that an attempt has finished."""
+    return _read_count(_read_object(result), "failed_batches")
+
+
+def _read_object(result: Any) -> dict[str, Any]:
+    """Return the result of an attempt, which may come from a newer release; empty if it is no object."""
+    try:
+        found = json.loads(result.payload.data)
+    except (AttributeError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read_count(found: dict[str, Any], name: str) -> int:
+    count = found.get(name)
+    return count if isinstance(count, int) else 0
+
+
 def json_size(value: object) -> int:
     """Return the size of `value` in bytes as compact UTF-8 JSON, the form in which Temporal stores it."""
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))

@@ -21,6 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.models import (
         FirstBatch,
         NodeStatus,
+        ShardStarted,
         SilenceReport,
         SkipReason,
         TaskResult,
@@ -28,20 +29,24 @@ with workflow.unsafe.imports_passed_through():
         temporal_names,
     )
     from flowkit.models.actions import (
+        CHANGE_GRAPH,
         COMPLETE_NODE,
         DECIDE,
         FAIL_NODE,
         PAUSE,
         PREVIEW_QUERY,
         RESUME,
+        RETRY_BATCHES,
         RETRY_NODE,
         SATISFY,
+        SKIP_BATCHES,
         SKIP_NODE,
     )
     from flowkit.workflows.deadlines import Deadlines, DeadlineTimer, SilentAttempts
     from flowkit.workflows.display.task_status import (
         StatusPublisher,
         failure_text,
+        incomplete_text,
         open_status,
         status_view,
         stop_reason,
@@ -95,6 +100,8 @@ class Task:
         """Whether this run has processed an event. A run without progress must not continue as new, to avoid a loop."""
         self._closing = False
         """Whether the task ends, so that it rejects actions."""
+        self._updates_waiting = 0
+        """Number of accepted updates that have not changed the state yet."""
         self._result: TaskResult | None = None
 
     @workflow.run
@@ -119,7 +126,7 @@ class Task:
     async def _run_task(self, task: RawValue) -> TaskResult | TaskState:
         """Run the task until it ends, or until it must continue as a new run with the returned state."""
         await self._open(task)
-        while not self._scheduler.done:
+        while not (self._scheduler.done and self._actions.is_idle and not self._updates_waiting):
             if cancel_requested() or self._scheduler.must_stop or self._deadlines.task_failure:
                 return await self._stop()
             if self._should_continue_as_new():
@@ -136,6 +143,8 @@ class Task:
             self._process_events()
         if self._scheduler.failures:
             return await self._fail()
+        if self._scheduler.left_incomplete:
+            return await self._fail(incomplete_text(self._scheduler))
         return await self._close(TaskStatus.FINISHED)
 
     async def _open(self, task: RawValue) -> None:
@@ -242,8 +251,8 @@ class Task:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no evaluation of conditions and no reset of nodes is in progress."""
-        return self._conditions.is_idle and self._actions.is_idle
+        """Whether no evaluation of conditions, no reset of nodes and no update is in progress."""
+        return self._conditions.is_idle and self._actions.is_idle and not self._updates_waiting
 
     async def _before_immediate_retry(self) -> None:
         """Wake the main loop before an attempt without backoff, if the task must continue in a new run.
@@ -304,6 +313,8 @@ class Task:
                 timeout_summary="let the cancel flags reach MongoDB",
             )
         await self._cancel_nodes(grace_sec=self._state.opened.settings.cancel_grace_sec)
+        await workflow.wait_condition(lambda: not self._updates_waiting)
+        await self._actions.settle()
         skip_reason = SkipReason.TASK_FAILED if fails else SkipReason.TASK_CANCELLED
         self._scheduler.end_all(NodeStatus.CANCELLED, skip_reason)
         if fails:
@@ -314,9 +325,9 @@ class Task:
         await self._conditions.cancel()
         await self._nodes.cancel(grace_sec)
 
-    async def _fail(self, overdue: str | None = None) -> TaskResult:
-        """Close the task as failed, because of its failed nodes or because it is `overdue`, and raise the error."""
-        reason = overdue or failure_text(self._scheduler)
+    async def _fail(self, why: str | None = None) -> TaskResult:
+        """Close the task as failed, because of its failed nodes or for another reason, and raise the error."""
+        reason = why or failure_text(self._scheduler)
         await self._close(TaskStatus.FAILED, reason)
         raise ApplicationError(reason, type=reason_codes.TASK_FAILED, non_retryable=True)
 
@@ -331,7 +342,12 @@ class Task:
         self._show_silent([])
         if self._nodes.concurrency is not None:
             await self._nodes.concurrency.close()
-        result = task_result(workflow.info().workflow_id, status, self._scheduler.handled_failures)
+        result = task_result(
+            workflow.info().workflow_id,
+            status,
+            self._scheduler.handled_failures,
+            self._scheduler.failed_batches,
+        )
         ran_locally = self._nodes.local is not None and self._nodes.local.ran
         await self._document.close(result, reason, local=not self._nodes.stopping and not ran_locally)
         self._result = result
@@ -347,12 +363,19 @@ class Task:
         if self._is_open and self._scheduler.accept_batch(batch):
             self._wake()
 
+    @workflow.signal(name=temporal_names.SHARD_STARTED)
+    def shard_started(self, started: ShardStarted) -> None:
+        """Let the next shard of a node start. Ignore an attempt that does not wait for a worker any more."""
+        if self._is_open:
+            self._nodes.note_shard(started)
+
     @workflow.update(
         name=temporal_names.REPORT_SILENCE,
         description="For engines only: they report the attempts that send no heartbeats.",
     )
     async def report_silence(self, report: SilenceReport) -> None:
         """Show the reported attempts as silent, and fail those that have been silent for too long."""
+        await self._await_open()
         self._silence.accept(report)
         self._actions.count_update()
 
@@ -415,6 +438,24 @@ class Task:
         return await self._apply(FAIL_NODE, action)
 
     @workflow.update(
+        name=RETRY_BATCHES,
+        description="Run a node again that has ended or is held, to try batches again that it has set aside. "
+        'Input: {"node_id": "a", "batch_uids": [], "interrupt": false, "reason": "", "by": ""}',
+    )
+    async def retry_batches(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
+        """Try batches of a node again, and return what this affects."""
+        return await self._apply(RETRY_BATCHES, action)
+
+    @workflow.update(
+        name=SKIP_BATCHES,
+        description="Accept that batches are missing that a node has set aside. "
+        'Input: {"node_id": "a", "batch_uids": [], "reason": "", "by": ""}',
+    )
+    async def skip_batches(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
+        """Skip batches of a node, and return what this affects."""
+        return await self._apply(SKIP_BATCHES, action)
+
+    @workflow.update(
         name=DECIDE,
         description="Decide about a node of the type approval. "
         'Input: {"node_id": "a", "decision": "approve", "comment": "", "by": ""}; the other decision is reject',
@@ -432,6 +473,20 @@ class Task:
         """Fulfil a prerequisite, and return what this affects."""
         return await self._apply(SATISFY, action)
 
+    @workflow.update(
+        name=CHANGE_GRAPH,
+        description="Add nodes to the graph, and change nodes that have not started. Input: "
+        '{"nodes": [{"node_id": "b", "type": "load", "depends_on": ["a"]}], "changes": {"c": {"timeout_sec": 60}}, '
+        '"reason": "", "by": ""}',
+    )
+    async def change_graph(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
+        """Change the graph when an activity has validated the change, and return what this affects."""
+        return await self._apply(CHANGE_GRAPH, action)
+
+    @change_graph.validator
+    def _check_change_graph(self, action: RawValue = _NO_INPUT) -> None:
+        self._check(CHANGE_GRAPH, action)
+
     @retry_node.validator
     def _check_retry_node(self, action: RawValue = _NO_INPUT) -> None:
         self._check(RETRY_NODE, action)
@@ -447,6 +502,14 @@ class Task:
     @fail_node.validator
     def _check_fail_node(self, action: RawValue = _NO_INPUT) -> None:
         self._check(FAIL_NODE, action)
+
+    @retry_batches.validator
+    def _check_retry_batches(self, action: RawValue = _NO_INPUT) -> None:
+        self._check(RETRY_BATCHES, action)
+
+    @skip_batches.validator
+    def _check_skip_batches(self, action: RawValue = _NO_INPUT) -> None:
+        self._check(SKIP_BATCHES, action)
 
     @decide.validator
     def _check_decide(self, action: RawValue = _NO_INPUT) -> None:
@@ -471,12 +534,21 @@ class Task:
             self._actions.check(action, stopping=self._stops)
 
     async def _apply(self, name: str, given: RawValue) -> dict[str, Any]:
-        """Apply an action when the task is open. Check it again, because a *Reset* repeats accepted updates."""
+        """Apply an action when the task is open. Check it again, because it may have arrived before."""
         action = read_action(name, None if given is _NO_INPUT else given)
-        await workflow.wait_condition(lambda: self._is_open)
-        result = self._actions.apply(name, action, stopping=self._stops)
-        self._wake()
-        return result
+        await self._await_open()
+        try:
+            return await self._actions.apply(name, action, stopping=self._stops)
+        finally:
+            self._wake()
+
+    async def _await_open(self) -> None:
+        """Wait until the task is open, so that it has nodes."""
+        self._updates_waiting += 1
+        try:
+            await workflow.wait_condition(lambda: self._is_open)
+        finally:
+            self._updates_waiting -= 1
 
     @property
     def _stops(self) -> bool:

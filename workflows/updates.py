@@ -14,24 +14,33 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from flowkit import reason_codes
-from flowkit.errors import ActionRejected
+from flowkit.errors import ActionRejected, GraphError
+from flowkit.graph.changes import change_graph, change_problems, merge_patch
 from flowkit.graph.field_checks import json_bytes
+from flowkit.graph.validation import STEP_NODES, normalized, normalizing, parse_graph, raise_if
 from flowkit.limits import REPORT_BYTES
 from flowkit.models import (
     AttemptFailure,
+    BatchesSettled,
+    ChangedNode,
     FailureKind,
+    GraphChange,
+    GraphChanged,
     NodeOutcome,
     NodeReset,
     NodeStatus,
     ResetDone,
     ResetNodes,
+    SettleBatches,
     SkipReason,
     temporal_names,
 )
-from flowkit.models.actions import RERUN, PausedScope, RetryNode
+from flowkit.models.actions import RERUN, ChangeGraph, PausedScope, RetryNode
+from flowkit.models.columns import pack
 from flowkit.workflows.display.details import format_pause
 from flowkit.workflows.document import write_timeout
 from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT, call_engine
+from flowkit.workflows.opening import in_steps
 from flowkit.workflows.payloads import json_size, split_by_size
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.actions import (
@@ -43,6 +52,7 @@ from flowkit.workflows.scheduling.actions import (
     plan_rerun,
     repeated_result,
     result_of,
+    with_raw_changes,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +65,7 @@ if TYPE_CHECKING:
     from flowkit.workflows.deadlines import Deadlines
     from flowkit.workflows.document import TaskDocument
     from flowkit.workflows.node import RunningNodes
-    from flowkit.workflows.scheduling.actions import Plan
+    from flowkit.workflows.scheduling.actions import Plan, SetAside
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
 
@@ -92,6 +102,10 @@ class TaskActions:
         self.run_is_full = False
         """Whether the run has accepted so many updates that it should continue as new."""
         self._resets: list[asyncio.Task[None]] = []
+        self._changes_graph = False
+        """Whether a change of the graph is in progress."""
+        self._settling = 0
+        """Number of actions that skip batches of finished nodes at present."""
 
     def count_update(self) -> None:
         """Count an update of this run."""
@@ -103,27 +117,37 @@ class TaskActions:
         if self._find_repeated() is None:
             self._plan(action, stopping=stopping)
 
-    def apply(self, name: str, action: Action, *, stopping: bool) -> dict[str, Any]:
-        """Apply an action and return its result. Raise ApplicationError if the task rejects it."""
+    async def apply(self, name: str, action: Action, *, stopping: bool) -> dict[str, Any]:
+        """Apply an action and return its result. Raise ApplicationError if the task rejects it.
+
+        An action takes effect at once, except a change of the graph, which an activity validates first, and the skip of
+        batches of a finished node, which MongoDB holds.
+        """
         self.count_update()
         if (before := self._find_repeated()) is not None:
             return repeated_result(before)
         planned = self._plan(action, stopping=stopping)
+        if isinstance(action, ChangeGraph):
+            await self._change_graph(planned, action)
+        elif planned.batches and not planned.resets:
+            await self._skip_batches(planned)
         now, info = workflow.now().timestamp(), workflow.current_update_info()
         self._audit.add(name, action, planned, now, info.id if info is not None else "")
-        self._document.acted_at = workflow.info().get_current_history_length()
         if self._nodes.local is not None:
             self._nodes.local.hold_for_ordinary()
+        self._take_effect(planned, action, now)
+        self._document.write_actions()
+        return result_of(planned, self._scheduler.nodes, self._audit.revision)
+
+    def _take_effect(self, planned: Plan, action: Action, now: float) -> None:
         if planned.resets:
             self._start_reset(planned, action)
         elif planned.decision is not None:
             self._nodes.decide(planned.decision)
         elif planned.satisfies is not None:
             self._scheduler.satisfy(planned.satisfies)
-        else:
+        elif planned.pauses or planned.resumes or planned.interrupts:
             self._change_pauses(planned, action, now)
-        self._document.write_actions()
-        return result_of(planned, self._scheduler.nodes, self._audit.revision)
 
     def _change_pauses(self, planned: Plan, action: Action, now: float) -> None:
         started = [
@@ -139,8 +163,8 @@ class TaskActions:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no reset is in progress."""
-        return not self._resets
+        """Whether no reset, no change of the graph and no skip of batches is in progress."""
+        return not self._resets and not self._changes_graph and not self._settling
 
     async def cancel(self) -> None:
         """Cancel the resets in progress, because the task ends, and wait until they have ended."""
@@ -150,8 +174,15 @@ class TaskActions:
         if resets:
             await workflow.wait(resets)
 
+    async def settle(self) -> None:
+        """Wait until a change of the graph has ended, since it may have been written to the document already.
+
+        Wait also for actions that skip batches, whose callers otherwise get an error although MongoDB has the change.
+        """
+        await workflow.wait_condition(lambda: not self._changes_graph and not self._settling)
+
     def _start_reset(self, planned: Plan, action: Action) -> None:
-        """Start new generations of nodes. Attempts that run end first, then the task document shows the new generations."""
+        """Start nodes again. Attempts that run end first, then the task document shows the new generations."""
         scheduler, nodes = self._scheduler, self._nodes
         scheduler.resetting.update(planned.resets)
         waiting = [index for index in planned.resets if index not in planned.interrupts]
@@ -159,7 +190,7 @@ class TaskActions:
         nodes.flag(planned.interrupts)
         if planned.changed is not None:
             self._change_node(planned.changed)
-        scheduler.renew(waiting)
+        scheduler.renew(waiting, planned.kept)
         scheduler.unblock(planned.unblocks)
         scheduler.rebuild(nodes.active)
         reset = asyncio.create_task(self._reset(planned, action, self._audit.revision))
@@ -169,7 +200,7 @@ class TaskActions:
     def start_rerun(self, rerun: Rerun) -> None:
         """Start nodes of an ended task again, with those that depend on them."""
         scheduler = self._scheduler
-        planned = plan_rerun(rerun.nodes, scheduler.nodes, scheduler.states)
+        planned = plan_rerun(rerun.nodes, scheduler.nodes, scheduler.states, rerun.keeps)
         action = RetryNode(by=rerun.by, reason=rerun.reason)
         self._audit.add(RERUN, action, planned, workflow.now().timestamp(), "")
         self._start_reset(planned, action)
@@ -183,7 +214,9 @@ class TaskActions:
         try:
             if planned.interrupts:
                 await self._nodes.stop_attempts(planned.interrupts)
-                self._scheduler.renew(planned.interrupts)
+                self._scheduler.renew(planned.interrupts, planned.kept)
+            for each in planned.batches:
+                await self._settle_batches(each)
             failure = await self._write_reset(planned, revision)
             self._finish_reset(planned, action, failure)
         except Exception as error:
@@ -192,8 +225,43 @@ class TaskActions:
         finally:
             self._nodes.wake()
 
+    async def _settle_batches(self, aside: SetAside) -> int:
+        """Let the engine skip, or forget, batches that a node has set aside. Return how many are still set aside."""
+        node, state = self._scheduler.nodes[aside.index], self._scheduler.states[aside.index]
+        record = SettleBatches(
+            task_id=workflow.info().workflow_id,
+            index=node.index,
+            node_id=node.node_id,
+            epoch=state.epoch,
+            generation=state.generation,
+            first_epoch=state.first_epoch,
+            batch_uids=[*aside.batch_uids],
+            skips=aside.skips,
+            deployment=self._task.opened.settings.deployment,
+        )
+        done: BatchesSettled = await call_engine(
+            temporal_names.SETTLE_BATCHES,
+            record,
+            BatchesSettled,
+            summary=f"{'skip' if aside.skips else 'try again'} batches of {node.node_id}",
+            time_limit=write_timeout(1),
+            heartbeat_timeout=HEARTBEAT_TIMEOUT,
+        )
+        return done.left
+
+    async def _skip_batches(self, planned: Plan) -> None:
+        """Skip batches of finished nodes, which do not start again."""
+        self._settling += 1
+        try:
+            for each in planned.batches:
+                state = self._scheduler.states[each.index]
+                state.failed_batches = await self._settle_batches(each)
+        finally:
+            self._settling -= 1
+            self._nodes.wake()
+
     async def _write_reset(self, planned: Plan, revision: int) -> AttemptFailure | None:
-        """Let the engine write the new generations. Return why it rejects the results of a node, if it does.
+        """Let the engine write that the nodes start again. Return why it rejects the results of a node, if it does.
 
         Temporal limits the size of payloads, so a large reset takes several calls.
         """
@@ -215,7 +283,9 @@ class TaskActions:
                 without = replace(record, nodes=[replace(each, outcome=None) for each in nodes])
                 epochs, _ = await self._try_reset(without)
             for node, epoch in zip(nodes, epochs, strict=True):
-                states[node.index].epoch = states[node.index].first_epoch = epoch
+                states[node.index].epoch = epoch
+                if not node.keeps:
+                    states[node.index].first_epoch = epoch
             failure = failure or problem
         return failure
 
@@ -231,7 +301,7 @@ class TaskActions:
             failure = AttemptFailure(
                 kind=FailureKind.FAILURE,
                 code=code or reason_codes.UNEXPECTED_ERROR,
-                message=cause.message if isinstance(cause, ApplicationError) else str(cause),
+                message=_message_of(error),
                 permanent=True,
             )
             return [each.epoch for each in record.nodes], failure
@@ -264,10 +334,10 @@ class TaskActions:
             node_id=node.node_id,
             epoch=state.epoch + 1,
             generation=state.generation,
-            pulled=node.node_id in self._document.pulled,
             outcome=outcome,
             io={name: changes[name] for name in ("input_inline", "input_ref") if changes} or None,
             fields={name: changes[name] for name in ("timeout_sec", "retry_policy") if changes},
+            keeps=index in planned.kept,
         )
 
     def _finish_reset(self, planned: Plan, action: Action, failure: AttemptFailure | None) -> None:
@@ -298,9 +368,108 @@ class TaskActions:
         if status is not NodeStatus.FINISHED:
             scheduler.changed.add(index)
 
+    async def _change_graph(self, planned: Plan, action: ChangeGraph) -> None:
+        """Let an activity validate and write a change of the graph, then apply it. Raise ApplicationError if it is rejected.
+
+        Nodes that change do not start meanwhile.
+        """
+        scheduler, replaced = self._scheduler, planned.replaces
+        added, changed = _added_by(action), self._find_changed(action)
+        self._changes_graph = True
+        scheduler.resetting.update(replaced)
+        self._nodes.detach(replaced)
+        scheduler.rebuild(self._nodes.active)
+        failure: ActionRejected | None = None
+        try:
+            done = await self._call_change(added, changed, planned)
+        except ActivityError as error:
+            failure = ActionRejected(_message_of(error))
+            self._withdraw_change(replaced)
+        else:
+            graph = change_graph(self._task.graph, added, {each.index: each.node for each in changed})
+            nodes = (await in_steps(normalizing(graph))).nodes
+            self._apply_change(graph, done, [nodes[i] for i in replaced], nodes[len(scheduler.nodes) :])
+        self._changes_graph = False
+        scheduler.resetting.difference_update(replaced)
+        scheduler.rebuild(self._nodes.active)
+        self._document.write_changed_nodes()
+        if failure is not None:
+            self._nodes.wake()
+            raise rejection(failure)
+
+    def _find_changed(self, action: ChangeGraph) -> list[ChangedNode]:
+        """Return the nodes that change, with the fields that earlier actions have changed."""
+        index_of, states = self._scheduler.index_of, self._scheduler.states
+        found = []
+        for node_id, patch in action.changes.items():
+            index = index_of[node_id]
+            raw = self._task.graph["nodes"][index]
+            if (earlier := self._state.changed.get(node_id)) is not None:
+                raw = with_raw_changes(raw, earlier)
+            node = merge_patch(raw, patch)
+            found.append(ChangedNode(index=index, node=node, generation=states[index].generation + 1))
+        return found
+
+    async def _call_change(
+        self, added: dict[str, Any], changed: list[ChangedNode], planned: Plan
+    ) -> GraphChanged:
+        task, info = self._task, workflow.info()
+        record = GraphChange(
+            task_id=info.workflow_id,
+            run_id=info.run_id,
+            run_seq=task.opened.run_seq,
+            revision=self._audit.revision + 1,
+            at=workflow.now().timestamp(),
+            task=pack({"graph": task.graph, "params": task.params}) if task.stored is None else {},
+            stored=task.stored,
+            added=added,
+            changed=changed,
+            deployment=task.opened.settings.deployment,
+        )
+        done: GraphChanged = await call_engine(
+            temporal_names.CHANGE_GRAPH,
+            record,
+            GraphChanged,
+            summary=f"change the graph: {planned.what}",
+            time_limit=write_timeout(len(task.nodes)),
+            heartbeat_timeout=HEARTBEAT_TIMEOUT,
+        )
+        return done
+
+    def _apply_change(
+        self, graph: dict[str, Any], done: GraphChanged, changed: Sequence[Node], added: Sequence[Node]
+    ) -> None:
+        self._task.graph, self._task.stored = graph, done.stored
+        for node in changed:
+            self._state.changed.pop(node.node_id, None)
+        self._scheduler.change_graph(changed, added, done.epochs)
+        self._nodes.change_graph()
+        self._document.change_graph()
+
+    def _withdraw_change(self, replaced: Sequence[int]) -> None:
+        """Let nodes start that a rejected change has held back. What was decided meanwhile is decided again."""
+        for index in replaced:
+            self._scheduler.forget_conditions(index)
+            self._deadlines.restore(index)
+
+    def _check_changed_graph(self, planned: Plan, action: ChangeGraph) -> str:
+        """Raise ApplicationError if a change leads to a graph that is not valid. Return what was not checked."""
+        if len(self._scheduler.nodes) + len(planned.adds) > STEP_NODES:
+            return "the graph is large, so it is validated only when the change is made"
+        added, changed = _added_by(action), {each.index: each.node for each in self._find_changed(action)}
+        graph = change_graph(self._task.graph, added, changed)
+        try:
+            after = parse_graph(graph, max_nodes=None, max_bytes=None)
+            raise_if([*change_problems(normalized(self._task.graph), after, added, changed)])
+        except GraphError as error:
+            raise rejection(ActionRejected(str(error))) from None
+        return "conditions, functions and the limits of the engine are checked only when the change is made"
+
     def preview(self, action: Action, *, stopping: bool) -> dict[str, Any]:
         """Return the result that an action would have, with the present revision."""
         planned = self._plan(action, stopping=stopping)
+        if isinstance(action, ChangeGraph):
+            planned = replace(planned, notes=(self._check_changed_graph(planned, action),))
         return result_of(planned, self._scheduler.nodes, self._audit.revision)
 
     def view(self) -> dict[str, Any]:
@@ -341,9 +510,19 @@ class TaskActions:
             pauses=scheduler.pauses,
             revision=self._audit.revision,
             resetting=scheduler.resetting,
+            changes_graph=self._changes_graph,
             changed_bytes=json_bytes(self._state.changed),
             satisfied=self._state.satisfied,
         )
+
+
+def _added_by(action: ChangeGraph) -> dict[str, Any]:
+    return {"nodes": [*action.nodes], "edges": [*action.edges], "edges_ex": [*action.edges_ex]}
+
+
+def _message_of(error: ActivityError) -> str:
+    """Return the message with which the engine rejects a call."""
+    return error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
 
 
 def _measure_reset(node: NodeReset) -> int:

@@ -56,6 +56,9 @@ class Backpressure:
         self._tasks = tasks
         self._subscription = subscription
         self._stored: set[str] | None = None
+        """The batches that the node has stored, as far as the attempt knows. None until it has read them."""
+        self._by_others = 0
+        """How many more batches the node has stored, in other shards, according to the latest read."""
         self._claims = dict.fromkeys(attempt.followers, 0)
         self._running: set[str] = set()
         self._due = 0.0
@@ -88,6 +91,8 @@ class Backpressure:
                 lambda: artifacts.stored_uids(attempt.task_id, attempt.node_id, attempt.first_epoch)
             )
         self._add_notified_claims()
+        if attempt.shard and time.monotonic() >= self._due:
+            await self._read()
         try:
             while self._is_reached(self._claims):
                 if time.monotonic() >= self._due:
@@ -102,11 +107,14 @@ class Backpressure:
 
     def _is_reached(self, followers: Iterable[str]) -> bool:
         claims = [self._claims[follower] for follower in followers]
-        return is_reached(len(self._stored or ()), self._attempt.max_ahead, claims)
+        return is_reached(self._count(), self._attempt.max_ahead, claims)
+
+    def _count(self) -> int:
+        return len(self._stored or ()) + self._by_others
 
     def _report(self) -> None:
         """Note for which node the attempt waits, and log it the first time."""
-        stored, most = len(self._stored or ()), self._attempt.max_ahead
+        stored, most = self._count(), self._attempt.max_ahead
         slowest = min(self._running, key=lambda follower: self._claims[follower])
         claimed = self._claims[slowest]
         self._shown = f"node {slowest} to claim batches (io.max_ahead is {most:,})"
@@ -146,12 +154,18 @@ class Backpressure:
         self._running, self._claims = await asyncio.gather(
             retry_while_unavailable(self._read_running), retry_while_unavailable(self._read_claims)
         )
+        if self._attempt.shard:
+            await self._read_stored_by_others()
         notified, _ = self._subscription.take()
         progress = notified or self._claims != before
         now = self._read_at = time.monotonic()
         self._pause = _SHORTEST_SEC if progress else min(2 * self._pause, _LONGEST_SEC)
         pause = self._pause if self._is_reached(self._running) else _LONGEST_SEC
         self._due = now + max(pause, (now - began) * _SHARE)
+
+    async def _read_stored_by_others(self) -> None:
+        stored = await retry_while_unavailable(lambda: self._artifacts.count_stored(self._attempt))
+        self._by_others = max(0, stored - len(self._stored or ()))
 
     async def _read_running(self) -> set[str]:
         return await self._tasks.running(self._attempt.task_id, self._attempt.followers, time.time())

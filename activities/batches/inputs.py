@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import reason_codes
-from flowkit.activities.batches.puller import Puller, SourcesIdle
+from flowkit.activities.batches.puller import ITEMS, Puller, SharedPuller, SourcesIdle, StoredItems
 from flowkit.activities.calls import context_for
 from flowkit.activities.handlers import Batch
 from flowkit.adapters.outages import retry_while_unavailable
@@ -27,7 +27,7 @@ from flowkit.models import AttemptFailure, FailureKind, pulled_sources
 from flowkit.text import printed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 
     from flowkit.activities.batches.backpressure import Backpressure
     from flowkit.activities.batches.puller import ByteBudget
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _logger = logging.getLogger("flowkit.worker")
+
+_MAPPED = PullArgs(from_nodes=(ITEMS,))
+"""The arguments for a node with `map`, which pulls from its items."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,20 @@ class Input:
     ahead: Backpressure | None
     """None if no limit holds the attempt."""
     wait: Wait = field(default_factory=Wait)
+    hands_over: Callable[[], bool] = lambda: False
+    """Returns whether a shard takes no more batches."""
+    _pullers: list[Puller] = field(default_factory=list)
+
+    @property
+    def more(self) -> bool:
+        """Whether a shard has ended its input although batches may be left."""
+        return any(puller.more for puller in self._pullers)
+
+    def fence_of(self, uid: str) -> int:
+        """Return the fencing number for a result of a shard; 0 in an attempt that runs alone."""
+        return max(
+            (each.fence_of(uid) for each in self._pullers if isinstance(each, SharedPuller)), default=0
+        )
 
     async def batches(self, loaded: Any) -> AsyncGenerator[Batch, None]:
         """Yield the batches; `loaded` is the result of `load_input`. Raise AttemptFailed for an invalid input adapter.
@@ -138,7 +155,7 @@ class Input:
         A cancel ends the wait for the next batch at once, unless a plain generator is producing it on a thread.
         """
         with self.wait.interruptible():
-            args = await self._choose_route(loaded)
+            args = _MAPPED if self.attempt.maps else await self._choose_route(loaded)
         batches = self._iterate_handler(loaded) if args is None else self._pull(args)
         if args is not None or _is_coroutine(self.handler.iter_batches):
             batches = self.wait.iterate(batches)
@@ -162,13 +179,10 @@ class Input:
                 del batch
 
     async def _pull(self, args: PullArgs) -> AsyncGenerator[Batch, None]:
-        puller = Puller(
-            artifacts=self.artifacts,
-            tasks=self.tasks,
-            attempt=await self._with_first_epochs(args),
-            args=args,
-            budget=self.settings.budget,
-        )
+        attempt = await self._with_first_epochs(args)
+        items = await self._find_items() if attempt.maps else None
+        puller = self._make_puller(attempt, args, items)
+        self._pullers.append(puller)
         try:
             async with aclosing(puller.batches()) as deliveries:
                 async for uid, payload in deliveries:
@@ -182,11 +196,30 @@ class Input:
                 AttemptFailure(kind=FailureKind.YIELDED, code=reason_codes.YIELDED, message=text)
             ) from None
 
+    async def _find_items(self) -> StoredItems:
+        attempt, values = self.attempt, self.tasks.values
+        return StoredItems(
+            values.items, attempt, await retry_while_unavailable(lambda: values.item_set(attempt))
+        )
+
+    def _make_puller(self, attempt: AttemptInput, args: PullArgs, items: StoredItems | None) -> Puller:
+        given: dict[str, Any] = {
+            "artifacts": self.artifacts,
+            "tasks": self.tasks,
+            "attempt": attempt,
+            "args": args,
+            "budget": self.settings.budget,
+            "items": items,
+        }
+        if not attempt.shard:
+            return Puller(**given)
+        return SharedPuller(shards=self.tasks.shards, hands_over=self.hands_over, **given)
+
     async def _with_first_epochs(self, args: PullArgs) -> AttemptInput:
         """Return the attempt with the generations of sources that its handler names, and the workflow does not know."""
         attempt = self.attempt
         named = {*args.from_nodes} - {*pulled_sources(attempt.io)}
-        if not named:
+        if attempt.maps or not named:
             return attempt
         found = await retry_while_unavailable(lambda: self.tasks.first_epochs(attempt.task_id, named))
         return replace(attempt, source_first_epochs=attempt.source_first_epochs | found)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import bson
 
+from flowkit.adapters.artifacts import first_fence
 from flowkit.adapters.batch_uids import qualified, uid_text
 from flowkit.adapters.dispatches import external_runs
-from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, Mark, fitting
+from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, Entry, Mark, Scan, fitting
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.core.utils import stable_hash
 from flowkit.errors import StoreUnavailable
@@ -33,13 +35,13 @@ if TYPE_CHECKING:
         Callable,
         Collection,
         Iterator,
-        Mapping,
         Sequence,
     )
     from contextlib import AbstractContextManager
 
-    from flowkit.adapters.artifacts import ArtifactStore, Subscription
-    from flowkit.adapters.entries import Entry, Scan
+    from flowkit.adapters.artifacts import ArtifactStore, Claim, Subscription
+    from flowkit.adapters.map_items import ItemSet, MapItems
+    from flowkit.adapters.shards import ShardStore
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.graph.input_adapters import PullArgs
     from flowkit.models import AttemptInput
@@ -64,19 +66,24 @@ class Puller:
         attempt: AttemptInput,
         args: PullArgs,
         budget: ByteBudget | None = None,
+        items: StoredItems | None = None,
     ) -> None:
+        """With `items`, deliver these in place of batches of other nodes."""
         self._artifacts = artifacts
         self._attempt = attempt
         self._args = args
         self._budget = budget or ByteBudget(PAGE_BYTES, 1)
         self._names = tuple(dict.fromkeys(args.from_nodes))
         self._qualifies = len(self._names) > 1
-        self._sources = Sources(tasks, attempt, self._names)
-        self._scanner = Scanner(artifacts, attempt, self._names)
+        self._sources = items or Sources(tasks, attempt, self._names)
+        self._scanner = items or Scanner(artifacts, attempt, self._names)
+        self._delivers_items = items is not None
         self._taken: dict[str, set[str]] = {source: set() for source in self._names}
         self._done: set[str] = set()
         self._schedule = ScanSchedule(args.poll_ms / 1000, args.backoff_max_ms / 1000)
         self._held: Held | None = None
+        self.more = False
+        """Whether the input has ended although batches may be left."""
 
     def budget_released(self) -> AbstractContextManager[None]:
         """Let other readers use the bytes that this attempt holds in the memory budget during the block.
@@ -89,34 +96,57 @@ class Puller:
         """Yield all batches and wait for sources that still run. Raise SourcesIdle if none has run for five seconds."""
         if not self._names:
             return
-        attempt, artifacts, args = self._attempt, self._artifacts, self._args
-        self._done = await retry_while_unavailable(
+        attempt, artifacts = self._attempt, self._artifacts
+        self._done = await self._find_done()
+        with artifacts.notifier.listener(attempt.task_id, self._names) as subscription:
+            async for delivery in self._deliver_until_ended(subscription):
+                yield delivery
+                del delivery
+            async for delivery in self._deliver_left():
+                yield delivery
+                del delivery
+
+    async def _find_done(self) -> set[str]:
+        """Return the uids of the batches whose results are stored, or that are set aside."""
+        attempt, artifacts = self._attempt, self._artifacts
+        done = await retry_while_unavailable(
             lambda: artifacts.batch_uids(attempt.task_id, attempt.node_id, attempt.first_epoch)
         )
+        if attempt.quarantine is not None:
+            done |= await retry_while_unavailable(lambda: artifacts.quarantined(attempt))
+        return done
+
+    async def _deliver_until_ended(self, subscription: Subscription[Entry]) -> AsyncGenerator[Delivery, None]:
+        """Scan again and again, and yield the new batches, until no source can store more of them."""
         ended: Ended | None = None
-        with artifacts.notifier.listener(attempt.task_id, self._names) as subscription:
-            while True:
-                began = time.monotonic()
-                scan, still_ended = await asyncio.gather(
-                    self._scanner.scan(complete=ended is not None), self._sources.are_still_ended(ended)
-                )
-                took, found = time.monotonic() - began, False
-                async for delivery in self._deliver(scan.batches):
-                    found = True
+        while not self.more:
+            began = time.monotonic()
+            scan, still_ended = await asyncio.gather(
+                self._scanner.scan(complete=ended is not None), self._sources.are_still_ended(ended)
+            )
+            took, found = time.monotonic() - began, False
+            async for delivery in self._deliver(scan.batches):
+                found = True
+                yield delivery
+                del delivery
+            if still_ended and self._all_taken(scan):
+                return
+            self._schedule.note_scan(began, took, found=found)
+            ended = await self._find_end(scan)
+            if ended is None or (still_ended and not found):
+                async for delivery in self._deliver_until_next_scan(subscription):
                     yield delivery
                     del delivery
-                if still_ended and self._all_taken(scan):
-                    return
-                self._schedule.note_scan(began, took, found=found)
-                ended = (
-                    await self._sources.find_end(scan.markers, scan.unconfirmed)
-                    if args.eof_on_task_done
-                    else None
-                )
-                if ended is None or (still_ended and not found):
-                    async for delivery in self._deliver_until_next_scan(subscription):
-                        yield delivery
-                        del delivery
+
+    async def _find_end(self, scan: Scan) -> Ended | None:
+        if not self._args.eof_on_task_done:
+            return None
+        return await self._sources.find_end(scan.markers, scan.unconfirmed)
+
+    async def _deliver_left(self) -> AsyncGenerator[Delivery, None]:
+        """Yield the batches that others have left, when all others have been taken: none in an attempt that runs alone."""
+        return
+        yield
 
     async def _deliver_until_next_scan(
         self, subscription: Subscription[Entry]
@@ -130,6 +160,8 @@ class Puller:
             async for delivery in self._deliver(_group_by_source(stored)):
                 yield delivery
                 del delivery
+            if self.more:
+                return
         await self._sources.check_idle()
 
     def _all_taken(self, scan: Scan) -> bool:
@@ -152,17 +184,17 @@ class Puller:
             self._schedule.hasten()
 
     def _select_fresh(self, source: str, stored: Mapping[str, Entry]) -> list[Entry]:
-        """Return the batches that are neither taken nor done.
+        """Return the batches that are neither taken nor done. Forget the items of earlier scans, which are not repeated.
 
         For a node that splits batches into chunks, only the uids of the chunks show whether a batch is done.
         """
         taken = self._taken[source]
-        fresh = {uid: entry for uid, entry in stored.items() if uid not in taken}
+        if self._delivers_items:
+            taken.intersection_update(stored)
         if self._args.size is None and self._done:
-            done = {uid for uid in fresh if self._own_uid(source, uid) in self._done}
-            taken |= done
-            fresh = {uid: entry for uid, entry in fresh.items() if uid not in done}
-        return [*fresh.values()]
+            done = (uid for uid in stored if uid not in taken and self._own_uid(source, uid) in self._done)
+            taken.update([*done])
+        return [entry for uid, entry in stored.items() if uid not in taken]
 
     def _own_uid(self, source: str, uid: str) -> str:
         """Return the uid under which this node receives a batch and stores its result.
@@ -178,17 +210,22 @@ class Puller:
         """
         while fresh:
             page, fresh = self._cut(fresh)
-            async with self._budget.hold(sum(_room(entry) for entry in page)) as held:
-                self._held = held
-                first_epoch = self._attempt.source_first_epochs.get(source, 0)
-                found = deque(await self._artifacts.metas(self._attempt.task_id, source, page, first_epoch))
-                sizes = _sizes(page, found)
+            async for partial in self._read(source, page):
+                yield partial
+                del partial
+
+    async def _read(self, source: str, page: Sequence[Entry]) -> AsyncGenerator[_Partial, None]:
+        """Read batches of one source, take them, and yield them."""
+        async with self._budget.hold(sum(_room(entry) for entry in page)) as held:
+            self._held = held
+            found = deque(await self._scanner.read(source, page))
+            sizes = _sizes(page, found)
+            held.keep(sum(sizes))
+            await self._take(source, [partial["batch_uid"] for partial in found])
+            while found:
+                yield found.popleft()
+                sizes.popleft()
                 held.keep(sum(sizes))
-                await self._take(source, [partial["batch_uid"] for partial in found])
-                while found:
-                    yield found.popleft()
-                    sizes.popleft()
-                    held.keep(sum(sizes))
 
     def _cut(self, fresh: Sequence[Entry]) -> tuple[Sequence[Entry], Sequence[Entry]]:
         count = fitting(fresh, self._budget.share)
@@ -202,6 +239,9 @@ class Puller:
 
     def _split_into_deliveries(self, source: str, partial: _Partial) -> Iterator[Delivery]:
         stored, meta = partial["batch_uid"], partial.get("meta") or {}
+        if self._delivers_items:
+            yield stored, meta
+            return
         if self._args.size is None:
             ref = {"task_id": self._attempt.task_id, "node_id": source, "batch_uid": stored}
             own_uid = self._own_uid(source, uid_text(stored))
@@ -214,6 +254,180 @@ class Puller:
         for number, chunk in enumerate(split(items, self._args.size)):
             chunk_uid = stable_hash({"src": source, "parent": uid_text(stored), "idx": number})
             yield chunk_uid, {"from_node": source, "items": chunk, "parent": parent}
+
+
+_MOST_CLAIMED = 20
+"""How many batches a shard claims at once, at most."""
+_CLAIMS_PER_SHARE = 4
+"""A shard claims this part of its share of the batches that are left, so that all shards end at about the same time."""
+
+
+class SharedPuller(Puller):
+    """Delivers the batches that one shard claims from the pool of its node.
+
+    Each batch has a fencing number. The shard stores the results with it, so that a shard from which another one has
+    taken over a batch cannot replace the result of that one.
+    """
+
+    def __init__(self, *, shards: ShardStore, hands_over: Callable[[], bool], **given: Any) -> None:
+        """`hands_over` returns whether to take no more batches, although some may be left."""
+        super().__init__(**given)
+        self._shards = shards
+        self._hands_over = hands_over
+        self._fences: dict[tuple[str, str], int] = {}
+        """The fencing numbers of the batches of sources that the shard has claimed and not delivered."""
+        self._delivered: dict[str, int] = {}
+        """The fencing numbers of the delivered batches, by the uid of the result."""
+        self._uncertain: set[tuple[str, str]] = set()
+        """The batches of sources that the shard may have claimed and has not read, because MongoDB did not respond."""
+        self._is_resumed = False
+
+    def fence_of(self, uid: str) -> int:
+        """Return the fencing number for a result: that of the delivered batch, or the lowest for another uid."""
+        return self._delivered.get(uid) or first_fence(self._attempt)
+
+    async def _deliver(self, batches: Mapping[str, Mapping[str, Entry]]) -> AsyncGenerator[Delivery, None]:
+        if not self._is_resumed:
+            self._is_resumed = True
+            async for delivery in self._deliver_left():
+                yield delivery
+                del delivery
+        async for delivery in super()._deliver(batches):
+            yield delivery
+            del delivery
+
+    async def _deliver_left(self) -> AsyncGenerator[Delivery, None]:
+        """Take over, and yield, the batches that lost shards have claimed and not stored.
+
+        A shard that hands over delivers those that it has claimed itself: no other one takes over what a finished attempt has.
+        """
+        while claims := await self._find_left():
+            for claim in claims:
+                if claim.epoch != self._attempt.epoch and self._stop_if_due():
+                    break
+                fence = await self._take_over(claim)
+                if fence is not None:
+                    self._fences[claim.from_node, uid_text(claim.batch_uid)] = fence
+                    async for delivery in self._deliver_claimed(claim):
+                        yield delivery
+                        del delivery
+
+    async def _deliver_claimed(self, claim: Claim) -> AsyncGenerator[Delivery, None]:
+        source, uid = claim.from_node, uid_text(claim.batch_uid)
+        try:
+            async for partial in self._read(source, [Entry(claim.batch_uid, None)]):
+                for delivery in self._split_into_deliveries(source, partial):
+                    if delivery[0] not in self._done:
+                        yield delivery
+                    del delivery
+            self._taken[source].add(uid)
+            self._uncertain.discard((source, uid))
+        except StoreUnavailable as error:
+            _logger.warning("%s; node %s reads batch %s again", error, self._attempt.node_id, uid)
+
+    async def _take_over(self, claim: Claim) -> int | None:
+        return await retry_while_unavailable(
+            lambda: self._artifacts.claims.take_over(self._attempt, claim, time.time())
+        )
+
+    async def _find_left(self) -> list[Claim]:
+        attempt = self._attempt
+        states = await retry_while_unavailable(lambda: self._shards.states(attempt, time.time()))
+        lost = [] if self.more else states.list_lost(attempt)
+        lost += [attempt.epoch] if self._uncertain else []
+        if not lost:
+            return []
+        claims = await retry_while_unavailable(lambda: self._artifacts.claims.of_attempts(attempt, lost))
+        if not claims:
+            return []
+        self._done |= await self._find_done()
+        return [claim for claim in claims if claim.from_node in self._taken and not self._is_settled(claim)]
+
+    def _is_settled(self, claim: Claim) -> bool:
+        """Return whether the result of a claimed batch is stored, or this attempt has read the batch."""
+        source, uid = claim.from_node, uid_text(claim.batch_uid)
+        is_own = claim.epoch == self._attempt.epoch and (source, uid) not in self._uncertain
+        return is_own or (self._args.size is None and self._own_uid(source, uid) in self._done)
+
+    async def _claim(self, source: str, fresh: Sequence[Entry]) -> AsyncGenerator[_Partial, None]:
+        """Claim some of the batches at a time, and yield them.
+
+        Each shard begins at another place. When it meets batches that others have claimed, it skips all these, and
+        begins at another place among the rest.
+        """
+        stored, fresh = fresh, self._spread(fresh)
+        while fresh and not self._stop_if_due():
+            share = len(fresh) // (self._attempt.parallel * _CLAIMS_PER_SHARE)
+            page = fresh[: max(1, min(share, _MOST_CLAIMED))]
+            page = page[: fitting(page, self._budget.share)]
+            fresh = fresh[len(page) :]
+            won = await self._make_claims(source, page)
+            async for partial in self._read(source, won):
+                yield partial
+                del partial
+            if len(won) < len(page):
+                fresh = self._spread(await self._skip_claimed(source, stored))
+
+    def _spread(self, batches: Sequence[Entry]) -> Sequence[Entry]:
+        """Return the batches in an order that begins at another place in each shard."""
+        first = len(batches) * (self._attempt.shard - 1) // self._attempt.parallel
+        return [*batches[first:], *batches[:first]]
+
+    async def _skip_claimed(self, source: str, batches: Sequence[Entry]) -> Sequence[Entry]:
+        """Return those of the batches that neither this nor another attempt has claimed."""
+        between = (batches[0].uid, batches[-1].uid) if self._delivers_items else None
+        claimed = await retry_while_unavailable(
+            lambda: self._artifacts.claims.of_others(self._attempt, source, between)
+        )
+        taken = self._taken[source]
+        taken.update(uid for entry in batches if (uid := uid_text(entry.uid)) in claimed)
+        return [entry for entry in batches if uid_text(entry.uid) not in taken]
+
+    def _stop_if_due(self) -> bool:
+        self.more = self.more or self._hands_over()
+        return self.more
+
+    async def _make_claims(self, source: str, page: Sequence[Entry]) -> list[Entry]:
+        """Claim batches, and return those that no other shard has claimed."""
+
+        async def make() -> set[int]:
+            try:
+                uids = [entry.uid for entry in page]
+                return await self._artifacts.claims.make_new(self._attempt, source, uids, time.time())
+            except StoreUnavailable:
+                self._note_uncertain(source, page)
+                raise
+
+        won, fence = await retry_while_unavailable(make), first_fence(self._attempt)
+        self._fences |= {(source, uid_text(page[place].uid)): fence for place in won}
+        others = (entry for place, entry in enumerate(page) if place not in won)
+        self._taken[source].update(uid_text(entry.uid) for entry in others)
+        return [page[place] for place in sorted(won)]
+
+    async def _read(self, source: str, page: Sequence[Entry]) -> AsyncGenerator[_Partial, None]:
+        try:
+            async for partial in super()._read(source, page):
+                yield partial
+                del partial
+        except StoreUnavailable:
+            self._note_uncertain(source, page)
+            raise
+
+    def _note_uncertain(self, source: str, page: Sequence[Entry]) -> None:
+        self._uncertain.update((source, uid_text(entry.uid)) for entry in page)
+
+    async def _take(self, source: str, stored: Sequence[Any]) -> None:
+        """Note batches that the shard has claimed before, and has read now."""
+        uids = [uid_text(uid) for uid in stored]
+        self._taken[source].update(uids)
+        self._uncertain.difference_update((source, uid) for uid in uids)
+
+    def _split_into_deliveries(self, source: str, partial: _Partial) -> Iterator[Delivery]:
+        fence = self._fences.pop((source, uid_text(partial["batch_uid"])), 0)
+        for uid, payload in super()._split_into_deliveries(source, partial):
+            self._delivered[uid] = fence
+            yield uid, payload
+            del payload
 
 
 def _group_by_source(stored: Sequence[tuple[str, Entry]]) -> dict[str, dict[str, Entry]]:
@@ -294,6 +508,11 @@ class Scanner:
         """Make the next scan complete, because batches of an earlier scan have not been delivered."""
         self._marks = {}
 
+    async def read(self, source: str, page: Sequence[Entry]) -> list[_Partial]:
+        """Return these batches of a source, with their metas. Omit those that were removed."""
+        first_epoch = self._first_epochs.get(source, 0)
+        return await self._artifacts.metas(self._task_id, source, page, first_epoch)
+
     def _advance(self, found: Scan) -> None:
         """Move the marks to the newest batches, and add marks if the sources without one have many batches."""
         self._marks = {
@@ -303,6 +522,85 @@ class Scanner:
         if sum(read.values()) >= MANY:
             largest = nlargest(MOST_MARKS - len(self._marks), read, key=lambda source: read[source])
             self._marks |= {source: found.newest[source] for source in largest}
+
+
+_SCANNED_ITEMS = 2_000
+"""How many batches of items a scan returns, which limits the memory of an attempt."""
+
+ITEMS = "$map"
+"""What claims name as the source of items. No node has this id."""
+
+
+class StoredItems:
+    """The items of a node with `map`, in the place of a Scanner and of Sources: one source that has ended."""
+
+    def __init__(self, stored: MapItems, attempt: AttemptInput, items: ItemSet) -> None:
+        self._stored = stored
+        self._attempt = attempt
+        self._set = items
+        starts = range(0, items.batches, _SCANNED_ITEMS)
+        own = len(starts) * max(0, attempt.shard - 1) // attempt.parallel
+        self._starts = deque([*starts[own:], *starts[:own]])
+        """The numbers of the first batches of the scans that follow. Each shard begins at another place."""
+        self._start = 0
+        self._repeats = False
+
+    async def scan(self, *, complete: bool) -> Scan:
+        """Return the next batches, or the last ones again."""
+        if self._starts and not self._repeats:
+            self._start = self._starts.popleft()
+        self._repeats = False
+        numbers = range(self._start, min(self._start + _SCANNED_ITEMS, self._set.batches))
+        return Scan(batches={ITEMS: _NumberedBatches(numbers, self._set.largest)}, markers={})
+
+    def restart(self) -> None:
+        """Return the same batches in the next scan, because some of them have not been delivered."""
+        self._repeats = True
+
+    async def read(self, source: str, page: Sequence[Entry]) -> list[_Partial]:
+        """Return these batches: their items, and the index of the first one."""
+        numbers = [int(entry.uid) for entry in page]
+        found = await self._stored.read(self._attempt, self._set.token, numbers)
+        return [
+            {
+                "batch_uid": _uid_of(number),
+                "meta": {"items": found[number], "first": number * self._set.batch_size},
+            }
+            for number in numbers
+            if number in found
+        ]
+
+    async def find_end(self, markers: Mapping[str, int], unconfirmed: Collection[str] = ()) -> Ended | None:
+        """Return that the source has ended."""
+        return Ended(epochs={}, unfinished=frozenset())
+
+    async def are_still_ended(self, ended: Ended | None) -> bool:
+        """Return whether the end has been noted, and no batches follow."""
+        return ended is not None and not self._starts
+
+    async def check_idle(self) -> None:
+        """Do nothing: the attempt never waits for its items."""
+
+
+class _NumberedBatches(Mapping[str, Entry]):
+    """The batches of a list by their uids, which needs no memory for them."""
+
+    def __init__(self, numbers: range, size: int) -> None:
+        self._numbers = numbers
+        self._size = size
+
+    def __getitem__(self, uid: str) -> Entry:
+        return Entry(uid, self._size)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(_uid_of, self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+
+def _uid_of(number: int) -> str:
+    return f"{number:07}"
 
 
 _BUSY_SEC = 0.05

@@ -18,11 +18,14 @@ import uuid
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
 
+import bson
+from bson.raw_bson import RawBSONDocument
 from pymongo import UpdateOne
 
 from flowkit.adapters.group_commit import GroupCommit
-from flowkit.adapters.mongo import moment, translate_errors
+from flowkit.adapters.mongo import moment, translate_errors, undecoded
 from flowkit.adapters.tasks.cancel_flags import (
     FLAG_PATHS,
     NODE_FLAGS,
@@ -49,6 +52,19 @@ NOT_CLOSED: Fields = {"closed_run_id": {"$exists": False}}
 
 _PARAMS: Fields = {"_id": 0, "params": 1}
 """Projection with the params of a task."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
+class StoredParams:
+    """The params of a task as MongoDB has sent them. Most handlers do not read them, and objects need three times the memory."""
+
+    stored: Any = None
+
+    def decode(self) -> Fields:
+        """Return the params, as a new dict."""
+        if isinstance(self.stored, RawBSONDocument):
+            return bson.decode(self.stored.raw)
+        return copy.deepcopy(self.stored or {})
 
 
 class TriedBefore(Exception):
@@ -232,6 +248,9 @@ class Attempts:
         entry_of: Callable[[AttemptInput], AttemptEntry] = entry_of_node,
     ) -> None:
         self._collection = collection
+        self._undecoded = undecoded(collection)
+        self.params: WeakValueDictionary[tuple[str, str], StoredParams] = WeakValueDictionary()
+        """The params that attempts of this process hold, by task and run. They do not change within a run."""
         self._entry_of = entry_of
         self._reopen = reopen
         """Called with a task id and the id of the run that continues the task."""
@@ -255,7 +274,7 @@ class Attempts:
     ) -> None:
         """Perform the first write of an attempt, which takes the epoch. Clear cancel flags of an earlier run.
 
-        With `read`, the same call also reads the params of the task and adds them to `read` as `params`.
+        With `read`, the same call also reads the params of the task and adds them to `read` as `params`, which are StoredParams.
 
         If the task pins versions, the write also fixes the version of the role, unless the task has one.
 
@@ -298,6 +317,12 @@ class Attempts:
         received = dict.fromkeys((entry.path_of("last_event_recv_ms"), "last_event_recv_ms"), int(at * 1000))
         shown = {entry.path_of("lease"): lease, **received}
         await self._update(entry.held_by(run_id), {"$set": shown, "$unset": {entry.path_of(WAITS_FOR): ""}})
+
+    @translate_errors
+    async def show_failed_batches(self, attempt: AttemptInput, run_id: str, failed: int) -> None:
+        """Show how many batches a node has set aside, just before its attempt finishes it."""
+        entry = self._entry_of(attempt)
+        await self._update(entry.held_by(run_id), {"$set": {entry.path_of("failed_batches"): failed}})
 
     @translate_errors
     async def show_wait(
@@ -413,9 +438,11 @@ class Attempts:
         """Update a document. Return False if none matches. With `read`, add the params of the task to `read`."""
         if read is None:
             return bool((await self._collection.update_one(condition, update)).matched_count)
-        stored = await self._collection.find_one_and_update(condition, update, projection=_PARAMS)
-        read |= stored or {}
-        return stored is not None
+        stored = await self._undecoded.find_one_and_update(condition, update, projection=_PARAMS)
+        if stored is None:
+            return False
+        read["params"] = StoredParams(stored=stored.get("params"))
+        return True
 
     async def _write_together(self, writes: Sequence[_Write]) -> Sequence[int]:
         """Write one update for each document, all in one call. Return the indexes of the writes to perform one by one.
@@ -444,15 +471,16 @@ class Attempts:
         """Read the params of all tasks whose attempts need them, in one call beside the write."""
         ids = {write.entry.document["id"] for write in readers}
         if ids:
-            found = self._collection.find({"id": {"$in": list(ids)}}, {**_PARAMS, "id": 1})
-            _hand_out(readers, {(("id", stored.pop("id")),): stored async for stored in found})
+            found = self._undecoded.find({"id": {"$in": list(ids)}}, {**_PARAMS, "id": 1})
+            params = {(("id", each["id"]),): StoredParams(stored=each.get("params")) async for each in found}
+            _hand_out(readers, {document: {"params": each} for document, each in params.items()})
 
 
 def _hand_out(readers: Iterable[_Write], stored: Mapping[tuple[tuple[str, Any], ...], Fields]) -> None:
-    """Give each of these writes a copy of what was read from its document."""
+    """Give each of these writes what was read from its document."""
     for write in readers:
         if write.read is not None:
-            write.read.update(copy.deepcopy(stored.get(_document_of(write), {})))
+            write.read.update(stored.get(_document_of(write), {}))
 
 
 def _document_of(write: _Write) -> tuple[tuple[str, Any], ...]:

@@ -152,6 +152,7 @@ def result(close: CloseTask, stored_nodes: list[Fields]) -> Fields:
     handled = {
         "handled_failures": close.handled_failures,
         "handled_failures_omitted": close.handled_failures_omitted,
+        **({"failed_batches": close.failed_batches} if close.failed_batches else {}),
     }
     return {"nodes": nodes, **{name: value for name, value in handled.items() if value}}
 

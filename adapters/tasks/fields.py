@@ -71,7 +71,7 @@ def new_task(
         "params": params,
         "graph": {
             **kept,
-            "nodes": [_fresh(node, parents[node["node_id"]]) for node in graph["nodes"]],
+            "nodes": [new_node(node, parents[node["node_id"]]) for node in graph["nodes"]],
             "edges": graph.get("edges") or [],
             "edges_ex": graph.get("edges_ex") or [],
         },
@@ -108,7 +108,8 @@ def owner(namespace_id: str, database_id: str) -> Fields:
     return {name: value for name, value in ids.items() if value}
 
 
-def _fresh(node: Fields, parents: list[str]) -> Fields:
+def new_node(node: Fields, parents: list[str]) -> Fields:
+    """Return the initial entry of a node, in the form in which a graph contains it, with these parents."""
     own = {key: value for key, value in node.items() if key not in RUNTIME_KEYS}
     given = {"depends_on": parents, "fan_in": node.get("fan_in") or "all"}
     return {**own, **given, **NEW_NODE}

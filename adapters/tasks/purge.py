@@ -15,7 +15,8 @@ Fields = dict[str, Any]
 
 BELONGINGS = (
     *("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches"),
-    *("stored_graphs", "input_values"),
+    *("stored_graphs", "input_values", "map_items", "node_shards", "batch_tries"),
+    *("flow_messages", "flow_events"),
 )
 """Collections whose rows belong to a task, which the field `task_id` names."""
 

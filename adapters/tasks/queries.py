@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 from pymongo import DESCENDING
 
 from flowkit import reason_codes
+from flowkit.adapters.artifacts import SET_ASIDE
 from flowkit.adapters.batch_uids import uid_text
 from flowkit.adapters.dispatches import ACTIVE_STATES, OutcomeKind
 from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
+from flowkit.adapters.input_values import InputValues
 from flowkit.adapters.mongo import Database, durable, ensure_index, translate_errors
-from flowkit.adapters.tasks.fields import PINNED, WAITS_FOR, read_pins
+from flowkit.adapters.shards import ShardProgress, ShardStore
+from flowkit.adapters.tasks.fields import PINNED, WAITS_FOR, WIRING, nodes_of, read_pins
 from flowkit.adapters.tasks.reset import read_first_epochs
+from flowkit.graph.input_adapters import PULL, replace_alias
+from flowkit.graph.validation import parents_by_node
 from flowkit.models import OPEN_TASK_STATUSES, FailureKind, NodeStatus
 from flowkit.protocol.messages import EventKind
 from flowkit.validation.arguments import require, task_id_problem
@@ -44,6 +49,7 @@ _BATCH = {
     "meta": 1,
     "artifacts_ref": 1,
     "error": 1,
+    "quarantined": 1,
 }
 
 _BOUNDS = (EventKind.TASK_ACCEPTED, EventKind.TASK_DONE, EventKind.TASK_FAILED, EventKind.CANCELLED)
@@ -133,7 +139,7 @@ class StoredBatch:
 
     uid: str
     status: str
-    """`ok` or `failed`."""
+    """`ok`, `failed`, or `skipped` if a user has skipped the failed batch."""
     attempt: int
     """Epoch of the attempt that stored it; 0 if unknown."""
     worker: str
@@ -143,6 +149,8 @@ class StoredBatch:
     artifacts_ref: dict[str, Any] | None
     error: str | None
     """Why the batch failed."""
+    tries: int | None = None
+    """How often it was tried, if it is set aside."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,6 +252,30 @@ class TaskQueries:
         nodes = stored["graph"]["nodes"] if stored else []
         return {node["node_id"]: _node_run(node) for node in nodes if node.get("attempt_epoch")}
 
+    async def shards(self, task_id: str) -> dict[str, ShardProgress]:
+        """Return how far the shards of a task's nodes are, by node id. Nodes without shards are absent."""
+        require(task_id_problem(task_id))
+        found = await ShardStore(self._db).progress(task_id)
+        if found:
+            for (node_id, generation), batches in (await InputValues(self._db).batches(task_id)).items():
+                if node_id in found and found[node_id].generation == generation:
+                    found[node_id].items = batches
+        return found
+
+    @translate_errors
+    async def sources(self, task_id: str) -> dict[str, list[str]]:
+        """Return the nodes from which nodes with shards pull unchanged batches, by node id."""
+        require(task_id_problem(task_id))
+        stored = await self._db.tasks.find_one({"id": task_id}, {**WIRING, "graph.nodes.parallel": 1}) or {}
+        parents = parents_by_node(stored["graph"]) if stored else {}
+        found = {}
+        for node in nodes_of(stored):
+            inline = (node.get("io") or {}).get("input_inline") or {}
+            if (node.get("parallel") or 1) > 1 and inline.get("input_adapter") == PULL:
+                named = replace_alias(inline.get("input_args")).get("from_nodes")
+                found[node["node_id"]] = parents[node["node_id"]] if named is None else named
+        return found
+
     @translate_errors
     async def pins(self, task_id: str) -> dict[str, str]:
         """Return the versions that a task has fixed, by role."""
@@ -260,16 +292,24 @@ class TaskQueries:
         return {row["node_id"]: _stored_result(row) async for row in found}
 
     @translate_errors
+    async def set_aside(self, task_id: str, node_id: str, batch_uids: Sequence[str]) -> set[str]:
+        """Return those of these batches that a node has set aside."""
+        own = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$in": [*batch_uids]}}
+        found = self._db.artifacts.find(own | SET_ASIDE, {"batch_uid": 1})
+        return {uid_text(row["batch_uid"]) async for row in found}
+
+    @translate_errors
     async def batch_page(
-        self, task_id: str, node_id: str, offset: int, limit: int
+        self, task_id: str, node_id: str, offset: int, limit: int, *, failed: bool = False
     ) -> tuple[list[StoredBatch], int]:
         """Return up to `limit` batches of a node, oldest first and without the first `offset`, and the number of all.
 
-        Failed batches are included. The content of other batches is not read.
+        With `failed`, only failed batches count; otherwise they are included. The content of other batches is not read.
         """
         require(task_id_problem(task_id))
         earlier = await self._earlier_generations(task_id)
         own = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": True}, **earlier}
+        own |= {"status": "failed"} if failed else {}
         every = oldest_first([row async for row in self._db.artifacts.find(own, PROJECTION)])
         ids = [row["_id"] for row in every[offset : offset + limit]]
         found = {row["_id"]: row async for row in self._db.artifacts.find({"_id": {"$in": ids}}, _BATCH)}
@@ -346,14 +386,27 @@ def _stored_batch(row: dict[str, Any]) -> StoredBatch:
     stored_at = row.get("updated_at")
     return StoredBatch(
         uid=uid_text(row["batch_uid"]),
-        status="failed" if row.get("status") == "failed" else "ok",
+        status=_status_of(row),
         attempt=epoch_of(row),
         worker=str(row.get("worker_id") or ""),
         stored_at=utc(stored_at).isoformat() if isinstance(stored_at, datetime) else None,
         metrics=dict(row.get("meta") or {}),
         artifacts_ref=row.get("artifacts_ref"),
-        error=row.get("error"),
+        error=_error_of(row),
+        tries=(row.get("quarantined") or {}).get("tries"),
     )
+
+
+def _status_of(row: dict[str, Any]) -> str:
+    if row.get("status") != "failed":
+        return "ok"
+    return "skipped" if (row.get("quarantined") or {}).get("skipped") else "failed"
+
+
+def _error_of(row: dict[str, Any]) -> str | None:
+    """Return the reason code of a failed batch, with its message if the batch is set aside."""
+    code, message = row.get("error"), (row.get("quarantined") or {}).get("error")
+    return f"{code}: {message}" if message else code
 
 
 def _logged_event(row: dict[str, Any]) -> LoggedAttempt:

@@ -1,4 +1,4 @@
-"""Starts new generations of nodes in a task document, as an action or a rerun of the task asks for.
+"""Starts nodes again in a task document, in new generations, as an action or a rerun of the task asks for.
 
 A reset reserves an epoch of each node by a compare-and-set. Attempts of the earlier generation have lower epochs, so their
 later writes to the entry do not match. Readers ignore rows with lower epochs (`entries.of_generation`). Deleting these
@@ -33,7 +33,7 @@ _ENTRIES: Fields = {
 }
 _LEFT_OVER = (
     *("finished_at", "started_at", "run_id", "skip_reason", "reason_code", "liveness"),
-    *(WAITS_FOR, "held_until_ms", *NODE_FLAGS),
+    *("failed_batches", WAITS_FOR, "held_until_ms", *NODE_FLAGS),
 )
 """Fields of a node that its earlier generation has left."""
 
@@ -59,7 +59,9 @@ class Resetting:
         self._artifacts = artifacts
 
     async def write(self, record: ResetNodes) -> list[int]:
-        """Write the new generations, and return the epochs that they have reserved. A repetition returns the same.
+        """Write that nodes start again, in new generations or in theirs. Return the epochs that they have reserved.
+
+        A repetition returns the same.
 
         Raise Fenced if the task has ended or belongs to a newer run, and BadMetrics, BatchTooLarge or BadBatchUid,
         before the first write, for an outcome that cannot be stored.
@@ -68,8 +70,9 @@ class Resetting:
             if node.outcome is not None:
                 self._artifacts.check_outcome(node.outcome)
         epochs = await self._reserve(record)
-        by_node = {node.node_id: epoch for node, epoch in zip(record.nodes, epochs, strict=True)}
-        await self._artifacts.delete_earlier_generations(record.task_id, by_node)
+        reserved = zip(record.nodes, epochs, strict=True)
+        by_node = {node.node_id: epoch for node, epoch in reserved if not node.keeps}
+        await self._artifacts.delete_earlier_generations(record.task_id, by_node, record.at)
         for node, epoch in zip(record.nodes, epochs, strict=True):
             if node.outcome is not None:
                 await self._complete(record, node, epoch)
@@ -167,7 +170,7 @@ def _identity(record: ResetNodes) -> str:
 
 def _reserved(node: NodeReset, entry: Mapping[str, Any], record: ResetNodes) -> int:
     if entry.get("reset_by") == _identity(record):
-        return int(entry["first_epoch"])
+        return int(entry["attempt_epoch" if node.keeps else "first_epoch"])
     return max(node.epoch, (entry.get("attempt_epoch") or 0) + 1)
 
 
@@ -180,7 +183,7 @@ def _fields(record: ResetNodes, node: NodeReset, epoch: int) -> Fields:
     fields: Fields = {
         "status": NodeStatus.QUEUED.value,
         "attempt_epoch": epoch,
-        "first_epoch": epoch,
+        **({} if node.keeps else {"first_epoch": epoch}),
         "generation": node.generation,
         "reset_by": _identity(record),
         "lease": {},

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING, ReturnDocument
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
+from flowkit.adapters.batch_tries import BatchTries
 from flowkit.adapters.dispatches import external_runs
 from flowkit.adapters.input_values import InputValues
 from flowkit.adapters.mongo import Database, denial, denied, durable, ensure_index, moment, translate_errors
+from flowkit.adapters.shards import ShardStore
 from flowkit.adapters.tasks.attempts import Attempts
 from flowkit.adapters.tasks.cancel_flags import UNSET_OF_TASK_FLAG, CancelFlags
 from flowkit.adapters.tasks.close import Closing
+from flowkit.adapters.tasks.extend import Extending
 from flowkit.adapters.tasks.fields import (
     NODE_STATES,
     PINNED,
@@ -37,14 +40,14 @@ from flowkit.adapters.tasks.record import Recording, read_actions
 from flowkit.adapters.tasks.reset import Resetting, read_first_epochs
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs
 from flowkit.errors import RerunOutdated, StoreRefused, TaskIdTaken
-from flowkit.models import EarlierRun, NodeStatus, TaskStatus
+from flowkit.models import AttemptInput, EarlierRun, NodeStatus, TaskStatus
 from flowkit.models.columns import status_column
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.models import CloseTask, OpenTask, RecordTask, Rerun, ResetNodes
+    from flowkit.models import CloseTask, GraphChange, OpenTask, RecordTask, Rerun, ResetNodes, SettleBatches
 
 Fields = dict[str, Any]
 
@@ -73,7 +76,10 @@ _EARLIER = {
     "coordinator.actions": 1,
     **{
         f"graph.nodes.{name}": 1
-        for name in ("status", "attempt_epoch", "first_epoch", "generation", "skip_reason", "reason_code")
+        for name in (
+            *("status", "attempt_epoch", "first_epoch", "generation", "skip_reason", "reason_code"),
+            "failed_batches",
+        )
     },
 }
 _EPOCHS = {"_id": 0, "run_seq": 1, "graph.nodes.attempt_epoch": 1, "graph.nodes.run_id": 1}
@@ -109,6 +115,10 @@ class TaskStore:
         """The attempts of nodes."""
         self.values = InputValues(self._db)
         """The values by expression of nodes."""
+        self.shards = ShardStore(self._db)
+        """The attempts of shards."""
+        self.tries = BatchTries(self._db)
+        """The batches that attempts process, of nodes that set batches aside."""
 
     @property
     def database(self) -> Database:
@@ -134,6 +144,8 @@ class TaskStore:
         await OpenTasks(self._db).prepare()
         await StoredGraphs(self._db).prepare()
         await self.values.prepare()
+        await self.shards.prepare()
+        await self.tries.prepare()
 
     @translate_errors
     async def database_id(self) -> str:
@@ -337,6 +349,42 @@ class TaskStore:
         return await Resetting(self._tasks, artifacts).write(record)
 
     @translate_errors
+    async def settle_batches(self, record: SettleBatches, artifacts: ArtifactStore) -> int:
+        """Skip batches that a node has set aside, or forget that they have failed. Return how many are still set aside."""
+        attempt = AttemptInput(
+            task_id=record.task_id,
+            node_id=record.node_id,
+            index=record.index,
+            role="",
+            epoch=record.epoch,
+            generation=record.generation,
+            first_epoch=record.first_epoch,
+        )
+        uids = record.batch_uids or None
+        if record.skips:
+            await artifacts.skip_quarantined(attempt, uids)
+        else:
+            await artifacts.forget_quarantined(attempt, uids)
+            await self.tries.forget(attempt, uids)
+        left = await artifacts.count_quarantined(attempt)
+        entry = f"graph.nodes.{record.index}"
+        own = {
+            "id": record.task_id,
+            f"{entry}.node_id": record.node_id,
+            f"{entry}.attempt_epoch": record.epoch,
+        }
+        await self._tasks.update_one(own, {"$set": {f"{entry}.failed_batches": left}})
+        return left
+
+    @translate_errors
+    async def change_graph(self, change: GraphChange, graph: Mapping[str, Any]) -> list[int]:
+        """Write the changed `graph` of a running task. Return the epochs after which the attempts of new nodes begin.
+
+        Raise Fenced if the task has ended or belongs to a newer run.
+        """
+        return await Extending(self._tasks).write(change, graph)
+
+    @translate_errors
     async def have_restarted(
         self, task_id: str, epochs: Mapping[str, int], unfinished: Collection[str] = ()
     ) -> bool:
@@ -428,6 +476,7 @@ def earlier_run(stored: Fields) -> EarlierRun:
         generations=[node.get("generation") or 0 for node in nodes],
         skip_reasons=_texts(nodes, "skip_reason"),
         reason_codes=_texts(nodes, "reason_code"),
+        failed_batches={i: count for i, node in enumerate(nodes) if (count := node.get("failed_batches"))},
         applied=read_actions(stored),
     )
 

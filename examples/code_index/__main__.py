@@ -38,7 +38,7 @@ def code_index(
     keep: Annotated[bool, typer.Option("--keep", help="Keep everything running until Ctrl-C.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 2,
     chaos: Annotated[
-        bool, typer.Option("--chaos", help="Kill a worker half-way; another worker takes its node over.")
+        bool, typer.Option("--chaos", help="Kill a worker half-way; others take over its batches.")
     ] = False,
     external: Annotated[
         bool, typer.Option("--external", help="Run the role grouper on an external worker, through Kafka.")

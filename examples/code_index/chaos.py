@@ -1,10 +1,10 @@
-"""Kill a worker while it processes a batch, watch another worker take the node over, and start a new worker."""
+"""Kill a worker while it processes a batch, start a new one, and watch who takes over what the killed one has left."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from code_index.rates import format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from code_index.documents import Claim, ShardAttempt
     from code_index.processes import ProcessGroup
     from code_index.progress import NodeProgress, Progress
     from flowkit.local.process import FlowkitProcess
@@ -25,43 +26,22 @@ LEASE_SEC = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """A kill and the takeover that follows."""
+    """A kill."""
 
-    worker: str
-    """The worker that was killed."""
-    node: str
-    attempt: int
+    lost: ShardAttempt
+    """The attempt whose worker was killed."""
     batches: int
     """Batches of the node that were done at the kill."""
     total: int
-    started_at: datetime
-    """When the attempt started. If the kill follows at once, there is no start event."""
     killed_at: datetime
     replacement: str
-    successor: str = ""
-    """The worker that took the node over; empty before the takeover."""
-    successor_attempt: int = 0
-    taken_over_at: datetime | None = None
-
-    @property
-    def takeover_seconds(self) -> float:
-        """Seconds from the kill to the start of the next attempt."""
-        return (self.taken_over_at - self.killed_at).total_seconds() if self.taken_over_at else 0.0
 
 
 def find_target(progress: Progress) -> NodeProgress | None:
-    """Return the node whose worker to kill now: `enrich`, when half of its batches are done. Pure."""
+    """Return the node with the shard whose worker to kill now: `enrich`, when half of its batches are done. Pure."""
     for node in progress.nodes:
-        if node.node == ENRICH and node.status == "running" and node.worker and node.total:
+        if node.node == ENRICH and node.running_shards and node.total:
             return node if node.batches >= batches_before_kill(node.total) else None
-    return None
-
-
-def find_successor(incident: Incident, progress: Progress) -> NodeProgress | None:
-    """Return the killed worker's node once another worker has taken it. Pure."""
-    for node in progress.nodes:
-        if node.node == incident.node and node.attempt > incident.attempt and node.worker:
-            return node
     return None
 
 
@@ -72,19 +52,22 @@ class Chaos:
         self._processes = processes
         self._print_line = print_line
         self._starting: asyncio.Task[None] | None = None
+        self._taken_over = 0
         self.incident: Incident | None = None
 
     async def update(self, progress: Progress) -> None:
-        """Kill the worker or record the takeover, when it is time.
+        """Kill the worker or print what is taken over, when it is time.
 
         Raises DevServerError if the new worker does not start.
         """
         if self.incident is None:
             found = find_target(progress)
-            if found is not None and self._processes.has(found.worker):
-                await self._kill(found)
-        elif not self.incident.successor and (taken := find_successor(self.incident, progress)):
-            self._record_takeover(self.incident, taken)
+            if found is not None and self._processes.has(found.running_shards[0].worker):
+                await self._kill(found, found.running_shards[0])
+        else:
+            for claim in progress.taken_over[self._taken_over :]:
+                self._print_line(takeover_line(self.incident, claim))
+            self._taken_over = len(progress.taken_over)
         if self._starting is not None and self._starting.done():
             self._starting.result()
 
@@ -93,17 +76,14 @@ class Chaos:
         if self._starting is not None:
             await self._starting
 
-    async def _kill(self, node: NodeProgress) -> None:
-        await asyncio.to_thread(self._processes.kill, node.worker)
+    async def _kill(self, node: NodeProgress, shard: ShardAttempt) -> None:
+        await asyncio.to_thread(self._processes.kill, shard.worker)
         killed_at = datetime.now(UTC)
         new = self._processes.new_worker()
         self.incident = Incident(
-            worker=node.worker,
-            node=node.node,
-            attempt=node.attempt,
+            lost=shard,
             batches=node.batches,
             total=node.total or 0,
-            started_at=node.started_at or killed_at,
             killed_at=killed_at,
             replacement=new.name,
         )
@@ -116,25 +96,18 @@ class Chaos:
         await asyncio.to_thread(self._processes.start_worker, new)
         self._print_line(f"chaos    {new.name} is ready, {time.monotonic() - since:.1f} s after the kill")
 
-    def _record_takeover(self, incident: Incident, node: NodeProgress) -> None:
-        self.incident = replace(
-            incident, successor=node.worker, successor_attempt=node.attempt, taken_over_at=node.started_at
-        )
-        self._print_line(takeover_line(self.incident))
-
 
 def kill_lines(incident: Incident) -> list[str]:
     """Return the lines to print at the kill."""
-    done = f"{incident.batches:,}/{incident.total:,} batches"
-    held = f"{incident.node}, attempt {incident.attempt}, {done}"
+    done = f"{incident.batches:,}/{incident.total:,} batches of the node"
     lease = format_seconds(LEASE_SEC)
     return [
-        f"chaos    SIGKILL to {incident.worker}, which held {held}",
-        f"chaos    {incident.replacement} starts in its place; the lease expires within {lease}",
+        f"chaos    SIGKILL to {incident.lost.worker}, which ran {incident.lost}, after {done}",
+        f"chaos    {incident.replacement} starts in its place; the lease of the shard expires within {lease}",
     ]
 
 
-def takeover_line(incident: Incident) -> str:
-    """Return the line to print at the takeover."""
-    epoch = f"attempt {incident.successor_attempt} (epoch {incident.successor_attempt})"
-    return f"chaos    {incident.successor} took {incident.node} over after {incident.takeover_seconds:.1f} s: {epoch}"
+def takeover_line(incident: Incident, claim: Claim) -> str:
+    """Return the line to print when a batch is taken over."""
+    after = f"{(claim.claimed_at - incident.killed_at).total_seconds():.1f} s after the kill"
+    return f"chaos    {claim.worker} takes over batch {claim.uid}, {after}: attempt {claim.epoch}"

@@ -24,5 +24,12 @@ async def delete_earlier_tasks(client: Client, db: Any) -> None:
     async for task in db.tasks.find({"status": {"$nin": _CLOSED}}, {"_id": 0, "id": 1}):
         with suppress(RPCError):
             await client.get_workflow_handle(task["id"]).terminate("remaining from an earlier demo")
-    for collection in (db.artifacts, db.metrics_raw, db.stream_progress, db.worker_events, db.tasks):
+    for collection in (
+        db.artifacts,
+        db.metrics_raw,
+        db.stream_progress,
+        db.node_shards,
+        db.worker_events,
+        db.tasks,
+    ):
         await collection.delete_many({})

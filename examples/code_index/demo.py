@@ -136,7 +136,7 @@ class Demo:
             return "faults   two batches of node enrich fail once each, on purpose"
         default = CoordinatorConfig().lease_ttl_sec
         return (
-            "chaos    the worker that holds node enrich will be killed half-way; the lease\n"
+            "chaos    one of the workers that run node enrich will be killed half-way; the lease\n"
             f"         is {LEASE_SEC:.0f} s instead of the default {default:.0f} s, so that the wait is short"
         )
 
@@ -164,8 +164,7 @@ class Demo:
             ensure_running(self._external.processes)
 
     async def _report_result(self, client: Client, db: Any, incident: Incident | None) -> None:
-        lost = frozenset({(incident.node, incident.attempt)} if incident else ())
-        documents = await load_documents(db, self._task_id, lost)
+        documents = await load_documents(db, self._task_id)
         result = verified_result(documents)
         self._show_result(result, incident)
         run = DemoRun(

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from code_index.rates import format_seconds
+from code_index.rates import format_seconds, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +87,7 @@ class LastLine:
 
 def should_print(last: LastLine, node: NodeProgress, at: float) -> bool:
     """Return whether to print a line: the node has changed, progressed, or been silent for long. Pure."""
-    if (node.status, node.attempt) != (last.node.status, last.node.attempt):
+    if (node.status, node.runners) != (last.node.status, last.node.runners):
         return True
     if node.status != "running":
         return False
@@ -145,6 +145,9 @@ def progress_table(progress: Progress, seconds: float) -> Table:
         table.add_column(heading, width=width, justify="right", no_wrap=True)
     for node in progress.nodes:
         table.add_row(*_cells(node))
+        for shard in node.running_shards:
+            done = f"{node.by_epoch.get(shard.epoch, 0):,}"
+            table.add_row("", f"shard {shard.shard}", Text(shard.worker), str(shard.epoch), done, style="dim")
     return table
 
 
@@ -162,13 +165,18 @@ def _time_left(progress: Progress) -> str:
 def _cells(node: NodeProgress) -> Iterator[Text | str]:
     yield node.node
     yield Text(node.status, style=_STYLES.get(node.status, ""))
-    yield Text(node.worker)
-    yield str(node.attempt or "")
+    yield Text(_workers(node) if node.shards else node.worker)
+    yield "" if node.shards else str(node.attempt or "")
     yield _done(node) if node.attempt else ""
     yield str(node.percent) if node.attempt and node.percent is not None else ""
     yield _number(node.rate.batches) if node.rate else ""
     yield _number(node.rate.files) if node.rate else ""
     yield format_seconds(node.seconds_left) if node.seconds_left else ""
+
+
+def _workers(node: NodeProgress) -> str:
+    """Return how many workers run the shards of a node, or have run them."""
+    return pluralize(len({shard.worker for shard in node.running_shards or node.shards}), "worker")
 
 
 def _done(node: NodeProgress) -> str:
@@ -190,13 +198,14 @@ def notes(progress: Progress) -> Iterator[Text]:
 def progress_line(node: NodeProgress) -> str:
     """Return the progress of one node as a line."""
     note = f" ({node.note})" if node.note else ""
-    done = f", attempt {node.attempt}, {'; '.join(_progress_parts(node))}" if node.attempt else ""
-    return f"{node.node:8} {node.status}{done}{note}"
+    runners = f", {node.runners}" if node.runners else ""
+    done = f", {'; '.join(_progress_parts(node))}" if node.attempt else ""
+    return f"{node.node:8} {node.status}{runners}{done}{note}"
 
 
 def _progress_parts(node: NodeProgress) -> Iterator[str]:
     share = f" = {node.percent} %" if node.percent is not None else ""
-    yield f"{_done(node)} batch{'es' if (node.total or node.batches) != 1 else ''}{share}"
+    yield f"{_done(node)} {'batch' if (node.total or node.batches) == 1 else 'batches'}{share}"
     if node.rate:
         yield f"{_number(node.rate.batches)} batches/s, {_number(node.rate.files)} files/s"
     if node.seconds_left:

@@ -1,10 +1,11 @@
-"""Read the documents of a finished task: `tasks`, `artifacts`, `metrics_raw` and `worker_events`."""
+"""Read the documents of a finished task, from `tasks` to `worker_events`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from code_index.graph import ANALYZE, ENRICH, INDEX
@@ -12,13 +13,18 @@ from code_index.packages import Package, from_dicts, merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from datetime import datetime
 
 ACCEPTED = "TASK_ACCEPTED"
 """The kind of event that reports the start of an attempt."""
 
 ENDS = ("TASK_DONE", "TASK_FAILED", "CANCELLED")
 """The kinds of event that report the end of an attempt; other kinds report its batches and heartbeats."""
+
+LOST = "lost"
+"""The status of an attempt whose worker was killed."""
+
+FIRST_FENCE = 1
+"""The fencing number of a batch that no other attempt has claimed before."""
 
 EVENTS_TIMEOUT_SEC = 2.5
 """Workers write events about once a second. The events of a killed worker's last second are lost."""
@@ -39,6 +45,38 @@ class StoredBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardAttempt:
+    """One attempt of a shard of a node, as stored in `node_shards`."""
+
+    node: str
+    shard: int
+    """The number of the shard, from 1."""
+    epoch: int
+    worker: str
+    status: str
+    """`running`, `finished`, `failed`, or LOST."""
+    started_at: datetime
+    ended_at: datetime | None = None
+
+    def __str__(self) -> str:
+        return f"shard {self.shard} of {self.node} in attempt {self.epoch}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The claim of one batch by a shard, as stored in `stream_progress`."""
+
+    node: str
+    uid: str
+    epoch: int
+    """The attempt that has the batch."""
+    worker: str
+    claimed_at: datetime
+    fence: int = FIRST_FENCE
+    """The fencing number, which each take-over raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
     """All documents of a finished task."""
 
@@ -56,17 +94,31 @@ class Documents:
     """Number of rows in `metrics_raw`, by node."""
     failed_metrics: dict[str, int]
     """Number of those rows for batches that failed and were not processed again."""
+    shards: list[ShardAttempt]
+    """The attempts of shards, in the order of their epochs."""
+    claims: list[Claim]
+    """The claims of shards."""
     events: list[Mapping[str, Any]]
     """Rows of `worker_events` in chronological order."""
 
+    @property
+    def epochs(self) -> dict[str, list[int]]:
+        """The epochs of the attempts of each node, in the order of the graph."""
+        return {node["node_id"]: _epochs(node, self.shards) for node in self.task["graph"]["nodes"]}
 
-async def load_documents(db: Any, task_id: str, lost: frozenset[tuple[str, int]] = frozenset()) -> Documents:
-    """Read the documents of the finished task `task_id`, and wait for events that workers have not written yet.
 
-    `lost` contains attempts as (node, epoch) that have no end event, because their workers were killed.
-    """
+def _epochs(node: Mapping[str, Any], shards: Iterable[ShardAttempt]) -> list[int]:
+    """Return the epochs of the attempts of a node. Those of shards that were never started have no attempt."""
+    last = node["attempt_epoch"]
+    of_shards = [shard.epoch for shard in shards if shard.node == node["node_id"]]
+    return [*(of_shards or range(1, last)), last]
+
+
+async def load_documents(db: Any, task_id: str) -> Documents:
+    """Read the documents of the finished task `task_id`, and wait for events that workers have not written yet."""
     task = await db.tasks.find_one({"id": task_id})
     facts = await _facts(db, task_id)
+    shards = await read_shards(db, task_id)
     return Documents(
         task=task,
         batches=await _batches(db, task_id),
@@ -77,7 +129,9 @@ async def load_documents(db: Any, task_id: str, lost: frozenset[tuple[str, int]]
         packages=await _packages(db, task_id),
         metrics=await _rows_by_node(db.metrics_raw, {"task_id": task_id}),
         failed_metrics=await _rows_by_node(db.metrics_raw, {"task_id": task_id, "failed": True}),
-        events=await _wait_for_events(db, task, lost),
+        shards=shards,
+        claims=await read_claims(db, task_id),
+        events=await _wait_for_events(db, task, shards),
     )
 
 
@@ -96,6 +150,44 @@ async def _batches(db: Any, task_id: str) -> list[StoredBatch]:
             stored_at=row["updated_at"],
         )
         async for row in rows
+    ]
+
+
+async def read_shards(db: Any, task_id: str) -> list[ShardAttempt]:
+    """Return the attempts of shards, in the order of their epochs. One is lost if its lease has expired."""
+    now = datetime.now(UTC)
+    rows = db.node_shards.find({"task_id": task_id}).sort("attempt_epoch", 1)
+    return [
+        ShardAttempt(
+            node=row["node_id"],
+            shard=row["shard"],
+            epoch=row["attempt_epoch"],
+            worker=row["worker_id"],
+            status=LOST if row["status"] == "running" and row["lease_until"] < now else row["status"],
+            started_at=row["started_at"],
+            ended_at=row.get("ended_at"),
+        )
+        async for row in rows
+    ]
+
+
+async def read_claims(db: Any, task_id: str, lowest_fence: int = FIRST_FENCE) -> list[Claim]:
+    """Return the claims of shards with at least this fencing number; claims of other nodes have none."""
+    wanted = {"task_id": task_id, "fence": {"$gte": lowest_fence}}
+    rows = [row async for row in db.stream_progress.find(wanted).sort("batch_uid", 1)]
+    workers = (
+        {(shard.node, shard.epoch): shard.worker for shard in await read_shards(db, task_id)} if rows else {}
+    )
+    return [
+        Claim(
+            node=row["consumer_node"],
+            uid=row["batch_uid"],
+            epoch=row["attempt_epoch"],
+            worker=workers[row["consumer_node"], row["attempt_epoch"]],
+            claimed_at=row["claimed_at"],
+            fence=row["fence"],
+        )
+        for row in rows
     ]
 
 
@@ -127,26 +219,29 @@ async def _rows_by_node(collection: Any, which: dict[str, Any]) -> dict[str, int
 
 
 async def _wait_for_events(
-    db: Any, task: Mapping[str, Any], lost: frozenset[tuple[str, int]]
+    db: Any, task: Mapping[str, Any], shards: list[ShardAttempt]
 ) -> list[Mapping[str, Any]]:
     """Return the events as soon as every attempt has an end event, or after EVENTS_TIMEOUT_SEC."""
     deadline = time.monotonic() + EVENTS_TIMEOUT_SEC
     while True:
         found = db.worker_events.find({"task_id": task["id"]}).sort([("ts_ms", 1), ("_id", 1)])
         events = [event async for event in found]
-        if attempts_without_end(task, events) <= lost or time.monotonic() > deadline:
+        if not attempts_without_end(task, shards, events) or time.monotonic() > deadline:
             return events
         await asyncio.sleep(_POLL_SEC)
 
 
 def attempts_without_end(
-    task: Mapping[str, Any], events: Iterable[Mapping[str, Any]]
+    task: Mapping[str, Any], shards: Iterable[ShardAttempt], events: Iterable[Mapping[str, Any]]
 ) -> set[tuple[str, int]]:
-    """Return the attempts without an end event, as (node, epoch). Pure.
+    """Return the attempts whose end event is still to come, as (node, epoch). Pure.
 
-    The last attempt of each node is not included, because the task document contains how it ended.
+    The last attempt of each node is not included, because the task document contains how it ended, and neither are
+    shards whose workers were killed.
     """
+    shards = [*shards]
     nodes = task["graph"]["nodes"]
-    earlier = {(node["node_id"], epoch) for node in nodes for epoch in range(1, node["attempt_epoch"])}
+    earlier = {(node["node_id"], epoch) for node in nodes for epoch in _epochs(node, shards)[:-1]}
+    lost = {(shard.node, shard.epoch) for shard in shards if shard.status == LOST}
     ends = (event for event in events if event["payload"]["kind"] in ENDS)
-    return earlier - {(event["node_id"], event["attempt_epoch"]) for event in ends}
+    return earlier - lost - {(event["node_id"], event["attempt_epoch"]) for event in ends}

@@ -14,6 +14,9 @@ INDEX, ENRICH, GROUP, ANALYZE = "index", "enrich", "group", "analyze"
 BATCH_SIZE = 40
 """Files per batch: large enough to keep all processors busy, small enough to show progress."""
 
+MAX_SHARDS = 16
+"""Shards of `enrich`, at most: more than the workers have slots, so that a worker that starts later takes part."""
+
 _RETRY = {"max": 5, "backoff_sec": 1.0}
 
 
@@ -27,7 +30,7 @@ def index_graph(
         "name": "code_index",
         "nodes": [
             {"node_id": INDEX, "type": "indexer", "io": {"input_inline": inline}, "retry_policy": _RETRY},
-            _pulling(ENRICH, "enricher", source=INDEX),
+            {**_pulling(ENRICH, "enricher", source=INDEX), "parallel": MAX_SHARDS},
             _pulling(GROUP, "grouper", source=ENRICH),
             _pulling(ANALYZE, "analyzer", source=GROUP),
         ],

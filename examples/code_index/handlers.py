@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from code_index import faults, packages
-from code_index.facts import FileFacts
-from code_index.parsing import Parser
+from code_index.facts import FileFacts, facts_of
 from code_index.tree import python_files
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler, RunContext
 
@@ -21,6 +20,9 @@ TOP = 15
 
 KILL_TIMEOUT_SEC = 15.0
 """How long an attempt waits for its kill before it continues."""
+
+SERVICE_SEC = 0.2
+"""How long `enrich` waits in each batch, in place of a service that a real node would call."""
 
 
 class Indexer(RoleHandler):
@@ -60,12 +62,9 @@ class Indexer(RoleHandler):
 
 
 class Enricher(RoleHandler):
-    """Parses the files of a batch, and injects the fault that the graph names."""
+    """Parses the files of a batch on one processor, and injects the fault that the graph names."""
 
     role = "enricher"
-
-    def __init__(self) -> None:
-        self._parser = Parser()
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Return the facts of each file."""
@@ -75,8 +74,9 @@ class Enricher(RoleHandler):
             return BatchResult(success=False, reason_code=faults.REASON_CODE, error=f"batch {meta['number']}")
         if faults.should_wait_for_kill(meta["fault"], **position):
             await ctx.cancellable(asyncio.sleep(KILL_TIMEOUT_SEC))
-        facts = await ctx.cancellable(self._parser.facts(meta["source"], meta["files"]))
-        return _result(batch, facts=[asdict(file) for file in facts])
+        await ctx.cancellable(asyncio.sleep(SERVICE_SEC))
+        facts = await ctx.cancellable(asyncio.to_thread(_facts_of_all, meta["source"], meta["files"]))
+        return _result(batch, facts=facts)
 
 
 class Grouper(RoleHandler):
@@ -111,6 +111,10 @@ class Analyzer(RoleHandler):
                 "packages": len(merged),
             }
         )
+
+
+def _facts_of_all(root: str, paths: list[str]) -> list[dict[str, Any]]:
+    return [asdict(facts_of(root, path)) for path in paths]
 
 
 def _result(batch: Batch, **metrics: Any) -> BatchResult:

@@ -18,7 +18,12 @@ MAX_NAMES = 3
 
 def integrity_errors(documents: Documents) -> list[str]:
     """Return one line for each inconsistency; empty if every file and every batch exists exactly once."""
-    return [*_batch_errors(documents), *_path_errors(documents), *_sum_errors(documents)]
+    return [
+        *_batch_errors(documents),
+        *_claim_errors(documents),
+        *_path_errors(documents),
+        *_sum_errors(documents),
+    ]
 
 
 def _batch_errors(documents: Documents) -> Iterator[str]:
@@ -31,6 +36,16 @@ def _batch_errors(documents: Documents) -> Iterator[str]:
         yield from _error_line(f"node {node} stored twice: batch", _repeated(stored[node]))
         yield from _error_line(f"node {node} did not store: batch", indexed - set(stored[node]))
         yield from _error_line(f"node {node} stored, but not indexed: batch", set(stored[node]) - indexed)
+
+
+def _claim_errors(documents: Documents) -> Iterator[str]:
+    """Check that shards claimed each batch once, and that the attempt with the claim stored the result."""
+    for node in {shard.node for shard in documents.shards}:
+        claims = {claim.uid: claim.epoch for claim in documents.claims if claim.node == node}
+        stored = {batch.uid: batch.epoch for batch in documents.batches if batch.node == node}
+        others = {uid for uid, epoch in stored.items() if claims.get(uid) != epoch}
+        yield from _error_line(f"node {node} stored without a claim: batch", others)
+        yield from _error_line(f"node {node} claimed, but did not store: batch", set(claims) - set(stored))
 
 
 def _path_errors(documents: Documents) -> Iterator[str]:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from code_index.documents import FIRST_FENCE, read_claims, read_shards
 from code_index.graph import INDEX
-from code_index.rates import Rate, RateMeter, Sample, percent, seconds_left
+from code_index.rates import Rate, RateMeter, Sample, percent, pluralize, seconds_left
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
+    from collections.abc import Mapping, Sequence
 
     from temporalio.client import WorkflowHandle
+
+    from code_index.documents import Claim, ShardAttempt
+
+    Done = Mapping[str, Mapping[int, tuple[int, int]]]
 
 QUERY_TIMEOUT = timedelta(seconds=5)
 
@@ -31,14 +35,30 @@ class NodeProgress:
     attempt: int = 0
     worker: str = ""
     """The worker that holds the attempt; empty until a worker has taken it."""
-    started_at: datetime | None = None
-    """When the worker took the attempt."""
+    shards: tuple[ShardAttempt, ...] = ()
+    """All attempts of its shards, in the order of their epochs."""
     batches: int = 0
     files: int = 0
+    by_epoch: Mapping[int, int] = field(default_factory=dict)
+    """Batches of each attempt."""
     total: int | None = None
     """Total number of batches, once it is known."""
     rate: Rate | None = None
     note: str = ""
+
+    @property
+    def running_shards(self) -> tuple[ShardAttempt, ...]:
+        """The attempts of its shards that run; that of a killed worker, until its lease expires."""
+        return tuple(shard for shard in self.shards if shard.status == "running" and not self.ended)
+
+    @property
+    def runners(self) -> str:
+        """The attempt, or how many shards run on how many workers; empty for a node whose shards have ended."""
+        if not self.shards:
+            return f"attempt {self.attempt}" if self.attempt else ""
+        workers = {shard.worker for shard in self.running_shards}
+        shards = pluralize(len(self.running_shards), "shard")
+        return f"{shards} on {pluralize(len(workers), 'worker')}" if workers else ""
 
     @property
     def ended(self) -> bool:
@@ -63,6 +83,8 @@ class Progress:
     task_id: str
     status: str
     nodes: tuple[NodeProgress, ...]
+    taken_over: tuple[Claim, ...] = ()
+    """The claims of batches that another attempt had claimed before, and left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +93,10 @@ class StoredProgress:
 
     batches: int = 0
     files: int = 0
+    by_epoch: Mapping[int, int] = field(default_factory=dict)
     epoch: int = 0
     worker: str = ""
-    started_at: datetime | None = None
+    shards: tuple[ShardAttempt, ...] = ()
 
 
 class ProgressReader:
@@ -91,7 +114,8 @@ class ProgressReader:
         if self._total is None:
             self._total = await self._total_batches()
         now = task_progress(self._handle.id, view, await self._stored(), self._total, time.time())
-        return replace(now, nodes=tuple(map(self._with_rate, now.nodes)))
+        taken_over = await read_claims(self._db, self._handle.id, FIRST_FENCE + 1)
+        return replace(now, nodes=tuple(map(self._with_rate, now.nodes)), taken_over=tuple(taken_over))
 
     def _with_rate(self, node: NodeProgress) -> NodeProgress:
         sample = Sample(at=time.monotonic(), batches=node.batches, files=node.files)
@@ -107,29 +131,33 @@ class ProgressReader:
     async def _stored(self) -> dict[str, StoredProgress]:
         done = await self._done()
         task = await self._db.tasks.find_one({"id": self._handle.id}, {"_id": 0, "graph.nodes": 1})
-        return stored_progress(task, done)
+        return stored_progress(task, done, await read_shards(self._db, self._handle.id))
 
-    async def _done(self) -> dict[str, tuple[int, int]]:
-        """Return the number of stored batches and files, by node."""
+    async def _done(self) -> Done:
+        """Return the number of stored batches and files, by node and epoch."""
         match = {"$match": {"task_id": self._handle.id, "status": "partial"}}
-        sums = {"_id": "$node_id", "batches": {"$sum": 1}, "files": {"$sum": "$meta.file_count"}}
-        counted = self._db.artifacts.aggregate([match, {"$group": sums}])
-        return {row["_id"]: (row["batches"], row["files"]) async for row in counted}
+        attempt = {"node": "$node_id", "epoch": "$attempt_epoch"}
+        sums = {"_id": attempt, "batches": {"$sum": 1}, "files": {"$sum": "$meta.file_count"}}
+        done: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
+        async for row in self._db.artifacts.aggregate([match, {"$group": sums}]):
+            done[row["_id"]["node"]][row["_id"]["epoch"]] = row["batches"], row["files"]
+        return done
 
 
 def stored_progress(
-    task: Mapping[str, Any] | None, done: Mapping[str, tuple[int, int]]
+    task: Mapping[str, Any] | None, done: Done, shards: Sequence[ShardAttempt] = ()
 ) -> dict[str, StoredProgress]:
-    """Combine the task document with the counts of batches, by node. Pure."""
+    """Combine the task document with the counts of batches and the attempts of shards, by node. Pure."""
     stored = {}
     for node in task["graph"]["nodes"] if task else ():
-        batches, files = done.get(node["node_id"], (0, 0))
+        attempts = done.get(node["node_id"], {})
         stored[node["node_id"]] = StoredProgress(
-            batches=batches,
-            files=files,
+            batches=sum(batches for batches, _ in attempts.values()),
+            files=sum(files for _, files in attempts.values()),
+            by_epoch={epoch: batches for epoch, (batches, _) in attempts.items()},
             epoch=node.get("attempt_epoch") or 0,
             worker=(node.get("lease") or {}).get("worker_id") or "",
-            started_at=node.get("started_at"),
+            shards=tuple(shard for shard in shards if shard.node == node["node_id"]),
         )
     return stored
 
@@ -154,9 +182,10 @@ def _node_progress(
         status=node["status"],
         attempt=node["attempt_epoch"],
         worker=stored.worker if taken else "",
-        started_at=stored.started_at if taken else None,
+        shards=stored.shards,
         batches=stored.batches,
         files=stored.files,
+        by_epoch=stored.by_epoch,
         total=total,
         note=_note(node, now),
     )

@@ -74,6 +74,11 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+def pluralize(number: int, what: str, plural: str = "") -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {what if number == 1 else plural or what + 's'}"
+
+
 class RateMeter:
     """Measures the rate of one node from samples."""
 

@@ -8,8 +8,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from code_index.rates import pluralize
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from code_index.chaos import Incident
     from code_index.packages import Package
@@ -52,16 +54,24 @@ def summary(result: IndexResult, incident: Incident | None = None) -> Iterator[s
         yield f"ranking  {len(result.ranking)} of {result.packages:,} packages; complexity = functions + branches"
     yield f"files    {result.files_found:,} found = {total.files:,} analyzed; {total.problems:,} do not parse"
     for node, batches in result.attempts.items():
-        if len(batches) > 1 and (incident is None or incident.node != node):
-            yield f"retries  {node}: {len(batches)} attempts, which processed {' + '.join(map(str, batches))} batches"
+        if len(batches) > 1:
+            done = pluralize(sum(batches.values()), "batch", "batches")
+            yield f"workers  {node}: {done} in {len(batches)} attempts, {shares(result.workers[node])}"
+    if failed := sum(shard.status == "failed" for shard in result.shards):
+        yield f"retries  {pluralize(failed, 'attempt')} failed; stored batches were not processed again"
     if incident is not None:
-        yield from incident_lines(incident, result.attempts[incident.node])
+        yield from incident_lines(incident, result)
     for line in verified_lines(result):
         yield f"checked  {line}"
     yield (
         f"MongoDB  tasks {counts.tasks}, artifacts {counts.batches + counts.markers:,} "
         f"({counts.batches:,} batches + {counts.markers} nodes), metrics_raw {counts.metrics:,}"
     )
+
+
+def shares(workers: Mapping[str, int]) -> str:
+    """Return how many batches each worker stored, such as `23 by worker-1, 22 by worker-2`."""
+    return ", ".join(f"{stored:,} by {worker}" for worker, stored in workers.items())
 
 
 def verified_lines(result: IndexResult) -> list[str]:
@@ -72,15 +82,20 @@ def verified_lines(result: IndexResult) -> list[str]:
     ]
 
 
-def incident_lines(incident: Incident, batches: list[int]) -> Iterator[str]:
-    """Yield the lines about the kill and the takeover; `batches` counts the batches of each attempt."""
-    done = _batches(batches[incident.attempt - 1])
-    yield f"killed   {incident.worker}, which held {incident.node}, attempt {incident.attempt}, after {done}"
-    if incident.successor:
-        attempt = f"attempt {incident.successor_attempt} (epoch {incident.successor_attempt})"
-        done = _batches(batches[incident.successor_attempt - 1])
-        yield f"resumed  {incident.successor}, {attempt}, after {incident.takeover_seconds:.1f} s; processed {done}"
+def incident_lines(incident: Incident, result: IndexResult) -> Iterator[str]:
+    """Yield the lines about the kill and what was taken over."""
+    lost = incident.lost
+    done = pluralize(result.attempts[lost.node][lost.epoch], "batch", "batches")
+    yield f"killed   {lost.worker}, which ran {lost} and had stored {done}"
+    yield f"resumed  {taken_over(incident, result)}"
 
 
-def _batches(count: int) -> str:
-    return f"{count:,} batch{'' if count == 1 else 'es'}"
+def taken_over(incident: Incident, result: IndexResult) -> str:
+    """Return who took over what the killed worker had claimed and not stored."""
+    claims = result.taken_over
+    if not claims:
+        return f"{incident.lost.worker} had stored all that it had claimed, so nothing was taken over"
+    workers = ", ".join(dict.fromkeys(claim.worker for claim in claims))
+    uids = ", ".join(claim.uid for claim in claims)
+    seconds = (max(claim.claimed_at for claim in claims) - incident.killed_at).total_seconds()
+    return f"{workers} took over what was claimed and not stored, {seconds:.1f} s after the kill: {uids}"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from code_index.documents import load_documents
+from code_index.documents import FIRST_FENCE, load_documents
 from code_index.errors import DemoError
 from code_index.graph import ANALYZE, INDEX
 from code_index.integrity import integrity_errors
 from code_index.packages import Package, from_dicts
 
 if TYPE_CHECKING:
-    from code_index.documents import Documents
+    from code_index.documents import Claim, Documents, ShardAttempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,13 @@ class IndexResult:
     packages: int
     ranking: list[Package]
     indexed_batches: int
-    attempts: dict[str, list[int]]
-    """Number of batches that each attempt stored, by node."""
+    attempts: dict[str, dict[int, int]]
+    """Number of batches that each attempt stored, by node and epoch."""
+    workers: dict[str, Counter[str]]
+    """Number of batches that each worker stored, by node."""
+    shards: list[ShardAttempt]
+    taken_over: list[Claim]
+    """The claims of batches that another attempt had claimed before, and left."""
     counts: DocumentCounts
 
 
@@ -58,6 +64,9 @@ def verified_result(documents: Documents) -> IndexResult:
         ranking=from_dicts(analysis["ranking"]),
         indexed_batches=sum(batch.node == INDEX for batch in documents.batches),
         attempts=_attempts(documents),
+        workers=_workers(documents),
+        shards=documents.shards,
+        taken_over=[claim for claim in documents.claims if claim.fence > FIRST_FENCE],
         counts=DocumentCounts(
             tasks=1,
             batches=len(documents.batches),
@@ -67,9 +76,15 @@ def verified_result(documents: Documents) -> IndexResult:
     )
 
 
-def _attempts(documents: Documents) -> dict[str, list[int]]:
-    nodes = documents.task["graph"]["nodes"]
-    attempts = {node["node_id"]: [0] * node["attempt_epoch"] for node in nodes}
+def _attempts(documents: Documents) -> dict[str, dict[int, int]]:
+    attempts = {node: dict.fromkeys(epochs, 0) for node, epochs in documents.epochs.items()}
     for batch in documents.batches:
-        attempts[batch.node][batch.epoch - 1] += 1
+        attempts[batch.node][batch.epoch] += 1
     return attempts
+
+
+def _workers(documents: Documents) -> dict[str, Counter[str]]:
+    workers: dict[str, Counter[str]] = {node: Counter() for node in documents.epochs}
+    for batch in sorted(documents.batches, key=lambda one: one.worker):
+        workers[batch.node][batch.worker] += 1
+    return workers

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.2
 MAX_POLL_SHARE = 0.2
 """Upper limit for the share of time spent on reading progress, which is slow for a large task."""
+MAX_POLL_SECONDS = 2.0
+"""Upper limit for the time between two reads, also after one that failed when its time was up."""
 CANCEL_TIMEOUT_SECONDS = 5.0
 
 
@@ -57,7 +59,8 @@ class IndexTask:
                 since = time.monotonic()
                 await self._report(on_progress)
                 took = time.monotonic() - since
-                await asyncio.wait([end], timeout=max(POLL_SECONDS, took / MAX_POLL_SHARE))
+                pause = min(MAX_POLL_SECONDS, max(POLL_SECONDS, took / MAX_POLL_SHARE))
+                await asyncio.wait([end], timeout=pause)
             await self._report(on_progress)
             end.result()
         except WorkflowFailureError as error:

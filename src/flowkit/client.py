@@ -37,8 +37,7 @@ from flowkit.errors import (
     TaskStillOpen,
     UnknownTask,
 )
-from flowkit.graph.field_checks import json_bytes
-from flowkit.graph.submission import convert_to_json, validate_input
+from flowkit.graph.submission import convert_to_json, is_large, validate_input
 from flowkit.graph.validation import normalized, raise_if, unknown_function
 from flowkit.models import (
     NodeState,
@@ -49,7 +48,7 @@ from flowkit.models import (
     TaskStatus,
     temporal_names,
 )
-from flowkit.models.actions import PREVIEW_QUERY
+from flowkit.models.actions import PREVIEW_QUERY, RetryBatches, SkipBatches
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
     check_wait,
@@ -61,12 +60,14 @@ from flowkit.validation.arguments import (
 )
 from flowkit.workflows.display.task_status import pipeline_name
 from flowkit.workflows.scheduling.actions import (
+    changeable,
     changed_inputs,
     choose_reruns,
     parse_action,
     plan_rerun,
     result_of,
 )
+from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import input_of, rerun_input
 from flowkit.workflows.task import Task
 
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowHandle
 
     from flowkit.adapters.tasks.store import TaskStore
+    from flowkit.models import Graph
 
 __all__ = [
     "TaskCancelled",
@@ -175,7 +177,7 @@ class TaskClient:
         """Start a task and return its id. If a task with this id is already running, leave it unchanged.
 
         Raise GraphError if the graph, the params or the id is invalid. The caller's objects are not changed.
-        Graph and params of more than 1 MB are stored in MongoDB first; raise StoreUnavailable if that fails. Once the
+        Large graphs and params (docs/limits.md) are stored in MongoDB first; raise StoreUnavailable if that fails. Once the
         workflow has started, MongoDB errors do not fail this call, because the workflow writes the task document as
         well.
         """
@@ -199,8 +201,7 @@ class TaskClient:
 
     async def _input(self, task_id: str, given: dict[str, Any]) -> dict[str, Any]:
         """Return the input of the workflow. If graph and params are too large for it, store them and refer to them."""
-        size = json_bytes(given["graph"]) + json_bytes(given["params"])
-        if size <= limits.TASK_INPUT_BYTES and len(given["graph"]["nodes"]) <= limits.INPUT_NODES:
+        if not is_large(given):
             return given
         content = await asyncio.to_thread(pack_task, given)
         owner = {
@@ -282,8 +283,10 @@ class TaskClient:
         Raise ActionRejected, which says why and what is allowed, if the task rejects the action or has ended, and
         UnknownTask if it does not exist.
         """
-        parse_action(name, {**given})
+        action = parse_action(name, {**given})
         handle = await self._find_open(task_id, name)
+        if isinstance(action, (RetryBatches, SkipBatches)):
+            await self._check_set_aside(task_id, action.node_id, action.batch_uids)
         try:
             result: dict[str, Any] = await handle.execute_update(
                 name, {**given}, id=update_id, result_type=dict
@@ -295,6 +298,16 @@ class TaskClient:
                 raise
             raise _ended(task_id, name) from None
         return result
+
+    async def _check_set_aside(self, task_id: str, node_id: str, batch_uids: Sequence[str]) -> None:
+        """Raise ActionRejected if the node has not set one of these batches aside."""
+        known = await self._catalog.set_aside(task_id, node_id, batch_uids) if batch_uids else set()
+        for uid in batch_uids:
+            if uid not in known:
+                raise ActionRejected(
+                    f"batch_uids has {shown(uid)}, which node {node_id!r} has not set aside; "
+                    f"`flowkit batches {task_id} {node_id} --failed` lists the batches"
+                )
 
     async def preview(self, task_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return what an action would affect, in the form of `act`. It changes nothing.
@@ -318,6 +331,7 @@ class TaskClient:
         *,
         params: Mapping[str, Any] | None = None,
         inputs: Mapping[str, Mapping[str, Any]] | None = None,
+        failed_batches_of: Sequence[str] = (),
         reason: str = "",
         by: str = "",
         dry_run: bool = False,
@@ -326,7 +340,8 @@ class TaskClient:
 
         By default, the nodes start that failed, were cancelled, or were skipped for a failure or the end of the task.
         Finished nodes, their artifacts and the variables stay. `params` replaces single params, and `inputs` single keys
-        of the `input_inline` of nodes, by node id.
+        of the `input_inline` of nodes, by node id. The nodes in `failed_batches_of` also start; they keep their batches,
+        and try those again that they have set aside. `nodes` is then empty by default.
 
         Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`, start nothing.
         Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if MongoDB has no document of
@@ -343,8 +358,12 @@ class TaskClient:
         await asyncio.to_thread(self._check, task_id, given, None)
         parsed = normalized(given["graph"])
         states = [_ended_state(each) for each in document["graph"]["nodes"]]
-        chosen = choose_reruns(nodes, parsed.nodes, states)
-        planned = plan_rerun(chosen, parsed.nodes, states)
+        keeps = [*dict.fromkeys(failed_batches_of)]
+        named = None if nodes is None and not keeps else [*(nodes or ()), *keeps]
+        chosen = choose_reruns(named, parsed.nodes, states)
+        _check_failed_batches(keeps, document["graph"]["nodes"])
+        planned = plan_rerun(chosen, parsed.nodes, states, keeps)
+        _check_goes_on(parsed, states, planned.resets)
         changed = changed_inputs(inputs or {}, parsed.nodes)
         run_seq = document["run_seq"]
         result = result_of(planned, parsed.nodes, 0)
@@ -354,6 +373,7 @@ class TaskClient:
                 run_seq=run_seq,
                 closed_run_id=document["closed_run_id"],
                 nodes=chosen,
+                keeps=keeps,
                 changed=changed,
                 reason=clean(reason),
                 by=clean(by),
@@ -510,6 +530,27 @@ def _format_cause(error: BaseException) -> str:
     return truncate(
         text if isinstance(error, FlowKitError) else f"{type(error).__name__}: {text}", _WARNING_CHARS
     )
+
+
+def _check_goes_on(graph: Graph, states: Sequence[NodeState], resets: Collection[int]) -> None:
+    """Raise ActionRejected if a failure that a rerun leaves as it is would stop the new run at once."""
+    again = [NodeState() if index in resets else state for index, state in enumerate(states)]
+    failed = Scheduler(changeable(graph, {}), again).hard_failure
+    if failed is not None:
+        raise ActionRejected(
+            f"node {failed.node_id!r} has failed, and its failure would stop the new run at once; name it, too, or leave "
+            "out the nodes to run all again that did not finish"
+        )
+
+
+def _check_failed_batches(node_ids: Sequence[str], entries: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ActionRejected if one of these nodes has set no batch aside, and has not failed."""
+    by_id = {entry["node_id"]: entry for entry in entries}
+    for node_id in node_ids:
+        entry = by_id[node_id]
+        may_have = entry["status"] == NodeStatus.FAILED and entry.get("on_batch_failure") is not None
+        if not entry.get("failed_batches") and not may_have:
+            raise ActionRejected(f"node {node_id!r} has set no batch aside; name it to run all of it again")
 
 
 def _ended_state(entry: Mapping[str, Any]) -> NodeState:

@@ -14,6 +14,12 @@ TASK_INPUT_BYTES = 1_000_000
 INPUT_NODES = 5_000
 """Largest number of nodes that `create_task` passes in the input of a workflow. It stores larger graphs in MongoDB."""
 
+INPUT_PARAMS_BYTES = 250_000
+"""Largest params that `create_task` passes in the input of a workflow. It stores larger ones in MongoDB, with the graph.
+
+They would be in the history and several times in the memory of the engine.
+"""
+
 TASK_DOCUMENT_BYTES = 12_000_000
 """Largest BSON size of a task document that `create_task` accepts, including the state that its nodes will have."""
 
@@ -61,6 +67,24 @@ CONDITION_SEC = 2.0
 
 CONDITIONS_SEC = 60.0
 """Most time that the evaluation of conditions which become due together may take, in seconds."""
+
+MAX_PARALLEL = 1_000
+"""Largest `parallel` of a node: the number of its shards that run at the same time."""
+
+FAILED_BATCHES_NODES = 200
+"""How many of the nodes that have set batches aside the result of a task names."""
+
+BATCH_TRIES = 100
+"""Largest number of tries of a batch, before a node sets it aside."""
+
+MAX_QUARANTINE = 100_000
+"""Largest number of batches that a node may be allowed to set aside."""
+
+MAP_BATCH_SIZE = 10_000
+"""Largest `batch_size` of a node with `map`."""
+
+MAP_BYTES = 16_000_000
+"""Largest list of items of a node with `map`, in bytes of JSON."""
 
 PREREQUISITES = 50
 """Maximum number of prerequisites of a node."""
@@ -154,6 +178,9 @@ ACTION_BATCHES = 1_000
 
 CHANGED_NODES_BYTES = 200_000
 """Largest fields of nodes that actions have changed in one task, together."""
+
+GRAPH_CHANGE_BYTES = 500_000
+"""Largest list of new nodes, of edges, or of changed fields, in one change of the graph of a running task."""
 
 APPLIED_ACTIONS = 200
 """Maximum number of applied actions that a task keeps, the latest ones."""

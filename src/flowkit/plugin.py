@@ -16,6 +16,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from flowkit.activities.builtin_functions import default_adapters
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig, WorkerConfig
 from flowkit.coordinator.hosting import HostedRoles
+from flowkit.engine.activations import OrderedRunner
 from flowkit.engine.component import EngineComponent, WorkerComponent
 from flowkit.engine.worker import add_task, check_functions, limit_heartbeats, read_activity_name
 from flowkit.errors import ConfigError
@@ -71,7 +72,7 @@ class FlowKitPlugin(SimplePlugin):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(
-            "flowkit.FlowKitPlugin", data_converter=_complete_converter, workflow_runner=_pass_records_through
+            "flowkit.FlowKitPlugin", data_converter=_complete_converter, workflow_runner=_make_runner
         )
         if db is not None:
             require(database_problem(db))
@@ -236,11 +237,14 @@ def _complete_converter(existing: DataConverter | None) -> DataConverter:
     return complete_converter(existing)
 
 
-def _pass_records_through(runner: temporal.WorkflowRunner | None) -> temporal.WorkflowRunner:
+def _make_runner(runner: temporal.WorkflowRunner | None) -> temporal.WorkflowRunner:
     runner = runner or SandboxedWorkflowRunner()
-    if not isinstance(runner, SandboxedWorkflowRunner):
+    if isinstance(runner, OrderedRunner):
         return runner
-    return replace(runner, restrictions=runner.restrictions.with_passthrough_modules(*_PASSED_THROUGH))
+    if isinstance(runner, SandboxedWorkflowRunner):
+        passed = runner.restrictions.with_passthrough_modules(*_PASSED_THROUGH)
+        runner = replace(runner, restrictions=passed)
+    return OrderedRunner(runner)
 
 
 async def _run_and_shut_down(

@@ -32,6 +32,7 @@ ROLE_HELD: Final = "role_held"
 WRONG_DATABASE: Final = "wrong_database"
 BAD_INPUT_ARGS: Final = "bad_input_args"
 BAD_CONDITION: Final = "bad_condition"
+TOO_MANY_FAILED_BATCHES: Final = "too_many_failed_batches"
 BAD_EXPRESSION: Final = "bad_expression"
 ADAPTER_ERROR: Final = "adapter_error"
 BATCH_TOO_LARGE: Final = "batch_too_large"
@@ -92,6 +93,17 @@ REJECTED: Final = "rejected"
 FAILED_BY_USER: Final = "failed_by_user"
 """The code of a node that an operator has failed."""
 VERSION_PINNED: Final = "version_pinned"
+
+# --- jobs of flows --------------------------------------------------------------------------------------------------
+
+JOB_FAILED: Final = "job_failed"
+NO_RUNNER: Final = "no_runner"
+SUPERVISOR_UNREACHABLE: Final = "supervisor_unreachable"
+SUPERVISOR_TIMEOUT: Final = "supervisor_timeout"
+BAD_REPLY: Final = "bad_reply"
+
+GATEWAY_UNAVAILABLE: Final = "gateway_unavailable"
+CALL_FAILED: Final = "call_failed"
 
 # --- ends of tasks ------------------------------------------------------------------------------------------------
 

@@ -129,6 +129,38 @@ def _describe_engine_node(kind: str, inline: Schema) -> Schema:
     }
 
 
+def _describe_map() -> Schema:
+    expression: Schema = {"type": "string", "minLength": 1, "maxLength": limits.CONDITION_CHARS}
+    schemas = {
+        "over": {**expression, "description": "a CEL expression that gives the list of items"},
+        "batch_size": _allow_null(
+            {"type": "integer", "minimum": 1, "maximum": limits.MAP_BATCH_SIZE}, "items of a batch"
+        ),
+        "parallel": _allow_null(
+            {"type": "integer", "minimum": 1, "maximum": limits.MAX_PARALLEL},
+            "number of shards that process the items together",
+        ),
+    }
+    return _allow_null(
+        _describe_object(_describe_keys(field_checks.MAP_KEYS, schemas), required=["over"]),
+        "the items that the node processes in place of batches of other nodes",
+    )
+
+
+def _describe_quarantine() -> Schema:
+    count = {"type": "integer", "minimum": 1, "maximum": limits.MAX_QUARANTINE}
+    share = {"type": "string", "pattern": f"^(?:{field_checks.SHARE.pattern}){_END}"}
+    schemas = {
+        "attempts": _allow_null(
+            {"type": "integer", "minimum": 1, "maximum": limits.BATCH_TRIES}, "tries of a batch"
+        ),
+        "then": {"enum": ["quarantine", None]},
+        "max": _allow_null({"anyOf": [count, share]}, "how many batches may be set aside: a number, or 5%"),
+    }
+    described = _describe_object(_describe_keys(field_checks.QUARANTINE_KEYS, schemas))
+    return _allow_null(described, "when the node sets a failed batch aside and continues")
+
+
 def _describe_node_keys() -> dict[str, Schema]:
     fan_in = f"^(?:{_ignore_case(field_checks.FAN_IN.pattern)}){_END}"
     return {
@@ -150,6 +182,12 @@ def _describe_node_keys() -> dict[str, Schema]:
         "deadline_sec": _describe_time_limit("seconds from the opening of the node's gate to its end"),
         "hold_sec": _describe_time_limit("how long a held failure waits for a decision, in seconds"),
         "hold_on_failure": _allow_null({"type": "boolean"}, "whether a failure waits for a decision"),
+        "parallel": _allow_null(
+            {"type": "integer", "minimum": 1, "maximum": limits.MAX_PARALLEL},
+            "number of shards that process the batches of a pulling node together",
+        ),
+        "map": _describe_map(),
+        "on_batch_failure": _describe_quarantine(),
         "prerequisites": _describe_prerequisites(),
         "name": _ANY,
         "meta": _ANY,

@@ -113,6 +113,11 @@ def count_of(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def describe_set_aside(batches: int) -> str:
+    """Say that a node has set so many failed batches aside."""
+    return "1 batch is set aside" if batches == 1 else f"{batches:,} batches are set aside"
+
+
 def truncate(text: str, chars: int) -> str:
     """Return `text`, truncated to at most `chars` characters. A truncated text ends in `…`."""
     if len(text) <= chars:

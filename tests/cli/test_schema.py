@@ -95,6 +95,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "no adapter": one(io={"input_inline": {"input_args": {"size": "any"}}}),
     "pull": two(io=pulling()),
     "ids": {"nodes": [node(name) for name in ("*a", "a[0]b", "a[x]", "[]", "a b", "漢字", "a.b/c:d")]},
+    "on_batch_failure": one(on_batch_failure={"attempts": 1, "then": None, "max": "12.5%"}),
+    "map": one(map={"over": "params.all", "batch_size": 10, "parallel": None}),
     "routing": one(routing={"on_success": ["a"], "on_failure": None, "x-own": 1}),
     "empty routing": one(routing={"on_success": [], "on_failure": None}),
     "empty routing of the first release": one(routing={"on_success": "", "other": False}),

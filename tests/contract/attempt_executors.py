@@ -71,6 +71,7 @@ def role_executor(
     inputs: InputSettings | None = None,
     events: EventLog | None = None,
     on_batch: Callable[[], None] = lambda: None,
+    on_begin: Callable[[], None] = lambda: None,
     may_repeat: bool = False,
 ) -> RoleExecutor:
     """Return an attempt of a role."""
@@ -88,6 +89,7 @@ def role_executor(
         worker=worker_context(db),
         roles=roles,
         on_batch=on_batch,
+        on_begin=on_begin,
         may_repeat=may_repeat,
     )
 

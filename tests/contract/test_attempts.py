@@ -11,6 +11,7 @@ from tests.contract.builders import (
     AT,
     RUN,
     TASK,
+    WORKER,
     attempt,
     begun,
     close,
@@ -25,10 +26,12 @@ from tests.contract.builders import (
 
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.queries import TaskQueries
+from flowkit.attempt.storage import AttemptStorage
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
 
 if TYPE_CHECKING:
+    from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.models import AttemptInput
 
@@ -61,7 +64,7 @@ async def test_begin_reads_the_params_of_each_task_alone_and_in_groups(tasks: Ta
             for index, node in enumerate(nodes)
         )
     )
-    assert [each["params"] for each in read] == [{"n": 1}, {"n": 1}, {"day": "2026-01-31"}, {"n": 1}]
+    assert [each["params"].decode() for each in read] == [{"n": 1}, {"n": 1}, {"day": "2026-01-31"}, {"n": 1}]
 
 
 async def test_begin_that_a_closed_document_refuses_first_reads_the_params_too(tasks: TaskStore) -> None:
@@ -69,7 +72,28 @@ async def test_begin_that_a_closed_document_refuses_first_reads_the_params_too(t
     await opened(tasks, "a", "b", run="run-2")
     read: dict[str, Any] = {}
     await tasks.attempts.begin(attempt(), "run-2", {"lease_id": "l"}, AT, once=True, read=read)
-    assert read == {"params": {"n": 1}}
+    assert read["params"].decode() == {"n": 1}
+
+
+async def test_attempts_of_one_run_in_a_process_share_what_they_have_read_of_the_params(
+    db: Any, tasks: TaskStore, artifacts: ArtifactStore
+) -> None:
+    def storage(epoch: int) -> AttemptStorage:
+        return AttemptStorage(tasks, artifacts, attempt(epoch=epoch), RUN, WORKER)
+
+    first, second = storage(1), storage(2)
+    await first.begin()
+    read = first.take_params()
+    await second.begin()
+    assert second.take_params() is read
+    own = read.decode()
+    own["n"] = 2
+    assert read.decode() == {"n": 1}
+    del first, second, read
+    await db.tasks.update_one({"id": TASK}, {"$set": {"params": {"n": 3}}})
+    third = storage(3)
+    await third.begin()
+    assert third.take_params().decode() == {"n": 3}
 
 
 # --- versions ---------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -201,8 +202,22 @@ async def test_late_rows_of_a_source_are_deleted_without_the_claims_of_its_exter
     await db.stream_progress.insert_one({**claim})
     await artifacts.delete_earlier_rows(TASK, {"b": 2})
     assert await rows_of(db, "stream_progress") == await rows_of(db, "artifacts") == 1
-    await artifacts.delete_earlier_generations(TASK, {"b": 2})
+    await artifacts.delete_earlier_generations(TASK, {"b": 2}, time.time() + 60)
     assert await rows_of(db, "stream_progress") == 0
+
+
+async def test_a_late_clean_up_keeps_rows_of_external_workers_that_no_bridge_has_confirmed(
+    db: Any, artifacts: ArtifactStore
+) -> None:
+    raw = {"task_id": TASK, "node_id": "b", "batch_uid": "1", "status": "partial", "meta": {}}
+    await db.artifacts.insert_one({**raw})
+    claim = {"task_id": TASK, "consumer_node": "b", "from_node": "a", "batch_uid": "1"}
+    await db.stream_progress.insert_one({**claim})
+    await artifacts.delete_earlier_rows(TASK, {"b": 2})
+    await artifacts.delete_earlier_generations(TASK, {"b": 2}, time.time() - 60)
+    assert await rows_of(db, "stream_progress") == await rows_of(db, "artifacts") == 1
+    await artifacts.delete_earlier_generations(TASK, {"b": 2}, time.time() + 60)
+    assert await rows_of(db, "stream_progress") == await rows_of(db, "artifacts") == 0
 
 
 async def test_an_outcome_is_stored_with_the_epoch_of_the_generation(

@@ -39,6 +39,8 @@ EXPECTED: dict[str, dict[str, dict[str, Any]]] = {
     },
     "stored_graphs": {"ix_stored_graphs_task": {"key": [("task_id", 1)]}},
     "input_values": {"ix_input_values_task": {"key": [("task_id", 1)]}},
+    "map_items": {"ix_map_items_task": {"key": [("task_id", 1)]}},
+    "batch_tries": {"ix_batch_tries_node": {"key": [("task_id", 1), ("node_id", 1)]}},
 }
 UNIQUE = [
     (collection, name)

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.contract.builders import RUN, TASK, attempt
+from tests.contract.builders import AT, RUN, TASK, attempt
 
 from flowkit.attempt.storage import resolve
 from flowkit.errors import BadExpression
+from flowkit.graph.expressions import divide
 from flowkit.models import NodeIO
 
 if TYPE_CHECKING:
@@ -53,3 +54,31 @@ async def test_a_later_try_or_another_run_replaces_the_values(
     await put(tasks, {"x": "late"}, tried=2)
     await put(tasks, {"x": "new"}, run=run, tried=tried)
     assert await tasks.values.get(attempt("a")) == {"x": expected}
+
+
+async def test_items_take_effect_with_the_values_of_their_evaluation(tasks: TaskStore) -> None:
+    items = tasks.values.items
+    with pytest.raises(BadExpression, match="the items of node 'a' are not in MongoDB"):
+        await tasks.values.item_set(attempt("a"))
+    lost = await items.put((TASK, "a", 0), "run.1", divide(["lost"] * 5, 2), 2, AT)
+    given = [{"$a.b": number, "text": "ä"} for number in range(7)]
+    valid = await items.put((TASK, "a", 0), "run.2", divide(given, 3), 3, AT)
+    assert (valid.items, valid.batches, valid.largest) == (7, 3, 70)
+    assert await items.put((TASK, "a", 0), "run.2", divide(given, 3), 3, AT) == valid
+    await tasks.values.put(TASK, "a", 0, {}, AT, run_id="run", attempt=2, items=valid)
+    await tasks.values.put(TASK, "a", 0, {}, AT, run_id="run", attempt=1, items=lost)
+    assert await tasks.values.item_set(attempt("a")) == valid
+    found = await items.read(attempt("a"), valid.token, [2, 0, 9])
+    assert found == {0: given[:3], 2: given[6:]}
+    assert await tasks.values.batches(TASK) == {("a", 0): 3}
+
+
+async def test_many_and_large_items_take_several_writes(tasks: TaskStore) -> None:
+    items, key = tasks.values.items, (TASK, "a", 0)
+    many = await items.put(key, "many", divide([*range(2_500)], 1), 1, AT)
+    large = await items.put(key, "large", divide(["x" * 3_000_000] * 3, 2), 2, AT)
+    assert (many.batches, large.batches, large.largest) == (2_500, 2, 6_000_007)
+    assert await items.read(attempt("a"), "many", [0, 2_499]) == {0: [0], 2_499: [2_499]}
+    assert [len(each) for each in (await items.read(attempt("a"), "large", [0, 1])).values()] == [2, 1]
+    empty = await items.put(key, "empty", divide([], 1), 1, AT)
+    assert (empty.items, empty.batches, empty.largest) == (0, 0, 0)

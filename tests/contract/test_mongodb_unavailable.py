@@ -12,13 +12,13 @@ from pymongo import errors
 from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, close, new_task, opening, record, shown
 from tests.contract.drivers import DRIVERS, connected
 
-from flowkit.adapters.artifacts import ArtifactStore, Claims
+from flowkit.adapters.artifacts import ArtifactStore, Claim, Claims
 from flowkit.adapters.entries import Entry
 from flowkit.adapters.mongo import is_outage, translate_errors
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
-from flowkit.models import NodeOutcome, NodeStatus, Rerun, ResetNodes
+from flowkit.models import GraphChange, NodeOutcome, NodeStatus, Rerun, ResetNodes, SettleBatches
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -52,10 +52,21 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
         ResetNodes(task_id=TASK, run_id=RUN, run_seq=1, revision=1, at=AT, nodes=[]),
         ArtifactStore(tasks.database),
     ),
+    "settle_batches": lambda tasks: tasks.settle_batches(
+        SettleBatches(task_id=TASK, index=0, node_id="a", epoch=1, generation=0, first_epoch=0),
+        ArtifactStore(tasks.database),
+    ),
+    "change_graph": lambda tasks: tasks.change_graph(
+        GraphChange(
+            task_id=TASK, run_id=RUN, run_seq=1, revision=1, at=AT, added={"nodes": [{"node_id": "x"}]}
+        ),
+        {"nodes": [{"node_id": "a"}, {"node_id": "x"}]},
+    ),
 }
 ATTEMPT_CALLS: dict[str, Callable[[Attempts], Awaitable[object]]] = {
     "begin": lambda attempts: attempts.begin(attempt(), RUN, {}, AT),
     "extend_lease": lambda attempts: attempts.extend_lease(attempt(), RUN, 1, AT),
+    "show_failed_batches": lambda attempts: attempts.show_failed_batches(attempt(), RUN, 1),
     "show_lease": lambda attempts: attempts.show_lease(attempt(), RUN, {}, AT),
     "show_wait": lambda attempts: attempts.show_wait(attempt(), RUN, "a worker", holders="bridge-"),
     "finish": lambda attempts: attempts.finish(attempt(), RUN, AT),
@@ -85,10 +96,17 @@ ARTIFACT_CALLS: dict[str, Callable[[ArtifactStore], Awaitable[object]]] = {
     "metas": lambda artifacts: artifacts.metas(TASK, "a", [Entry("b1", None)]),
     "complete_meta": lambda artifacts: artifacts.complete_meta(attempt()),
     "batch_uids": lambda artifacts: artifacts.batch_uids(TASK, "a"),
+    "seal": lambda artifacts: artifacts.seal(attempt()),
+    "quarantined": lambda artifacts: artifacts.quarantined(attempt()),
+    "skipped": lambda artifacts: artifacts.skipped(attempt()),
+    "skip_quarantined": lambda artifacts: artifacts.skip_quarantined(attempt(), ["b1"]),
+    "forget_quarantined": lambda artifacts: artifacts.forget_quarantined(attempt(), None),
+    "count_quarantined": lambda artifacts: artifacts.count_quarantined(attempt()),
     "count_batches": lambda artifacts: artifacts.count_batches(attempt()),
+    "count_stored": lambda artifacts: artifacts.count_stored(attempt()),
     "stored_uids": lambda artifacts: artifacts.stored_uids(TASK, "a"),
     "has_batches": lambda artifacts: artifacts.has_batches(TASK, "a"),
-    "delete_earlier_generations": lambda artifacts: artifacts.delete_earlier_generations(TASK, {"a": 2}),
+    "delete_earlier_generations": lambda artifacts: artifacts.delete_earlier_generations(TASK, {"a": 2}, AT),
     "delete_earlier_rows": lambda artifacts: artifacts.delete_earlier_rows(TASK, {"a": 2}),
     "store_outcome": lambda artifacts: artifacts.store_outcome(attempt(), NodeOutcome(), AT),
     "pages": first_page,
@@ -100,6 +118,10 @@ CLAIM_CALLS: dict[str, Callable[[Claims], Awaitable[object]]] = {
     "prepare": lambda claims: claims.prepare(),
     "make": lambda claims: claims.make(attempt(), "a", ["b1"], AT),
     "counts": lambda claims: claims.counts(TASK, "a", ["b"]),
+    "make_new": lambda claims: claims.make_new(attempt(), "a", ["b1"], AT),
+    "of_others": lambda claims: claims.of_others(attempt(), "a"),
+    "of_attempts": lambda claims: claims.of_attempts(attempt(), [1]),
+    "take_over": lambda claims: claims.take_over(attempt(), Claim("a", "b1", 1, 1), AT),
     "delete": lambda claims: claims.delete(TASK, [{"consumer_node": "a"}]),
 }
 

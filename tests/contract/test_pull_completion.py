@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -128,8 +129,8 @@ async def test_batches_stored_together_with_the_marker_are_delivered(
     async def no_batches(*args: Any) -> Any:
         monkeypatch.setattr(artifacts, "scan", scan)
         found = await scan(*args)
-        found.batches["u"].pop("b2")
-        return found
+        missed = {uid: entry for uid, entry in found.batches["u"].items() if uid != "b2"}
+        return replace(found, batches={"u": missed})
 
     await ended_source(artifacts, "b1", "b2")
     monkeypatch.setattr(artifacts, "scan", no_batches)

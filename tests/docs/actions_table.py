@@ -15,14 +15,17 @@ from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SkipReason
 from flowkit.models.actions import (
     Action,
+    ChangeGraph,
     CompleteNode,
     Decide,
     FailNode,
     Pause,
     PausedScope,
     Resume,
+    RetryBatches,
     RetryNode,
     Satisfy,
+    SkipBatches,
     SkipNode,
 )
 from flowkit.workflows.scheduling.actions import Pauses, Task, changeable, plan
@@ -33,7 +36,7 @@ TABLE = re.compile(r"(?<=<!-- table: begin -->\n).*?(?=<!-- table: end -->)", re
 _GRAPH: dict[str, Any] = {
     "nodes": [
         {"node_id": "p", "type": "r", "allow_failure": True},
-        {"node_id": "n", "type": "r", "depends_on": ["p"], "prerequisites": ["x"]},
+        {"node_id": "n", "type": "r", "depends_on": ["p"], "prerequisites": ["x"], "on_batch_failure": {}},
         {"node_id": "routed", "type": "r"},
         {"node_id": "ok", "type": "approval"},
         {"node_id": "router", "type": "r", "routing": {"on_failure": ["routed"]}},
@@ -44,10 +47,13 @@ _ACTIONS: dict[str, Any] = {
     "`skip_node`": lambda node_id, more: SkipNode(node_id=node_id, interrupt=more),
     "`complete_node`": lambda node_id, more: CompleteNode(node_id=node_id, interrupt=more),
     "`fail_node`": lambda node_id, more: FailNode(node_id=node_id, interrupt=more),
+    "`retry_batches`": lambda node_id, more: RetryBatches(node_id=node_id, interrupt=more),
+    "`skip_batches`": lambda node_id, more: SkipBatches(node_id=node_id, interrupt=more),
     "`decide`": lambda node_id, _: Decide(node_id=node_id, decision="approve"),
     "`satisfy`": lambda _, __: Satisfy(prerequisite="x"),
     "`pause`": lambda node_id, more: Pause(scopes=(f"node:{node_id}",), interrupt=more),
     "`resume`": lambda _, __: Resume(),
+    "`change_graph`": lambda node_id, _: ChangeGraph(changes={node_id: {"timeout_sec": 60}}),
 }
 
 
@@ -62,6 +68,7 @@ _STATES: dict[str, tuple[str, NodeState]] = {
     "held": ("n", _state(NodeStatus.DEFERRED, held_until=1.0, reason_code="x")),
     "approval that waits": ("ok", _state(NodeStatus.DEFERRED)),
     "finished": ("n", _state(NodeStatus.FINISHED)),
+    "finished, with batches set aside": ("n", _state(NodeStatus.FINISHED, failed_batches=2)),
     "failed, in a task that continues": ("n", _state(NodeStatus.FAILED)),
     "skipped by a user or a condition": ("n", _state(NodeStatus.SKIPPED, skip_reason=SkipReason.USER)),
     "skipped because of a parent": ("n", _state(NodeStatus.SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED)),

@@ -22,6 +22,7 @@ from tests.docs.pages import DOCS, PAGES, ROOT, SHELL, Block, blocks, every_bloc
 from flowkit.cli.app import app
 from flowkit.graph.submission import parse_input
 from flowkit.graph.validation import parse_graph
+from flowkit.workflows.scheduling.actions import parse_action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,10 +57,12 @@ def value_of(text: str) -> Any:
 
 
 def check_graph(value: Any) -> None:
-    """Validate a graph, a whole task, a node, or fields of a node."""
+    """Validate a graph, a whole task, a change of a graph, a node, or fields of a node."""
     if not isinstance(value, dict):
         return
-    if "graph" in value:
+    if "changes" in value:
+        parse_action("change_graph", value)
+    elif "graph" in value:
         task = parse_input("example", {"params": {}, **value})
         parse_graph(task.graph, params=task.params)
     elif "nodes" in value:
@@ -169,13 +172,21 @@ def parse(arguments: list[str], *, whole: bool = True) -> None:
     if not arguments or arguments[0] in {"--version", "--help"}:
         return
     with group.make_context("flowkit", list(arguments)) as context:
-        name, command, rest = group.resolve_command(context, list(arguments))
-        if "--help" not in rest:
-            try:
-                command.make_context(name, rest, parent=context).close()
-            except typer.BadParameter as error:
-                if whole or type(error).__name__ != "MissingParameter":
-                    raise
+        parse_command(group, context, arguments, whole=whole)
+
+
+def parse_command(group: Any, context: Any, arguments: list[str], *, whole: bool) -> None:
+    """Parse the command of a group; the name of another group is a command only in a sentence."""
+    name, command, rest = group.resolve_command(context, list(arguments))
+    if "--help" in rest or not (rest or whole):
+        return
+    try:
+        with command.make_context(name, list(rest), parent=context) as inner:
+            if hasattr(command, "resolve_command"):
+                parse_command(command, inner, rest, whole=whole)
+    except typer.BadParameter as error:
+        if whole or type(error).__name__ != "MissingParameter":
+            raise
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -258,6 +258,9 @@ async def test_functions_in_the_examples_work() -> None:
 
 def test_every_command_is_described() -> None:
     names = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    for group in app.registered_groups:
+        commands = group.typer_instance.registered_commands if group.typer_instance else []
+        names += [f"{group.name} {command.name}" for command in commands]
     assert {"engine", "worker"} <= set(names)
     assert {name for name in names if f"flowkit {name}" not in page("cli")} == set()
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from code_index.chaos import Incident
-from code_index.documents import Documents, StoredBatch
+from code_index.documents import LOST, Claim, Documents, ShardAttempt, StoredBatch
 from code_index.facts import facts_of_source
 from code_index.graph import ANALYZE, ENRICH, GROUP, INDEX
 from code_index.packages import as_dicts, grouped, ranked, total
@@ -66,14 +66,41 @@ def stored(node: str, number: int, epoch: int, seconds: float, worker: str) -> S
     return StoredBatch(node=node, uid=uid, epoch=epoch, worker=worker, files=1, stored_at=at(seconds))
 
 
+def shard_attempt(
+    shard: int, epoch: int, started: float, ended: float | None, worker: str, status: str = "finished"
+) -> ShardAttempt:
+    """Return an attempt of a shard of enrich."""
+    return ShardAttempt(
+        node=ENRICH,
+        shard=shard,
+        epoch=epoch,
+        worker=worker,
+        status=status,
+        started_at=at(started),
+        ended_at=None if ended is None else at(ended),
+    )
+
+
+def claim(uid: str, epoch: int, worker: str, fence: int = 1) -> Claim:
+    """Return the claim of a batch by a shard of enrich."""
+    return Claim(node=ENRICH, uid=uid, epoch=epoch, worker=worker, claimed_at=at(7.5), fence=fence)
+
+
+KILLED = shard_attempt(1, 1, 0.5, None, "worker-1", LOST)
+SUCCESSOR = shard_attempt(1, 4, 7.5, 8.9, "worker-2")
+SHARDS = [KILLED, shard_attempt(2, 2, 0.7, 3.0, "worker-2"), SUCCESSOR]
+"""Attempt 3, of a third shard, was not started, and attempt 5 ended the node."""
+
+
 def _batches(of: int) -> list[StoredBatch]:
-    """Return all batches; two attempts of enrich stored half of its batches each."""
+    """Return all batches; three attempts of enrich stored half of its batches, the others but one, and the last one."""
     half = of // 2
     numbers = range(1, of + 1)
     return [
         *(stored(INDEX, number, 1, 0.2, "worker-1") for number in numbers),
         *(stored(ENRICH, number, 1, 1 + number / 10, "worker-1") for number in numbers if number <= half),
-        *(stored(ENRICH, number, 2, 8 + number / 10, "worker-2") for number in numbers if number > half),
+        *(stored(ENRICH, number, 2, 1 + number / 10, "worker-2") for number in numbers if half < number < of),
+        *(stored(ENRICH, number, 4, 8 + number / 10, "worker-2") for number in numbers if number == of),
         *(stored(GROUP, number, 1, 9.1, "worker-2") for number in numbers),
         *(stored(ANALYZE, number, 1, 9.5, "worker-2") for number in numbers),
     ]
@@ -90,11 +117,12 @@ def documents(tree: Mapping[str, bytes] = TREE, source: str = "/src") -> Documen
     }
     nodes = [
         node_document(INDEX, 1, 0.1, 0.3, "worker-1"),
-        node_document(ENRICH, 2, 7.5, 9.0, "worker-2"),
+        node_document(ENRICH, 5, 8.95, 9.0, "worker-2"),
         node_document(GROUP, 1, 9.05, 9.2, "worker-2"),
         node_document(ANALYZE, 1, 9.3, 9.6, "worker-2"),
     ]
     nodes[0]["io"]["input_inline"]["source"] = source
+    batches = _batches(len(tree))
     return Documents(
         task={
             "id": TASK,
@@ -102,7 +130,7 @@ def documents(tree: Mapping[str, bytes] = TREE, source: str = "/src") -> Documen
             "finished_at": at(10),
             "graph": {"nodes": nodes},
         },
-        batches=_batches(len(tree)),
+        batches=batches,
         markers={INDEX: {"files": len(tree)}, ENRICH: {}, GROUP: {}, ANALYZE: analysis},
         paths_found=list(tree),
         paths_analyzed=list(tree),
@@ -110,26 +138,17 @@ def documents(tree: Mapping[str, bytes] = TREE, source: str = "/src") -> Documen
         packages=packages,
         metrics=dict.fromkeys(NODES, len(tree)),
         failed_metrics={},
-        events=[
-            event(ENRICH, 1, "TASK_ACCEPTED", 0.5, "worker-1"),
-            event(ENRICH, 2, "TASK_DONE", 9.0, "worker-2"),
+        shards=SHARDS,
+        claims=[
+            claim(batch.uid, batch.epoch, batch.worker, fence=2 if batch.epoch == SUCCESSOR.epoch else 1)
+            for batch in batches
+            if batch.node == ENRICH
         ],
+        events=[event(ENRICH, 1, "TASK_ACCEPTED", 0.5, "worker-1")],
     )
 
 
-INCIDENT = Incident(
-    worker="worker-1",
-    node=ENRICH,
-    attempt=1,
-    batches=2,
-    total=4,
-    started_at=at(0.6),
-    killed_at=at(2),
-    replacement="worker-3",
-    successor="worker-2",
-    successor_attempt=2,
-    taken_over_at=at(7.5),
-)
+INCIDENT = Incident(lost=KILLED, batches=2, total=4, killed_at=at(2), replacement="worker-3")
 
 
 def run(

@@ -221,13 +221,18 @@ def first_failure(attempt: int, done: int, batches: int, kind: Fault = Fault.FLA
 
 
 @pytest.mark.parametrize("batches", [*range(10), 45])
-def test_two_batches_fail_once_each_even_if_the_node_resumes(batches: int) -> None:
+def test_two_attempts_fail_with_one_batch_each_even_if_the_node_resumes(batches: int) -> None:
     failures: list[int] = []
     attempt = 1
     while failed := first_failure(attempt, failures[-1] - 1 if failures else 0, batches):
         failures.append(failed)
         attempt += 1
     assert len(failures) == len(set(failures)) == min(batches, 2)
+
+
+def test_attempts_that_run_together_fail_in_different_thirds() -> None:
+    assert [first_failure(attempt, 0, 45) for attempt in (1, 2, 3)] == [15, 30, None]
+    assert [first_failure(attempt, 40, 45) for attempt in (1, 2, 3)] == [41, 41, None]
 
 
 def test_no_batch_fails_in_a_run_with_a_kill() -> None:
@@ -242,7 +247,7 @@ def test_first_attempt_waits_for_the_kill_when_half_is_done(batches: int) -> Non
         for number in range(1, batches + 1)
         if should_wait_for_kill(Fault.KILL, attempt=attempt, number=number, total=batches)
     ]
-    assert waits == [(1, batches_before_kill(batches) + 1)]
+    assert waits == [(1, number) for number in range(batches_before_kill(batches) + 1, batches + 1)]
     assert not should_wait_for_kill(Fault.FLAKY_DISK, attempt=1, number=waits[0][1], total=batches)
 
 

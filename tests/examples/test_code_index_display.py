@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.examples.runs import INCIDENT, KILLED, SUCCESSOR, claim, shard_attempt
 
-from code_index.chaos import Incident, find_successor, find_target
+from code_index.chaos import find_target, takeover_line
 from code_index.display import LineDisplay, notes, progress_line, progress_table
 from code_index.packages import Package
 from code_index.progress import NodeProgress, Progress, StoredProgress, stored_progress, task_progress
@@ -50,7 +51,7 @@ def test_attempt_has_no_worker_until_a_worker_took_the_epoch() -> None:
     task = {
         "graph": {"nodes": [{"node_id": "enrich", "attempt_epoch": 1, "lease": {"worker_id": "worker-2"}}]}
     }
-    (before,) = task_progress("t", view, stored_progress(task, {"enrich": (7, 280)}), 45, now=0).nodes
+    (before,) = task_progress("t", view, stored_progress(task, {"enrich": {1: (7, 280)}}), 45, now=0).nodes
     assert (before.worker, before.batches, before.files) == ("", 7, 280)
     task["graph"]["nodes"][0] |= {"attempt_epoch": 2, "lease": {"worker_id": "worker-3"}}
     (after,) = task_progress("t", view, stored_progress(task, {}), 45, now=0).nodes
@@ -142,41 +143,41 @@ def enrich(**fields: Any) -> Progress:
     )
 
 
+AGAIN = shard_attempt(1, 5, 7.0, 9.0, "worker-2")
+BESIDE = shard_attempt(2, 2, 0.7, None, "worker-2", "running")
+
+
 @pytest.mark.parametrize(
-    "fields", [{"batches": 21}, {"worker": ""}, {"status": "deferred"}, {"total": None}, {"node": "group"}]
+    "fields",
+    [{"batches": 21}, {"shards": ()}, {"status": "finished"}, {"total": None}, {"node": "group"}],
 )
-def test_no_worker_is_killed_before_half_is_done_or_without_a_worker(
-    fields: dict[str, Any],
-) -> None:
-    assert find_target(enrich(**fields)) is None
+def test_no_worker_is_killed_before_half_is_done_or_without_a_running_shard(fields: dict[str, Any]) -> None:
+    assert find_target(enrich(**({"shards": (BESIDE,)} | fields))) is None
 
 
-def test_worker_of_enrich_is_killed_when_half_is_done() -> None:
-    found = find_target(enrich())
+def test_first_shard_that_runs_is_killed_when_half_is_done() -> None:
+    found = find_target(enrich(shards=(replace(KILLED, status="failed"), BESIDE)))
     assert found is not None
-    assert (found.node, found.worker) == ("enrich", "worker-12")
+    assert found.running_shards == (BESIDE,)
 
 
-KILLED_AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
-INCIDENT = Incident(
-    worker="worker-2",
-    node="enrich",
-    attempt=1,
-    batches=1,
-    total=3,
-    started_at=KILLED_AT,
-    killed_at=KILLED_AT,
-    replacement="worker-4",
-)
+def test_line_names_the_worker_that_takes_a_batch_over() -> None:
+    line = takeover_line(INCIDENT, claim("files-0003", 4, "worker-2", fence=2))
+    assert line == "chaos    worker-2 takes over batch files-0003, 5.5 s after the kill: attempt 4"
 
 
-@pytest.mark.parametrize(
-    ("fields", "successors"),
-    [({}, []), ({"attempt": 2, "worker": ""}, []), ({"attempt": 2, "worker": "worker-3"}, ["worker-3"])],
-)
-def test_successor_is_the_worker_of_a_later_attempt(fields: dict[str, Any], successors: list[str]) -> None:
-    found = find_successor(INCIDENT, enrich(**fields))
-    assert [node.worker for node in (found,) if node] == successors
+def test_shards_of_a_node_are_shown_with_their_workers() -> None:
+    progress = enrich(by_epoch={1: 10, 5: 12}, shards=(replace(KILLED, status="running"), BESIDE, AGAIN))
+    assert progress_line(progress.nodes[1]).startswith("enrich   running, 2 shards on 2 workers, 22/45")
+    lines = printed(progress_table(progress, seconds=2.5))
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[:5] for line in lines[4:7]] == [
+        ["enrich", "running", "2", "workers", "22/45"],
+        ["shard", "1", "worker-1", "1", "10"],
+        ["shard", "2", "worker-2", "2", "0"],
+    ]
+    ended = replace(progress.nodes[1], status="finished", rate=None, batches=45)
+    assert progress_line(ended) == "enrich   finished, 45/45 batches = 100 %"
 
 
 SHOP = Package(
@@ -195,7 +196,10 @@ RESULT = IndexResult(
     packages=3,
     ranking=[SHOP],
     indexed_batches=3,
-    attempts={"index": [3], "enrich": [0, 1, 2]},
+    attempts={"index": {1: 3}, "enrich": {1: 0, 2: 1, 4: 2}},
+    workers={"index": Counter({"worker-1": 3}), "enrich": Counter({"worker-1": 1, "worker-2": 2})},
+    shards=[replace(KILLED, status="failed"), BESIDE, SUCCESSOR],
+    taken_over=[claim("files-0003", 4, "worker-2", fence=2)],
     counts=DocumentCounts(tasks=1, batches=6, markers=2, metrics=8),
 )
 
@@ -211,7 +215,8 @@ def test_ranking_fits_80_columns_and_shows_all_numbers_on_fewer() -> None:
 def test_summary_shows_what_was_found_retried_and_stored() -> None:
     text = "\n".join(summary(RESULT))
     assert "7 found = 7 analyzed; 2 do not parse" in text
-    assert "enrich: 3 attempts, which processed 0 + 1 + 2 batches" in text
+    assert "workers  enrich: 3 batches in 3 attempts, 1 by worker-1, 2 by worker-2" in text
+    assert "retries  1 attempt failed; stored batches were not processed again" in text
     assert "index:" not in text
     assert "3 batches, each stored once by each of 2 nodes" in text
     assert "7 files, each found once and analyzed once: none lost, none duplicated" in text
@@ -220,13 +225,17 @@ def test_summary_shows_what_was_found_retried_and_stored() -> None:
 
 
 def test_summary_shows_the_kill_and_the_takeover() -> None:
-    taken_over_at = KILLED_AT + timedelta(seconds=6.5)
-    takeover = replace(
-        INCIDENT, attempt=2, successor="worker-3", successor_attempt=3, taken_over_at=taken_over_at
+    text = "\n".join(summary(RESULT, INCIDENT))
+    assert "killed   worker-1, which ran shard 1 of enrich in attempt 1 and had stored 0 batches" in text
+    assert (
+        "resumed  worker-2 took over what was claimed and not stored, 5.5 s after the kill: files-0003"
+        in text
     )
-    text = "\n".join(summary(RESULT, takeover))
-    assert "killed   worker-2, which held enrich, attempt 2, after 1 batch" in text
-    assert "resumed  worker-3, attempt 3 (epoch 3), after 6.5 s; processed 2 batches" in text
+
+
+def test_summary_says_when_nothing_was_left_to_take_over() -> None:
+    text = "\n".join(summary(replace(RESULT, taken_over=[]), INCIDENT))
+    assert "resumed  worker-1 had stored all that it had claimed, so nothing was taken over" in text
 
 
 def test_stopwatch_adds_up_its_laps() -> None:

@@ -26,7 +26,13 @@ def without(left: Documents, node: str, uid: str) -> Documents:
 def test_complete_run_has_no_integrity_errors() -> None:
     assert integrity_errors(documents()) == []
     result = verified_result(documents())
-    assert (result.files_found, result.indexed_batches, result.attempts[ENRICH]) == (4, 4, [2, 2])
+    assert (result.files_found, result.indexed_batches, result.attempts[ENRICH]) == (
+        4,
+        4,
+        {1: 2, 2: 1, 4: 1, 5: 0},
+    )
+    assert result.workers[ENRICH] == {"worker-1": 2, "worker-2": 2}
+    assert [claim.uid for claim in result.taken_over] == ["files-0004"]
 
 
 def test_empty_tree_has_no_integrity_errors() -> None:
@@ -45,6 +51,16 @@ CASES: dict[str, tuple[Any, str]] = {
     "batch not indexed": (
         lambda left: replace(left, batches=[*left.batches, stored(ENRICH, 9, 2, 9, "worker-2")]),
         "node enrich stored, but not indexed: batch files-0009",
+    ),
+    "batch stored by an attempt that has lost it": (
+        lambda left: replace(
+            left, claims=[*left.claims[:2], replace(left.claims[2], epoch=4), left.claims[3]]
+        ),
+        "node enrich stored without a claim: batch files-0003",
+    ),
+    "batch claimed, but not stored": (
+        lambda left: replace(left, claims=[*left.claims, replace(left.claims[0], uid="files-0009")]),
+        "node enrich claimed, but did not store: batch files-0009",
     ),
     "file not analyzed": (
         lambda left: replace(left, paths_analyzed=left.paths_analyzed[1:]),
@@ -86,12 +102,16 @@ def test_long_error_names_three_files_and_counts_the_rest() -> None:
     assert "found, but not analyzed: file 0.py, 1.py, 2.py and 6 more" in integrity_errors(left)
 
 
-def test_earlier_attempt_has_no_end_until_its_event_is_written() -> None:
+def test_earlier_attempt_has_no_end_until_its_event_is_written_unless_its_worker_was_killed() -> None:
     left = documents()
-    assert attempts_without_end(left.task, left.events) == {(ENRICH, 1)}
-    batch = event(ENRICH, 1, "BATCH_OK", 2, "worker-1")
-    assert attempts_without_end(left.task, [*left.events, batch]) == {(ENRICH, 1)}
-    assert (
-        attempts_without_end(left.task, [*left.events, event(ENRICH, 1, "TASK_FAILED", 2, "worker-1")])
-        == set()
-    )
+    assert attempts_without_end(left.task, left.shards, left.events) == {(ENRICH, 2), (ENRICH, 4)}
+    written = [event(ENRICH, 2, "BATCH_OK", 2, "worker-2"), event(ENRICH, 4, "TASK_DONE", 8.9, "worker-2")]
+    assert attempts_without_end(left.task, left.shards, written) == {(ENRICH, 2)}
+    written.append(event(ENRICH, 2, "TASK_FAILED", 3, "worker-2"))
+    assert attempts_without_end(left.task, left.shards, written) == set()
+
+
+def test_every_earlier_attempt_of_a_node_without_shards_has_an_end_event() -> None:
+    left = documents()
+    left.task["graph"]["nodes"][2]["attempt_epoch"] = 3
+    assert attempts_without_end(left.task, [], []) >= {(GROUP, 1), (GROUP, 2)}

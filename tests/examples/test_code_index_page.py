@@ -32,14 +32,24 @@ def attempt(of: DemoRun, node: str, epoch: int) -> AttemptRun:
 
 
 def with_events(*events: dict[str, Any]) -> DemoRun:
-    """Return a run without a kill, with these events of enrich."""
+    """Return a run without a kill and without shards, with these events of enrich."""
     plain = run(incident=None)
-    return replace(plain, documents=replace(plain.documents, events=list(events)))
+    return replace(plain, documents=replace(plain.documents, shards=[], events=list(events)))
 
 
 def test_attempts_are_in_the_order_of_the_graph() -> None:
     names = [(one.node, one.epoch) for one in build_attempts(run())]
-    assert names == [("index", 1), ("enrich", 1), ("enrich", 2), ("group", 1), ("analyze", 1)]
+    enrich = [("enrich", epoch) for epoch in (1, 2, 4, 5)]
+    assert names == [("index", 1), *enrich, ("group", 1), ("analyze", 1)]
+
+
+def test_attempt_of_a_shard_is_as_in_its_row() -> None:
+    found = [attempt(run(), ENRICH, epoch) for epoch in (2, 4, 5)]
+    assert [(one.shard, one.worker, one.started, one.ended, one.end) for one in found] == [
+        (2, "worker-2", 0.7, 3.0, AttemptEnd.DONE),
+        (1, "worker-2", 7.5, 8.9, AttemptEnd.DONE),
+        (None, "worker-2", 8.95, 9.0, AttemptEnd.DONE),
+    ]
 
 
 def test_attempt_without_a_start_event_starts_as_in_the_document() -> None:
@@ -54,11 +64,11 @@ def test_killed_attempt_ends_with_its_worker() -> None:
     assert lost.stored == pytest.approx((1.1, 1.2))
 
 
-def test_killed_attempt_without_events_starts_as_in_the_document() -> None:
+def test_killed_attempt_without_events_starts_as_in_its_row() -> None:
     killed = run()
     silent = replace(killed, documents=replace(killed.documents, events=[]))
     lost = attempt(silent, ENRICH, 1)
-    assert (lost.started, lost.ended, lost.end) == (0.6, 2.0, AttemptEnd.LOST)
+    assert (lost.started, lost.ended, lost.end) == (0.5, 2.0, AttemptEnd.LOST)
 
 
 def test_lost_attempt_ends_with_its_last_batch() -> None:
@@ -105,10 +115,14 @@ def test_events_of_batches_and_heartbeats_end_no_attempt(kind: str) -> None:
 
 def test_row_of_a_node_sums_its_attempts() -> None:
     (row,) = [row for row in node_rows(run(), build_attempts(run())) if row.node == ENRICH]
-    assert (row.attempts, row.batches, row.files, row.workers) == (2, 4, 4, "worker-1, worker-2")
+    assert (row.attempts, row.batches, row.files, row.workers) == (4, 4, 4, "worker-1, worker-2")
     assert row.errors == "1 × lost: SIGKILL"
-    assert row.seconds == pytest.approx(1.5 + 1.5)
-    assert row.files_per_second == pytest.approx(4 / 3)
+
+
+def test_seconds_of_a_node_count_once_what_its_shards_run_together() -> None:
+    (row,) = [row for row in node_rows(run(), build_attempts(run())) if row.node == ENRICH]
+    assert row.seconds == pytest.approx((3.0 - 0.5) + (8.9 - 7.5) + (9.0 - 8.95))
+    assert row.files_per_second == pytest.approx(4 / 3.95)
 
 
 # --- text -------------------------------------------------------------------------------------------------------
@@ -142,11 +156,12 @@ def test_findings_describe_the_source_tree() -> None:
 
 def test_findings_describe_the_kill_and_the_verification() -> None:
     found = " ".join(text.run_findings(run(), build_attempts(run())))
+    assert "2 workers shared the batches of node enrich: 2 by worker-1, 2 by worker-2." in found
     assert (
-        "worker-1 was killed with SIGKILL in attempt 1 of node enrich, when 2 of 4 batches were done."
-        in found
+        "worker-1 was killed with SIGKILL while it ran shard 1 of enrich in attempt 1, when 2 of 4 batches of the node "
+        "were done. Other shards continued, and worker-3 was started. worker-2 took over what was claimed and not stored, "
+        "5.5 s after the kill: files-0004." in found
     )
-    assert "worker-2 took the node over 5.5 s later as attempt 2 (epoch 2)" in found
     assert "4 files, each found once and analyzed once" in found
 
 
@@ -195,7 +210,7 @@ def test_package_without_files_is_a_parent_in_the_treemap() -> None:
 
 def test_gantt_chart_has_a_bar_for_each_attempt_and_each_wait() -> None:
     bars = {bar["name"]: bar for bar in by_name(run())["gantt"]["data"]}
-    assert {name: len(bar["y"]) for name, bar in bars.items()} == {"done": 4, "lost": 1, "waiting": 1}
+    assert {name: len(bar["y"]) for name, bar in bars.items()} == {"done": 6, "lost": 1, "waiting": 1}
     assert (bars["lost"]["base"], bars["lost"]["x"]) == ([0.5], [1.5])
     assert (bars["waiting"]["base"], bars["waiting"]["x"]) == ([2.0], [5.5])
     assert bars["waiting"]["y"] == bars["lost"]["y"]

@@ -18,7 +18,11 @@ MINUTES = float(os.environ.get("FLOWKIT_FUZZ_MINUTES") or 0)
 """Time of the processor for all campaigns together; `make fuzz MINUTES=n` sets it."""
 only_in_fuzz = pytest.mark.skipif(not MINUTES, reason="only `make fuzz` runs it")
 SLOTS_SHARE = 1 / 6
-"""The part of this time for the concurrency limits. The rest is for the scheduler."""
+"""The part of this time for the concurrency limits."""
+SHARDS_SHARE = 1 / 6
+"""The part of this time for nodes with shards."""
+FLOWS_SHARE = 1 / 6
+"""The part of this time for flows of the gateway. The rest is for the scheduler."""
 GRAPHS = int(os.environ.get("FLOWKIT_FUZZ_GRAPHS") or 0)
 """Least number of graphs; `make fuzz GRAPHS=n` sets it."""
 

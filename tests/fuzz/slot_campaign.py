@@ -1,4 +1,4 @@
-"""Plays many random tasks under concurrency limits, and looks for a short play if one goes wrong."""
+"""Plays many random tasks, under concurrency limits or with shards, and looks for a short play if one goes wrong."""
 
 from __future__ import annotations
 
@@ -53,7 +53,12 @@ class SlotFigures:
 
     def __str__(self) -> str:
         events = ", ".join(f"{count:,} {kind}" for kind, count in self.events.most_common())
-        return f"{self.plays:,} plays; {events}; the longest leak was {self.longest_leak_sec:g} s in virtual time"
+        leak = (
+            f"; the longest leak was {self.longest_leak_sec:g} s in virtual time"
+            if self.longest_leak_sec
+            else ""
+        )
+        return f"{self.plays:,} plays; {events}{leak}"
 
 
 def slot_campaign(play_of: PlayOf, seed: int, *, seconds: float = 0, plays: int = 0) -> SlotFigures:

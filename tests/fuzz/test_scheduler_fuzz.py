@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.fuzz import adapter
 from tests.fuzz.adapter import SUPPORTED
-from tests.fuzz.budget import GRAPHS, MINUTES, SLOTS_SHARE, chosen_seed, first_of, only_in_fuzz, show
+from tests.fuzz.budget import (
+    FLOWS_SHARE,
+    GRAPHS,
+    MINUTES,
+    SHARDS_SHARE,
+    SLOTS_SHARE,
+    chosen_seed,
+    first_of,
+    only_in_fuzz,
+    show,
+)
 from tests.fuzz.campaign import campaign, plan_of
 from tests.fuzz.wiring import wiring_of
 from tests.unit.property_examples import examples
@@ -49,7 +59,9 @@ def test_scheduler_matches_the_model_on_the_same_graphs_each_time() -> None:
 def test_scheduler_matches_the_model_on_new_graphs_each_time(capsys: pytest.CaptureFixture[str]) -> None:
     seed = chosen_seed()
     show(capsys, f"seed {seed}; `make fuzz SEED={seed}` repeats the graphs and events")
-    figures = campaign(seed, seconds=60 * MINUTES * (1 - SLOTS_SHARE), graphs=GRAPHS)
+    figures = campaign(
+        seed, seconds=60 * MINUTES * (1 - SLOTS_SHARE - SHARDS_SHARE - FLOWS_SHARE), graphs=GRAPHS
+    )
     show(capsys, f"seed {seed}: {figures}")
 
 

@@ -90,6 +90,18 @@ class Dying(Tallying):
         return await super().finalize(ctx)
 
 
+class Poisoned(Quick):
+    """Ends its process when it processes batch `b3`."""
+
+    role = "poisoned"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """End the process, or return one metrics row."""
+        if batch.batch_uid == "b3":
+            os._exit(139)
+        return await super().process_batch(batch, ctx)
+
+
 class InlineDying(Dying):
     """A Dying that runs inside an engine."""
 
@@ -135,14 +147,26 @@ class Failing(Quick):
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Fail, or return one metrics row."""
-        if ctx.attempt_epoch <= batch.payload.get("failures", 0):
+        inline = ctx.input_inline or {}
+        if ctx.attempt_epoch <= inline.get("failures", 0):
             return BatchResult(
                 success=False,
-                reason_code=batch.payload.get("code", "flaky"),
-                permanent=batch.payload.get("permanent", False),
+                reason_code=inline.get("code", "flaky"),
+                permanent=inline.get("permanent", False),
                 error="as ordered",
             )
         return await super().process_batch(batch, ctx)
+
+
+class Sharing(Paced):
+    """A Paced for shards, which receive the batches of other nodes."""
+
+    role = "shared"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Wait, then return one metrics row."""
+        await ctx.cancellable(asyncio.sleep(0.05))
+        return await Quick.process_batch(self, batch, ctx)
 
 
 class Stubborn(Quick):
@@ -165,7 +189,7 @@ ALL: dict[str, RoleHandler] = {h.role: h for h in (Quick(), Paced(), Failing())}
 
 
 class Relay(Quick):
-    """Passes batches on. At batch `break_at` of the first attempt, it fails once with a retryable error."""
+    """Passes batches on, each after `pause` seconds. It fails once with a retryable error, at batch BREAK_AT."""
 
     role = "relay"
 
@@ -174,6 +198,7 @@ class Relay(Quick):
         seen = ctx.kv["seen"] = ctx.kv.get("seen", 0) + 1
         if ctx.attempt_epoch == 1 and seen == BREAK_AT:
             raise ConnectionError("the source broke")
+        await asyncio.sleep((ctx.input_inline or {}).get("pause", 0))
         number = batch.payload.get("number", batch.payload.get("meta", {}).get("number"))
         return BatchResult(success=True, metrics={"n": 1, "number": number})
 

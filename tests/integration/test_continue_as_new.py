@@ -6,13 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
+from flowkit.activities import role_attempt
 from flowkit.models import TaskStatus
+from flowkit.plugin import FlowKitPlugin
 from flowkit.worker import BatchResult
-from flowkit.workflows.task import Task
-from tests.integration.handlers import Quick
+from tests.integration.handlers import Quick, Sharing
 from tests.integration.harness import Harness, node
 from tests.integration.test_large_graphs import run_ids, run_of, until_only_runs
 
@@ -67,7 +67,7 @@ async def histories(harness: Harness, task_id: str) -> list[WorkflowHistory]:
 
 async def replay(histories: list[WorkflowHistory]) -> None:
     """Replay each history."""
-    replayer = Replayer(workflows=[Task], data_converter=pydantic_data_converter)
+    replayer = Replayer(workflows=[], plugins=[FlowKitPlugin()])
     for history in histories:
         await replayer.replay_workflow(history)
 
@@ -129,6 +129,22 @@ async def test_node_with_many_immediate_retries_continues_in_new_runs(
     )
     assert (await short_runs.result(task_id)).status is TaskStatus.FINISHED
     assert (await short_runs.node(task_id, "n0"))["attempt_epoch"] == ROUNDS + 1
+    found = await histories(short_runs, task_id)
+    assert len(found) > 1
+    await replay(found)
+
+
+async def test_shards_continue_in_a_new_run(short_runs: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(role_attempt, "SHARD_SEC", 0.1)
+    short_runs.settings["hold_starts_events"] = HELD_EVENTS
+    await short_runs.engine()
+    await short_runs.worker({"quick": Quick(), "shared": Sharing()}, concurrency=3)
+    pull = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["a"], "poll_ms": 50}}
+    task_id = await short_runs.create(
+        node("a", inline={"batches": 150}), node("w", "shared", "a", inline=pull, parallel=3)
+    )
+    assert (await short_runs.result(task_id)).status is TaskStatus.FINISHED
+    assert len(await short_runs.rows(task_id, "w")) == 150
     found = await histories(short_runs, task_id)
     assert len(found) > 1
     await replay(found)

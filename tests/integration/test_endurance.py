@@ -26,6 +26,9 @@ LARGE = bool(os.environ.get("FLOWKIT_LARGE"))
 BATCHES = 5_000 if LARGE else 150
 """Batches in each of three stages; `make large` runs the large case."""
 
+PAUSE_SEC = 0.0 if LARGE else 0.03
+"""How long a batch takes, so that a node runs when its worker is killed."""
+
 TIMEOUT_SEC = 900.0 if LARGE else 180.0
 SOON = {"retry_policy": {"max": 3, "backoff_sec": 0.2}}
 
@@ -77,8 +80,8 @@ async def test_three_stages_process_every_batch_once_under_kills_and_failures(ha
     first = harness.worker_process("Relay")
     task_id = await harness.create(
         node("extract", "relay", inline={"batches": BATCHES}, **SOON),
-        node("enrich", "relay", "extract", inline=pulling("extract"), **SOON),
-        node("group", "relay", "enrich", inline=pulling("enrich"), **SOON),
+        node("enrich", "relay", "extract", inline=pulling("extract") | {"pause": PAUSE_SEC}, **SOON),
+        node("group", "relay", "enrich", inline=pulling("enrich") | {"pause": PAUSE_SEC}, **SOON),
     )
     await until_stored(harness, task_id, "enrich", BATCHES // 3)
     await kill_and_replace(harness, first, "Relay")

@@ -280,6 +280,33 @@ async def test_a_rerun_starts_what_failed_and_keeps_the_rest(harness: Harness) -
     await replay(await histories(harness, task_id))
 
 
+async def _failed(harness: Harness, engine: Any) -> str:
+    """Return a task that has failed in its first node."""
+    task_id = await harness.create(node("a", "unknown", deadline_sec=0.2), node("c", "quick"))
+    assert await engine.wait(task_id, 60) is TaskStatus.FAILED
+    return task_id
+
+
+async def test_a_rerun_that_leaves_stopped_nodes_fails_and_names_them(harness: Harness) -> None:
+    gated = Gated()
+    engine = await harness.engine()
+    await harness.worker({"gated": gated, "quick": Quick()})
+    task_id = await harness.create(node("a", "quick"), node("b", "gated"), node("c", "quick", "b"))
+    await harness.until_node(task_id, "a", "finished")
+    await gated.until(("b", 1))
+    await engine.cancel_task(task_id)
+    assert await engine.wait(task_id, 60) is TaskStatus.CANCELLED
+    await engine.rerun(task_id, ["a"])
+    assert await engine.wait(task_id, 60) is TaskStatus.FAILED
+    with pytest.raises(ActionRejected, match="node 'a' has failed, and its failure would stop the new run"):
+        await engine.rerun(await _failed(harness, engine), ["c"])
+    reason = "an earlier run was stopped before these nodes ended: b and c; run them again, too"
+    assert (await harness.document(task_id))["reason"] == reason
+    gated.gate("b").set()
+    await engine.rerun(task_id)
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+
+
 async def test_a_node_that_an_operator_has_failed_runs_again_in_a_rerun(harness: Harness) -> None:
     engine = await harness.engine()
     await harness.worker({"fragile": Fragile(), "quick": Quick()})

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from temporalio.api.enums.v1 import EventType
 
 from flowkit.errors import ActionRejected
 from flowkit.models import TaskStatus
 from flowkit.workflows.task import Task
 from tests.integration.handlers import Failing, Quick
-from tests.integration.harness import Harness, eventually, node
+from tests.integration.harness import Harness, eventually, node, wait_seconds
 from tests.integration.test_continue_as_new import chain, histories, replay
 from tests.integration.test_large_graphs import run_ids
 
@@ -226,3 +228,59 @@ async def test_a_task_that_is_cancelled_while_it_is_paused_ends(harness: Harness
     await engine.cancel_task(task_id)
     assert await engine.wait(task_id, 60) is TaskStatus.CANCELLED
     assert await harness.statuses(task_id) == {"a": "cancelled", "b": "skipped"}
+
+
+async def test_an_action_that_reaches_a_new_engine_sees_all_earlier_events_and_replays(
+    harness: Harness,
+) -> None:
+    """The ends of two nodes lead to no commands, which is where the SDK divides a history differently in a replay."""
+    handler, engine = Gated(), await harness.engine()
+    await harness.worker({"gated": handler})
+    task_id = await harness.create(*(node(name, "gated") for name in ("long", "first", "second")))
+
+    async def has_noted_the_end(node_id: str) -> bool:
+        nodes = (await (await harness.handle(task_id)).query(Task.status))["nodes"]
+        return any((each["node_id"], each["status"]) == (node_id, "finished") for each in nodes)
+
+    for name in ("first", "second"):
+        handler.gate(name).set()
+        await eventually(partial(has_noted_the_end, name))
+    await engine.stop()
+    engine = await harness.engine()
+    result = await engine.pause(task_id, ["node:second", "node:long"])
+    assert [(each["node_id"], each["from"]) for each in result["affected"]] == [("long", "running")]
+    handler.gate("long").set()
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    await replay(await histories(harness, task_id))
+
+
+async def test_an_action_follows_the_events_that_a_query_has_brought_to_a_new_engine_and_replays(
+    harness: Harness,
+) -> None:
+    """A query that waits for an engine makes the SDK run the workflow with events of the next workflow task."""
+    handler, engine = Gated(), await harness.engine()
+    await harness.worker({"gated": handler})
+    task_id = await harness.create(node("a", "gated"), node("b", "gated", "a"), node("c", "gated"))
+    await handler.until(("a", 1), ("c", 1))
+    handle = await harness.handle(task_id)
+    assert (await handle.query(Task.status))["status"] == "running"
+    await engine.stop()
+    asked = asyncio.create_task(handle.query(Task.status))
+    await wait_seconds(0.5)
+    handler.gate("a").set()
+
+    async def has_noted_the_end() -> bool:
+        events = (await handle.fetch_history()).events
+        return any(each.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED for each in events)
+
+    await eventually(has_noted_the_end)
+    action = asyncio.create_task(handle.execute_update("pause", {"scopes": ["node:c"]}, result_type=dict))
+    await wait_seconds(0.5)
+    engine = await harness.engine()
+    assert (await asked)["status"] == "running"
+    assert (await action)["revision"] == 1
+    await engine.resume(task_id)
+    handler.gate("b").set()
+    handler.gate("c").set()
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    await replay(await histories(harness, task_id))

@@ -59,6 +59,22 @@ async def raises_cancelled(work: Coroutine[Any, Any, Any]) -> bool:
 # --- identity and cancellation ----------------------------------------------------------------------------------
 
 
+async def test_context_counts_the_failures_and_resets_of_its_node(harness: Harness) -> None:
+    async def body(ctx: RunContext) -> dict[str, Any]:
+        if ctx.failures < 2:
+            raise OSError("not yet")
+        return {"failures": ctx.failures, "generation": ctx.generation}
+
+    task_id = await start(harness, body, retry_policy={"max": 2, "backoff_sec": 0})
+    assert await metrics(harness, task_id) == {"failures": 2, "generation": 0}
+    await harness.coordinator.rerun(task_id, ["a"])
+    await harness.result(task_id)
+    last = [
+        row async for row in harness.db.artifacts.find({"task_id": task_id, "batch_uid": {"$exists": True}})
+    ]
+    assert [row["meta"] for row in last] == [{"failures": 2, "generation": 1}]
+
+
 async def test_running_context_is_not_cancelled(harness: Harness) -> None:
     clock = ManualClock(start_ms=5_000)
 

@@ -12,6 +12,7 @@ from temporalio.client import WorkflowFailureError
 from flowkit import limits
 from flowkit.graph import validation
 from flowkit.models import TaskStatus
+from flowkit.worker import BatchResult, RoleHandler
 from flowkit.workflows import opening
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, node
@@ -23,11 +24,25 @@ if TYPE_CHECKING:
     from temporalio.client import WorkflowHandle, WorkflowHistory
 
     from flowkit.models import TaskResult
+    from flowkit.worker import Batch
+    from flowkit.worker.context import RunContext
     from flowkit.workflows.task import Task
 
 pytestmark = pytest.mark.server
 
 NODES = 40
+
+
+class Sums(RoleHandler):
+    """Adds the items of a batch, and the days of the params."""
+
+    role = "sum"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Return the sums."""
+        return BatchResult(
+            success=True, metrics={"sum": sum(batch.payload["items"]), "of": sum(ctx.params["days"])}
+        )
 
 
 def large(count: int = NODES) -> list[dict[str, Any]]:
@@ -80,6 +95,21 @@ async def test_graph_of_many_nodes_is_stored_whatever_its_size(
     task_id = await harness.create(node("a"), node("b", "quick", "a"))
     await harness.result(task_id)
     assert await harness.db.stored_graphs.count_documents({"task_id": task_id}) == 1
+
+
+async def test_large_params_are_stored_and_reach_expressions_and_handlers(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "INPUT_PARAMS_BYTES", 20)
+    await harness.engine()
+    await harness.worker({"sum": Sums()})
+    sums = node("a", "sum") | {"map": {"over": "params.days", "batch_size": 2}}
+    params = {"days": [1, 2, 3], "priority": 5, "pipeline_name": "sums"}
+    task_id = await harness.coordinator.create_task(params=params, graph={"nodes": [sums]})
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    assert await harness.db.stored_graphs.count_documents({"task_id": task_id}) == 1
+    rows = harness.db.metrics_raw.find({"task_id": task_id}).sort("batch_uid")
+    assert [row["metrics"] async for row in rows] == [{"sum": 3, "of": 6}, {"sum": 3, "of": 6}]
 
 
 async def test_small_graph_is_not_stored(harness: Harness) -> None:

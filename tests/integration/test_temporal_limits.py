@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.integration.test_continue_as_new import histories, replay
 from tests.integration.test_large_graphs import run_ids
 
 if TYPE_CHECKING:
+    from temporalio.api.history.v1 import ActivityTaskScheduledEventAttributes
     from temporalio.client import WorkflowHistory
 
     from flowkit.worker import Batch, RoleHandler
@@ -47,8 +49,11 @@ def most_in_flight(history: WorkflowHistory) -> int:
 
 def activities(history: WorkflowHistory, name: str) -> int:
     """Return the number of activities of this name in a history."""
-    scheduled = (event.activity_task_scheduled_event_attributes for event in history.events)
-    return sum(each.activity_type.name == name for each in scheduled)
+    return sum(each.activity_type.name == name for each in scheduled(history))
+
+
+def scheduled(history: WorkflowHistory) -> list[ActivityTaskScheduledEventAttributes]:
+    return [event.activity_task_scheduled_event_attributes for event in history.events]
 
 
 async def test_attempts_of_many_roles_stay_within_the_limit_in_flight(harness: Harness) -> None:
@@ -90,7 +95,14 @@ async def test_write_that_is_too_large_is_split_without_loss(
     statuses = await harness.statuses(task_id)
     assert [statuses[f"below{i}"] for i in range(60)] == ["skipped"] * 60
     (history,) = await histories(harness, task_id)
-    assert activities(history, "record") > 2
+    written = [
+        {each["node_id"] for each in json.loads(event.input.payloads[0].data)["nodes"]}
+        for event in scheduled(history)
+        if event.activity_type.name == "record"
+    ]
+    ends = {"a", *(f"below{i}" for i in range(60))}
+    assert not any(ends <= nodes for nodes in written)
+    assert sum(bool(ends & nodes) for nodes in written) > 1
     await replay([history])
 
 

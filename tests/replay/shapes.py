@@ -9,6 +9,7 @@ from unittest import mock
 from temporalio.client import WorkflowFailureError
 
 from flowkit import limits
+from flowkit.errors import ActionRejected
 from flowkit.models import SilenceReport, SilentAttempt, temporal_names
 from tests.integration.harness import eventually, node
 
@@ -190,6 +191,15 @@ GRAPHS: dict[str, dict[str, Any]] = {
             node("last", "quick", "runs", "other"),
         ],
     },
+    "changed_graph": {"nodes": [node("a", "paced", inline={"pause": 3}), node("b", "quick", "a", timeout_sec=5)]},
+    "shards": {
+        "nodes": [
+            node("a", inline={"batches": 12}),
+            node("w", "failing", "a", inline={**PULL, "failures": 2}, parallel=3, **SOON),
+            node("b", "quick", "w"),
+            node("m", "quick", "b", map={"over": "[1, 2, 3]", "batch_size": 2, "parallel": 2}),
+        ],
+    },
     "rerun": {"nodes": [node("a"), node("b", "failing", "a", **BROKEN), node("c", "quick", "b")]},
     "native_loss": {"nodes": [node("a", "stubborn", inline={"pause": 60}), node("b", "quick", "a")]},
     "limits": {
@@ -272,6 +282,25 @@ async def decided(harness: Harness, name: str) -> None:
     await ended(harness, name)
     states = {each["node_id"]: each["status"] for each in (await harness.document(name))["graph"]["nodes"]}
     assert states == dict.fromkeys(states, "finished") | {"runs": "skipped"}
+
+
+async def changed(harness: Harness, name: str) -> None:
+    """Add two nodes, and change one that has not started; another change is not valid."""
+    operator = harness.coordinator
+    await operator.create_task(params={}, graph=GRAPHS[name], task_id=name)
+    await harness.until_node(name, "a", "running")
+    with contextlib.suppress(ActionRejected):
+        await operator.change_graph(name, nodes=[node("x", "quick", "nobody")])
+    puller = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["a"]}}
+    more = [node("c", "quick", "a", inline=puller), node("d", "quick", "b", "c", when="false")]
+    await operator.change_graph(name, nodes=more, changes={"b": {"io": {"input_inline": {"batches": 2}}}})
+    await ended(harness, name)
+    assert (await harness.statuses(name)) == {
+        "a": "finished",
+        "b": "finished",
+        "c": "finished",
+        "d": "skipped",
+    }
 
 
 async def rerun(harness: Harness, name: str) -> None:
@@ -389,6 +418,7 @@ WAYS: dict[str, Callable[[Harness, str], Awaitable[None]]] = {
     "inline_failure": inline_failed,
     "limits": limited,
     "native_loss": lost,
+    "changed_graph": changed,
     "decisions": decided,
     "pause": paused,
     "rerun": rerun,

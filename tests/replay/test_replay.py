@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from temporalio.client import WorkflowHistory
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
-from flowkit.workflows.task import Task
+from flowkit.plugin import FlowKitPlugin
 from tests.replay.poison import POISONS
 from tests.replay.scrub import payload_texts
 from tests.replay.shapes import GRAPHS
@@ -30,7 +29,7 @@ def load(path: Path) -> WorkflowHistory:
 
 async def replay(history: WorkflowHistory) -> None:
     """Replay the workflow. Raises the error with which Temporal would fail its workflow task."""
-    await Replayer(workflows=[Task], data_converter=pydantic_data_converter).replay_workflow(history)
+    await Replayer(workflows=[], plugins=[FlowKitPlugin()]).replay_workflow(history)
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)

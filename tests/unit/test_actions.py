@@ -11,7 +11,7 @@ from flowkit.errors import ActionRejected
 from flowkit.graph.validation import parse_graph
 from flowkit.limits import ACTION_AFFECTED, ACTION_SCOPES, APPLIED_ACTIONS
 from flowkit.models import NodeState, NodeStatus
-from flowkit.models.actions import Action, Pause, PausedScope, Resume
+from flowkit.models.actions import Action, ChangeGraph, Pause, PausedScope, Resume
 from flowkit.workflows.scheduling import actions
 from flowkit.workflows.scheduling.actions import (
     Audit,
@@ -119,11 +119,25 @@ def test_resume_frees_only_the_nodes_that_no_other_pause_holds() -> None:
         ((), Resume(), "nothing is paused"),
         (("task",), Resume(scopes=("node:a",)), "scopes has 'node:a', but the paused scopes are task"),
         ((), Pause(if_revision=3), "if_revision is 3, and the task has revision 0: another action"),
+        ((), ChangeGraph(), "change_graph needs nodes to add or changes"),
+        ((), ChangeGraph(nodes=(node("b"),)), "the task has the node b already; give new nodes other ids"),
+        ((), ChangeGraph(changes={"x": {"timeout_sec": 5}}), "the task has no node 'x'"),
+        (
+            (),
+            ChangeGraph(changes={"a": {"timeout_sec": 5}}),
+            "node 'a' is finished, and change_graph changes only",
+        ),
+        ((), ChangeGraph(nodes=(node("x"),), edges=(("x", "b"),)), "['x', 'b'] does not lead to a new node"),
+        (
+            (),
+            ChangeGraph(nodes=(node("x"),), edges_ex=({"from": "x", "to": {}},)),
+            "does not lead to a new node",
+        ),
         ((), Pause(scopes=tuple(f"node:{i}" for i in range(ACTION_SCOPES + 1))), "51 paused scopes, and 50"),
     ],
 )
 def test_action_that_does_not_fit_is_rejected_with_what_is_allowed(
-    paused: tuple[str, ...], action: Pause | Resume, problem: str
+    paused: tuple[str, ...], action: Action, problem: str
 ) -> None:
     with pytest.raises(ActionRejected) as caught:
         Task(*paused, a=NodeStatus.FINISHED).plan(action)
@@ -140,12 +154,35 @@ def test_action_that_does_not_fit_is_rejected_with_what_is_allowed(
         ("pause", {"interrupt": 1}, "pause: interrupt is 1; it must be true or false"),
         ("resume", {"reason": "x" * 501}, "it must be a text of at most 500 characters"),
         ("resume", {"if_revision": -1}, "resume: if_revision is -1; it must be the revision that"),
+        ("change_graph", {"nodes": [{}]}, "it must be a list of nodes as in a graph, each with a 'node_id'"),
+        ("change_graph", {"edges": [["a"]]}, "it must be a list of [from, to] pairs of node ids"),
+        ("change_graph", {"edges_ex": [["a", "b"]]}, "it must be a list of objects with 'from' and 'to'"),
+        (
+            "change_graph",
+            {"changes": {"a": {"type": "x"}}},
+            "new values of io, retry_policy, timeout_sec, deadline_sec",
+        ),
+        ("change_graph", {"changes": {"a": {}}}, "it must be an object that has, by node id, new values"),
     ],
 )
 def test_input_that_is_not_valid_is_rejected_by_field(name: str, given: Any, problem: str) -> None:
     with pytest.raises(ActionRejected) as caught:
         parse_action(name, given)
     assert problem in str(caught.value)
+
+
+def test_change_of_the_graph_adds_and_changes_nodes_and_only_one_is_made_at_a_time() -> None:
+    action = ChangeGraph(nodes=(node("x"), node("y")), changes={"b": {"timeout_sec": 5}})
+    task = Task()
+    planned = task.plan(action)
+    assert (planned.adds, planned.replaces) == (("x", "y"), (B,))
+    assert result_of(planned, task.nodes, 0)["affected"] == [
+        {"node_id": "x", "from": "new", "to": "queued"},
+        {"node_id": "y", "from": "new", "to": "queued"},
+        {"node_id": "b", "from": "queued", "to": "queued, changed"},
+    ]
+    with pytest.raises(ActionRejected, match="an earlier change of the graph is in progress"):
+        task.plan(action, changes_graph=True)
 
 
 def test_input_may_be_empty() -> None:

@@ -23,7 +23,7 @@ from flowkit.activities.role_attempt import RoleActivities, RoleContext
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches import Dispatch
 from flowkit.adapters.tasks.store import TaskStore
-from flowkit.attempt.first_batch import FirstBatchSignal, signal_first_batch
+from flowkit.attempt.signals import AttemptSignal, first_batch_of, signal_first_batch
 from flowkit.bridge.delivery import FirstBatches
 from flowkit.models import AttemptInput, FirstBatch
 from flowkit.testing import memory_database
@@ -113,9 +113,9 @@ async def test_attempt_sends_one_signal_for_many_batches() -> None:
     client = FakeClient()
 
     async def work() -> None:
-        async with FirstBatchSignal(attempt()) as signal:
+        async with AttemptSignal(attempt(), first_batch_of(attempt(), "test-run")) as signal:
             for _ in range(3):
-                await asyncio.to_thread(signal.batch_stored)
+                await asyncio.to_thread(signal.send)
             await until(lambda: bool(client.received))
 
     await in_activity(client, work)
@@ -126,7 +126,7 @@ async def test_attempt_without_a_batch_sends_no_signal() -> None:
     client = FakeClient()
 
     async def work() -> None:
-        async with FirstBatchSignal(attempt()):
+        async with AttemptSignal(attempt(), first_batch_of(attempt(), "test-run")):
             await asyncio.to_thread(lambda: None)
 
     await in_activity(client, work)
@@ -158,8 +158,8 @@ async def test_attempt_that_has_ended_waits_for_its_signal_unless_it_was_cancell
 
     async def work() -> None:
         with suppress(ValueError, asyncio.CancelledError):
-            async with FirstBatchSignal(attempt()) as signal:
-                signal.batch_stored()
+            async with AttemptSignal(attempt(), first_batch_of(attempt(), "test-run")) as signal:
+                signal.send()
                 await until(lambda: client.calls == 1)
                 asyncio.get_running_loop().call_later(0.01, client.gate.set)
                 if error is not None:
@@ -171,8 +171,8 @@ async def test_attempt_that_has_ended_waits_for_its_signal_unless_it_was_cancell
 
 async def test_attempt_without_a_client_continues(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        async with FirstBatchSignal(attempt()) as signal:
-            signal.batch_stored()
+        async with AttemptSignal(attempt(), first_batch_of(attempt(), "test-run")) as signal:
+            signal.send()
             await until(lambda: bool(caplog.records))
 
     await in_activity(None, work)

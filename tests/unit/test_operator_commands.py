@@ -89,6 +89,11 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
             "retry_policy": {"max": 0, "backoff_sec": 1.5},
         },
     ),
+    "retry-batches t load b1 b2": (
+        "retry_batches",
+        {"node_id": "load", "batch_uids": ["b1", "b2"], "interrupt": False},
+    ),
+    "skip-batches t load": ("skip_batches", {"node_id": "load", "batch_uids": [], "interrupt": False}),
     "skip t load": ("skip_node", {"node_id": "load", "interrupt": False}),
     "skip t load --interrupt": ("skip_node", {"node_id": "load", "interrupt": True}),
     "complete t load": ("complete_node", {"node_id": "load", "interrupt": False}),
@@ -111,6 +116,16 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"node_id": "review", "decision": "reject", "comment": "late"},
     ),
     "satisfy t data:eu": ("satisfy", {"prerequisite": "data:eu"}),
+    "change t more.json": ("change_graph", {"nodes": [{"node_id": "x", "type": "r"}]}),
+    "change t --set a:b:limit=5 --set c:day=null": (
+        "change_graph",
+        {
+            "changes": {
+                "a:b": {"io": {"input_inline": {"limit": 5}}},
+                "c": {"io": {"input_inline": {"day": None}}},
+            }
+        },
+    ),
 }
 
 
@@ -120,13 +135,14 @@ def test_command_sends_only_the_given_keys(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "input.json").write_text('{"limit": 7}')
+    (tmp_path / "more.json").write_text('{"nodes": [{"node_id": "x", "type": "r"}]}')
     (tmp_path / "batches.json").write_text('[{"batch_uid": "b0"}]')
     assert run(command.split()) == 0
     name, given = sent
     assert tasks.applied == [("t", name, {**given, "reason": "", "by": "ada@host"})]
 
 
-@pytest.mark.parametrize("command", [each for each in COMMANDS if "@" not in each])
+@pytest.mark.parametrize("command", [each for each in COMMANDS if ".json" not in each])
 def test_command_takes_what_all_actions_have_in_common(tasks: Tasks, command: str) -> None:
     more = ["--reason", "why", "--by", "bob", "--if-revision", "3", "--dry-run"]
     assert run([*command.split(), *more]) == 0
@@ -172,11 +188,23 @@ CALLS: dict[str, tuple[Callable[[Coordinator], Awaitable[object]], dict[str, Any
         {"node_id": "load", "interrupt": False, "metrics": {"n": 1}, "batches": [{"batch_uid": "b"}]},
     ),
     "fail_node": (lambda c: c.fail_node("t", "load"), {"node_id": "load", "interrupt": False}),
+    "retry_batches": (
+        lambda c: c.retry_batches("t", "load", ["b1"]),
+        {"node_id": "load", "batch_uids": ["b1"], "interrupt": False},
+    ),
+    "skip_batches": (
+        lambda c: c.skip_batches("t", "load"),
+        {"node_id": "load", "batch_uids": [], "interrupt": False},
+    ),
     "decide": (
         lambda c: c.decide("t", "review", "approve", comment="fine"),
         {"node_id": "review", "decision": "approve", "comment": "fine"},
     ),
     "satisfy": (lambda c: c.satisfy("t", "data:eu"), {"prerequisite": "data:eu"}),
+    "change_graph": (
+        lambda c: c.change_graph("t", nodes=[{"node_id": "x"}], edges=[("a", "x")]),
+        {"nodes": [{"node_id": "x"}], "edges": [["a", "x"]]},
+    ),
     "pause": (lambda c: c.pause("t"), {"scopes": ["task"], "interrupt": False}),
     "resume": (lambda c: c.resume("t"), {"scopes": []}),
 }
@@ -204,6 +232,8 @@ MISTAKES: dict[str, list[str]] = {
     "complete t load --batches {}": ["--batches holds an object, not a list of objects", "batch_uid"],
     "complete t load --batches [7]": ["the list in --batches holds a number, not only objects"],
     "complete t load --batches @no.json": ["there is no file of --batches 'no.json'"],
+    "change t no.json": ["there is no file 'no.json'"],
+    "change t --set limit=5": ["--set 'limit' names no node", "write, for example, --set load:limit=50"],
     "decide t review maybe": ["the decision 'maybe' is unknown; known: approve, reject"],
 }
 

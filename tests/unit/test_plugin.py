@@ -113,7 +113,7 @@ async def test_sandbox_passes_flowkit_records_through_and_keeps_user_modules() -
             workflow_runner=mine,
             plugins=[Spy(db=memory_database())],
         )
-    assert {"mine", "flowkit.models"} <= seen[0].restrictions.passthrough_modules
+    assert {"mine", "flowkit.models"} <= seen[0].inner.restrictions.passthrough_modules
 
 
 async def test_recorded_histories_replay_with_the_plugin_alone() -> None:

@@ -45,7 +45,7 @@ class IgnoresCancel(RoleHandler):
 
 async def main():
     names = dict.fromkeys(("task_id", "node_id", "worker_id"), "x")
-    given = dict(params={}, input_inline=None, input_ref=None, failed_nodes=[], kv={})
+    given = dict(params={}, input_inline=None, input_ref=None, failed_nodes=[], generation=0, failures=0, kv={})
     ctx = SimpleNamespace(**names, **given, attempt_epoch=1, cancel_flag=asyncio.Event())
     pool = ProcessPool({"ignores_cancel": IgnoresCancel()}, processes=1)
     await pool.process("ignores_cancel", Batch(batch_uid="b", payload={"tell": sys.argv[1]}), ctx)
@@ -84,7 +84,16 @@ def context(epoch: int = 1) -> Any:
     names = dict.fromkeys(("task_id", "node_id", "worker_id"), "x")
     given: dict[str, Any] = {"params": {"day": 1}, "input_inline": {"n": 2}, "input_ref": {"n": 3}}
     flag = asyncio.Event()
-    return SimpleNamespace(**names, **given, attempt_epoch=epoch, failed_nodes=[], kv={}, cancel_flag=flag)
+    return SimpleNamespace(
+        **names,
+        **given,
+        attempt_epoch=epoch,
+        failed_nodes=[],
+        generation=0,
+        failures=0,
+        kv={},
+        cancel_flag=flag,
+    )
 
 
 async def crunch(pool: ProcessPool, ctx: Any = None, **payload: Any) -> Any:

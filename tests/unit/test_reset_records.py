@@ -13,7 +13,7 @@ from flowkit.workflows.payloads import json_size, split_by_size
 from flowkit.workflows.updates import _measure_reset
 
 LONG: dict[str, Any] = {"input_inline": {"x": "\x00" * 1_000}, "input_ref": None}
-OUTCOME = NodeOutcome(metrics={"x": "y" * 9_000}, batches=[{"batch_uid": "é" * 500}] * 20, by="x")
+OUTCOME = NodeOutcome(metrics={"x": "y" * 9_000}, batches=[{"batch_uid": "é" * 500}] * 20)
 
 
 @pytest.mark.parametrize("more", [{}, {"io": LONG}, {"outcome": OUTCOME}, {"fields": {"timeout_sec": 1.5}}])

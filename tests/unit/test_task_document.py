@@ -43,7 +43,7 @@ class Sent:
         self.records: list[RecordTask] = []
         self.closes: list[CloseTask] = []
 
-    async def record(self, record: RecordTask, of_nodes: int, *, is_ordinary: bool) -> None:
+    async def record(self, record: RecordTask, of_nodes: int) -> None:
         """Collect a write of nodes."""
         self.records.append(record)
 

@@ -19,7 +19,7 @@ from flowkit.graph.description import format_parent
 from flowkit.limits import VERSION_CHARS
 from flowkit.models import NodeStatus, SkipReason, StartWhen, TaskStatus
 from flowkit.models.temporal_names import role_queue
-from flowkit.text import count_of, format_duration, names, shorten, visible
+from flowkit.text import count_of, describe_set_aside, format_duration, names, shorten, visible
 from flowkit.workflows.display.summaries import next_attempt
 from flowkit.workflows.payloads import longest_prefix
 
@@ -259,7 +259,7 @@ class Notes:
         if node.node_id in self._silent_nodes:
             return "sends no heartbeats"
         if state.status is NodeStatus.FINISHED:
-            return ""  # Most nodes of a task that nears its end.
+            return describe_set_aside(state.failed_batches) if state.failed_batches else ""
         match state.status:
             case NodeStatus.QUEUED:
                 waits = [wait for rule in BEFORE_START if (wait := rule(self, node))]
@@ -273,7 +273,15 @@ class Notes:
             case NodeStatus.SKIPPED if state.skip_reason:
                 return _describe_skip(self, node, state.skip_reason)
             case _:
-                return _describe_last_attempt(error)
+                return "; ".join(filter(None, [_describe_shards(self, node), _describe_last_attempt(error)]))
+
+
+def _describe_shards(notes: Notes, node: Node) -> str:
+    """Return how many shards of a node are in flight; empty for a node without shards."""
+    if node.parallel == 1:
+        return ""
+    epochs = notes.scheduler.shard_epochs.get(node.index, ())
+    return f"{count_of(len(epochs), 'shard')} of up to {node.parallel:,}" if epochs else "ends the node"
 
 
 def describe_decision(node: Node, state: NodeState) -> str:

@@ -54,11 +54,18 @@ def deadline_summary(limits: str, seconds: float) -> str:
     return fit_summary(f"deadline of {_shorten_id(limits)} in {format_duration(seconds)}")
 
 
-def attempt_summary(node: Node, state: NodeState) -> str:
-    """Return the summary of an attempt: the node id and, after failures, the number of the retry."""
+def shard_timer_summary(node: Node, shard: int, code: str, after_sec: float) -> str:
+    """Return the summary of the timer of a shard that waits for its retry."""
+    name = _shorten_id(node.node_id)
+    return fit_summary(f"{name}: retry of shard {shard} after {code}, in {format_duration(after_sec)}")
+
+
+def attempt_summary(node: Node, state: NodeState, shard: int = 0) -> str:
+    """Return the summary of an attempt: the node id, its shard, if any, and, after failures, the number of the retry."""
+    of_shard = f", shard {shard}" if shard else ""
     if not state.failures:
-        return fit_summary(node.node_id)
-    return f"{_shorten_id(node.node_id)}, retry {state.failures} of {node.retry_policy.max}"
+        return fit_summary(node.node_id) if not shard else f"{_shorten_id(node.node_id)}{of_shard}"
+    return f"{_shorten_id(node.node_id)}{of_shard}, retry {state.failures} of {node.retry_policy.max}"
 
 
 def inline_summary(node: Node, state: NodeState) -> str:

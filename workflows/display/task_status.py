@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
@@ -23,7 +24,7 @@ from flowkit.workflows.display.details import (
 from flowkit.workflows.payloads import json_size, longest_prefix, truncate_longest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from flowkit.models import Graph, Node, NodeState
     from flowkit.workflows.scheduling.scheduler import Scheduler
@@ -56,16 +57,20 @@ class StatusPublisher:
             window=state.opened.settings.window, max_in_flight=state.opened.settings.max_in_flight
         )
         self._reason: str | None = None
-        self.may_wait = any(
-            node.hold_sec is not None or node.approval is not None for node in scheduler.nodes
-        )
+        self.may_wait = False
         """Whether a node of the task can wait for the decision of a person."""
+        self.change_graph()
         self._waits = self.may_wait and any(map(describe_decision, scheduler.nodes, scheduler.states))
         """Whether the search attribute shows that the task waits for a decision."""
         self.silent_nodes: frozenset[str] = frozenset()
         """The ids of the nodes whose attempts send no heartbeats."""
         self.status = TaskStatus(state.status_history[-1].to)
         self._limit_history()
+
+    def change_graph(self) -> None:
+        """Note that the nodes of the graph were set, or that nodes were added or changed."""
+        nodes = self._scheduler.nodes
+        self.may_wait = any(node.hold_sec is not None or node.approval is not None for node in nodes)
 
     @property
     def history(self) -> list[StatusChange]:
@@ -138,6 +143,14 @@ def failure_text(scheduler: Scheduler) -> str:
     return truncate(f"node {first.node_id!r} failed: {error}", LAST_ERROR_CHARS) + suffix
 
 
+def incomplete_text(scheduler: Scheduler) -> str:
+    """Return in one line why a rerun fails that has left nodes of the earlier run as they were."""
+    left = names([node.node_id for node in scheduler.left_incomplete])
+    return truncate(
+        f"an earlier run was stopped before these nodes ended: {left}; run them again, too", LAST_ERROR_CHARS
+    )
+
+
 def open_status(scheduler: Scheduler, *, waits: bool = False) -> TaskStatus:
     """Return the status of a task that has not ended.
 
@@ -190,14 +203,23 @@ def _replace_unprintable(text: str) -> str:
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
-def task_result(task_id: str, status: TaskStatus, handled_failures: Sequence[str]) -> TaskResult:
-    """Return the result of a task, which lists at most HANDLED_FAILURES_BYTES of handled failures."""
+def task_result(
+    task_id: str,
+    status: TaskStatus,
+    handled_failures: Sequence[str],
+    failed_batches: Mapping[str, int] = MappingProxyType({}),
+) -> TaskResult:
+    """Return the result of a task, which lists at most HANDLED_FAILURES_BYTES of handled failures.
+
+    `failed_batches` has the number of batches that were set aside, by node id.
+    """
     kept = longest_prefix(handled_failures, _measure_entry, HANDLED_FAILURES_BYTES)
     return TaskResult(
         task_id=task_id,
         status=status,
         handled_failures=kept,
         handled_failures_omitted=len(handled_failures) - len(kept),
+        failed_batches=dict(failed_batches),
     )
 
 
@@ -266,4 +288,5 @@ def _view_node(node: Node, scheduler: Scheduler) -> dict[str, Any]:
         "skip_reason": state.skip_reason,
         "next_retry_at": state.next_retry_at,
     }
-    return view | {"waits_for": waits_for} if waits_for else view
+    aside = {"failed_batches": state.failed_batches} if state.failed_batches else {}
+    return view | aside | ({"waits_for": waits_for} if waits_for else {})

@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ActionRejected
-from flowkit.graph.expressions import find_expressions, may_hold_expressions
+from flowkit.graph.changes import CHANGEABLE, edge_problem
+from flowkit.graph.expressions import expressions_of
 from flowkit.graph.field_checks import encode_json, json_bytes, node_field_problems
 from flowkit.limits import (
     ACTION_AFFECTED,
@@ -22,30 +23,37 @@ from flowkit.limits import (
     APPLIED_ACTIONS,
     BATCH_UID_CHARS,
     CHANGED_NODES_BYTES,
+    GRAPH_CHANGE_BYTES,
     ID_CHARS,
 )
 from flowkit.models import APPROVE, REJECT, NodeState, NodeStatus, RetryPolicy, SkipReason
 from flowkit.models.actions import (
     ACTIONS,
+    CHANGE_GRAPH,
     COMPLETE_NODE,
     DECIDE,
     FAIL_NODE,
     PAUSE,
     RESUME,
+    RETRY_BATCHES,
     RETRY_NODE,
     SATISFY,
+    SKIP_BATCHES,
     SKIP_NODE,
     TASK_SCOPE,
     Action,
     AppliedAction,
+    ChangeGraph,
     CompleteNode,
     Decide,
     FailNode,
     Pause,
     PausedScope,
     Resume,
+    RetryBatches,
     RetryNode,
     Satisfy,
+    SkipBatches,
     SkipNode,
 )
 from flowkit.protocol.messages import FINAL_UID
@@ -62,6 +70,10 @@ PAUSED = "paused"
 
 HELD = "held"
 """What a plan calls the state of a node that has failed and waits for a decision."""
+
+NEW = "new"
+CHANGED = "queued, changed"
+"""What a plan calls the states of a node that it adds to the graph, and of one that it changes before it starts."""
 
 WAITING = "waiting"
 """What a plan calls the state of an approval that waits for a decision, or of a node that lacks prerequisites."""
@@ -96,7 +108,9 @@ class Plan:
     interrupts: tuple[int, ...] = ()
     """Indexes of the nodes whose attempts are stopped."""
     resets: tuple[int, ...] = ()
-    """Indexes of the nodes that start a new generation, in the order of the graph. `interrupts` are some of them."""
+    """Indexes of the nodes that start again, in the order of the graph. `interrupts` are some of them."""
+    batches: tuple[SetAside, ...] = ()
+    """What becomes of batches that nodes have set aside. If such a node starts again, it stays in its generation."""
     unblocks: frozenset[int] = frozenset()
     """Indexes of nodes below these that have not started, so that their gates have to be decided again."""
     end: NodeEnd | None = None
@@ -106,6 +120,20 @@ class Plan:
     decision: Decision | None = None
     satisfies: str | None = None
     """The prerequisite that becomes satisfied."""
+    adds: tuple[str, ...] = ()
+    """The ids of the nodes that are added to the graph. Their indexes follow those of the present nodes."""
+    replaces: tuple[int, ...] = ()
+    """Indexes of the nodes that change before they start."""
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """Indexes of the nodes that start again in their generation, with the batches that they have stored."""
+        return frozenset(each.index for each in self.batches if each.index in self.resets)
+
+    @property
+    def changes_graph(self) -> bool:
+        """Whether the action changes the graph, once an activity has validated the result."""
+        return bool(self.adds or self.replaces)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +145,16 @@ class NodeEnd:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     artifacts_ref: Mapping[str, Any] | None = None
     batches: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetAside:
+    """What becomes of batches that a node has set aside: they are skipped, or else tried again."""
+
+    index: int
+    batch_uids: tuple[str, ...] = ()
+    """Empty for all."""
+    skips: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +176,9 @@ class Task:
     pauses: Pauses
     revision: int = 0
     resetting: Collection[int] = ()
-    """The nodes whose reset by an earlier action is in progress."""
+    """The nodes whose reset or change by an earlier action is in progress."""
+    changes_graph: bool = False
+    """Whether an earlier change of the graph is in progress."""
     changed_bytes: int = 0
     """Size of the fields of nodes that earlier actions have changed, as JSON."""
     satisfied: Collection[str] = ()
@@ -191,8 +231,11 @@ _KINDS: Mapping[str, type[Action]] = {
     SKIP_NODE: SkipNode,
     COMPLETE_NODE: CompleteNode,
     FAIL_NODE: FailNode,
+    RETRY_BATCHES: RetryBatches,
+    SKIP_BATCHES: SkipBatches,
     DECIDE: Decide,
     SATISFY: Satisfy,
+    CHANGE_GRAPH: ChangeGraph,
 }
 _EXAMPLE = '{"reason": "..."}'
 
@@ -248,11 +291,60 @@ def _check_batches(value: object) -> str | None:
     )
 
 
+def _check_batch_uids(value: object) -> str | None:
+    listed: Sequence[object] = value if isinstance(value, (list, tuple)) else [None]
+    good = len(listed) <= ACTION_BATCHES and all(
+        isinstance(each, str) and 1 <= len(each) <= BATCH_UID_CHARS for each in listed
+    )
+    if good and json_bytes([*listed]) <= ACTION_INPUT_BYTES:
+        return None
+    return (
+        f"a list of at most {ACTION_BATCHES:,} batch uids, as `flowkit batches --failed` shows them, and of at most "
+        f"{ACTION_INPUT_BYTES:,} bytes of JSON; leave it out for all batches that are set aside"
+    )
+
+
 def _is_batch(given: dict[str, Any]) -> bool:
     uid, ref = given.get("batch_uid"), given.get("artifacts_ref")
     named = isinstance(uid, str) and 1 <= len(uid) <= BATCH_UID_CHARS and uid != FINAL_UID
     is_known = given.keys() <= {"batch_uid", "metrics", "artifacts_ref"}
     return named and is_known and isinstance(given.get("metrics", {}), dict) and isinstance(ref, dict | None)
+
+
+def _check_nodes(value: object) -> str | None:
+    listed: Sequence[object] = value if isinstance(value, (list, tuple)) else [None]
+    good = all(isinstance(each, dict) and _check_node_id(each.get("node_id")) is None for each in listed)
+    if good and json_bytes([*listed]) <= GRAPH_CHANGE_BYTES:
+        return None
+    return f"a list of nodes as in a graph, each with a 'node_id', of at most {GRAPH_CHANGE_BYTES:,} bytes of JSON"
+
+
+def _check_edges(value: object) -> str | None:
+    listed: Sequence[object] = value if isinstance(value, (list, tuple)) else [None]
+    good = all(isinstance(each, (list, tuple)) and len(each) == len(("from", "to")) for each in listed)
+    if good and json_bytes([*listed]) <= GRAPH_CHANGE_BYTES:
+        return None
+    return f"a list of [from, to] pairs of node ids, of at most {GRAPH_CHANGE_BYTES:,} bytes of JSON"
+
+
+def _check_edges_ex(value: object) -> str | None:
+    listed: Sequence[object] = value if isinstance(value, (list, tuple)) else [None]
+    good = all(isinstance(each, dict) and {"from", "to"} <= each.keys() for each in listed)
+    if good and json_bytes([*listed]) <= GRAPH_CHANGE_BYTES:
+        return None
+    return f"a list of objects with 'from' and 'to', of at most {GRAPH_CHANGE_BYTES:,} bytes of JSON"
+
+
+def _check_changes(value: object) -> str | None:
+    good = isinstance(value, dict) and all(
+        isinstance(patch, dict) and patch and patch.keys() <= {*CHANGEABLE} for patch in value.values()
+    )
+    if good and json_bytes(value) <= GRAPH_CHANGE_BYTES:
+        return None
+    return (
+        f"an object that has, by node id, new values of {', '.join(CHANGEABLE[:-1])} or {CHANGEABLE[-1]}, and at most "
+        f"{GRAPH_CHANGE_BYTES:,} bytes of JSON"
+    )
 
 
 def _check_time_limit(value: object) -> str | None:
@@ -278,9 +370,14 @@ _CHECKS: Mapping[str, Callable[[object], str | None]] = {
     "metrics": _check_object,
     "artifacts_ref": _check_object,
     "batches": _check_batches,
+    "batch_uids": _check_batch_uids,
     "decision": _check_decision,
     "comment": _check_text,
     "prerequisite": _check_prerequisite,
+    "nodes": _check_nodes,
+    "edges": _check_edges,
+    "edges_ex": _check_edges_ex,
+    "changes": _check_changes,
     "scopes": _check_scopes,
     "interrupt": _check_flag,
     "reason": _check_text,
@@ -335,7 +432,7 @@ class Pauses:
     def __init__(self, nodes: Sequence[Node], scopes: list[PausedScope]) -> None:
         """Continue with these scopes. The list changes in place, because it is part of the state of the task."""
         self._nodes = nodes
-        """All nodes of the task. It changes in place when an action changes fields of a node."""
+        """All nodes of the task. The list changes in place when an action changes or adds nodes."""
         self.scopes = scopes
         self._nodes_of: dict[str, Collection[int]] = {}
         """The nodes of each scope that was used."""
@@ -344,8 +441,14 @@ class Pauses:
 
     @cached_property
     def children(self) -> list[dict[int, bool]]:
-        """The children of each node, with whether they use its results. Actions do not change them."""
+        """The children of each node, with whether they use its results. Only a change of the graph changes them."""
         return _children_of(self._nodes)
+
+    def change_graph(self) -> None:
+        """Find the nodes of all scopes again, because the graph has changed."""
+        self.__dict__.pop("children", None)
+        self._nodes_of.clear()
+        self.held = self._find_held(each.scope for each in self.scopes)
 
     def _find_held(self, scopes: Iterable[str]) -> set[int]:
         return {index for scope in scopes for index in self.nodes_of(scope)}
@@ -519,6 +622,36 @@ def _plan_end(action: SkipNode | CompleteNode | FailNode, task: Task) -> Plan:
     return replace(planned, end=end)
 
 
+def _plan_batches(action: RetryBatches | SkipBatches, task: Task) -> Plan:
+    name = RETRY_BATCHES if isinstance(action, RetryBatches) else SKIP_BATCHES
+    node = _find_node(action.node_id, task)
+    state = task.states[node.index]
+    if node.quarantine is None:
+        raise ActionRejected(
+            f"node {printed(node.node_id)} sets no batches aside, because it has no on_batch_failure; retry_node runs it again"
+        )
+    has_finished = state.status is NodeStatus.FINISHED
+    if not has_finished and state.status is not NodeStatus.FAILED and state.held_until is None:
+        raise ActionRejected(
+            f"node {printed(node.node_id)} is {name_state(node, state)}; {name} is for a node that has finished or failed, or "
+            "is held"
+        )
+    if has_finished and not state.failed_batches and not (action.batch_uids and name == RETRY_BATCHES):
+        raise ActionRejected(f"node {printed(node.node_id)} has set no batch aside that is not skipped")
+    aside = SetAside(index=node.index, batch_uids=action.batch_uids, skips=name == SKIP_BATCHES)
+    if has_finished and aside.skips:
+        change = Change(index=node.index, from_=state.status.value, to=state.status.value)
+        return Plan(what=_describe_batches(node, action), changes=[change], batches=(aside,))
+    planned = _plan_reset(name, node, task, interrupt=action.interrupt, to=NodeStatus.QUEUED.value)
+    notes = (f"node {printed(node.node_id)} keeps its other batches", *planned.notes)
+    return replace(planned, what=_describe_batches(node, action), notes=notes, batches=(aside,))
+
+
+def _describe_batches(node: Node, action: RetryBatches | SkipBatches) -> str:
+    uids = action.batch_uids
+    return f"{node.node_id}: {names(uids) if uids else 'all batches that are set aside'}"
+
+
 def _plan_reset(name: str, node: Node, task: Task, *, interrupt: bool, to: str) -> Plan:
     """Return the plan that starts new generations of a node and of what depends on it. `to` is its next state."""
     resets, unblocks = find_resets(node.index, task.nodes, task.states, task.pauses.children)
@@ -549,8 +682,13 @@ def _plan_reset(name: str, node: Node, task: Task, *, interrupt: bool, to: str) 
     )
 
 
-def plan_rerun(node_ids: Sequence[str], nodes: Sequence[Node], states: Sequence[NodeState]) -> Plan:
-    """Return what starts again in an ended task: these nodes, and those that depend on them."""
+def plan_rerun(
+    node_ids: Sequence[str], nodes: Sequence[Node], states: Sequence[NodeState], keeps: Collection[str] = ()
+) -> Plan:
+    """Return what starts again in an ended task: these nodes, and those that depend on them.
+
+    The nodes in `keeps` keep their batches, and try those again that they have set aside.
+    """
     index_of = {node.node_id: node.index for node in nodes}
     resets, children = set[int](), _children_of(nodes)
     for node_id in node_ids:
@@ -563,6 +701,7 @@ def plan_rerun(node_ids: Sequence[str], nodes: Sequence[Node], states: Sequence[
             for index in sorted(resets)
         ],
         resets=tuple(sorted(resets)),
+        batches=tuple(SetAside(index=index_of[node_id]) for node_id in keeps),
     )
 
 
@@ -647,7 +786,7 @@ def _describe_effects(name: str, resets: Sequence[int], task: Task) -> Iterator[
         for index in resets
         if task.nodes[index].is_function and task.states[index].status is NodeStatus.FINISHED
     ]
-    if name != RETRY_NODE and resets and task.nodes[resets[0]].is_function:
+    if name not in (RETRY_NODE, RETRY_BATCHES) and resets and task.nodes[resets[0]].is_function:
         again = [each for each in again if each != task.nodes[resets[0]].node_id]
     if again:
         yield f"functions that take effect once more: {names(again)}"
@@ -703,7 +842,7 @@ def rebuild_node(node: Node, **changed: Any) -> Node:
     new = replace(node, **changed)
     given = {name: value for name, value in asdict(new.io).items() if value}
     encoded = encode_json(given)
-    expressions = find_expressions(given) if may_hold_expressions(encoded) else ()
+    expressions = expressions_of(given, encoded, new.map.over if new.map else None)
     return replace(new, io_bytes=len(encoded), expressions=expressions)
 
 
@@ -726,6 +865,17 @@ def with_changes(node: Node, changed: Mapping[str, Any]) -> Node:
         timeout_sec=changed["timeout_sec"],
         retry_policy=change_policy(node.retry_policy, changed["retry_policy"]),
     )
+
+
+def with_raw_changes(raw: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a node, in the form in which a graph contains it, with the fields that `changes_of` has returned."""
+    io = {name: changed[name] for name in ("input_inline", "input_ref")}
+    fields = {
+        "io": {**(raw.get("io") or {}), **io},
+        "timeout_sec": changed["timeout_sec"],
+        "retry_policy": changed["retry_policy"],
+    }
+    return {**raw, **fields}
 
 
 def changeable(graph: Graph, changed: Mapping[str, Mapping[str, Any]]) -> Graph:
@@ -785,6 +935,51 @@ def _plan_satisfaction(action: Satisfy, task: Task) -> Plan:
         notes=(f"nodes that wait for further prerequisites: {names(lacking)}",) if lacking else (),
         satisfies=action.prerequisite,
     )
+
+
+def _plan_graph_change(action: ChangeGraph, task: Task) -> Plan:
+    """Return the plan of a change. An activity validates the changed graph before the task applies it."""
+    if task.changes_graph:
+        raise ActionRejected("an earlier change of the graph is in progress; try again when it is done")
+    if not action.nodes and not action.changes:
+        raise ActionRejected(
+            "change_graph needs nodes to add or changes; edges and edges_ex lead to nodes that it adds"
+        )
+    known = {node.node_id for node in task.nodes}
+    new = [each["node_id"] for each in action.nodes]
+    if taken := [node_id for node_id in new if node_id in known]:
+        raise ActionRejected(
+            f"the task has the {'node' if len(taken) == 1 else 'nodes'} {names(taken)} already; give new nodes other ids, "
+            "or name nodes that have not started in changes"
+        )
+    edges = [*((each[0], each[1]) for each in action.edges), *((e["from"], e["to"]) for e in action.edges_ex)]
+    if problem := edge_problem({*new}, edges):
+        raise ActionRejected(problem)
+    replaced = [_find_unstarted(node_id, task) for node_id in action.changes]
+    first = len(task.nodes)
+    return Plan(
+        what=names([*new, *action.changes]),
+        changes=[
+            *(
+                Change(index=first + place, from_=NEW, to=NodeStatus.QUEUED.value)
+                for place in range(len(new))
+            ),
+            *(Change(index=index, from_=NodeStatus.QUEUED.value, to=CHANGED) for index in replaced),
+        ],
+        adds=tuple(new),
+        replaces=tuple(replaced),
+    )
+
+
+def _find_unstarted(node_id: str, task: Task) -> int:
+    node = _find_node(node_id, task)
+    state = task.states[node.index]
+    if state.status is not NodeStatus.QUEUED:
+        raise ActionRejected(
+            f"node {printed(node_id)} is {name_state(node, state)}, and change_graph changes only nodes that have not "
+            "started; retry_node changes the input of a node that has ended or is held"
+        )
+    return node.index
 
 
 def _plan_pause(action: Pause, task: Task) -> Plan:
@@ -875,8 +1070,11 @@ _PLANNERS: Mapping[type[Action], Callable[[Any, Task], Plan]] = {
     SkipNode: _plan_end,
     CompleteNode: _plan_end,
     FailNode: _plan_end,
+    RetryBatches: _plan_batches,
+    SkipBatches: _plan_batches,
     Decide: _plan_decision,
     Satisfy: _plan_satisfaction,
+    ChangeGraph: _plan_graph_change,
 }
 
 
@@ -917,13 +1115,19 @@ class Audit:
 
 
 def result_of(planned: Plan, nodes: Sequence[Node], revision: int) -> dict[str, Any]:
-    """Return the result of an action as JSON. It lists at most ACTION_AFFECTED nodes, and notes how many more there are."""
+    """Return the result of an action as JSON. It lists at most ACTION_AFFECTED nodes, and notes how many more there are.
+
+    `nodes` are those of the task, with or without the nodes that the plan adds.
+    """
+    first = len(nodes) if planned.adds and planned.changes[0].index >= len(nodes) else None
+
+    def node_id(index: int) -> str:
+        return nodes[index].node_id if first is None or index < first else planned.adds[index - first]
+
     shown, more = planned.changes[:ACTION_AFFECTED], len(planned.changes) - ACTION_AFFECTED
     return {
         "revision": revision,
-        "affected": [
-            {"node_id": nodes[each.index].node_id, "from": each.from_, "to": each.to} for each in shown
-        ],
+        "affected": [{"node_id": node_id(each.index), "from": each.from_, "to": each.to} for each in shown],
         "notes": [*planned.notes, *([f"and {more:,} more nodes"] if more > 0 else [])],
     }
 

@@ -11,12 +11,14 @@ so. A gate with the mode `all_done` opens when all parents have ended. The gate 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
 from functools import cached_property
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from flowkit import reason_codes
+from flowkit.limits import FAILED_BATCHES_NODES
 from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason, VersionPolicy
 from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.actions import Pauses
@@ -56,11 +58,13 @@ class Scheduler:
         self.states = states
         self.satisfied = [] if satisfied is None else satisfied
         self.resetting: set[int] = set()
-        """The nodes whose reset is in progress. They neither start nor end meanwhile."""
+        """The nodes whose reset or change is in progress. They neither start nor end meanwhile."""
         self.has_generations = any(state.first_epoch for state in states)
         """Whether a node has had more than one generation."""
         self.rounds: Counter[int] = Counter()
         """For each node, how often an action has made the results of its conditions outdated."""
+        self.shard_epochs: dict[int, set[int]] = {}
+        """The epochs of the attempts of shards in flight, of each node that runs some."""
         self.pauses = Pauses(graph.nodes, [] if paused is None else paused)
         self.changed: set[int] = set()
         """Indexes of nodes whose status the workflow must still write to the task document.
@@ -82,7 +86,7 @@ class Scheduler:
 
     @cached_property
     def index_of(self) -> dict[str, int]:
-        """The index of each node by its id."""
+        """The index of each node by its id. The dictionary changes in place when nodes are added."""
         return {node.node_id: node.index for node in self.nodes}
 
     def rebuild(self, active: Collection[int] = ()) -> None:
@@ -129,18 +133,22 @@ class Scheduler:
             self._made_ready.add(index)
             self._ready.append(index)
 
-    def renew(self, indexes: Iterable[int]) -> None:
+    def renew(self, indexes: Iterable[int], kept: Collection[int] = ()) -> None:
         """Give nodes the state of a new generation. `rebuild` must follow.
 
-        Attempts of the earlier generation that have not ended keep its state, which no longer counts.
+        Those in `kept` start again in their generation. Attempts of the earlier generation that have not ended keep its state, which no longer counts.
         """
         self.has_generations = True
         for index in indexes:
             old = self.states[index]
-            self.states[index] = NodeState(
-                epoch=old.epoch, first_epoch=old.epoch, generation=old.generation + 1, ordinary=old.ordinary
-            )
-            self._forget_conditions(index)
+            new = NodeState(epoch=old.epoch, ordinary=old.ordinary)
+            if index in kept:
+                new.first_epoch, new.generation = old.first_epoch, old.generation
+                new.evaluated = old.evaluated
+            else:
+                new.first_epoch, new.generation = old.epoch, old.generation + 1
+            self.states[index] = new
+            self.forget_conditions(index)
 
     def unblock(self, indexes: Iterable[int]) -> None:
         """Forget what was decided about nodes that have not started, because their gates are decided again."""
@@ -148,9 +156,10 @@ class Scheduler:
             state = self.states[index]
             state.condition, state.edges, state.evaluated = None, {}, False
             state.deadline_at = state.deadline_left = None
-            self._forget_conditions(index)
+            self.forget_conditions(index)
 
-    def _forget_conditions(self, index: int) -> None:
+    def forget_conditions(self, index: int) -> None:
+        """Let the conditions of a node, and of the edges from and to it, be evaluated again."""
         self.rounds[index] += 1
         self._conditions.forget(index)
 
@@ -158,6 +167,27 @@ class Scheduler:
         """Replace a node by itself with other fields. What depends on which node does not change."""
         assert isinstance(self.nodes, list), "the nodes of a running task can change"
         self.nodes[node.index] = node
+
+    def change_graph(self, changed: Sequence[Node], added: Sequence[Node], epochs: Sequence[int]) -> None:
+        """Replace nodes that have not started, and add nodes whose attempts begin after `epochs`. `rebuild` must follow.
+
+        A node that runs signals its first batch only if others streamed from it when its attempt began. A new node that
+        streams from it therefore starts as if there was a batch.
+        """
+        assert isinstance(self.nodes, list), "the nodes of a running task can change"
+        followed = {*self.streams.children}
+        for node in changed:
+            self.change_node(node)
+        self.renew(node.index for node in changed)
+        self.nodes.extend(added)
+        self.states.extend(NodeState(epoch=epoch, first_epoch=epoch) for epoch in epochs)
+        self.index_of.update({node.node_id: node.index for node in added})
+        self._children = _children(self.nodes)
+        self.streams.change_graph()
+        self.pauses.change_graph()
+        self.__dict__.pop("_position", None)
+        for index in self.streams.children.keys() - followed:
+            self.states[index].streamed |= self.states[index].status is NodeStatus.RUNNING
 
     def satisfy(self, prerequisite: str) -> None:
         """Note that a prerequisite is satisfied, and start the nodes that have waited only for it."""
@@ -210,6 +240,21 @@ class Scheduler:
         """Failed nodes that make the task `failed`, in graph order."""
         pending = self.routing.is_pending
         return [node for node in self._failed() if not self._is_handled(node) and not pending(node.index)]
+
+    @property
+    def left_incomplete(self) -> list[Node]:
+        """Nodes that an earlier run of the task has not completed, and that this one has not started, in graph order."""
+        return [node for node in self.nodes if self.states[node.index].was_stopped]
+
+    @property
+    def failed_batches(self) -> dict[str, int]:
+        """The number of batches that were set aside, by node id, of the first nodes that have set some aside."""
+        found = (
+            (node.node_id, state.failed_batches)
+            for node, state in zip(self.nodes, self.states, strict=True)
+            if state.failed_batches
+        )
+        return dict(itertools.islice(found, FAILED_BATCHES_NODES))
 
     @property
     def handled_failures(self) -> list[str]:
@@ -368,9 +413,13 @@ class Scheduler:
     def accept_batch(self, batch: FirstBatch) -> bool:
         """Open the gates for the first batch of an attempt. Return False if it changes nothing, or is not the latest."""
         index = self.index_of.get(batch.node_id)
-        if index is None or self.states[index].epoch != batch.epoch:
+        if index is None or not self.is_current(index, batch.epoch):
             return False
         return self.add_batch(index)
+
+    def is_current(self, index: int, epoch: int) -> bool:
+        """Return whether an epoch is that of the latest attempt of a node, or of one of its shards that run."""
+        return self.states[index].epoch == epoch or epoch in self.shard_epochs.get(index, ())
 
     def add_batch(self, index: int) -> bool:
         """Note that a node has stored its first batch, and open the gates for which this is enough.

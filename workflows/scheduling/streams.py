@@ -23,12 +23,18 @@ class Streams:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
-        index_of = {node.node_id: node.index for node in nodes}
         self.children: dict[int, list[int]] = {}
         """For each node from which others stream, the indexes of these."""
         self._parents: dict[int, list[int]] = {}
         """All parents of each node that streams from at least one of them."""
-        for node in nodes:
+        self.change_graph()
+
+    def change_graph(self) -> None:
+        """Find the streaming edges again, because nodes of the graph were changed or added."""
+        self.children.clear()
+        self._parents.clear()
+        index_of = {node.node_id: node.index for node in self._nodes}
+        for node in self._nodes:
             if node.streams_from:
                 self._parents[node.index] = [index_of[parent] for parent in node.depends_on]
             for parent in node.streams_from:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from code_index.documents import ACCEPTED, ENDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from code_index.page.data import DemoRun
 
@@ -27,6 +27,7 @@ class AttemptEnd(StrEnum):
     CANCELLED = "cancelled"
 
 
+_ENDS_OF_SHARDS = {"finished": AttemptEnd.DONE, "failed": AttemptEnd.FAILED}
 _ENDS = dict(zip(ENDS, (AttemptEnd.DONE, AttemptEnd.FAILED, AttemptEnd.CANCELLED), strict=True))
 
 
@@ -36,6 +37,8 @@ class AttemptRun:
 
     node: str
     epoch: int
+    shard: int | None
+    """The number of the shard; None for an attempt of the node itself."""
     worker: str
     started: float
     ended: float
@@ -56,6 +59,7 @@ class AttemptRun:
 class _AttemptData:
     """The data collected for one attempt."""
 
+    shard: int | None = None
     worker: str = ""
     started: float | None = None
     ended: float | None = None
@@ -69,11 +73,10 @@ def build_attempts(run: DemoRun) -> list[AttemptRun]:
     """Return every attempt of every node, in the order of the graph and of epochs."""
     nodes = run.documents.task["graph"]["nodes"]
     data = {
-        (node["node_id"], epoch): _AttemptData()
-        for node in nodes
-        for epoch in range(1, node["attempt_epoch"] + 1)
+        (node, epoch): _AttemptData() for node, epochs in run.documents.epochs.items() for epoch in epochs
     }
     _add_batches(run, data)
+    _add_shards(run, data)
     _add_events(run, data)
     for node in nodes:
         _add_last_attempt(run, node, data[node["node_id"], node["attempt_epoch"]])
@@ -87,6 +90,15 @@ def _add_batches(run: DemoRun, data: dict[tuple[str, int], _AttemptData]) -> Non
         attempt.worker = batch.worker
         attempt.stored.append(run.since_start(batch.stored_at))
         attempt.files += batch.files
+
+
+def _add_shards(run: DemoRun, data: dict[tuple[str, int], _AttemptData]) -> None:
+    for row in run.documents.shards:
+        attempt = data[row.node, row.epoch]
+        attempt.shard, attempt.worker = row.shard, row.worker
+        attempt.started = run.since_start(row.started_at)
+        attempt.ended = run.since_start(row.ended_at) if row.ended_at else None
+        attempt.end = _ENDS_OF_SHARDS.get(row.status)
 
 
 def _add_events(run: DemoRun, data: dict[tuple[str, int], _AttemptData]) -> None:
@@ -117,11 +129,8 @@ def _add_last_attempt(run: DemoRun, node: Mapping[str, Any], attempt: _AttemptDa
 def _add_kill(run: DemoRun, data: dict[tuple[str, int], _AttemptData]) -> None:
     if run.incident is None:
         return
-    attempt = data.get((run.incident.node, run.incident.attempt))
-    if attempt is not None and attempt.end is None:
-        attempt.worker = attempt.worker or run.incident.worker
-        if attempt.started is None:
-            attempt.started = run.since_start(run.incident.started_at)
+    attempt = data[run.incident.lost.node, run.incident.lost.epoch]
+    if attempt.end is None:
         attempt.ended = run.since_start(run.incident.killed_at)
         attempt.reason = "SIGKILL"
 
@@ -137,6 +146,7 @@ def _completed(data: Mapping[tuple[str, int], _AttemptData]) -> Iterator[Attempt
         yield AttemptRun(
             node=node,
             epoch=epoch,
+            shard=attempt.shard,
             worker=attempt.worker or "unknown",
             started=started,
             ended=before[node],
@@ -145,3 +155,12 @@ def _completed(data: Mapping[tuple[str, int], _AttemptData]) -> Iterator[Attempt
             stored=tuple(attempt.stored),
             files=attempt.files,
         )
+
+
+def running_seconds(attempts: Iterable[AttemptRun]) -> float:
+    """Return how long at least one of the attempts ran."""
+    seconds, until = 0.0, 0.0
+    for attempt in sorted(attempts, key=lambda one: one.started):
+        seconds += max(0.0, attempt.ended - max(attempt.started, until))
+        until = max(until, attempt.ended)
+    return seconds

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from code_index.page.attempts import AttemptEnd
+from code_index.page.attempts import AttemptEnd, running_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ class NodeRow:
     metrics: int
     """Rows in `metrics_raw`: one for each batch, and one for `finalize`."""
     seconds: float
-    """Total duration of the attempts."""
+    """How long at least one attempt ran."""
     workers: str
 
     @property
@@ -59,7 +59,7 @@ def node_rows(run: DemoRun, attempts: Sequence[AttemptRun]) -> list[NodeRow]:
                 batches=sum(len(attempt.stored) for attempt in own),
                 files=sum(attempt.files for attempt in own),
                 metrics=run.documents.metrics.get(node["node_id"], 0),
-                seconds=sum(attempt.seconds for attempt in own),
+                seconds=running_seconds(own),
                 workers=", ".join(dict.fromkeys(attempt.worker for attempt in own)),
             )
         )

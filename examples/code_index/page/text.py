@@ -6,8 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from code_index.graph import INDEX
-from code_index.page.attempts import AttemptEnd
-from code_index.report import verified_lines
+from code_index.page.attempts import AttemptEnd, running_seconds
+from code_index.rates import pluralize
+from code_index.report import shares, taken_over, verified_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from code_index.packages import Package
     from code_index.page.attempts import AttemptRun
     from code_index.page.data import DemoRun
+    from code_index.result import IndexResult
 
 DENSE_FROM_LINES = 500
 """Smaller packages are ignored for density."""
@@ -30,11 +32,6 @@ def headline(run: DemoRun) -> str:
         f"{total.files:,} files with {total.lines:,} lines in {pluralize(run.result.packages, 'package')}, "
         f"parsed, grouped and ranked in {run.seconds:.1f} seconds."
     )
-
-
-def pluralize(number: int, what: str, plural: str = "") -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {what if number == 1 else plural or what + 's'}"
 
 
 def percentile(lengths: Mapping[str, int], share: float) -> int:
@@ -96,24 +93,29 @@ def _problems(total: Package) -> Iterator[str]:
 
 def run_findings(run: DemoRun, attempts: Sequence[AttemptRun]) -> list[str]:
     """Return sentences about the run."""
-    sentences = [*_slowest(run, attempts), *_failures(attempts)]
+    sentences = [*_slowest(run, attempts), *_shards(run.result), *_failures(attempts)]
     if run.incident is not None:
-        sentences.append(kill_sentence(run.incident))
+        sentences += kill_sentences(run.incident, run.result)
     checked = "; ".join(verified_lines(run.result))
     return [*sentences, f"Verified from the documents: {checked}."]
 
 
 def _slowest(run: DemoRun, attempts: Sequence[AttemptRun]) -> Iterator[str]:
-    busy: Counter[str] = Counter()
-    files: Counter[str] = Counter()
+    by_node: dict[str, list[AttemptRun]] = {}
     for attempt in attempts:
-        busy[attempt.node] += int(1000 * attempt.seconds)
-        files[attempt.node] += attempt.files
-    for node, milliseconds in busy.most_common(1):
-        if run.seconds > 0 and milliseconds > 0:
-            share = min(100.0, milliseconds / 10 / run.seconds)
-            rate = 1000 * files[node] / milliseconds
-            yield f"Node {node} ran for {share:.0f} % of the time, with {rate:,.0f} files per second."
+        by_node.setdefault(attempt.node, []).append(attempt)
+    node, own = max(by_node.items(), key=lambda item: running_seconds(item[1]))
+    seconds = running_seconds(own)
+    if run.seconds > 0 and seconds > 0:
+        share = min(100.0, 100 * seconds / run.seconds)
+        rate = sum(attempt.files for attempt in own) / seconds
+        yield f"Node {node} ran for {share:.0f} % of the time, with {rate:,.0f} files per second."
+
+
+def _shards(result: IndexResult) -> Iterator[str]:
+    for node in dict.fromkeys(shard.node for shard in result.shards):
+        workers = result.workers[node]
+        yield f"{pluralize(len(workers), 'worker')} shared the batches of node {node}: {shares(workers)}."
 
 
 def _failures(attempts: Sequence[AttemptRun]) -> Iterator[str]:
@@ -127,16 +129,11 @@ def _failures(attempts: Sequence[AttemptRun]) -> Iterator[str]:
         )
 
 
-def kill_sentence(incident: Incident) -> str:
-    """Return one sentence about the kill and the takeover."""
-    killed = (
-        f"{incident.worker} was killed with SIGKILL in attempt {incident.attempt} of node {incident.node}, when "
-        f"{incident.batches:,} of {incident.total:,} batches were done"
-    )
-    if not incident.successor:
-        return f"{killed}."
-    return (
-        f"{killed}. {incident.successor} took the node over {incident.takeover_seconds:.1f} s later as attempt {incident.successor_attempt} "
-        f"(epoch {incident.successor_attempt}) and continued after them; {incident.replacement} was started in place of the "
-        f"killed worker."
-    )
+def kill_sentences(incident: Incident, result: IndexResult) -> list[str]:
+    """Return sentences about the kill and what was taken over."""
+    lost = incident.lost
+    done = f"{incident.batches:,} of {incident.total:,} batches of the node"
+    return [
+        f"{lost.worker} was killed with SIGKILL while it ran {lost}, when {done} were done.",
+        f"Other shards continued, and {incident.replacement} was started. {taken_over(incident, result)}.",
+    ]

@@ -34,7 +34,7 @@ def gantt(attempts: Sequence[AttemptRun], seconds: float) -> Figure:
     """Return a Gantt chart with a bar for each attempt, and for each wait before the next attempt."""
     top_down = [*reversed(attempts)]
     rows = {id(attempt): row for row, attempt in enumerate(top_down)}
-    labels = [f"{attempt.node} {attempt.epoch} · {escape(attempt.worker)}" for attempt in top_down]
+    labels = [f"{_name(attempt)} · {escape(attempt.worker)}" for attempt in top_down]
     bars = [_bars(end, [one for one in attempts if one.end is end], rows, seconds) for end in AttemptEnd]
     return figure(
         "gantt",
@@ -64,18 +64,28 @@ def _bars(
     }
 
 
+def _name(attempt: AttemptRun) -> str:
+    shard = f", shard {attempt.shard}" if attempt.shard else ""
+    return f"{attempt.node} {attempt.epoch}{shard}"
+
+
 def _hover_text(attempt: AttemptRun) -> str:
     reason = f" ({escape(attempt.reason)})" if attempt.reason else ""
     return (
-        f"<b>{attempt.node}, attempt {attempt.epoch}</b> on {escape(attempt.worker)}<br>"
+        f"<b>{_name(attempt)}</b> on {escape(attempt.worker)}<br>"
         f"{attempt.started:.2f} s to {attempt.ended:.2f} s, {attempt.seconds:.2f} s<br>"
         f"{len(attempt.stored):,} batches, {attempt.files:,} files; {attempt.end}{reason}"
     )
 
 
 def _waits(attempts: Sequence[AttemptRun], rows: dict[int, int]) -> Iterator[dict[str, Any]]:
-    """Yield bars for the time between two attempts of a node: the backoff, or the rest of a lost lease."""
-    gaps = [(one, two) for one, two in pairwise(attempts) if one.node == two.node and two.started > one.ended]
+    """Yield bars for the time between two attempts of a node or of a shard."""
+    by_runner = sorted(attempts, key=lambda one: (one.node, one.shard or 0))
+    gaps = [
+        (one, two)
+        for one, two in pairwise(by_runner)
+        if (one.node, one.shard) == (two.node, two.shard) and two.started > one.ended
+    ]
     if gaps:
         yield {
             "type": "bar",
@@ -87,7 +97,8 @@ def _waits(attempts: Sequence[AttemptRun], rows: dict[int, int]) -> Iterator[dic
             "marker": {"color": WAIT_COLOR},
             "hovertext": [
                 f"{two.started - one.ended:.2f} s until the next attempt: "
-                + ("its lease expires" if one.end is AttemptEnd.LOST else "the backoff before a retry")
+                + ("the lease" if one.end is AttemptEnd.LOST else "the backoff before a retry")
+                + (", and the wait for a worker" if one.shard else "")
                 for one, two in gaps
             ],
             "hoverinfo": "text",

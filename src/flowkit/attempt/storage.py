@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit.adapters.metrics import storable
 from flowkit.adapters.mongo import gather_writes
 from flowkit.adapters.outages import retry_while_unavailable
-from flowkit.adapters.tasks.attempts import FinalWrite, new_lease
+from flowkit.adapters.tasks.attempts import FinalWrite, StoredParams, new_lease
 from flowkit.adapters.tasks.store import is_same_database, show_database
 from flowkit.adapters.vars.changes import final_increments
 from flowkit.adapters.vars.store import Variables
@@ -19,6 +19,7 @@ from flowkit.graph.expressions import with_values
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.batch_tries import LostTries
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.adapters.vars.changes import Change
     from flowkit.models import AttemptInput
@@ -68,14 +69,21 @@ async def begin(
     """
     now = time.time()
     lease = new_lease(worker_id, now + attempt.lease_ttl_sec, attempt.version)
+    shown = {**lease}
+    if attempt.shard:
+        del shown[
+            "deadline_ts_ms"
+        ]  # The row of the shard has the lease; the entry of the node shows the latest shard.
     await retry_while_unavailable(
-        lambda: tasks.attempts.begin(attempt, run_id, lease, now, once=once, read=read)
+        lambda: tasks.attempts.begin(attempt, run_id, shown, now, once=once, read=read)
     )
     if attempt.epoch > 1:
         await retry_while_unavailable(lambda: artifacts.drop_marker(attempt))
     if attempt.first_epoch and attempt.epoch == attempt.first_epoch + 1:
         earlier = {attempt.node_id: attempt.first_epoch}
-        await retry_while_unavailable(lambda: artifacts.delete_earlier_generations(attempt.task_id, earlier))
+        await retry_while_unavailable(
+            lambda: artifacts.delete_earlier_generations(attempt.task_id, earlier, now)
+        )
     return lease
 
 
@@ -140,36 +148,96 @@ class AttemptStorage:
         self._worker_id = worker_id
         self._read: dict[str, Any] = {}
 
-    @property
-    def params(self) -> dict[str, Any]:
-        """Return the params of the task, which the begin reads."""
-        return self._read.get("params") or {}
+    def take_params(self) -> StoredParams:
+        """Return the params of the task, which the begin has read, and keep no reference to them."""
+        found: StoredParams = self._read.pop("params", StoredParams())
+        return found
 
     async def begin(self) -> dict[str, Any]:
-        """Take the attempt's epoch, read the params and return the lease. Raise as `Attempts.begin` with `once`."""
-        ids = (self._run_id, self._worker_id)
-        return await begin(self._tasks, self._artifacts, self._attempt, *ids, once=True, read=self._read)
+        """Take the attempt's epoch, read the params and return the lease. Raise as `Attempts.begin` with `once`.
+
+        Another attempt of the same run of the task, in this process, may have read the params.
+        """
+        ids, attempt, known = (self._run_id, self._worker_id), self._attempt, self._tasks.attempts.params
+        if (params := known.get((attempt.task_id, self._run_id))) is not None:
+            self._read["params"] = params
+        read = None if params is not None else self._read
+        lease = await begin(self._tasks, self._artifacts, attempt, *ids, once=True, read=read)
+        if read:
+            known[attempt.task_id, self._run_id] = read["params"]
+        await self._begin_shards(ids)
+        return lease
+
+    async def _begin_shards(self, ids: tuple[str, str]) -> None:
+        """Insert the row of a shard. If the attempt closes a node, fence the shards off that have been lost."""
+        attempt, artifacts, shards, now = self._attempt, self._artifacts, self._tasks.shards, time.time()
+        if attempt.shard:
+            await retry_while_unavailable(lambda: shards.begin(attempt, *ids, now))
+        elif attempt.parallel > 1 and await retry_while_unavailable(lambda: shards.are_running(attempt)):
+            await retry_while_unavailable(lambda: artifacts.seal(attempt))
 
     async def store_batch(
-        self, uid: str, metrics: dict[str, Any], artifacts_ref: dict[str, Any] | None
+        self, uid: str, metrics: dict[str, Any], artifacts_ref: dict[str, Any] | None, fence: int = 0
     ) -> None:
-        """Store the result of a batch. Raise BadMetrics or BatchTooLarge before the first write."""
-        now, artifacts = time.time(), self._artifacts
+        """Store the result of a batch. Raise BadMetrics or BatchTooLarge before the first write.
+
+        `fence` is the fencing number of the batch in a shard.
+        """
+        now, artifacts, attempt, worker_id = time.time(), self._artifacts, self._attempt, self._worker_id
         await retry_while_unavailable(
             lambda: artifacts.store_batch(
-                self._attempt, uid, metrics, self._worker_id, now, artifacts_ref=artifacts_ref
+                attempt, uid, metrics, worker_id, now, artifacts_ref=artifacts_ref, fence=fence
             )
         )
 
-    async def store_failed_batch(self, uid: str, reason: str) -> None:
-        """Record that a batch failed."""
-        now, artifacts = time.time(), self._artifacts
+    async def store_failed_batch(
+        self, uid: str, reason: str, fence: int = 0, *, quarantined: dict[str, Any] | None = None
+    ) -> None:
+        """Record that a batch failed. `quarantined` has its `error` and its `tries` if it is set aside."""
+        now, artifacts, attempt, worker_id = time.time(), self._artifacts, self._attempt, self._worker_id
         await retry_while_unavailable(
-            lambda: artifacts.store_failed_batch(self._attempt, uid, reason, now, worker_id=self._worker_id)
+            lambda: artifacts.store_failed_batch(
+                attempt, uid, reason, now, worker_id=worker_id, fence=fence, quarantined=quarantined
+            )
         )
 
+    async def begin_try(self, uid: str, *, alone: bool) -> None:
+        """Note that the attempt processes a batch now, so that a loss of the process shows which one it was."""
+        now, tries, attempt = time.time(), self._tasks.tries, self._attempt
+        await retry_while_unavailable(lambda: tries.begin(attempt, uid, self._worker_id, now, alone=alone))
+
+    async def end_tries(self) -> None:
+        """Note that the attempt processes no batch any more."""
+        await retry_while_unavailable(lambda: self._tasks.tries.end(self._attempt))
+
+    async def lost_tries(self) -> LostTries:
+        """Return the tries of batches that ended with the loss of their process."""
+        return await retry_while_unavailable(lambda: self._tasks.tries.lost(self._attempt))
+
+    async def skipped_batches(self) -> set[str]:
+        """Return the batches of the node that a user has skipped."""
+        return await retry_while_unavailable(lambda: self._artifacts.skipped(self._attempt))
+
+    async def count_batches(self) -> tuple[int, int]:
+        """Return how many batches the node has stored, and how many it has set aside."""
+        artifacts, attempt = self._artifacts, self._attempt
+        return (
+            await retry_while_unavailable(lambda: artifacts.count_stored(attempt)),
+            await retry_while_unavailable(lambda: artifacts.count_quarantined(attempt)),
+        )
+
+    async def end_shard(self, status: str, batches: int) -> None:
+        """Note how the attempt of a shard has ended."""
+        now, shards = time.time(), self._tasks.shards
+        await retry_while_unavailable(lambda: shards.end(self._attempt, self._run_id, status, batches, now))
+
     async def end(
-        self, metrics: dict[str, Any], artifacts_ref: dict[str, Any] | None, variables: Any = None
+        self,
+        metrics: dict[str, Any],
+        artifacts_ref: dict[str, Any] | None,
+        variables: Any = None,
+        *,
+        failed_batches: int | None = None,
     ) -> None:
         """Write the final metrics, the complete marker and the end of the attempt concurrently: each is independent.
 
@@ -177,7 +245,12 @@ class AttemptStorage:
 
         Increments of `variables` are part of the write that ends the attempt, which then comes first, because they may
         conflict with the variables of the task. Raise BadVars if they are invalid or do, and write nothing.
+
+        `failed_batches` is the number of batches that were set aside; None if the node sets none aside.
         """
+        if failed_batches is not None:
+            show, attempt = self._tasks.attempts.show_failed_batches, self._attempt
+            await retry_while_unavailable(lambda: show(attempt, self._run_id, failed_batches))
         increments = _checked_increments(variables) if variables else None
         final, _ = storable("metrics of finalize", metrics)
         ref, _ = storable("artifacts_ref of finalize", artifacts_ref or {})

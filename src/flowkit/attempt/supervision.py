@@ -184,9 +184,10 @@ class Attempt:
 
     async def _describe_loss(self) -> AttemptFailure:
         """Return the loss of the worker that ran an earlier try of this attempt; the document names it."""
-        holder = None
+        holder, attempt, tasks = None, self._attempt, self._worker.tasks
         with suppress(FlowKitError):
-            holder = await self._worker.portal.run(self._worker.tasks.attempts.find_holder(self._attempt))
+            store = tasks.shards if attempt.shard else tasks.attempts
+            holder = await self._worker.portal.run(store.find_holder(attempt))
         worker_id, version = holder or ("", "")
         shown = f"worker {worker_id} (version {version})" if version else f"worker {worker_id}"
         named = f"{shown}, which ran this attempt," if worker_id else "the worker that ran this attempt"
@@ -338,14 +339,17 @@ class Attempt:
         while True:
             await asyncio.sleep(pause)
             now = time.time()
-            deadline_ms = int((now + self._attempt.lease_ttl_sec) * 1000)
-            run_id = self._info.workflow_run_id or ""
             try:
-                await self._worker.portal.run(
-                    self._worker.tasks.attempts.extend_lease(self._attempt, run_id, deadline_ms, now)
-                )
+                await self._worker.portal.run(self._extend_lease(now, now + self._attempt.lease_ttl_sec))
             except FlowKitError as error:
                 _logger.warning("could not renew the lease of node %s: %s", self._attempt.node_id, error)
+
+    async def _extend_lease(self, now: float, until: float) -> None:
+        tasks, attempt, run_id = self._worker.tasks, self._attempt, self._info.workflow_run_id or ""
+        if attempt.shard:
+            await tasks.shards.extend_lease(attempt, run_id, until)
+        else:
+            await tasks.attempts.extend_lease(attempt, run_id, int(until * 1000), now)
 
     async def _watch_flag(self) -> None:
         """Stop the executor when a cancel flag is set, and end the attempt if Temporal does not cancel it in time."""

@@ -9,9 +9,11 @@ import typer
 from flowkit.cli import output, processes
 from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
+from flowkit.cli.gateway.commands import gateway
 from flowkit.cli.project.command import init
 from flowkit.cli.retention.commands import close_orphaned, purge
 from flowkit.cli.tasks import attempts, commands, operate, results, validate, variables, workers
+from flowkit.cli.tokens import tokens
 from flowkit.cli.up.command import up
 from flowkit.cli.up.logs import logs
 from flowkit.core import version
@@ -38,11 +40,15 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "skip": operate.skip,
     "complete": operate.complete,
     "fail": operate.fail,
+    "retry-batches": operate.retry_batches,
+    "skip-batches": operate.skip_batches,
     "decide": operate.decide,
     "satisfy": operate.satisfy,
+    "change": operate.change,
     "rerun": operate.rerun,
     "list": commands.list_tasks,
     "result": results.result,
+    "batches": results.batches,
     "attempts": attempts.attempts,
     "workers": workers.workers,
     "vars": variables.task_vars,
@@ -55,6 +61,8 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
 }
 for name, command in _COMMANDS.items():
     app.command(name, epilog=EPILOG)(command)
+app.add_typer(gateway, name="gateway", epilog=EPILOG)
+app.add_typer(tokens, name="token", epilog=EPILOG)
 
 
 def main() -> None:

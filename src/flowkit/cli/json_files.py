@@ -59,6 +59,17 @@ def read_params(text: str) -> dict[str, Any]:
     return read_object(text, "--params", """params are an object, for example '{"day": "2026-01-31"}'""")
 
 
+def read_change(path: str) -> dict[str, Any]:
+    """Return the object in a file (`-` is stdin) that changes the graph of a task. Raise ConfigError if it is none."""
+    value = _parse_json(_read(path, "file"), path)
+    if not isinstance(value, dict):
+        problem = ConfigError(f"{'stdin' if path == '-' else path} holds {_name(value)}, not an object")
+        raise add_remedy(
+            problem, """a change is an object, for example '{"nodes": [...], "changes": {...}}'"""
+        )
+    return value
+
+
 def read_pairs(given: Sequence[str], option: str, example: str) -> dict[str, Any]:
     """Return the values of an option from texts `key=value`. A value is JSON if it parses as JSON, and text otherwise.
 

@@ -73,9 +73,9 @@ PortBase = Annotated[
     typer.Option(
         envvar="FLOWKIT_PORT_BASE",
         min=1,
-        max=65_531,
-        help="First of five ports: Temporal, Web UI, MongoDB, Temporal's HTTP API, Kafka.  "
-        "[default: 7233, 8233, 27017, any, 9092]",
+        max=65_529,
+        help="First of seven ports: Temporal, Web UI, MongoDB, Temporal's HTTP API, Kafka, gateway (two).  "
+        "[default: 7233, 8233, 27017, any, 9092, 9652, 9653]",
     ),
 ]
 HealthPath = Annotated[

@@ -27,13 +27,16 @@ from flowkit.engine.slot_grants import SlotGrants
 from flowkit.engine.worker import EngineLoops, check_functions, create_workers, prepare_settings
 from flowkit.errors import Removed
 from flowkit.models.actions import (
+    CHANGE_GRAPH,
     COMPLETE_NODE,
     DECIDE,
     FAIL_NODE,
     PAUSE,
     RESUME,
+    RETRY_BATCHES,
     RETRY_NODE,
     SATISFY,
+    SKIP_BATCHES,
     SKIP_NODE,
     TASK_SCOPE,
 )
@@ -354,6 +357,7 @@ class Coordinator(RemovedAttributes):
         *,
         params: Mapping[str, Any] | None = None,
         inputs: Mapping[str, Mapping[str, Any]] | None = None,
+        failed_batches_of: Sequence[str] = (),
         reason: str = "",
         by: str = "",
         dry_run: bool = False,
@@ -362,7 +366,9 @@ class Coordinator(RemovedAttributes):
 
         By default, the nodes start that failed, were cancelled, or were skipped for a failure or the end of the task.
         Finished nodes, their artifacts and the variables stay. `params` replaces single params, and `inputs` single keys
-        of the `input_inline` of nodes, by node id. The task is read from MongoDB, so Temporal need not know it any more.
+        of the `input_inline` of nodes, by node id. The nodes in `failed_batches_of` also start; they keep their batches,
+        and try those again that they have set aside. `nodes` is then empty by default. The task is read from MongoDB, so
+        Temporal need not know it any more.
 
         Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`, start nothing.
         Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if MongoDB has no document of
@@ -370,7 +376,14 @@ class Coordinator(RemovedAttributes):
         """
         require(task_id_problem(task_id))
         return await (await self._task_client()).rerun(
-            task_id, nodes, params=params, inputs=inputs, reason=reason, by=by, dry_run=dry_run
+            task_id,
+            nodes,
+            params=params,
+            inputs=inputs,
+            failed_batches_of=failed_batches_of,
+            reason=reason,
+            by=by,
+            dry_run=dry_run,
         )
 
     async def retry_node(
@@ -463,6 +476,47 @@ class Coordinator(RemovedAttributes):
         given = {"node_id": node_id, "interrupt": interrupt}
         return await self._act(task_id, FAIL_NODE, given, reason=reason, by=by, if_revision=if_revision)
 
+    async def retry_batches(
+        self,
+        task_id: str,
+        node_id: str,
+        batch_uids: Sequence[str] = (),
+        *,
+        interrupt: bool = False,
+        reason: str = "",
+        by: str = "",
+        if_revision: int | None = None,
+    ) -> dict[str, Any]:
+        """Run a node again that has finished or failed, or is held, to try batches again that it has set aside.
+
+        The node keeps its other batches, and a handler that makes its own batches processes all of them again. Without
+        `batch_uids`, all batches are tried that are set aside and not skipped. What has used results of the node runs
+        again, too. `interrupt` stops descendants that run; without it, the task rejects the action while one runs.
+
+        Return the result of `pause`, and raise its errors.
+        """
+        given = {"node_id": node_id, "batch_uids": [*batch_uids], "interrupt": interrupt}
+        return await self._act(task_id, RETRY_BATCHES, given, reason=reason, by=by, if_revision=if_revision)
+
+    async def skip_batches(
+        self,
+        task_id: str,
+        node_id: str,
+        batch_uids: Sequence[str] = (),
+        *,
+        interrupt: bool = False,
+        reason: str = "",
+        by: str = "",
+        if_revision: int | None = None,
+    ) -> dict[str, Any]:
+        """Accept that batches are missing that a node has set aside: these, or all. They no longer count as failed.
+
+        A node that has failed, or is held, runs again without them, and keeps its other batches. `interrupt` is that of
+        `retry_batches`. Return the result of `pause`, and raise its errors.
+        """
+        given = {"node_id": node_id, "batch_uids": [*batch_uids], "interrupt": interrupt}
+        return await self._act(task_id, SKIP_BATCHES, given, reason=reason, by=by, if_revision=if_revision)
+
     async def decide(
         self,
         task_id: str,
@@ -496,6 +550,31 @@ class Coordinator(RemovedAttributes):
         """
         given = {"prerequisite": prerequisite}
         return await self._act(task_id, SATISFY, given, reason=reason, by=by, if_revision=if_revision)
+
+    async def change_graph(
+        self,
+        task_id: str,
+        *,
+        nodes: Sequence[dict[str, Any]] = (),
+        edges: Sequence[Sequence[str]] = (),
+        edges_ex: Sequence[dict[str, Any]] = (),
+        changes: Mapping[str, dict[str, Any]] | None = None,
+        reason: str = "",
+        by: str = "",
+        if_revision: int | None = None,
+    ) -> dict[str, Any]:
+        """Add nodes to the graph of a running task, and change nodes that have not started.
+
+        `nodes`, `edges` and `edges_ex` have the form that they have in a graph; edges lead to new nodes. `changes` holds,
+        by node id, a JSON merge patch (RFC 7396) with `io`, `retry_policy`, `timeout_sec`, `deadline_sec` or `when`:
+        nested objects are merged, and None removes a key. The whole graph is validated as that of a new task, and
+        all of the change is made or nothing.
+
+        Return the result of `pause`, and raise its errors.
+        """
+        added = {"nodes": [*nodes], "edges": [[*each] for each in edges], "edges_ex": [*edges_ex]}
+        given = {name: value for name, value in {**added, "changes": {**(changes or {})}}.items() if value}
+        return await self._act(task_id, CHANGE_GRAPH, given, reason=reason, by=by, if_revision=if_revision)
 
     async def preview(self, task_id: str, action: str, **given: Any) -> dict[str, Any]:
         """Return what an action would affect, for example `preview(task_id, "pause", scopes=["role:index"])`.

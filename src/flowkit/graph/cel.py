@@ -163,16 +163,18 @@ def evaluate(expression: Expression, values: Mapping[str, Any]) -> bool:
     raise BadCondition(f"the result is of type {found.type().name().lower()}, not bool")
 
 
-def evaluate_value(expression: Expression, values: Mapping[str, Any]) -> Any:
-    """Return the result as a value of JSON with at most EXPRESSION_VALUE_BYTES. Raise BadCondition if there is none."""
+def evaluate_value(
+    expression: Expression, values: Mapping[str, Any], most_bytes: int = EXPRESSION_VALUE_BYTES
+) -> Any:
+    """Return the result as a value of JSON with at most `most_bytes`. Raise BadCondition if there is none."""
     result = _to_json(_run(expression, values), "the result")
     try:
         size = len(json.dumps(result, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode())
     except ValueError:
         raise BadCondition("the result contains a number that JSON does not have") from None
-    if size > EXPRESSION_VALUE_BYTES:
+    if size > most_bytes:
         raise BadCondition(
-            f"the result has {size:,} bytes of JSON, more than {EXPRESSION_VALUE_BYTES:,}: pass a reference"
+            f"the result has {size:,} bytes of JSON, more than {most_bytes:,}: pass a reference"
         )
     return result
 

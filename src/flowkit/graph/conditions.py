@@ -47,7 +47,7 @@ _MISSING = object()
 
 def has_conditions(graph: dict[str, Any]) -> bool:
     """Return whether a node or an edge of a valid graph has a condition, or a node has a value by expression."""
-    if any(
+    if any(node.get("map") for node in graph["nodes"]) or any(
         find_expressions(io)
         for node in graph["nodes"]
         if may_hold_expressions(encode_json(io := node.get("io")))

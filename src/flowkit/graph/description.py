@@ -276,6 +276,26 @@ def _describe_max_ahead(node: Node) -> Iterator[Detail]:
         yield Detail(text=text, fields={"max_ahead": node.max_ahead})
 
 
+def _describe_parallel(node: Node) -> Iterator[Detail]:
+    if node.parallel > 1:
+        yield Detail(text=f"up to {node.parallel:,} shards", fields={"parallel": node.parallel})
+
+
+def _describe_map(node: Node) -> Iterator[Detail]:
+    if node.map is not None:
+        size = f", in batches of {node.map.batch_size:,}" if node.map.batch_size > 1 else ""
+        fields = {"over": node.map.over, "batch_size": node.map.batch_size}
+        yield Detail(text=f"for each item of {node.map.over}{size}", fields={"map": fields})
+
+
+def _describe_quarantine(node: Node) -> Iterator[Detail]:
+    if (given := node.quarantine) is not None:
+        most = f"{given.most:,}" if given.share is None else f"{given.share:.4g} of the"
+        text = f"sets up to {most} batches aside that fail {given.attempts} times"
+        fields = {"attempts": given.attempts, "max": given.most if given.share is None else given.share}
+        yield Detail(text=text, fields={"on_batch_failure": fields})
+
+
 def _describe_hold(node: Node) -> Iterator[Detail]:
     if node.hold_sec is not None:
         text = f"a failure waits up to {format_duration(node.hold_sec)} for a decision"
@@ -334,6 +354,9 @@ GATE: tuple[Callable[[Node, Routers], Iterator[Detail]], ...] = (
 OPTIONS: tuple[Callable[[Node], Iterator[Detail]], ...] = (
     _describe_sources,
     _describe_max_ahead,
+    _describe_map,
+    _describe_parallel,
+    _describe_quarantine,
     _describe_approval,
     _describe_delay,
     _describe_timeout,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flowkit import limits
@@ -30,6 +30,9 @@ _SOURCES = ("from_nodes", "from_node")
 _NODE_ARGS = ("from_nodes", "from_node", "node_id", "target")
 """Arguments of functions that name nodes."""
 
+MAP_OVER = "map.over"
+"""The path of the expression that gives the items of a node."""
+
 _ENCODED_KEY = b'"$cel"'
 _SHORTEST = 3
 
@@ -45,6 +48,12 @@ def is_expression(value: object) -> TypeGuard[dict[str, str]]:
 def find_expressions(io: Mapping[str, Any]) -> tuple[Found, ...]:
     """Return the expressions in the input of a node, in the order of the input."""
     return tuple(each for name in FIELDS if io.get(name) for each in _find(io[name], f"io.{name}", 0))
+
+
+def expressions_of(io: Mapping[str, Any], encoded: bytes, over: str | None) -> tuple[Found, ...]:
+    """Return the expressions of a node. `encoded` is its input as JSON, `over` gives its items if it has `map`."""
+    found = find_expressions(io) if may_hold_expressions(encoded) else ()
+    return found if over is None else (*found, (MAP_OVER, over))
 
 
 def _find(value: Any, path: str, level: int) -> Iterator[Found]:
@@ -139,3 +148,20 @@ def _fill(value: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(value, dict):
         return {key: _fill(each, values) for key, each in value.items()}
     return [_fill(each, values) for each in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemBatches:
+    """The items of a node with `map`, as the JSON of each batch: as objects, they need several times the memory."""
+
+    items: int
+    batches: list[str]
+
+
+def divide(items: list[Any], batch_size: int) -> ItemBatches:
+    """Return the items of a list in batches."""
+    batches = [
+        json.dumps(items[start : start + batch_size], ensure_ascii=False, separators=(",", ":"))
+        for start in range(0, len(items), batch_size)
+    ]
+    return ItemBatches(items=len(items), batches=batches)

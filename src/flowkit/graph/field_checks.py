@@ -33,6 +33,7 @@ from flowkit.validation.values import (
     is_number,
     is_role,
     is_seconds,
+    is_whole,
     name_bad_character,
 )
 
@@ -54,12 +55,18 @@ NODE_KEYS = frozenset(
         "deadline_sec",
         "hold_sec",
         "hold_on_failure",
+        "parallel",
+        "map",
+        "on_batch_failure",
         "prerequisites",
         "name",
         "meta",
     ]
 )
 IO_KEYS = frozenset(["input_ref", "input_inline", "batching", "start_when", "max_ahead", "fn", "fn_args"])
+QUARANTINE_KEYS = frozenset(["attempts", "then", "max"])
+SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%")
+MAP_KEYS = frozenset(["over", "batch_size", "parallel"])
 RETRY_KEYS = frozenset(
     ["max", "backoff_sec", "backoff_coefficient", "max_backoff_sec", "jitter", "permanent_on"]
 )
@@ -308,6 +315,54 @@ def _check_flag(key: str, value: object) -> Iterator[str]:
         yield f"{key} {printed(value)} must be true or false"
 
 
+def _check_parallel(value: object) -> Iterator[str]:
+    if not is_whole(value, 1, limits.MAX_PARALLEL):
+        yield f"parallel {printed(value)} must be a whole number from 1 to {limits.MAX_PARALLEL:,}"
+
+
+def _check_map(value: object) -> Iterator[str]:
+    if not isinstance(value, dict) or "over" not in value:
+        yield f"map {printed(value)} must be an object with the key 'over', an expression that gives a list"
+        return
+    yield from _find_unknown_keys("map", value, MAP_KEYS, {})
+    over, size, parallel = (value.get(key) for key in ("over", "batch_size", "parallel"))
+    if not isinstance(over, str) or not 1 <= len(over) <= limits.CONDITION_CHARS:
+        yield (
+            f"map.over {printed(over)} must be a CEL expression of 1 to {limits.CONDITION_CHARS:,} characters, such as "
+            "'params.cities'"
+        )
+    if size is not None and not is_whole(size, 1, limits.MAP_BATCH_SIZE):
+        yield f"map.batch_size {printed(size)} must be a whole number from 1 to {limits.MAP_BATCH_SIZE:,}"
+    if parallel is not None:
+        yield from (f"map.{problem}" for problem in _check_parallel(parallel))
+
+
+def _check_on_batch_failure(value: object) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"on_batch_failure {printed(value)} must be an object such as {{'attempts': 3, 'then': 'quarantine'}}"
+        return
+    yield from _find_unknown_keys("on_batch_failure", value, QUARANTINE_KEYS)
+    attempts, then, most = (value.get(key) for key in ("attempts", "then", "max"))
+    if attempts is not None and not is_whole(attempts, 1, limits.BATCH_TRIES):
+        yield (
+            f"on_batch_failure.attempts {printed(attempts)} must be a whole number from 1 to {limits.BATCH_TRIES:,}"
+        )
+    if then not in (None, "quarantine"):
+        yield f"on_batch_failure.then {printed(then)} must be 'quarantine'"
+    if most is not None and not is_whole(most, 1, limits.MAX_QUARANTINE) and read_share(most) is None:
+        yield (
+            f"on_batch_failure.max {printed(most)} must be a number of batches from 1 to {limits.MAX_QUARANTINE:,}, or a "
+            "share such as '5%'"
+        )
+
+
+def read_share(value: object) -> float | None:
+    """Return the share that a text such as `5%` gives, above 0 and up to 1; None for another value."""
+    found = SHARE.fullmatch(value) if isinstance(value, str) else None
+    share = float(found[1]) / 100 if found else 0.0
+    return share if 0 < share <= 1 else None
+
+
 def _check_prerequisites(value: object) -> Iterator[str]:
     given = value if isinstance(value, list) else [None]
     texts = {each for each in given if isinstance(each, str) and _is_prerequisite(each)}
@@ -419,6 +474,9 @@ _NODE_CHECKS: dict[str, Callable[[object], Iterator[str]]] = {
     "deadline_sec": partial(_check_time_limit, "deadline_sec"),
     "hold_sec": partial(_check_time_limit, "hold_sec"),
     "hold_on_failure": partial(_check_flag, "hold_on_failure"),
+    "parallel": _check_parallel,
+    "map": _check_map,
+    "on_batch_failure": _check_on_batch_failure,
     "prerequisites": _check_prerequisites,
     "routing": _check_routing,
     "io": _check_io,

@@ -13,9 +13,10 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from flowkit import limits
 from flowkit.errors import BadInput, GraphError
 from flowkit.graph.conditions import condition_problems
+from flowkit.graph.field_checks import json_bytes
 from flowkit.graph.input_adapters import PULL, parse_pull
 from flowkit.graph.params import params_problems
-from flowkit.graph.validation import parse_graph, raise_if
+from flowkit.graph.validation import parse_graph, raise_if, shards_of
 from flowkit.limits import EXTERNAL_NODES, ID_CHARS, NODE_STATE_BYTES, TASK_DOCUMENT_BYTES
 from flowkit.models import RUNTIME_KEYS, VersionPolicy
 from flowkit.text import clean, did_you_mean, printed, shorten, truncate
@@ -118,6 +119,14 @@ def _document_problems(new: NewTask, graph: Graph) -> list[str]:
     return [problem] if problem else []
 
 
+def is_large(task: Mapping[str, Any]) -> bool:
+    """Return whether graph and params of a task are stored in MongoDB, because they are too large for a workflow."""
+    graph, params = json_bytes(task["graph"]), json_bytes(task["params"])
+    if len(task["graph"]["nodes"]) > limits.INPUT_NODES or params > limits.INPUT_PARAMS_BYTES:
+        return True
+    return graph + params > limits.TASK_INPUT_BYTES
+
+
 def convert_to_json(name: str, value: Any) -> Any:
     """Return a copy of `value` in JSON types: tuples become lists, and datetimes become ISO text.
 
@@ -159,7 +168,23 @@ def _make_stored_node(raw: Mapping[str, Any], parents: Sequence[str]) -> dict[st
 
 
 def may_not_be_external(graph: Mapping[str, Any]) -> bool:
-    """Return whether no node of a graph may have an external role: it has too many nodes, or pins versions."""
+    """Return whether nodes of a graph must not have an external role: it is too large, pins versions, or has shards."""
+    return _excludes_external(graph) or any(map(_is_native, graph["nodes"]))
+
+
+def _is_native(node: Mapping[str, Any]) -> bool:
+    """Return whether only native workers can run a node."""
+    return _native_key(node) is not None
+
+
+def _native_key(node: Mapping[str, Any]) -> str | None:
+    """Return the key of a node that only native workers know; None if any worker can run it."""
+    if node.get("map") or node.get("on_batch_failure") is not None:
+        return "map" if node.get("map") else "on_batch_failure"
+    return "parallel" if shards_of(node) > 1 else None
+
+
+def _excludes_external(graph: Mapping[str, Any]) -> bool:
     return len(graph["nodes"]) > EXTERNAL_NODES or graph.get("version_policy") == VersionPolicy.PIN
 
 
@@ -168,8 +193,16 @@ def external_problem(graph: Mapping[str, Any], roles: Collection[str]) -> str | 
     if not roles or not may_not_be_external(graph):
         return None
     nodes = graph["nodes"]
+    wide = next((node for node in nodes if node["type"] in roles and _is_native(node)), None)
+    if wide is not None:
+        key = _native_key(wide)
+        shown = f"parallel is {wide['parallel']}" if key == "parallel" else f"{key} is set"
+        return (
+            f"node {wide['node_id']!r}: {shown}, but type is the external role {wide['type']!r}, "
+            f"whose workers run a node as a whole: remove {key}, or run the role with native workers"
+        )
     found = next((node for node in nodes if node["type"] in roles), None)
-    if found is None:
+    if found is None or not _excludes_external(graph):
         return None
     if graph.get("version_policy") == VersionPolicy.PIN:
         return pin_problem(found["node_id"], found["type"])

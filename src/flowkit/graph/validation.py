@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from flowkit import limits
 from flowkit.errors import GraphError
 from flowkit.graph.engine_nodes import read_approval, read_delay
-from flowkit.graph.expressions import find_expressions, may_hold_expressions
-from flowkit.graph.field_checks import encode_json, graph_problems, json_bytes, parse_fan_in
+from flowkit.graph.expressions import expressions_of
+from flowkit.graph.field_checks import encode_json, graph_problems, json_bytes, parse_fan_in, read_share
 from flowkit.graph.input_adapters import PULL, RECHUNK, replace_alias
 from flowkit.graph.routes import ON_FAILURE, find_routers, list_targets, resolve_routes, route_problems
 from flowkit.graph.streams import max_ahead_warnings, read_start_when, resolve_streams
@@ -26,9 +26,11 @@ from flowkit.models import (
     ENGINE_NODES,
     FanIn,
     Graph,
+    ItemMap,
     Node,
     NodeIO,
     OnNodeFailure,
+    Quarantine,
     RetryPolicy,
     VersionPolicy,
     temporal_names,
@@ -286,10 +288,56 @@ def _wiring_problems(graph: dict[str, Any], wiring: _Wiring) -> Iterator[str]:
             if end not in counts:
                 yield f"edge [{printed(source)}, {printed(target)}]: there is no node {printed(end)}{suggestion(end, counts)}"
     yield from route_problems(graph, counts)
+    yield from _parallel_problems(graph)
+    yield from _map_problems(graph)
+    yield from _quarantine_problems(graph)
     for raw in graph["nodes"]:
         yield from _parent_problems(raw["node_id"], wiring, counts)
     if not duplicates:
         yield from _cycle_problems(wiring)
+
+
+def shards_of(raw: Mapping[str, Any]) -> int:
+    """Return the largest number of shards of a valid node."""
+    return int((raw.get("map") or {}).get("parallel") or raw.get("parallel") or 1)
+
+
+def _map_problems(graph: dict[str, Any]) -> Iterator[str]:
+    """Yield the problems of nodes that cannot process items."""
+    for raw in graph["nodes"]:
+        if not raw.get("map"):
+            continue
+        where, io = f"node {raw['node_id']!r}: map", raw.get("io") or {}
+        if raw.get("parallel"):
+            yield f"{where} has its own 'parallel': set map.parallel in place of parallel"
+        if raw["type"] == COORDINATOR_FN or raw["type"] in ENGINE_NODES:
+            yield f"{where} needs a role, whose handler processes the items, and type is {raw['type']!r}"
+        elif (io.get("input_inline") or {}).get("input_adapter"):
+            yield f"{where} gives the batches of the node, as io.input_inline.input_adapter does: remove one of them"
+
+
+def _quarantine_problems(graph: dict[str, Any]) -> Iterator[str]:
+    """Yield the problems of nodes that have no batches to set aside."""
+    for raw in graph["nodes"]:
+        if raw.get("on_batch_failure") is not None and (
+            raw["type"] == COORDINATOR_FN or raw["type"] in ENGINE_NODES
+        ):
+            yield f"node {raw['node_id']!r}: on_batch_failure needs a role, and type is {raw['type']!r}: remove it"
+
+
+def _parallel_problems(graph: dict[str, Any]) -> Iterator[str]:
+    """Yield the problems of nodes that cannot have shards."""
+    for raw in graph["nodes"]:
+        if (shards := shards_of(raw)) == 1:
+            continue
+        where = f"node {raw['node_id']!r}: parallel is {shards}, but"
+        if not _is_pulling(raw) and not raw.get("map"):
+            yield (
+                f"{where} the node does not pull, so it has no batches to share: set io.input_inline.input_adapter to "
+                f"{PULL!r}, and let another node make the batches, or use map"
+            )
+        elif graph.get("version_policy") == VersionPolicy.PIN:
+            yield f"{where} graph.version_policy is 'pin', which shards do not support: remove one of them"
 
 
 def _parent_problems(node_id: str, wiring: _Wiring, known: Mapping[str, int]) -> Iterator[str]:
@@ -364,6 +412,7 @@ def _make_node(
 ) -> Node:
     node_id, io, routes = raw["node_id"], raw.get("io") or {}, wiring.routes
     conditions, encoded = wiring.edge_when.get(node_id, {}), encode_json(io) if io else b"{}"
+    items = _read_map(raw)
     return Node(
         node_id=node_id,
         index=index,
@@ -382,13 +431,33 @@ def _make_node(
         conditional=node_id in routes.conditional,
         streams_from=streams_from,
         when=raw.get("when"),
-        expressions=find_expressions(io) if may_hold_expressions(encoded) else (),
+        expressions=expressions_of(io, encoded, items.over if items else None),
+        map=items,
         edge_when={parent: when for parent, when in conditions.items() if parent in routes.parents[node_id]},
         hold_sec=hold_sec,
+        parallel=shards_of(raw),
+        quarantine=_read_quarantine(raw),
         prerequisites=tuple(raw.get("prerequisites") or ()),
         approval=read_approval(raw),
         delay=read_delay(raw),
     )
+
+
+def _read_quarantine(raw: Mapping[str, Any]) -> Quarantine | None:
+    given = raw.get("on_batch_failure")
+    if given is None:
+        return None
+    most, share = given.get("max"), read_share(given.get("max"))
+    limit: dict[str, Any] = (
+        {"most": None, "share": share} if share is not None else {"most": int(most)} if most else {}
+    )
+    tries = {"attempts": int(given["attempts"])} if given.get("attempts") else {}
+    return Quarantine(**tries, **limit)
+
+
+def _read_map(raw: Mapping[str, Any]) -> ItemMap | None:
+    given = raw.get("map")
+    return ItemMap(over=given["over"], batch_size=int(given.get("batch_size") or 1)) if given else None
 
 
 def _make_io(raw: dict[str, Any], depends_on: tuple[str, ...]) -> NodeIO:

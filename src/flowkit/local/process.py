@@ -390,6 +390,13 @@ def bridge_process(
     return FlowkitProcess(folder, "bridge", ["bridge", *options, *roles], environment)
 
 
+def gateway_process(
+    folder: Path, *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> FlowkitProcess:
+    """Return a gateway with these command options."""
+    return FlowkitProcess(folder, "gateway", ["gateway", *options], environment)
+
+
 def worker_processes(
     folder: Path,
     handlers: Sequence[str],

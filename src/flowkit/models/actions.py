@@ -7,15 +7,23 @@ from typing import Any, Final
 
 from pydantic import dataclasses as wire
 
+from flowkit.models import temporal_names
+
 PAUSE: Final = "pause"
 RESUME: Final = "resume"
 RETRY_NODE: Final = "retry_node"
 SKIP_NODE: Final = "skip_node"
 COMPLETE_NODE: Final = "complete_node"
 FAIL_NODE: Final = "fail_node"
+RETRY_BATCHES: Final = "retry_batches"
+SKIP_BATCHES: Final = "skip_batches"
 DECIDE: Final = "decide"
 SATISFY: Final = "satisfy"
-ACTIONS: Final = (PAUSE, RESUME, RETRY_NODE, SKIP_NODE, COMPLETE_NODE, FAIL_NODE, DECIDE, SATISFY)
+CHANGE_GRAPH: Final = temporal_names.CHANGE_GRAPH
+ACTIONS: Final = (
+    *(PAUSE, RESUME, RETRY_NODE, SKIP_NODE, COMPLETE_NODE, FAIL_NODE),
+    *(RETRY_BATCHES, SKIP_BATCHES, DECIDE, SATISFY, CHANGE_GRAPH),
+)
 """The names of the actions, which are also the names of the updates of the workflow."""
 
 RERUN: Final = "rerun"
@@ -111,6 +119,40 @@ class FailNode:
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
+class RetryBatches:
+    """Input of `retry_batches`: run a node again that has ended or is held, to try batches again that it has set aside.
+
+    The node keeps its other batches. What depends on it starts a new generation.
+    """
+
+    node_id: str = ""
+    batch_uids: tuple[str, ...] = ()
+    """Batches to try again. Empty for all that are set aside and not skipped."""
+    interrupt: bool = False
+    """Whether descendants that run are stopped."""
+    reason: str = ""
+    by: str = ""
+    if_revision: int | None = None
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class SkipBatches:
+    """Input of `skip_batches`: accept that batches are missing that a node has set aside.
+
+    They no longer count as failed. A node that has failed, or is held, runs again without them.
+    """
+
+    node_id: str = ""
+    batch_uids: tuple[str, ...] = ()
+    """Batches to skip. Empty for all that are set aside."""
+    interrupt: bool = False
+    """Whether descendants that run are stopped, if the node runs again."""
+    reason: str = ""
+    by: str = ""
+    if_revision: int | None = None
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class Decide:
     """Input of `decide`: approve or reject at a node of the type `approval`."""
 
@@ -133,7 +175,37 @@ class Satisfy:
     if_revision: int | None = None
 
 
-Action = Pause | Resume | RetryNode | SkipNode | CompleteNode | FailNode | Decide | Satisfy
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class ChangeGraph:
+    """Input of `change_graph`: add nodes to the graph, and change nodes that have not started."""
+
+    nodes: tuple[dict[str, Any], ...] = ()
+    """New nodes, in the form in which a graph contains them."""
+    edges: tuple[Any, ...] = ()
+    """Pairs `[from, to]`. They lead to new nodes."""
+    edges_ex: tuple[dict[str, Any], ...] = ()
+    """Edges with conditions, which lead to new nodes too."""
+    changes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By node id, a JSON merge patch (RFC 7396) of the node: new values of `io`, `retry_policy`, `timeout_sec`,
+    `deadline_sec` and `when`. Nested objects are merged, and null removes a key."""
+    reason: str = ""
+    by: str = ""
+    if_revision: int | None = None
+
+
+Action = (
+    Pause
+    | Resume
+    | RetryNode
+    | SkipNode
+    | CompleteNode
+    | FailNode
+    | RetryBatches
+    | SkipBatches
+    | Decide
+    | Satisfy
+    | ChangeGraph
+)
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import dataclasses as wire
 
-from flowkit.models.graphs import NodeIO
+from flowkit.models.graphs import NodeIO, Quarantine
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +46,19 @@ class AttemptInput:
     pin: bool = False
     """Whether the task runs all attempts of a role with one version, which the first of them fixes."""
     first_epoch: int = 0
-    """STUB."""
+    """The epoch that the latest reset of the node has reserved. Rows of the node with lower epochs do not count."""
+    shard: int = 0
+    """Number of the shard that the attempt runs, from 1; 0 for an attempt that runs the whole node, or ends it."""
+    parallel: int = 1
+    """Largest number of shards of the node."""
+    quarantine: Quarantine | None = None
+    """When the executor sets a batch aside; None if a failed batch fails the attempt."""
+    maps: bool = False
+    """Whether the attempt processes stored items (`map` of a node)."""
+    failures: int = 0
+    """Number of failed attempts of the node in its generation."""
     source_first_epochs: dict[str, int] = field(default_factory=dict)
-    """STUB."""
+    """The same of the nodes whose rows the attempt reads, by node id, without those that were never reset."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +71,14 @@ class FirstBatch:
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
+class ShardStarted:
+    """Signal to the workflow: the attempt of a shard has begun, so the next shard of the node may be scheduled."""
+
+    node_id: str
+    epoch: int
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptResult:
     """Result of a finished attempt."""
 
@@ -69,6 +87,10 @@ class AttemptResult:
     """Number of stored batches; of an external worker, as its events say. The dispatch record has the exact number."""
     version: str = ""
     """Version of the handler that ran it; empty for functions and external workers."""
+    failed_batches: int = 0
+    """Number of batches that the node has set aside, if the attempt has finished it."""
+    more: bool = False
+    """Whether a shard has ended although batches may be left, because it hands over from time to time."""
 
 
 class FailureKind(StrEnum):

@@ -111,6 +111,18 @@ class RetryPolicy:
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
+class Quarantine:
+    """When a node sets a batch aside, and continues, instead of failing."""
+
+    attempts: int = 3
+    """Tries of a batch."""
+    most: int | None = 10
+    """How many batches the node may set aside; None if `share` limits them."""
+    share: float | None = None
+    """Which part of the batches the node may set aside, above 0 and up to 1."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
 class NodeIO:
     """The input of a node and, for coordinator functions, the function and its arguments."""
 
@@ -146,6 +158,16 @@ class Delay:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ItemMap:
+    """The items that a node processes instead of batches of other nodes."""
+
+    over: str
+    """The expression that gives the list of items, in CEL."""
+    batch_size: int = 1
+    """Items of a batch; the last batch may have fewer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
     """One normalized node of a graph."""
 
@@ -176,9 +198,14 @@ class Node:
     edge_when: dict[str, str] = field(default_factory=dict)
     """The conditions of the edges from these parents, in CEL."""
     expressions: tuple[tuple[str, str], ...] = ()
-    """The values by expression in `io`: path and text, in CEL."""
+    """The values by expression in `io`, and the list in `map.over`: path and text, in CEL."""
+    map: ItemMap | None = None
     hold_sec: float | None = None
     """For how long a failure of the node waits for a decision of an operator; None if it does not."""
+    parallel: int = 1
+    """Largest number of shards that process the batches of the node at the same time; 1 for a node without shards."""
+    quarantine: Quarantine | None = None
+    """What happens to batches that fail (`on_batch_failure`); None if they fail their attempt."""
     prerequisites: tuple[str, ...] = ()
     """External prerequisites that must be satisfied before the node starts."""
     approval: Approval | None = None

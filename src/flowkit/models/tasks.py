@@ -34,7 +34,7 @@ RUNTIME_KEYS = frozenset(
     {"status", "attempt_epoch", "lease", "stats", "streaming", "started_at", "finished_at", "run_id"}
     | {"last_event_recv_ms", "next_retry_at_ms", "last_error", "stats_cached_at", "cancel_requested_at"}
     | {"coordinator", "skip_reason", "applied_generation", "vars_write", "waits_for", "liveness"}
-    | {"generation", "first_epoch", "reset_by", "reason_code", "held_until_ms"}
+    | {"generation", "first_epoch", "reset_by", "reason_code", "held_until_ms", "failed_batches"}
 )
 """Fields of a node that the engine writes. FlowKit ignores them in graphs that were copied from a task document."""
 
@@ -51,6 +51,9 @@ class SkipReason(StrEnum):
     TASK_FAILED = "task_failed"
     TASK_CANCELLED = "task_cancelled"
     USER = "user"
+
+
+_STOPPED = frozenset({SkipReason.TASK_FAILED, SkipReason.TASK_CANCELLED})
 
 
 @wire.dataclass(kw_only=True, slots=True)
@@ -88,12 +91,19 @@ class NodeState:
     """Seconds that remain until the deadline of the node after a pause. Set while it is paused and runs no attempt."""
     evaluated: bool = False
     """Whether the values by expression of this generation are evaluated and stored."""
+    failed_batches: int = 0
+    """Number of batches that the node has set aside."""
     ordinary: bool = False
     """Whether the attempts of the node stay ordinary activities, although an engine hosts its role inline."""
     held_until: float | None = None
     """When the node fails if no operator decides before; None unless it has failed and is held."""
     waits_for: str | None = None
     """What the node waits for before its next attempt. Only for display: the next run of the task sets it again."""
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the end of the task has kept the node from ending by itself."""
+        return self.status is NodeStatus.CANCELLED or self.skip_reason in _STOPPED
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,6 +165,8 @@ class Rerun:
     """The `run_seq` of the task document and the run that has closed it. The new run opens no document with others."""
     nodes: list[str]
     """The nodes that start again, with those that depend on them."""
+    keeps: list[str] = field(default_factory=list)
+    """Those of these nodes that keep their batches, and try those again that they have set aside."""
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By node id, the fields of nodes that change (`actions.changes_of`)."""
     reason: str = ""
@@ -172,6 +184,7 @@ class EarlierRun:
     generations: list[int]
     skip_reasons: dict[int, str] = field(default_factory=dict)
     reason_codes: dict[int, str] = field(default_factory=dict)
+    failed_batches: dict[int, int] = field(default_factory=dict)
     applied: list[AppliedAction] = field(default_factory=list)
     """The actions that were applied to the task in its earlier runs, as far as the document lists them."""
 
@@ -240,31 +253,62 @@ class NodeRecord:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class NodeOutcome:
-    """STUB."""
+    """The results with which an operator completes a node."""
 
     metrics: dict[str, Any] = field(default_factory=dict)
+    """The final metrics."""
     artifacts_ref: dict[str, Any] | None = None
     batches: list[dict[str, Any]] = field(default_factory=list)
-    by: str = ""
+    """Objects with `batch_uid`, `metrics` and optionally `artifacts_ref`."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReset:
-    """STUB."""
+    """A node that starts a new generation."""
 
     index: int
     node_id: str
     epoch: int
+    """The epoch to reserve, or a higher one if an attempt has taken it meanwhile."""
     generation: int
-    pulled: bool = False
     outcome: NodeOutcome | None = None
+    """Set if the node ends at once, as finished."""
     io: dict[str, Any] | None = None
+    """The fields of `io` that change; None if none does."""
     fields: dict[str, Any] = field(default_factory=dict)
+    """The other fields of the node that change."""
+    keeps: bool = False
+    """Whether the node stays in its generation, and keeps its batches."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class SettleBatches:
+    """Input of `settle_batches`: what to do with batches that a node has set aside."""
+
+    task_id: str
+    index: int
+    node_id: str
+    epoch: int
+    """The epoch of the latest attempt. Batches that later ones set aside stay."""
+    generation: int
+    first_epoch: int
+    batch_uids: list[str] = field(default_factory=list)
+    """Empty for all batches that are not skipped."""
+    skips: bool = False
+    """Whether to skip the batches, instead of forgetting that they failed."""
+    deployment: str = ""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class BatchesSettled:
+    """Result of `settle_batches`: how many batches the node has still set aside."""
+
+    left: int = 0
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class ResetNodes:
-    """STUB."""
+    """Input of `reset_nodes`. `run_id` and `revision` identify the reset, so that a repetition changes nothing."""
 
     task_id: str
     run_id: str
@@ -277,9 +321,47 @@ class ResetNodes:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class ResetDone:
-    """STUB."""
+    """Result of `reset_nodes`: the epochs that it has reserved, in the order of the input."""
 
     epochs: list[int]
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class ChangedNode:
+    """A node that changes before it starts."""
+
+    index: int
+    node: dict[str, Any]
+    """The whole node, in the form in which a graph contains it."""
+    generation: int
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class GraphChange:
+    """Input of `change_graph`. `run_id` and `revision` identify the change, so that a repetition changes nothing."""
+
+    task_id: str
+    run_id: str
+    run_seq: int
+    revision: int
+    at: float
+    task: dict[str, Any] = field(default_factory=dict)
+    """The present graph and params of the task, packed; empty if they are `stored`."""
+    stored: StoredGraph | None = None
+    added: dict[str, Any] = field(default_factory=dict)
+    """The new `nodes`, with their `edges` and `edges_ex`."""
+    changed: list[ChangedNode] = field(default_factory=list)
+    deployment: str = ""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class GraphChanged:
+    """Result of `change_graph`."""
+
+    epochs: list[int] = field(default_factory=list)
+    """The epochs after which the attempts of the new nodes begin: 0, unless a *Reset* of the workflow repeats the change."""
+    stored: StoredGraph | None = None
+    """Where the changed graph is stored; None if the workflow carries it."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,6 +408,7 @@ class CloseTask:
     """
     handled_failures: list[str] = field(default_factory=list)
     handled_failures_omitted: int = 0
+    failed_batches: dict[str, int] = field(default_factory=dict)
     reason: str | None = None
     deployment: str = ""
     status_history_omitted: int = 0
@@ -343,6 +426,8 @@ class TaskResult:
     """Ids of the failed nodes whose failures the task tolerates or has handled."""
     handled_failures_omitted: int = 0
     """Number of further ids, which exceed HANDLED_FAILURES_BYTES."""
+    failed_batches: dict[str, int] = field(default_factory=dict)
+    """How many batches were set aside, by node id. Nodes that have set none aside are absent."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -365,6 +450,9 @@ class EvaluateConditions:
     """The node whose values by expression to evaluate and to store; empty for conditions."""
     generation: int = 0
     """The generation of this node."""
+    map_over: str = ""
+    """The expression of this node whose value is a list, to be stored in batches; empty for a node without `map`."""
+    map_batch_size: int = 1
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

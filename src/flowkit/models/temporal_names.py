@@ -20,6 +20,9 @@ STATUS_QUERY: Final = "status"
 FIRST_BATCH: Final = "first_batch"
 """Signal that an attempt has stored its first batch."""
 
+SHARD_STARTED: Final = "shard_started"
+"""Signal that the attempt of a shard has begun."""
+
 REPORT_SILENCE: Final = "report_silence"
 """Update by which the sweep reports the attempts of a task that send no heartbeats."""
 
@@ -29,6 +32,8 @@ CLOSE_TASK: Final = "close_task"
 EVALUATE_CONDITIONS: Final = "evaluate_conditions"
 READ_STORED_GRAPH: Final = "read_stored_graph"
 RESET_NODES: Final = "reset_nodes"
+CHANGE_GRAPH: Final = "change_graph"
+SETTLE_BATCHES: Final = "settle_batches"
 
 ACQUIRE_SLOTS: Final = "acquire_slots"
 AWAIT_SLOT: Final = "await_slot"
@@ -45,6 +50,7 @@ has not registered, even in a replay, and engines do not know the roles that oth
 
 ENGINE_ACTIVITIES: Final = (
     *(OPEN_TASK, RECORD, CLOSE_TASK, EVALUATE_CONDITIONS, READ_STORED_GRAPH, RESET_NODES),
+    *(CHANGE_GRAPH, SETTLE_BATCHES),
     *SLOT_ACTIVITIES,
 )
 """The engine's own activities. All other activities have the name of a role or of a coordinator function."""

@@ -61,8 +61,10 @@ def test_external_accepts_only_roles_and_each_of_them_once(names: list[str]) -> 
         parse_external(names)
 
 
-def test_five_consecutive_ports_follow_from_the_base() -> None:
-    assert Ports.from_base(5000) == Ports(temporal=5000, ui=5001, mongo=5002, temporal_http=5003, kafka=5004)
+def test_seven_consecutive_ports_follow_from_the_base() -> None:
+    assert Ports.from_base(5000) == Ports(
+        temporal=5000, ui=5001, mongo=5002, temporal_http=5003, kafka=5004, gateway=(5005, 5006)
+    )
     assert Ports.from_base(None) == Ports(temporal=7233, ui=8233, mongo=27017, temporal_http=None, kafka=9092)
 
 

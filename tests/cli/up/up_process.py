@@ -106,10 +106,10 @@ class UpProcess:
 
 
 def free_port_base() -> int:
-    """Return the first of five consecutive free ports."""
-    start = int.from_bytes(os.urandom(4)) % (len(CANDIDATES) - 5)
-    bases: Iterator[int] = iter([*CANDIDATES[start:-5], *CANDIDATES[:start]])
-    return next(base for base in bases if all(is_free(port) for port in range(base, base + 5)))
+    """Return the first of seven consecutive free ports."""
+    start = int.from_bytes(os.urandom(4)) % (len(CANDIDATES) - 7)
+    bases: Iterator[int] = iter([*CANDIDATES[start:-7], *CANDIDATES[:start]])
+    return next(base for base in bases if all(is_free(port) for port in range(base, base + 7)))
 
 
 def environment_without_servers(folder: Path) -> dict[str, str]:

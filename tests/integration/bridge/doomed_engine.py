@@ -21,10 +21,12 @@ from flowkit import Coordinator, CoordinatorConfig
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.dispatches import Dispatch, DispatchStore
 from flowkit.adapters.tasks.attempts import Attempts
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.bridge.commands import CommandSender
 from flowkit.bridge.kafka import consumer
 from flowkit.bridge.kafka.consumer import RecordConsumer
 from flowkit.bridge.status import StatusEvents
+from flowkit.models import ResetNodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +58,13 @@ POINTS: dict[str, Place] = {
 OF_PULLING_NODES: dict[str, Place] = {"after a child's end": (DispatchStore, "hold", "after")}
 """The same for a node that pulls from others."""
 
-PLACES = POINTS | OF_PULLING_NODES
+OF_ACTIONS: dict[str, Place] = {
+    "before the reset": (TaskStore, "reset_nodes", "before"),
+    "after the reset": (TaskStore, "reset_nodes", "after"),
+}
+"""The same for an action that starts a new generation of a node. The engine has one role then."""
+
+PLACES = POINTS | OF_PULLING_NODES | OF_ACTIONS
 FURTHER = {
     INSERT,
     (Attempts, "begin"),
@@ -117,6 +125,8 @@ class Doom:
         if isinstance(first, Dispatch):
             self._roles[first.key] = first.attempt.role
             return first.attempt.role
+        if isinstance(first, ResetNodes):
+            return next(iter(self._points))
         return self._roles[first] if isinstance(first, str) else str(first.role)
 
     async def _stop_at(self, role: str, place: Place) -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from flowkit.models import TaskStatus
 from flowkit.testing.external.handlers import scripted
+from tests.integration.bridge.test_adoption import LEASE_SEC, doomed, ended, provision
 from tests.integration.bridge.test_pulled_inputs import Reader, pull
+from tests.integration.handlers import Relay
 from tests.integration.harness import node
 
 if TYPE_CHECKING:
@@ -67,3 +69,43 @@ async def test_an_interrupted_external_node_is_cancelled_before_it_is_completed(
     assert [(each["state"], each["outcome"]["kind"]) for each in await external.dispatches(task_id)] == [
         ("reported", "cancelled")
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before the end",
+        "before the reset",
+        pytest.param("after the end", marks=pytest.mark.nightly),
+        pytest.param("after the reset", marks=pytest.mark.nightly),
+    ],
+)
+async def test_an_action_takes_effect_once_although_engine_and_bridge_are_killed_after_it(
+    external: ExternalTasks, point: str
+) -> None:
+    external.settings["lease_ttl_sec"] = LEASE_SEC
+    external.roles = [external.role]
+    await provision(external)
+    worker = await external.external(scripted)
+    killed = doomed(external, {external.role: point})
+    operator = external.coordinator
+    task_id = await external.create(
+        node("extract", external.role, inline={"batches": 50, "pause_ms": 200}),
+        node("enrich", "relay", "extract", inline=pull()),
+        OPEN,
+    )
+    await external.until_batches(task_id, "extract", 1)
+    batch = {"batch_uid": "given", "metrics": {"n": 1}}
+    await operator.complete_node(task_id, "extract", batches=[batch], interrupt=True)
+    assert await ended(killed) == -9
+    await external.engine()
+    await external.worker({"relay": Relay()})
+    entry = await external.until_node(task_id, "extract", "finished", epoch=2)
+    await operator.decide(task_id, "open", "approve")
+    assert await operator.wait(task_id, 60) is TaskStatus.FINISHED
+    assert entry["first_epoch"] == 2
+    assert entry["generation"] == 1
+    for name in ("extract", "enrich"):
+        assert [row["batch_uid"] for row in await external.rows(task_id, name)] == ["given"]
+    assert [each.attempt_epoch for each in worker.sent_for("extract", "TASK_ACCEPTED")] == [1]

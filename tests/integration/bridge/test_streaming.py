@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.attempt.first_batch import signal_first_batch
+from flowkit.attempt.signals import signal_first_batch
 from flowkit.bridge import delivery, supervisor
 from flowkit.models import TaskStatus
 from flowkit.testing.external import EachBatch, Misbehavior, Result

@@ -188,6 +188,7 @@ class Cluster:
         self, harness: Harness, temporal: TemporalServer, mongo: MongoServer, kafka: Kafka, folder: Path
     ) -> None:
         self.harness = harness
+        self.folder = folder
         self.kafka = kafka
         self.injected: Counter[str] = Counter()
         """Number of injected faults, by kind."""

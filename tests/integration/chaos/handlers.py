@@ -52,6 +52,11 @@ class Planned(RoleHandler):
             return BatchResult(
                 success=False, reason_code=failure.code, permanent=failure.permanent, error="planned"
             )
+        if batch.batch_uid in plan.aside:
+            return BatchResult(success=False, reason_code="bad_batch", permanent=True, error="planned")
+        if plan.mapped:
+            (items,) = batch.payload["items"]
+            return BatchResult(success=True, metrics=_metrics(items, None, ctx))
         items = batch.payload["meta" if "meta" in batch.payload else "items"]
         items = items["items"] if isinstance(items, dict) else items
         return BatchResult(success=True, metrics=_metrics(items, batch.payload.get("from_node"), ctx))

@@ -12,6 +12,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 
 from flowkit import reason_codes
+from flowkit.engine.activations import OrderedRunner
 from flowkit.models import temporal_names
 from flowkit.workflows.task import Task
 from tests.integration.chaos.cluster import retry_until_available
@@ -41,6 +42,8 @@ class Replayed:
     inline: Counter[str] = field(default_factory=Counter)
     """Number of inline attempts, and of those that ordinary attempts followed."""
     problems: list[str] = field(default_factory=list)
+    bad: dict[str, str] = field(default_factory=dict)
+    """The histories that do not replay, as JSON, by the id of the task."""
 
 
 async def replayed(client: Client, task_ids: Sequence[str]) -> Replayed:
@@ -49,7 +52,7 @@ async def replayed(client: Client, task_ids: Sequence[str]) -> Replayed:
     replayer = Replayer(
         workflows=[Task],
         data_converter=pydantic_data_converter,
-        workflow_runner=UnsandboxedWorkflowRunner(),
+        workflow_runner=OrderedRunner(UnsandboxedWorkflowRunner()),
     )
     found = Replayed()
     for task_id in task_ids:
@@ -61,6 +64,7 @@ async def replayed(client: Client, task_ids: Sequence[str]) -> Replayed:
             if result.replay_failure is not None:
                 problem = f"{task_id}: its history does not replay: {result.replay_failure!r}"
                 found.problems.append(problem)
+                found.bad[task_id] = history.to_json()
     return found
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from flowkit.activities.batches.puller import ITEMS
 from tests.integration.chaos.conditions import ERROR, FALSE
 from tests.integration.chaos.plans import EXTERNAL_FINAL, FINAL, TOUCH
 from tests.integration.chaos.routes import CONDITION, ROUTING, UPSTREAM_FAILED, routers_of
@@ -43,6 +44,8 @@ class NodeEnd:
     """Reason code of a failed node."""
     rows: Mapping[str, Row] = field(default_factory=dict)
     """Stored batches by uid."""
+    aside: tuple[str, ...] = ()
+    """Uids of the batches that are set aside."""
     failed_uid: str | None = None
     """The batch that failed in the last attempt."""
     claims: frozenset[tuple[str, str]] = frozenset()
@@ -253,11 +256,13 @@ def _end_of_run(node: NodePlan, above: Mapping[str, NodeEnd]) -> NodeEnd:
         return NodeEnd(status=FAILED if code else FINISHED, code=code)
     rows = dict(pulled(node, above)) if node.sources else made(node)
     claims = frozenset((source, uid) for source in node.sources for uid in above[source].rows)
+    if node.mapped:
+        claims = frozenset((ITEMS, batch.uid) for batch in node.batches)
     if code is None:
-        return NodeEnd(status=FINISHED, rows=rows, claims=claims, external=node.external)
+        return NodeEnd(status=FINISHED, rows=rows, claims=claims, aside=node.aside, external=node.external)
     assert node.failure is not None
     if node.failure.at == FINAL:
-        return NodeEnd(status=FAILED, code=code, rows=rows, claims=claims)
+        return NodeEnd(status=FAILED, code=code, rows=rows, claims=claims, aside=node.aside)
     stored = dict(list(rows.items())[: node.failure.at])
     return NodeEnd(status=FAILED, code=code, rows=stored, failed_uid=list(rows)[node.failure.at])
 
@@ -283,8 +288,9 @@ def final_code(node: NodePlan) -> str | None:
 
 
 def made(node: NodePlan) -> dict[str, Row]:
-    """Return the batches of a node without sources."""
-    return {batch.uid: Row(items=batch.items, origin=node.node_id) for batch in node.batches}
+    """Return the batches of a node without sources, except those that it sets aside."""
+    kept = [batch for batch in node.batches if batch.uid not in node.aside]
+    return {batch.uid: Row(items=batch.items, origin=node.node_id) for batch in kept}
 
 
 def pulled(node: NodePlan, above: Mapping[str, NodeEnd]) -> Iterator[tuple[str, Row]]:

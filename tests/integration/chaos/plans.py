@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.integration.chaos.conditions import entries, when
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Sequence
 
 INLINE_ROLE = "stamper"
@@ -111,6 +112,12 @@ class NodePlan:
     first_batch: bool = False
     streams: tuple[str, ...] = ()
     """Parents whose edges are `async`."""
+    parallel: int = 1
+    """Number of shards of a node that pulls or is mapped."""
+    mapped: bool = False
+    """Whether the batches come from a list (`map`) in place of the handler."""
+    aside: tuple[str, ...] = ()
+    """Uids of the batches that always fail, and that the node sets aside."""
 
     @property
     def needs_all_sources(self) -> bool:
@@ -133,6 +140,13 @@ class NodePlan:
         }
         if self.on_success or self.on_failure:
             node["routing"] = {"on_success": list(self.on_success), "on_failure": list(self.on_failure)}
+        if self.mapped:
+            lists = json.dumps([batch.items for batch in self.batches])
+            node["map"] = {"over": lists, "batch_size": 1, "parallel": self.parallel}
+        elif self.parallel > 1:
+            node["parallel"] = self.parallel
+        if self.aside:
+            node["on_batch_failure"] = {"attempts": 1, "then": "quarantine", "max": len(self.aside)}
         if self.call:
             return {**node, "io": {"fn": self.call.fn, "fn_args": self.call.args}}
         start = {"start_when": "first_batch"} if self.first_batch else {}
@@ -162,12 +176,25 @@ class TaskPlan:
     """Whether `on_node_failure` is `continue`."""
     cancel_after: float | None
     """Seconds after which the test cancels the task."""
+    first: int = 0
+    """Number of nodes with which the graph of the task begins; the others are added while it runs. 0 for all nodes."""
 
     def as_graph(self) -> dict[str, Any]:
         """Return the graph as a user writes it."""
         nodes = [self.nodes[place].as_graph() for place in self.order]
         extended = {"edges_ex": listed} if (listed := entries(self.nodes)) else {}
         return {"nodes": nodes, **extended, **({"on_node_failure": "continue"} if self.continues else {})}
+
+    def cut(self, size: int) -> TaskPlan:
+        """Return the task without the nodes after the first ones."""
+        order = tuple(place for place in self.order if place < size)
+        return replace(self, nodes=self.nodes[:size], order=order, first=0)
+
+    def added(self) -> dict[str, Any]:
+        """Return the nodes and edges that are added to the graph while the task runs."""
+        before, after = self.cut(self.first).as_graph(), self.as_graph()
+        edges = [each for each in after.get("edges_ex", ()) if each not in before.get("edges_ex", ())]
+        return {"nodes": after["nodes"][self.first :], **({"edges_ex": edges} if edges else {})}
 
 
 class Drawing:
@@ -237,7 +264,25 @@ class Drawing:
             for number in range(count)
         )
         self._sizes[self._own["node_id"]] = count
-        return self._worker(parents, count, batches=batches)
+        return self._with_aside(self._as_map(self._worker(parents, count, batches=batches)))
+
+    def _as_map(self, plan: NodePlan) -> NodePlan:
+        """Let some native nodes get their batches from a list. Their uids are numbers, so there is one in a task."""
+        chance, failure = random.Random(f"{plan.node_id} map"), plan.failure
+        ends_early = failure is not None and failure.times is None and failure.at != FINAL
+        others = any(node.mapped for node in self._above)
+        if plan.external or ends_early or others or chance.random() < 0.6:
+            return plan
+        batches = tuple(replace(batch, uid=f"{number:07}") for number, batch in enumerate(plan.batches))
+        return replace(plan, mapped=True, batches=batches, parallel=chance.choice([1, 2, 4]))
+
+    def _with_aside(self, plan: NodePlan) -> NodePlan:
+        """Let some batches of some native nodes always fail."""
+        chance, failure = random.Random(f"{plan.node_id} aside"), plan.failure
+        if plan.external or (failure is not None and failure.at != FINAL) or chance.random() < 0.6:
+            return plan
+        uids = [batch.uid for batch in plan.batches]
+        return replace(plan, aside=tuple(chance.sample(uids, min(len(uids), chance.randint(0, 2)))))
 
     def _uid_format(self) -> str:
         return self._chance.choice(_UIDS)
@@ -249,7 +294,9 @@ class Drawing:
         count = sum(self._sizes.get(name, 0) for name in sources) * (2 if chunk else 1)
         self._sizes[self._own["node_id"]] = count
         named = not same or self._chance.random() < 0.5
-        return self._worker(parents, count, sources=tuple(sources), names_sources=named, chunk=chunk)
+        plan = self._worker(parents, count, sources=tuple(sources), names_sources=named, chunk=chunk)
+        shards = random.Random(f"{plan.node_id} shards").choice([1, 1, 2, 3, 5])
+        return plan if plan.external else replace(plan, parallel=shards)
 
     def _worker(self, parents: list[str], count: int, **fields: Any) -> NodePlan:
         executor = self._executor()

@@ -19,17 +19,22 @@ from temporalio.client import (
     WorkflowExecutionStatus,
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
 )
 from temporalio.service import RPCError, RPCStatusCode
 
+from flowkit.adapters.tasks.fields import graph_of
 from flowkit.errors import ActionRejected, FlowKitError, UnknownTask
+from flowkit.graph.validation import normalized
+from flowkit.workflows.scheduling.actions import nodes_below
 from tests.integration.chaos.cluster import after_delay, periodically, retry_until_available, until
+from tests.integration.chaos.conditions import ERROR
 from tests.integration.chaos.faults import FIRST_ROUND, faults
 from tests.integration.chaos.histories import replayed
 from tests.integration.chaos.signals import send, stray_batches
 from tests.integration.chaos.tasks import task_plan
 from tests.integration.chaos.verify import Comparison, read_stored
-from tests.integration.harness import eventually
+from tests.integration.harness import eventually, wait_seconds
 
 if TYPE_CHECKING:
     from pytest import CaptureFixture
@@ -40,7 +45,8 @@ if TYPE_CHECKING:
     from tests.integration.chaos.verify import Stored
 
 MOST_OPEN = 12
-"""Tasks that are open at the same time."""
+"""Tasks that are open at the same time, without those that run again."""
+_MORE_OPEN = 4
 START_SEC = 120.0
 """Longest time in seconds until the first task with external nodes ends."""
 DRAIN_SEC = 240.0
@@ -48,7 +54,7 @@ DRAIN_SEC = 240.0
 _ENDED = ("finished", "failed", "skipped", "cancelled")
 _UPDATE_TIMEOUT = timedelta(seconds=10)
 _ROWS = ("metrics_raw", "artifacts")
-_SHOWN = {"attempt_epoch": 1, "node_id": 1, "batch_uid": 1}
+_SHOWN = {"attempt_epoch": 1, "fence": 1, "node_id": 1, "batch_uid": 1}
 
 
 @dataclass(kw_only=True)
@@ -67,6 +73,8 @@ class Figures:
     """Pauses that were applied, by the kind of their scope, and those of them that stopped attempts."""
     retries: Counter[str] = field(default_factory=Counter)
     """Ended nodes that an action has started again, nodes below them that started again too, and interrupted ones."""
+    changes: Counter[str] = field(default_factory=Counter)
+    """Changes of graphs that added nodes, and new runs of ended tasks."""
     signals: int = 0
     """Repeated and wrong signals."""
     histories: int = 0
@@ -85,7 +93,7 @@ class Figures:
         return (
             f"seed {self.seed}: {self.tasks} tasks{given_up} ({listed(self.statuses)}), {self.nodes} nodes, "
             f"{self.attempts} attempts ({self.interrupted} again after a fault or a fallback), {inline}{self.batches} batches, {self.increments} increments; "
-            f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; pauses: {listed(self.pauses)}; retried nodes: {listed(self.retries)}; {self.histories} histories replayed; {seconds}"
+            f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; pauses: {listed(self.pauses)}; retried nodes: {listed(self.retries)}; {listed(self.changes)}; {self.histories} histories replayed; {seconds}"
         )
 
 
@@ -110,7 +118,11 @@ class Run:
         self._paused: dict[str, float] = {}
         """The tasks of which a part may be paused, and when to resume them."""
         self._epochs: dict[tuple[str, Any], int] = {}
-        self._cancels: list[asyncio.Task[None]] = []
+        self._ended: set[str] = set()
+        """The tasks that have ended, and that no rerun has started again."""
+        self._seen_ended: set[str] = set()
+        self._later: list[asyncio.Task[None]] = []
+        """What happens to tasks a while after their start."""
         self._all_started = False
         self._works = asyncio.Event()
         """Set when a task with external nodes has ended: all processes have started."""
@@ -127,6 +139,7 @@ class Run:
             asyncio.create_task(periodically(1.0, self._send_stray_signals)),
             asyncio.create_task(periodically(0.5, self._pause_and_resume)),
             asyncio.create_task(periodically(0.5, self._retry_ended_node)),
+            asyncio.create_task(periodically(0.5, self._rerun_ended_task)),
         ]
         try:
             async with asyncio.TaskGroup() as both:
@@ -136,9 +149,9 @@ class Run:
             self.figures.seconds["under faults"] = time.monotonic() - begun
             await self._until_ended()
         finally:
-            for each in (supervising, *watching, *self._cancels):
+            for each in (supervising, *watching, *self._later):
                 each.cancel()
-            ends = await asyncio.gather(supervising, *watching, *self._cancels, return_exceptions=True)
+            ends = await asyncio.gather(supervising, *watching, *self._later, return_exceptions=True)
         self.figures.seconds["until all tasks ended"] = time.monotonic() - begun
         self.problems += [f"a background check failed: {end!r}" for end in ends if isinstance(end, Exception)]
 
@@ -164,8 +177,9 @@ class Run:
         async def create() -> None:
             """Create the task unless an earlier call did and only its response was lost: a failed task would run again."""
             if not await self._is_there(plan.task_id):
+                begun = plan.cut(plan.first) if plan.first else plan
                 await self.harness.coordinator.create_task(
-                    params={}, graph=plan.as_graph(), task_id=plan.task_id
+                    params={}, graph=begun.as_graph(), task_id=plan.task_id
                 )
 
         self.plans[plan.task_id] = plan
@@ -173,7 +187,10 @@ class Run:
         self._open.add(plan.task_id)
         if plan.cancel_after is not None:
             cancel = after_delay(plan.cancel_after, lambda: self._cancel(plan.task_id))
-            self._cancels.append(asyncio.create_task(cancel))
+            self._later.append(asyncio.create_task(cancel))
+        if plan.first:
+            grow = after_delay(self._chance.uniform(0.0, 2.0), lambda: self._grow(plan))
+            self._later.append(asyncio.create_task(grow))
 
     async def _is_there(self, task_id: str) -> bool:
         try:
@@ -192,6 +209,41 @@ class Run:
     async def _cancel(self, task_id: str) -> None:
         await retry_until_available(lambda: self.harness.coordinator.cancel_task(task_id, reason="enough"))
 
+    async def _grow(self, plan: TaskPlan) -> object:
+        """Add the other nodes of a task, unless it has ended. A repeated request has the same id."""
+        handle = await self._handle(plan.task_id)
+        while plan.task_id in self._open:
+            with suppress(PyMongoError, RPCError, WorkflowUpdateRPCTimeoutOrCancelledError):
+                try:
+                    return await handle.execute_update(
+                        "change_graph", plan.added(), id="grow", rpc_timeout=_UPDATE_TIMEOUT
+                    )
+                except WorkflowUpdateFailedError as error:
+                    if "ending" not in str(error.cause):
+                        self.problems.append(f"{plan.task_id}: its graph cannot change: {error.cause}")
+                    return None
+            await wait_seconds(0.5)
+        return None
+
+    async def _rerun_ended_task(self) -> None:
+        """Run one of the ended tasks again, once: what did not finish, or any node, and what depends on it."""
+        coordinator = self.harness.coordinator
+        with suppress(PyMongoError, RPCError, FlowKitError):
+            if not self._ended or time.monotonic() >= self._end or len(self._open) > MOST_OPEN + _MORE_OPEN:
+                return
+            task_id = self._chance.choice(sorted(self._ended))
+            nodes = [self._chance.choice(self.plans[task_id].nodes).node_id]
+            chosen = nodes if self._chance.random() < 0.5 else None
+            self._ended.discard(task_id)
+            planned = await coordinator.rerun(task_id, chosen, dry_run=True)
+            affected = {each["node_id"] for each in planned["affected"]}
+            stopped, external = await self._stopped(task_id), self._external(self.plans[task_id])
+            if self._unrepeatable(self.plans[task_id]) & affected or stopped - affected or stopped & external:
+                return
+            self._open.add(task_id)
+            await coordinator.rerun(task_id, chosen)
+            self.figures.changes["reruns"] += 1
+
     async def _look(self) -> None:
         """Remove the tasks that ended from the open ones."""
         with suppress(RPCError):
@@ -199,8 +251,31 @@ class Run:
                 described = await (await self._handle(task_id)).describe()
                 if described.status is not WorkflowExecutionStatus.RUNNING:
                     self._open.discard(task_id)
+                    self._note_ended(task_id)
                     if any(node.external for node in self.plans[task_id].nodes):
                         self._works.set()
+
+    def _external(self, plan: TaskPlan) -> set[str]:
+        """Return the nodes that external workers run.
+
+        If one was stopped, a worker may read its command after the stop, and write artifacts until it is stopped, too.
+        """
+        return {node.node_id for node in plan.nodes if node.external}
+
+    async def _stopped(self, task_id: str) -> set[str]:
+        """Return the nodes that the end of their task has stopped. A rerun that leaves one of them fails."""
+        document = await self.harness.document(task_id)
+        return {
+            each["node_id"]
+            for each in document["graph"]["nodes"]
+            if each["status"] == "cancelled" or str(each.get("skip_reason")).startswith("task_")
+        }
+
+    def _note_ended(self, task_id: str) -> None:
+        """Let a task run again, if it has not yet."""
+        if task_id not in self._seen_ended:
+            self._seen_ended.add(task_id)
+            self._ended.add(task_id)
 
     async def _watch(self) -> None:
         """Check that no row of an open task returns to an older epoch."""
@@ -208,9 +283,11 @@ class Run:
             for name in _ROWS:
                 rows = self.harness.db[name].find({"task_id": {"$in": sorted(self._open)}}, _SHOWN)
                 async for row in rows:
-                    key, epoch = (name, row["_id"]), row["attempt_epoch"]
+                    key, epoch = (name, row["_id"]), row.get("fence") or row["attempt_epoch"]
                     if epoch < self._epochs.get(key, 0):
-                        self.problems.append(f"{name} of {row}: was at epoch {self._epochs[key]} before")
+                        self.problems.append(
+                            f"{name} of {row}: was at epoch or fence {self._epochs[key]} before"
+                        )
                     self._epochs[key] = epoch
 
     async def _send_stray_signals(self) -> None:
@@ -233,7 +310,7 @@ class Run:
                     with suppress(ActionRejected, UnknownTask):
                         await coordinator.resume(task_id)
                     del self._paused[task_id]
-            running = sorted(self._open - self._paused.keys())
+            running = [each for each in sorted(self._open - self._paused.keys()) if self._may_pause(each)]
             if running and time.monotonic() < self._end:
                 task_id = self._chance.choice(running)
                 scope, interrupt = self._draw_scope(self.plans[task_id]), self._draw_interrupt(task_id)
@@ -245,35 +322,65 @@ class Run:
                         each["to"] for each in result["affected"] if each["from"] == "running"
                     }
 
+    def _may_pause(self, task_id: str) -> bool:
+        """Return whether the model knows how a task ends with a pause.
+
+        The end of a pause can divide an evaluation of conditions. If one of an edge fails, its gate may close before.
+        """
+        return not any(ERROR in dict(node.edge_when).values() for node in self.plans[task_id].nodes)
+
     async def _retry_ended_node(self) -> None:
-        """Start an ended node of one of the open tasks again, with what depends on it, until all tasks have started."""
-        with suppress(PyMongoError, RPCError, WorkflowUpdateFailedError, WorkflowQueryFailedError):
+        """Start an ended node of one of the open tasks again, with what depends on it, until all tasks have started.
+
+        A node that has set batches aside keeps the others in half of the cases.
+        """
+        with suppress(
+            *(PyMongoError, RPCError, WorkflowUpdateFailedError, WorkflowQueryFailedError),
+            WorkflowUpdateRPCTimeoutOrCancelledError,
+        ):
             if not self._open or time.monotonic() >= self._end:
                 return
             task_id = self._chance.choice(sorted(self._open))
-            document = await self.harness.db.tasks.find_one({"id": task_id}, {"graph.nodes": 1}) or {}
-            ended = [
-                each["node_id"]
-                for each in document.get("graph", {}).get("nodes", [])
-                if each["status"] in _ENDED
-            ]
+            document = await self.harness.db.tasks.find_one({"id": task_id}) or {}
+            ended = self._list_repeatable(task_id, document) if document.get("graph") else []
             if not ended:
                 return
             given = {"node_id": self._chance.choice(ended), "interrupt": self._draw_interrupt(task_id)}
             handle = await self._handle(task_id)
-            planned = await handle.query("preview", args=["retry_node", given], result_type=dict)
+            aside = any(node.aside for node in self.plans[task_id].nodes if node.node_id == given["node_id"])
+            name = "retry_batches" if aside and self._chance.random() < 0.5 else "retry_node"
+            planned = await handle.query("preview", args=[name, given], result_type=dict)
             affected = planned["affected"]
-            if self._increments(self.plans[task_id]) & {each["node_id"] for each in affected}:
-                return
             given["if_revision"] = planned["revision"]
-            await handle.execute_update("retry_node", given, rpc_timeout=_UPDATE_TIMEOUT)
+            await handle.execute_update(name, given, rpc_timeout=_UPDATE_TIMEOUT)
             self.figures.retries["chosen"] += 1
+            self.figures.retries["of batches"] += name == "retry_batches"
             self.figures.retries["below"] += len(affected) - 1
             self.figures.retries["interrupted"] += sum(each["from"] == "running" for each in affected)
 
-    def _increments(self, plan: TaskPlan) -> set[str]:
-        """Return the nodes that increment variables, which a new generation would do once more than the model says."""
-        return {node.node_id for node in plan.nodes if node.call and node.call.fn == "vars.incr"}
+    def _list_repeatable(self, task_id: str, document: dict[str, Any]) -> list[str]:
+        """Return the ended nodes that may start again: those above no node that must not.
+
+        Such a node may start and end between a preview and its action.
+        """
+        nodes, spared = normalized(graph_of(document)).nodes, self._unrepeatable(self.plans[task_id])
+        return [
+            node.node_id
+            for node, entry in zip(nodes, document["graph"]["nodes"], strict=True)
+            if entry["status"] in _ENDED
+            and not spared & {nodes[index].node_id for index in (node.index, *nodes_below(nodes, node.index))}
+        ]
+
+    def _unrepeatable(self, plan: TaskPlan) -> set[str]:
+        """Return the nodes that end in another way than the model says if they start again.
+
+        They increment variables once more, or their gate may close before the condition of an edge fails them.
+        """
+        return {
+            node.node_id
+            for node in plan.nodes
+            if (node.call and node.call.fn == "vars.incr") or ERROR in dict(node.edge_when).values()
+        }
 
     def _draw_interrupt(self, task_id: str) -> bool:
         """Return whether to stop running attempts: not in tasks with external nodes.
@@ -310,9 +417,14 @@ class Run:
         found = await replayed(client, sorted(self.plans))
         self.figures.histories, self.figures.inline = found.histories, found.inline
         self.problems += found.problems
+        for task_id, history in found.bad.items():
+            (self.cluster.folder / f"{task_id}.json.log").write_text(history)
         self.figures.seconds["to compare"] = time.monotonic() - begun
 
     def _compare(self, plan: TaskPlan, found: Stored) -> None:
+        size = len(found.document.get("graph", {}).get("nodes", ()))
+        self.figures.changes["grown graphs"] += bool(plan.first) and size > plan.first
+        plan = plan.cut(size) if plan.first == size else plan
         comparison, figures = Comparison(plan, found), self.figures
         figures.tasks += 1
         figures.nodes += len(plan.nodes)

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from flowkit.errors import GraphError
+from flowkit.graph.changes import change_problems
+from flowkit.graph.validation import parse_graph
+from tests.integration.chaos.conditions import ERROR
 from tests.integration.chaos.gates import first_predictable, with_conditions, with_streams
 from tests.integration.chaos.plans import TAILS, Drawing, MixedDrawing, TaskPlan
 from tests.integration.chaos.routes import with_routes
@@ -20,12 +25,41 @@ if TYPE_CHECKING:
 _ID = re.compile(r"([a-z])(\d+)t(\d+)n(\d+)")
 _DRAWINGS = {drawing.letter: drawing for drawing in (Drawing, MixedDrawing)}
 _MIXED_SHARE = 0.6
+_GROWING_SHARE = 0.3
 
 
 def task_plan(seed: int, number: int) -> TaskPlan:
     """Return the task with this number. Most tasks have external nodes, beside native and inline ones."""
     mixed = random.Random(f"{seed}-{number}-kind").random() < _MIXED_SHARE
-    return drawn_task(seed, number, MixedDrawing if mixed else Drawing)
+    plan = drawn_task(seed, number, MixedDrawing if mixed else Drawing)
+    chance = random.Random(f"{seed}-{number}-growth")
+    return growing(plan, chance) if chance.random() < _GROWING_SHARE else plan
+
+
+def growing(plan: TaskPlan, chance: random.Random) -> TaskPlan:
+    """Return a task that gets some of its nodes while it runs; the same task if the rules allow no such graph."""
+    whole = replace(plan, order=tuple(range(len(plan.nodes))))
+    sizes = [size for size in range(1, len(plan.nodes)) if _may_begin_with(whole, size)]
+    return replace(whole, first=chance.choice(sizes)) if sizes else plan
+
+
+def _may_begin_with(plan: TaskPlan, size: int) -> bool:
+    """Return whether the other nodes can be added later.
+
+    None of them may stream from the first ones, because such a node starts whether there is a batch or not, or fail by the
+    condition of an edge, because its gate may close before.
+    """
+    first, later = {node.node_id for node in plan.nodes[:size]}, plan.nodes[size:]
+    if any(node.streams or node.first_batch for node in later if first & {*node.parents}):
+        return False
+    if any(ERROR in dict(node.edge_when).values() for node in later):
+        return False
+    try:
+        before = parse_graph(plan.cut(size).as_graph())
+    except GraphError:
+        return False
+    added = replace(plan, first=size).added()
+    return not [*change_problems(before, parse_graph(plan.as_graph()), added, ())]
 
 
 @lru_cache(maxsize=4096)

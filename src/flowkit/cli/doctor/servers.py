@@ -51,6 +51,9 @@ INDEXES: dict[str, tuple[str, ...]] = {
     "worker_events": ("uniq_worker_event",),
     "stored_graphs": ("ix_stored_graphs_task",),
     "input_values": ("ix_input_values_task",),
+    "map_items": ("ix_map_items_task",),
+    "node_shards": ("ix_node_shards_node",),
+    "batch_tries": ("ix_batch_tries_node",),
 }
 """Indexes that engines and workers create when they start."""
 

@@ -172,7 +172,8 @@ def format_note(node: NodeView) -> str:
     worker = [_format_worker(node)] if node.worker else []
     silent = ["sends no heartbeats"] if node.silent and node.heard_at is None else []
     before = [f"last attempt: {node.note}"] if node.note else []
-    return "; ".join([*waits, *worker, *silent, *for_other, *before])
+    shards = [node.shards] if node.shards else []
+    return "; ".join([*waits, *shards, *worker, *silent, *for_other, *before])
 
 
 def _format_worker(node: NodeView) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
-from flowkit.cli.json_files import read_object, read_objects, read_pairs
+from flowkit.cli.json_files import read_change, read_object, read_objects, read_pairs
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_MONGO_URL,
@@ -27,13 +27,16 @@ from flowkit.cli.output import log_warnings
 from flowkit.errors import ConfigError
 from flowkit.models import APPROVE, REJECT
 from flowkit.models.actions import (
+    CHANGE_GRAPH,
     COMPLETE_NODE,
     DECIDE,
     FAIL_NODE,
     PAUSE,
     RESUME,
+    RETRY_BATCHES,
     RETRY_NODE,
     SATISFY,
+    SKIP_BATCHES,
     SKIP_NODE,
     TASK_SCOPE,
 )
@@ -68,6 +71,12 @@ IfRevision = Annotated[
 Interrupt = Annotated[
     bool,
     typer.Option("--interrupt", help="Stop attempts that the action affects, instead of being rejected."),
+]
+BatchUids = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[BATCH]...", help="Batches, as `flowkit batches --failed` shows them. Default: all of them."
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what the action would affect; change nothing.")]
 
@@ -252,6 +261,52 @@ def fail(
     _act(task, FAIL_NODE, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
 
 
+def retry_batches(
+    task: TaskId,
+    node: TaskNode,
+    batches: BatchUids = None,
+    interrupt: Interrupt = False,
+    reason: Reason = "",
+    by: By = None,
+    if_revision: IfRevision = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Run a node again for batches that it has set aside, and what depends on it. It keeps its other batches."""
+    log_warnings(verbose)
+    given = {"node_id": node, "batch_uids": batches or [], "interrupt": interrupt}
+    where = Where(mongo_url=mongo_url, database=database)
+    _act(
+        task, RETRY_BATCHES, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json
+    )
+
+
+def skip_batches(
+    task: TaskId,
+    node: TaskNode,
+    batches: BatchUids = None,
+    interrupt: Interrupt = False,
+    reason: Reason = "",
+    by: By = None,
+    if_revision: IfRevision = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Accept that batches are missing that a node has set aside; a failed or held node continues without them."""
+    log_warnings(verbose)
+    given = {"node_id": node, "batch_uids": batches or [], "interrupt": interrupt}
+    where = Where(mongo_url=mongo_url, database=database)
+    _act(
+        task, SKIP_BATCHES, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json
+    )
+
+
 def decide(
     task: TaskId,
     node: TaskNode,
@@ -290,6 +345,53 @@ def satisfy(
     given = {"prerequisite": prerequisite}
     where = Where(mongo_url=mongo_url, database=database)
     _act(task, SATISFY, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
+
+
+def change(
+    task: TaskId,
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="A JSON file with `nodes`, `edges` and `edges_ex` to add, and `changes` by node id; - for stdin.",
+        ),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NODE:KEY=VALUE",
+            help="Replace a key of the input_inline of a node that has not started; null removes it. Repeatable.",
+        ),
+    ] = None,
+    reason: Reason = "",
+    by: By = None,
+    if_revision: IfRevision = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Add nodes to the graph of a running task, and change nodes that have not started."""
+    log_warnings(verbose)
+    given = _add_inputs({} if file is None else read_change(file), _read_inputs(setting or ()))
+    where = Where(mongo_url=mongo_url, database=database)
+    _act(
+        task, CHANGE_GRAPH, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json
+    )
+
+
+def _add_inputs(given: dict[str, Any], inputs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return a change of the graph with the keys of `input_inline` that --set replaces."""
+    changes = given.get("changes") or {}
+    if not inputs or not isinstance(changes, dict):
+        return given
+    if twice := sorted(inputs.keys() & changes.keys()):
+        problem = ConfigError(f"--set and the file both change node {printed(twice[0])}")
+        raise add_remedy(problem, "put all changes of a node into the file")
+    own = {node: {"io": {"input_inline": keys}} for node, keys in inputs.items()}
+    return {**given, "changes": {**changes, **own}}
 
 
 def _read_input(text: str | None, pairs: Sequence[str]) -> dict[str, Any] | None:
@@ -358,6 +460,13 @@ def rerun(
             "--set", metavar="NODE:KEY=VALUE", help="Replace a key of a node's input_inline. Repeatable."
         ),
     ] = None,
+    failed_batches: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE",
+            help="Run this node again only for the batches that it has set aside; it keeps the others. Repeatable.",
+        ),
+    ] = None,
     reason: Reason = "",
     by: By = None,
     dry_run: Annotated[
@@ -374,6 +483,7 @@ def rerun(
     options: dict[str, Any] = {
         "params": read_pairs(param or (), "--param", "day=2026-01-31"),
         "inputs": _read_inputs(change or ()),
+        "failed_batches_of": failed_batches or (),
         "reason": reason,
         "by": _user() if by is None else by,
         "dry_run": dry_run,

@@ -1,4 +1,4 @@
-"""`flowkit result`, which shows what a task and its nodes have stored. It imports its dependencies when it runs."""
+"""`flowkit result` and `flowkit batches`, which show what a task and its nodes have stored. They import its dependencies when it runs."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from flowkit.cli.options import (
 from flowkit.cli.output import log_warnings
 from flowkit.cli.tasks.variables import plain
 from flowkit.errors import ConfigError
-from flowkit.text import did_you_mean, one_line
+from flowkit.text import describe_set_aside, did_you_mean, one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,6 +44,8 @@ class NodeResult:
     status: str
     batches: int
     """Number of stored batches; failed batches do not count."""
+    failed_batches: int
+    """Number of batches that were set aside, once the node has finished."""
     metrics: dict[str, Any]
     """Its final metrics."""
     stats: dict[str, Any]
@@ -105,8 +107,34 @@ def result(
     return None
 
 
+def batches(
+    task: TaskId,
+    node: Annotated[str, typer.Argument(help="Id of a node.")],
+    failed: Annotated[bool, typer.Option("--failed", help="Only batches that failed.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=_MAX_BATCHES, help="Maximum number of batches.")] = 20,
+    offset: Annotated[int, typer.Option(min=0, help="Number of older batches to skip.")] = 0,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    verbose: Verbose = False,
+) -> None:
+    """Show the batches of a node, oldest first. With --failed, those that failed, and why."""
+    log_warnings(verbose)
+    where = Where(mongo_url=mongo_url, database=database)
+    _, page = asyncio.run(_read(task, node, limit, offset, where, failed=failed))
+    assert page is not None
+    if as_json:
+        shown = {"task_id": task, "node_id": node, **asdict(page), "next_offset": page.next_offset}
+        return output.document(plain(shown))
+    if page.batches:
+        console = output.console()
+        console.print(batches_table(page.batches, wide=console.is_terminal))
+    output.note(describe_page(page, "failed batches" if failed else "batches"))
+    return None
+
+
 async def _read(
-    task_id: str, node_id: str | None, limit: int, offset: int, where: Where
+    task_id: str, node_id: str | None, limit: int, offset: int, where: Where, *, failed: bool = False
 ) -> tuple[ResultView, BatchPage | None]:
     """Return the result of a task, or of only one node with a page of its batches."""
     from flowkit.cli.servers import database
@@ -121,8 +149,8 @@ async def _read(
         view = make_view(document, await catalog.results(task_id), await catalog.batches(task_id), node_id)
         if node_id is None:
             return view, None
-        batches, total = await catalog.batch_page(task_id, node_id, offset, limit)
-        return view, BatchPage(batches=batches, offset=offset, total=total)
+        found, total = await catalog.batch_page(task_id, node_id, offset, limit, failed=failed)
+        return view, BatchPage(batches=found, offset=offset, total=total)
 
 
 def require_node(document: dict[str, Any], node_id: str | None) -> None:
@@ -153,6 +181,7 @@ def make_view(
                 node_id=name,
                 status=node["status"],
                 batches=batches.get(name, 0),
+                failed_batches=node.get("failed_batches") or 0,
                 metrics=stored.metrics if stored else {},
                 stats=node.get("stats") or {},
                 artifacts_ref=stored.artifacts_ref if stored else None,
@@ -187,6 +216,12 @@ def _print_task(view: ResultView) -> None:
     console.print(results_table(view.nodes, wide=console.is_terminal))
     if not TaskStatus(view.status).closed:
         output.note("the task has not ended; its results can still change")
+    for node in view.nodes:
+        if node.failed_batches:
+            places = f"{shlex.quote(view.task_id)} {shlex.quote(node.node_id)}"
+            output.note(
+                f"{describe_set_aside(node.failed_batches)} in {node.node_id}: `flowkit batches {places} --failed`"
+            )
     if any(node.batches for node in view.nodes):
         output.note(f"see the batches of a node: `flowkit result {shlex.quote(view.task_id)} NODE`")
 
@@ -216,15 +251,15 @@ def describe_result(node: NodeResult) -> list[str]:
     return [f"{name:<{width}}  {_format(value)}" for name, value in named]
 
 
-def describe_page(page: BatchPage) -> str:
+def describe_page(page: BatchPage, what: str = "batches") -> str:
     """Return which batches a page contains, and how to see the next ones."""
     if not page.total:
-        return "no batches"
+        return f"no {what}"
     first, last = page.offset + 1, page.offset + len(page.batches)
     if not page.batches:
-        return f"the node has only {page.total:,} batches; lower --offset"
+        return f"the node has only {page.total:,} {what}; lower --offset"
     more = f"; `--offset {page.next_offset}` shows the next" if page.next_offset is not None else ""
-    return f"batches {first:,} to {last:,} of {page.total:,}{more}"
+    return f"{what} {first:,} to {last:,} of {page.total:,}{more}"
 
 
 def results_table(nodes: list[NodeResult], *, wide: bool) -> "Table":
@@ -257,15 +292,20 @@ def batches_table(batches: "list[StoredBatch]", *, wide: bool) -> "Table":
 
     table = plain_table(wide=wide)
     add_names(table, "batch", [batch.uid for batch in batches], most=_UID_CHARS)
-    table.add_column("status", width=6, no_wrap=True)
+    table.add_column("status", width=7, no_wrap=True)
     table.add_column("attempt", justify="right", no_wrap=True)
     add_times(table, "stored")
     table.add_column("metrics", ratio=1 if wide else None, overflow="fold", no_wrap=not wide)
     for batch in batches:
         ref = f"artifacts_ref: {_format_values(batch.artifacts_ref)}" if batch.artifacts_ref else ""
         shown = one_line(batch.error) if batch.error else _format_values(batch.metrics)
+        shown += (
+            f" (set aside after {batch.tries} {'try' if batch.tries == 1 else 'tries'})"
+            if batch.tries
+            else ""
+        )
         at = None if batch.stored_at is None else datetime.fromisoformat(batch.stored_at).timestamp()
-        style = "red" if batch.status == "failed" else "green"
+        style = {"ok": "green", "skipped": "yellow"}.get(batch.status, "red")
         table.add_row(
             Text(batch.uid),
             Text(batch.status, style=style),

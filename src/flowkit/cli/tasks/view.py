@@ -29,7 +29,7 @@ from flowkit.engine.sweep import CLOSE_REASONS
 from flowkit.errors import StoreUnavailable
 from flowkit.models import ENGINE_TYPES, NodeStatus, TaskStatus, temporal_names
 from flowkit.models.temporal_names import other_databases, process_of
-from flowkit.text import names, one_line
+from flowkit.text import count_of, describe_set_aside, format_duration, names, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecutionDescription
     from temporalio.converter import DataConverter
 
+    from flowkit.adapters.shards import ShardProgress
     from flowkit.adapters.tasks.queries import ExternalRun, NodeRun
     from flowkit.adapters.worker_registry import RegisteredWorker
     from flowkit.cli.servers import Servers
@@ -102,6 +103,8 @@ class NodeView:
     node that pulls from it."""
     silent: bool = False
     """Whether its attempt sends no heartbeats."""
+    shards: str = ""
+    """Its shards that run and how far they are, in words; empty if none does."""
 
     @property
     def awaits_decision(self) -> bool:
@@ -187,7 +190,14 @@ class TaskReader:
         view = add_runs(view, await self._from_store(self._servers.catalog.node_runs) or {}, now)
         view = add_workers(view, find_workers(self._description), now)
         view = add_waits(view, await read_waits(self._description, self._servers.temporal.data_converter))
+        view = await self._with_shards(view, now)
         return add_external(view, await self._from_store(self._servers.catalog.external_runs) or {}, now)
+
+    async def _with_shards(self, view: TaskView, now: float) -> TaskView:
+        """Return `view` with the progress of nodes with shards that run."""
+        if not (shards := await self._from_store(self._servers.catalog.shards) or {}):
+            return view
+        return add_shards(view, shards, await self._from_store(self._servers.catalog.sources) or {}, now)
 
     async def _with_pins(self, view: TaskView) -> TaskView:
         """Return `view` with the versions for which attempts of the task wait, and the versions that are online."""
@@ -299,6 +309,44 @@ def mark_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
         for node in view.nodes
     )
     return replace(view, nodes=nodes)
+
+
+def add_shards(
+    view: TaskView, shards: Mapping[str, ShardProgress], sources: Mapping[str, Sequence[str]], now: float
+) -> TaskView:
+    """Return `view` with how far the running shards are. `sources` are the nodes from which wide nodes pull."""
+    by_id = {node.node_id: node for node in view.nodes}
+
+    def describe_shards(node: NodeView) -> NodeView:
+        progress = shards.get(node.node_id)
+        if progress is None or node.status not in _ACTIVE or not progress.running:
+            return node
+        pulled = [by_id[name] for name in sources.get(node.node_id, ()) if name in by_id]
+        ended = bool(pulled) and all(NodeStatus(each.status).ended for each in pulled)
+        is_final = ended or progress.items > 0
+        total = progress.items or sum(each.batches for each in pulled)
+        text = describe_progress(progress, node.batches, total, now, is_final=is_final)
+        return replace(node, shards=text, waiting=False, worker="")
+
+    return replace(view, nodes=tuple(map(describe_shards, view.nodes)))
+
+
+def describe_progress(progress: ShardProgress, done: int, total: int, now: float, *, is_final: bool) -> str:
+    """Return how many shards run, the batches done and in all, the rate, and the time left.
+
+    `total` is 0 if it is unknown, and grows unless it `is_final`.
+    """
+    workers = {*progress.running}
+    parts = [f"{count_of(len(progress.running), 'shard')} on {count_of(len(workers), 'worker')}"]
+    if total:
+        parts.append(f"{done:,} of {total:,}{'' if is_final else ' so far'}")
+    took = now - progress.started_at
+    if done and took >= 1:
+        rate = done / took
+        parts.append(f"{rate:,.3g}/s")
+        if is_final and total > done:
+            parts.append(f"{format_duration(round((total - done) / rate))} left")
+    return ", ".join(parts)
 
 
 def add_pins(view: TaskView, pins: Mapping[str, str], workers: Sequence[RegisteredWorker]) -> TaskView:
@@ -579,10 +627,14 @@ def _read_node(
         attempt=node.get("attempt_epoch") or 0,
         batches=batches.get(node["node_id"], 0),
         next_retry_at=retry_at if status == NodeStatus.DEFERRED and not node.get("waits_for") else None,
-        note=one_line(error or node.get("skip_reason") or ""),
+        note=one_line(error or node.get("skip_reason") or _describe_failed_batches(node)),
         waits_for=(node.get("waits_for") or "") if status in _BEFORE_ATTEMPT else "",
         silent=silent,
     )
+
+
+def _describe_failed_batches(node: dict[str, Any]) -> str:
+    return describe_set_aside(count) if (count := node.get("failed_batches")) else ""
 
 
 def _make_bare_view(task_id: str) -> TaskView:

@@ -31,7 +31,7 @@ def up(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Start only these: temporal, mongo, engine, bridge, worker. Separate with commas, or repeat."
+            help="Start only these: temporal, mongo, engine, bridge, gateway, worker. Separate with commas, or repeat."
         ),
     ] = None,
     external: Annotated[
@@ -63,6 +63,10 @@ def up(
             "--reload", help="Restart engine and workers when their Python code or --config changes."
         ),
     ] = False,
+    gateway: Annotated[
+        bool,
+        typer.Option("--gateway", help="Start a gateway, which serves flows by JSON-RPC (docs/flows.md)."),
+    ] = False,
     queue: Queue = None,
     database: MongoDatabase = DEFAULT_DATABASE,
     install: Annotated[bool, typer.Option("--install", help="Install the servers and exit.")] = False,
@@ -91,6 +95,7 @@ def up(
         database=database,
         config=config,
         reload=reload,
+        gateway=gateway,
         verbose=verbose,
     )
     plan = make_plan(options, os.environ)

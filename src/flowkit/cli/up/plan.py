@@ -25,6 +25,7 @@ _DEFAULTS = {
     "MONGO_URL": {DEFAULT_MONGO_URL, "mongodb://127.0.0.1:27017"},
     "MONGO_DATABASE": {DEFAULT_DATABASE},
     "FLOWKIT_QUEUE": {DEFAULT_QUEUE},
+    "COORDINATOR_URL": {"http://127.0.0.1:9652"},
 }
 
 
@@ -36,6 +37,7 @@ class Part(StrEnum):
     ENGINE = "engine"
     BRIDGE = "bridge"
     WORKER = "worker"
+    GATEWAY = "gateway"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,13 +50,22 @@ class Ports:
     temporal_http: int | None = None
     """None for any free port."""
     kafka: int = 9092
+    gateway: tuple[int, int] = (9652, 9653)
+    """For HTTP and for WebSocket."""
 
     @classmethod
     def from_base(cls, base: int | None) -> Ports:
-        """Return the default ports, or five consecutive ports from `base`."""
+        """Return the default ports, or seven consecutive ports from `base`."""
         if base is None:
             return cls()
-        return cls(temporal=base, ui=base + 1, mongo=base + 2, temporal_http=base + 3, kafka=base + 4)
+        return cls(
+            temporal=base,
+            ui=base + 1,
+            mongo=base + 2,
+            temporal_http=base + 3,
+            kafka=base + 4,
+            gateway=(base + 5, base + 6),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +88,8 @@ class UpOptions:
     config: str | None = None
     """JSON file with settings of engines and workers."""
     reload: bool = False
+    gateway: bool = False
+    """Whether to start a gateway."""
     verbose: bool = False
 
 
@@ -135,9 +148,10 @@ def parse_external(external: Sequence[str]) -> tuple[str, ...]:
 def make_plan(options: UpOptions, environment: Mapping[str, str]) -> Plan:
     """Return what to start. Raises ConfigError if options contradict each other."""
     usual = frozenset(Part) - ({Part.WORKER} if not options.handlers else set())
-    parts = parse_parts(options.only) or usual - ({Part.BRIDGE} if not options.external else set())
+    optional = {Part.BRIDGE: bool(options.external), Part.GATEWAY: options.gateway}
+    parts = parse_parts(options.only) or usual - {part for part, wanted in optional.items() if not wanted}
     _check_options(options, parts)
-    runs_tasks = not parts.isdisjoint({Part.ENGINE, Part.BRIDGE, Part.WORKER})
+    runs_tasks = not parts.isdisjoint({Part.ENGINE, Part.BRIDGE, Part.GATEWAY, Part.WORKER})
     return Plan(
         options=options,
         parts=parts,
@@ -165,6 +179,7 @@ def _check_options(options: UpOptions, parts: frozenset[Part]) -> None:
         ("--concurrency is given", options.concurrency, Part.WORKER),
         ("--function is given", options.functions, Part.ENGINE),
         ("--role is given", options.roles, Part.ENGINE),
+        ("--gateway is given", options.gateway, Part.GATEWAY),
     ):
         if value and part not in parts:
             raise add_remedy(
@@ -187,6 +202,8 @@ def make_exports(
         "MONGO_URL": mongo_url if plan.uses_mongo else None,
         "KAFKA_BOOTSTRAP_SERVERS": kafka_bootstrap if plan.uses_kafka else None,
     }
+    if Part.GATEWAY in plan.parts:
+        exports["COORDINATOR_URL"] = f"http://127.0.0.1:{plan.ports.gateway[0]}"
     if plan.starts_temporal:
         exports["TEMPORAL_NAMESPACE"] = "default"
     exports |= {"MONGO_DATABASE": plan.options.database, "FLOWKIT_QUEUE": plan.options.queue}

@@ -38,6 +38,8 @@ class Processes:
     engine: FlowkitProcess | None = None
     bridge: FlowkitProcess | None = None
     """Connects the engine to external workers."""
+    gateway: FlowkitProcess | None = None
+    """Serves flows by JSON-RPC, and dispatches their jobs."""
     workers: list[FlowkitProcess] = field(default_factory=list)
 
     @property
@@ -47,8 +49,9 @@ class Processes:
 
     @property
     def flowkit(self) -> list[FlowkitProcess]:
-        """The engine, the bridge and the workers."""
-        return [*(each for each in (self.engine, self.bridge) if each is not None), *self.workers]
+        """The engine, the bridge, the gateway and the workers."""
+        single = (self.engine, self.bridge, self.gateway)
+        return [*(each for each in single if each is not None), *self.workers]
 
     @property
     def all(self) -> list[ServerProcess]:
@@ -73,6 +76,10 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
         processes.bridge = flowkit_process.bridge_process(
             folder, options.external, options=[*verbose, *engine_config], environment=processes.exports
         )
+    if Part.GATEWAY in plan.parts:
+        processes.gateway = flowkit_process.gateway_process(
+            folder, options=[*verbose, *_gateway_ports(plan)], environment=processes.exports
+        )
     if Part.WORKER in plan.parts:
         slots = ["--concurrency", str(options.concurrency)] if options.concurrency else []
         processes.workers = flowkit_process.worker_processes(
@@ -83,6 +90,11 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
             environment=processes.exports,
         )
     return processes
+
+
+def _gateway_ports(plan: Plan) -> list[str]:
+    http, websocket = plan.ports.gateway
+    return ["--port", str(http), "--websocket-port", str(websocket)]
 
 
 def write_config(plan: Plan, folder: Path) -> None:

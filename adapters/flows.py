@@ -1,0 +1,253 @@
+"""What the gateway stores: its entities, the dispatches of jobs to supervisors, and the events of flows.
+
+An entity has its ids as `_id`: that of a flow is `3:40` in context 3, and that of a job `3:11:501` if its caller is 11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from pymongo import ASCENDING, DESCENDING, ReturnDocument
+from pymongo.errors import BulkWriteError, DuplicateKeyError
+
+from flowkit.adapters.mongo import DUPLICATE_KEY, Database, durable, ensure_index, translate_errors
+from flowkit.adapters.tasks.queries import aggregated
+from flowkit.models import TaskStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+Fields = dict[str, Any]
+
+ACTORS: Final = "flow_actors"
+CONTEXTS: Final = "flow_contexts"
+RUNNERS: Final = "flow_runners"
+JOBS: Final = "flow_jobs"
+FLOWS: Final = "flows"
+MESSAGES: Final = "flow_messages"
+EVENTS: Final = "flow_events"
+
+_MAX_LATE = 20
+"""Largest number of late replies that the record of a dispatch keeps."""
+
+
+def key(*ids: int) -> str:
+    """Return the `_id` of an entity with these ids."""
+    return ":".join(map(str, ids))
+
+
+_STATUS: Final = ("status", "finished_at")
+
+
+def _status_of(task: Fields) -> str:
+    """Return the status of a task. One that is ending still runs.
+
+    Its document has the final status before the end is stored. Until then, nodes can lack their final statuses, and the
+    task cannot run again.
+    """
+    status = TaskStatus(task["status"])
+    return (TaskStatus.RUNNING if status.closed and task["finished_at"] is None else status).value
+
+
+class FlowStore:
+    """The collections of the gateway. Raises StoreUnavailable if MongoDB does not respond."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = durable(db)
+
+    @translate_errors
+    async def prepare(self) -> None:
+        """Create the indexes."""
+        up = ASCENDING
+        await asyncio.gather(
+            ensure_index(self._db[RUNNERS], [("context_id", up), ("id", up)], "ix_flow_runner"),
+            ensure_index(self._db[JOBS], [("context_id", up), ("id", up)], "ix_flow_job"),
+            ensure_index(self._db[FLOWS], [("context_id", up), ("id", up)], "ix_flow"),
+            ensure_index(self._db[FLOWS], [("context_id", up), ("jobs", up)], "ix_flow_jobs"),
+            ensure_index(self._db[MESSAGES], [("task_id", up)], "ix_flow_message_task"),
+            ensure_index(
+                self._db[MESSAGES], [("context_id", up), ("created_at", DESCENDING)], "ix_flow_message"
+            ),
+            ensure_index(
+                self._db[MESSAGES], [("context_id", up), ("open_until", up)], "ix_flow_message_open"
+            ),
+            ensure_index(self._db[EVENTS], [("task_id", up)], "ix_flow_event_task"),
+            ensure_index(self._db[EVENTS], [("flow", up), ("seq", up)], "uq_flow_event", unique=True),
+        )
+
+    # --- entities
+
+    @translate_errors
+    async def put(self, collection: str, id: int | str, fields: Fields, now: float) -> Fields:
+        """Create an entity or replace these fields of it, and return it."""
+        found: Fields = await self._db[collection].find_one_and_update(
+            {"_id": id},
+            {"$set": {**fields, "updated_at": int(now)}, "$setOnInsert": {"created_at": int(now)}},
+            upsert=True,
+            return_document=ReturnDocument.AFTER,
+        )
+        return found
+
+    @translate_errors
+    async def load(self, collection: str, id: int | str) -> Fields | None:
+        """Return an entity; None if it does not exist."""
+        found: Fields | None = await self._db[collection].find_one({"_id": id})
+        return found
+
+    @translate_errors
+    async def page(
+        self, collection: str, wanted: Fields, *, after: int | None, limit: int, by: str = "id"
+    ) -> list[Fields]:
+        """Return up to `limit` entities with higher ids than `after`, in the order of their ids."""
+        more = {} if after is None else {by: {"$gt": after}}
+        found = self._db[collection].find({**wanted, **more}).sort(by, ASCENDING).limit(limit)
+        return [document async for document in found]
+
+    @translate_errors
+    async def jobs(self, context_id: int, caller_id: int, ids: Collection[int]) -> dict[int, Fields]:
+        """Return those of these jobs that exist, by id."""
+        wanted = {"_id": {"$in": [key(context_id, caller_id, id) for id in ids]}}
+        return {document["id"]: document async for document in self._db[JOBS].find(wanted)}
+
+    @translate_errors
+    async def assign_jobs(self, context_id: int, caller_id: int, ids: Collection[int], flow_id: int) -> None:
+        """Note the first flow of each job, which decides the id under which a supervisor knows the job."""
+        ids_of = [key(context_id, caller_id, id) for id in ids]
+        await self._db[JOBS].update_many(
+            {"_id": {"$in": ids_of}, "flow_id": None}, {"$set": {"flow_id": flow_id}}
+        )
+
+    # --- flows
+
+    @translate_errors
+    async def insert_flow(self, fields: Fields, now: float) -> bool:
+        """Create a flow. Return False if one with its id exists."""
+        own = {"_id": key(fields["context_id"], fields["id"]), "version": 1, "run": 0, "task_id": None}
+        try:
+            await self._db[FLOWS].insert_one(
+                {**own, **fields, "created_at": int(now), "updated_at": int(now)}
+            )
+        except DuplicateKeyError:
+            return False
+        return True
+
+    @translate_errors
+    async def change_flow(self, flow: Fields, fields: Fields, now: float) -> Fields | None:
+        """Change fields of a flow that has the version of `flow`, and return it; None if it has another one."""
+        found: Fields | None = await self._db[FLOWS].find_one_and_update(
+            {"_id": flow["_id"], "version": flow["version"]},
+            {"$set": {**fields, "updated_at": int(now)}, "$inc": {"version": 1}},
+            return_document=ReturnDocument.AFTER,
+        )
+        return found
+
+    @translate_errors
+    async def flows_of_job(self, context_id: int, job_id: int, caller_id: int | None) -> list[Fields]:
+        """Return the flows that have a job, of one caller or of all."""
+        wanted: Fields = {"context_id": context_id, "jobs": job_id}
+        if caller_id is not None:
+            wanted["caller_id"] = caller_id
+        return [document async for document in self._db[FLOWS].find(wanted)]
+
+    @translate_errors
+    async def task(self, task_id: str, fields: Sequence[str]) -> Fields | None:
+        """Return these fields of the document of a task, with its status as `_status_of` has it; None if there is none."""
+        projection = {"_id": 0, **dict.fromkeys((*fields, *_STATUS), 1)}
+        found: Fields | None = await self._db.tasks.find_one({"id": task_id}, projection)
+        return None if found is None else {**found, "status": _status_of(found)}
+
+    @translate_errors
+    async def task_statuses(self, task_ids: Collection[str]) -> dict[str, str]:
+        """Return the statuses of those of these tasks that have a document, by id."""
+        wanted = {"_id": 0, "id": 1, **dict.fromkeys(_STATUS, 1)}
+        found = self._db.tasks.find({"id": {"$in": [*task_ids]}}, wanted)
+        return {document["id"]: _status_of(document) async for document in found}
+
+    @translate_errors
+    async def result(self, task_id: str, node_id: str, batch_uid: str) -> Fields | None:
+        """Return the metrics that a node has stored with a batch; None if there is no such batch."""
+        own = {"task_id": task_id, "node_id": node_id, "batch_uid": batch_uid, "status": "partial"}
+        found = await self._db.artifacts.find_one(own, {"_id": 0, "meta": 1})
+        return found["meta"] if found else None
+
+    # --- dispatches
+
+    @translate_errors
+    async def open_dispatch(self, id: str, fields: Fields, set_fields: Fields, now: float) -> Fields:
+        """Return the record of a dispatch. Create it with `fields` if needed, and set `set_fields` in any case."""
+        found: Fields = await self._db[MESSAGES].find_one_and_update(
+            {"_id": id},
+            {
+                "$setOnInsert": {**fields, "created_at": int(now)},
+                "$set": {**set_fields, "updated_at": int(now)},
+            },
+            upsert=True,
+            return_document=ReturnDocument.AFTER,
+        )
+        return found
+
+    @translate_errors
+    async def change_dispatch(self, id: str, fields: Fields, now: float) -> None:
+        """Change the record of a dispatch, unless it has an outcome."""
+        await self._db[MESSAGES].update_one(
+            {"_id": id, "outcome": None}, {"$set": {**fields, "updated_at": int(now)}}
+        )
+
+    @translate_errors
+    async def add_late_reply(self, id: str, reply: str, now: float) -> None:
+        """Keep a reply that came too late with the record of its dispatch."""
+        late = {"$each": [{"at": now, "reply": reply}], "$slice": -_MAX_LATE}
+        await self._db[MESSAGES].update_one(
+            {"_id": id}, {"$push": {"late": late}, "$inc": {"late_replies": 1}}
+        )
+
+    @translate_errors
+    async def dispatches(self, task_id: str, jobs: Collection[int] | None = None) -> list[Fields]:
+        """Return the dispatches of a task, or of some of its jobs, oldest first."""
+        wanted: Fields = {
+            "task_id": task_id,
+            "job_id": {"$exists": True} if jobs is None else {"$in": [*jobs]},
+        }
+        rows = [document async for document in self._db[MESSAGES].find(wanted)]
+        return sorted(rows, key=lambda row: (row["job_id"], row["generation"], row["retry"]))
+
+    @translate_errors
+    async def busy(self, context_id: int, now: float) -> dict[int, int]:
+        """Return the number of jobs in flight of each runner of a context, by id. Idle runners are absent."""
+        wanted = {"context_id": context_id, "open_until": {"$gt": now}}
+        rows = await aggregated(
+            self._db[MESSAGES],
+            [{"$match": wanted}, {"$group": {"_id": "$runner_id", "count": {"$sum": 1}}}],
+        )
+        return {row["_id"]: row["count"] for row in rows if row["_id"] is not None}
+
+    @translate_errors
+    async def messages(self, wanted: Fields, limit: int) -> list[Fields]:
+        """Return up to `limit` messages, newest first."""
+        found = self._db[MESSAGES].find(wanted).sort("created_at", DESCENDING).limit(limit)
+        return [document async for document in found]
+
+    # --- events
+
+    @translate_errors
+    async def events(self, flow: str, after: int, limit: int = 0) -> list[Fields]:
+        """Return the events of a flow after a sequence number, in order. `limit` 0 means all."""
+        found = (
+            self._db[EVENTS].find({"flow": flow, "seq": {"$gt": after}}).sort("seq", ASCENDING).limit(limit)
+        )
+        return [document async for document in found]
+
+    @translate_errors
+    async def append_events(self, events: Iterable[Fields]) -> bool:
+        """Store events with consecutive sequence numbers.
+
+        Return False if another gateway has stored an event with one of the numbers. The events before it are stored.
+        """
+        try:
+            await self._db[EVENTS].insert_many([*events], ordered=True)
+        except BulkWriteError as error:
+            if any(each.get("code") != DUPLICATE_KEY for each in error.details.get("writeErrors", [])):
+                raise
+            return False
+        return True

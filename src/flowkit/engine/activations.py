@@ -1,0 +1,128 @@
+"""Runs the Task workflow so that its events and updates have one order, whichever engine takes over a task.
+
+The SDK calls the workflow in activations: jobs that resolve activities, fire timers, deliver signals or start updates.
+It divides a history into activations in another way in a replay than in an engine that takes over a task:
+
+* A query that reaches a new engine late brings it events that no workflow task has delivered yet. The SDK runs the workflow
+  with them at once, and with the rest of them in the next workflow task. A replay has all of them in one activation.
+* An update can be in one activation with events that a replay has in an earlier one, and the SDK runs updates first
+  (https://github.com/temporalio/sdk-rust/issues/1146).
+
+Both lead to commands in another order, so that the history could never be replayed. Here, events wait for their workflow
+task, and the updates of an activation come last.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from temporalio.worker import WorkflowRunner
+
+from flowkit.models import temporal_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from temporalio.worker import WorkflowInstance, WorkflowInstanceDetails
+
+_TERMINAL = (
+    "complete_workflow_execution",
+    "continue_as_new_workflow_execution",
+    "fail_workflow_execution",
+    "cancel_workflow_execution",
+)
+
+
+class OrderedRunner(WorkflowRunner):
+    """Runs workflows with another runner, and tasks with activations in order."""
+
+    def __init__(self, runner: WorkflowRunner) -> None:
+        self.inner = runner
+
+    def prepare_workflow(self, defn: Any) -> None:
+        """Prepare a workflow for execution."""
+        self.inner.prepare_workflow(defn)
+
+    def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
+        """Return an instance of a workflow."""
+        instance = self.inner.create_instance(det)
+        if det.info.workflow_type == temporal_names.TASK:
+            vars(instance)["activate"] = Activations(instance.activate).run
+        return instance
+
+    def set_worker_level_failure_exception_types(self, types: Sequence[type[BaseException]]) -> None:
+        """Pass the types of the worker on."""
+        self.inner.set_worker_level_failure_exception_types(types)
+
+
+class Activations:
+    """The activations of one run of a workflow in one process."""
+
+    def __init__(self, run: Callable[[Any], Any]) -> None:
+        """`run` runs an activation, and returns a completion with the commands to which it leads."""
+        self._run = run
+        self._task: tuple[int, int] | None = None
+        """The size of the history and the time of the latest workflow task that has started."""
+        self._events = 0
+        """The number of events that the workflow has been given, or that wait."""
+        self._held: list[Any] = []
+        """Jobs that wait for their workflow task."""
+
+    def run(self, activation: Any) -> Any:
+        """Return the completion of an activation."""
+        if all(
+            job.HasField("query_workflow") or job.HasField("remove_from_cache") for job in activation.jobs
+        ):
+            return self._run(activation)
+        if self._is_ahead(activation):
+            self._held += activation.jobs
+            return self._run(_with_jobs(activation, []))
+        if self._held:
+            held, self._held = self._held, []
+            activation = _with_jobs(activation, [*held, *activation.jobs])
+        return self._run_in_order(activation)
+
+    def _is_ahead(self, activation: Any) -> bool:
+        """Return whether an activation has events for which no workflow task has started.
+
+        It has more events than the one before, but the time and the size of the history are those of the same workflow
+        task.
+        """
+        task, before = (activation.history_size_bytes, activation.timestamp.ToNanoseconds()), self._events
+        is_same_task, self._task, self._events = task == self._task, task, activation.history_length
+        return is_same_task and activation.history_length > before
+
+    def _run_in_order(self, activation: Any) -> Any:
+        """Run the updates after the other jobs. Return the commands of both as one completion.
+
+        If the other jobs end the run, its updates stay without a response, and Temporal rejects them or sends them to
+        the next run.
+        """
+        updates = [job for job in activation.jobs if job.HasField("do_update")]
+        others = [job for job in activation.jobs if not job.HasField("do_update")]
+        if not updates or not others:
+            return self._run(activation)
+        first = self._run(_with_jobs(activation, others))
+        if first.HasField("failed") or any(map(_ends_run, first.successful.commands)):
+            return first
+        both = self._run(_with_jobs(activation, updates))
+        if both.HasField("failed"):
+            return both
+        commands = [*first.successful.commands, *both.successful.commands]
+        flags = {*first.successful.used_internal_flags, *both.successful.used_internal_flags}
+        del both.successful.commands[:], both.successful.used_internal_flags[:]
+        both.successful.commands.extend(commands)
+        both.successful.used_internal_flags.extend(sorted(flags))
+        return both
+
+
+def _with_jobs(activation: Any, jobs: Sequence[Any]) -> Any:
+    some = type(activation)()
+    some.CopyFrom(activation)
+    del some.jobs[:]
+    some.jobs.extend(jobs)
+    return some
+
+
+def _ends_run(command: Any) -> bool:
+    return command.WhichOneof("variant") in _TERMINAL

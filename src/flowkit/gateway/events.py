@@ -1,0 +1,175 @@
+"""The events of flows: every change of a status, stored once and in order, whichever gateway sees it.
+
+Nothing writes an event when it happens. A gateway that looks at a flow derives which statuses its nodes have passed
+(`status.steps`) and stores those that are missing. The sequence number is part of the key of an event, so that of two
+gateways that look at the same time one stores its events, and the other looks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+from flowkit.adapters.flows import FLOWS
+from flowkit.gateway.flows import LatestRun, read_latest
+from flowkit.gateway.models import FlowEvent, FlowStatus, NodeStatus
+from flowkit.gateway.status import Step, flow_status, levels, node_states, steps
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from flowkit.adapters.flows import FlowStore
+
+LOOK_SEC: Final = 0.25
+"""How often a gateway looks at a flow with subscribers."""
+IDLE_LOOK_SEC: Final = 1.0
+"""How often it looks at a flow that does not run."""
+_SENT_AT_ONCE: Final = 500
+
+Fields = dict[str, Any]
+
+
+class FlowEvents:
+    """Stores the events of flows, and sends them to subscribers."""
+
+    def __init__(self, store: FlowStore) -> None:
+        self._store = store
+        self._logs: dict[str, EventLog] = {}
+
+    async def observe(self, flow: Fields) -> None:
+        """Store the events of a flow up to now, before a new run hides them."""
+        if flow["task_id"] is not None:
+            await self._look(EventLog(flow["_id"]), flow)
+
+    async def send(self, flow_id: str, after: int, notify: Callable[[str, Fields], Awaitable[None]]) -> None:
+        """Send the events of a flow after a sequence number, and those that follow, until cancelled."""
+        log = self._logs.setdefault(flow_id, EventLog(flow_id))
+        log.subscribers += 1
+        try:
+            while True:
+                await self._look_together(log)
+                after = await self._send_stored(flow_id, after, notify)
+                await asyncio.sleep(log.next_look - time.monotonic())
+        finally:
+            log.subscribers -= 1
+            if not log.subscribers:
+                del self._logs[flow_id]
+
+    async def _look_together(self, log: EventLog) -> None:
+        """Look at a flow, unless another subscriber has just done so."""
+        async with log.turn:
+            if time.monotonic() < log.next_look:
+                return
+            flow = await self._store.load(FLOWS, log.flow_id)
+            is_open = flow is not None and await self._look(log, flow)
+            log.next_look = time.monotonic() + (LOOK_SEC if is_open else IDLE_LOOK_SEC)
+
+    async def _send_stored(
+        self, flow_id: str, after: int, notify: Callable[[str, Fields], Awaitable[None]]
+    ) -> int:
+        """Send the stored events after a sequence number, and return the number of the last one."""
+        while rows := await self._store.events(flow_id, after, _SENT_AT_ONCE):
+            for row in rows:
+                event = FlowEvent(**{name: row[name] for name in _EVENT_FIELDS})
+                await notify("flow.event", event.model_dump(mode="json", by_alias=True))
+                after = row["seq"]
+        return after
+
+    async def _look(self, log: EventLog, flow: Fields) -> bool:
+        """Store the missing events of a flow, and return whether its run is open."""
+        while True:
+            log.read(await self._store.events(flow["_id"], log.last))
+            latest = await read_latest(self._store, flow, every_dispatch=True)
+            if latest is None or latest.run is None:
+                return False
+            new = log.missing(latest, time.time())
+            if not new or await self._store.append_events(new):
+                return flow_status(latest.run) is FlowStatus.STARTED
+
+
+class EventLog:
+    """What a gateway has read of the stored events of one flow, so that it reads only new ones."""
+
+    def __init__(self, flow_id: str) -> None:
+        self.flow_id = flow_id
+        self.subscribers = 0
+        self.next_look = 0.0
+        """When to look at the flow again, on the monotonic clock."""
+        self.turn = asyncio.Lock()
+        self.last = 0
+        """The highest sequence number that was read."""
+        self._known: set[tuple[str, int | None, Step | FlowStatus]] = set()
+        self._latest: dict[tuple[str, int], Step] = {}
+
+    def read(self, rows: Sequence[Fields]) -> None:
+        """Add events that are stored."""
+        for row in rows:
+            self.last = row["seq"]
+            if row["node"] is None:
+                self._known.add((row["run_id"], None, FlowStatus(row["to"])))
+                continue
+            step = Step(row["generation"], row["retry"], NodeStatus(row["to"]))
+            self._known.add((row["task_id"], row["node"], step))
+            self._latest[row["task_id"], row["node"]] = step
+
+    def missing(self, latest: LatestRun, at: float) -> list[Fields]:
+        """Return the events of the latest run that are not stored, with the next sequence numbers."""
+        assert latest.run is not None
+        found = [*self._of_flow(latest, FlowStatus.STARTED), *self._of_nodes(latest)]
+        if (status := flow_status(latest.run)) is not FlowStatus.STARTED:
+            found += self._of_flow(latest, status)
+        flow = latest.flow
+        own = {
+            "flow": self.flow_id,
+            "context_id": flow["context_id"],
+            "flow_id": flow["id"],
+            "task_id": flow["task_id"],
+            "run_id": latest.id,
+            "at": at,
+        }
+        return [
+            {"_id": f"{self.flow_id}:{seq}", "seq": seq, **own, **event}
+            for seq, event in enumerate(found, self.last + 1)
+        ]
+
+    def _of_flow(self, latest: LatestRun, status: FlowStatus) -> list[Fields]:
+        """Return the event of a status of the flow, or nothing if it is stored."""
+        if (latest.id or "", None, status) in self._known:
+            return []
+        before = FlowStatus.CREATED if status is FlowStatus.STARTED else FlowStatus.STARTED
+        fields = {"from_": before.value, "to": status.value, "attempt": 0, "generation": 0, "retry": 0}
+        return [{"node": None, "filled": False, **fields}]
+
+    def _of_nodes(self, latest: LatestRun) -> list[Fields]:
+        """Return the missing events of all nodes, parents before their children."""
+        assert latest.run is not None
+        states = node_states(latest.nodes, latest.run)
+        found: list[Fields] = []
+        task_id = latest.flow["task_id"]
+        for job in chain.from_iterable(levels(latest.nodes)):
+            passed = steps(states[job], latest.run.dispatches.get(job) or ())
+            before = self._latest.get((task_id, job))
+            for number, step in enumerate(passed, 1):
+                if (task_id, job, step) not in self._known:
+                    found.append(_event(job, before, step, filled=number < len(passed)))
+                    before = step
+        return found
+
+
+_EVENT_FIELDS: Final = tuple(FlowEvent.model_fields)
+
+
+def _event(node: int, before: Step | None, step: Step, *, filled: bool) -> Fields:
+    """Return a change of a node. A generation of a node begins with `Pending`."""
+    continues = before is not None and before.generation == step.generation
+    return {
+        "node": node,
+        "from_": before.status.value if before is not None and continues else NodeStatus.PENDING.value,
+        "to": step.status.value,
+        "generation": step.generation,
+        "retry": step.retry,
+        "attempt": step.retry + 1,
+        "filled": filled,
+    }

@@ -1,0 +1,140 @@
+"""A flow as a FlowKit task: its graph, the ids of its runs, and what MongoDB says about its latest run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from flowkit.gateway.models import FlowNode
+from flowkit.gateway.status import RUN_FIELDS, read_run
+from flowkit.models import NodeStatus as TaskNodeStatus
+from flowkit.models import OnNodeFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from flowkit.adapters.flows import FlowStore
+    from flowkit.gateway.models import FlowData
+    from flowkit.gateway.status import Run
+
+ROLE: Final = "job"
+"""The role of the nodes of a flow."""
+
+GRACE_SEC: Final = 60.0
+"""How much longer than the timeout of its job an attempt may take, for the exchange with the supervisor."""
+
+_BACKOFF: Final = {"backoff_sec": 1.0, "backoff_coefficient": 2.0, "max_backoff_sec": 60.0}
+
+
+def all_nodes(flow: FlowData) -> list[FlowNode]:
+    """Return the nodes of a flow, with one for each job that has none."""
+    given = {node.id for node in flow.nodes}
+    return [*flow.nodes, *(FlowNode(id=job) for job in dict.fromkeys(flow.jobs) if job not in given)]
+
+
+def task_graph(flow: Mapping[str, Any], jobs: Mapping[int, Mapping[str, Any]], run: int) -> dict[str, Any]:
+    """Return the graph of the task that runs a flow. `jobs` are its jobs by id, and `run` is the number of the run."""
+    graph = {
+        "name": f"flow {flow['context_id']}:{flow['id']}",
+        "on_node_failure": OnNodeFailure(flow["on_failure"]).value,
+        "nodes": [task_node(flow, FlowNode(**node), jobs[node["id"]], run) for node in flow["nodes"]],
+    }
+    if flow.get("execution_timeout") is not None:
+        graph["deadline_sec"] = flow["execution_timeout"]
+    return graph
+
+
+def task_node(flow: Mapping[str, Any], node: FlowNode, job: Mapping[str, Any], run: int) -> dict[str, Any]:
+    """Return the node of a task that runs a job. It holds ids only; the handler reads the rest when it runs."""
+    ids = {
+        "context_id": flow["context_id"],
+        "caller_id": flow["caller_id"],
+        "flow_id": flow["id"],
+        "run": run,
+        "job_id": node.id,
+    }
+    return {
+        "node_id": str(node.id),
+        "type": ROLE,
+        "depends_on": [*dict.fromkeys(map(str, node.depends))],
+        "prerequisites": [*dict.fromkeys(node.prerequisites)],
+        "timeout_sec": job["timeout"] + GRACE_SEC,
+        "retry_policy": {"max": job["retries"], **_BACKOFF},
+        "io": {"input_inline": ids},
+    }
+
+
+def new_task_id(flow: Mapping[str, Any], run: int) -> str:
+    """Return the id of the task of a run of a flow, such as `flow:3:40/1`."""
+    return f"flow:{flow['context_id']}:{flow['id']}/{run}"
+
+
+def run_id(flow: Mapping[str, Any], run_seq: int = 0) -> str | None:
+    """Return the id of the latest run: that of its task, with a number if a retry has run the task again.
+
+    `run_seq` is that of the task document.
+    """
+    task_id: str | None = flow["task_id"]
+    number = max(flow.get("run_seq") or 0, run_seq)
+    return task_id if task_id is None or number <= 1 else f"{task_id}.{number}"
+
+
+def transport_id(
+    flow: Mapping[str, Any], job: Mapping[str, Any], run: int, generation: int, retry: int
+) -> str:
+    """Return the id under which a supervisor knows a job.
+
+    It stays the same when an attempt is lost, so that a supervisor that honours ids runs the job once. A retry after a
+    failure, and another run or flow, has an id of its own: a supervisor would return the old result.
+    """
+    first = run == 1 and job.get("flow_id") in {None, flow["id"]}
+    which = "" if first else f"@{flow['id']}.{run}"
+    retried = f"/{generation}.{retry}" if generation or retry else ""
+    return f"{flow['context_id']}:{flow['caller_id']}:{job['id']}{which}{retried}"
+
+
+def address_of(runner: Mapping[str, Any]) -> str:
+    """Return the address of a runner's supervisor: its public key, or else its address."""
+    if runner["pubkey"]:
+        return f"mycelium:{runner['pubkey']}"
+    address: str = runner["address"]
+    return address if "://" in address else f"mycelium:{address}"
+
+
+class LatestRun:
+    """The latest run of a flow, as MongoDB describes it."""
+
+    def __init__(self, flow: Mapping[str, Any], run: Run | None, run_seq: int = 0) -> None:
+        self.flow = flow
+        self.nodes = [FlowNode(**node) for node in flow["nodes"]]
+        self.run = run
+        """None if the flow has not started since it was created."""
+        self.id = None if run is None else run_id(flow, run_seq)
+
+
+async def read_latest(
+    store: FlowStore, flow: Mapping[str, Any], *, every_dispatch: bool = False
+) -> LatestRun | None:
+    """Return the latest run of a flow; None if its task has no document.
+
+    The dispatches of nodes that run are included, and with `every_dispatch` those of all nodes.
+    """
+    if flow["task_id"] is None:
+        return LatestRun(flow, None)
+    task = await store.task(flow["task_id"], _FIELDS)
+    if task is None:
+        return None
+    reopens = task["run_seq"] < (flow.get("run_seq") or 0)
+    if reopens:
+        task = {**task, "status": "queued", "reason": None, "finished_at": None}
+    begun = None if every_dispatch else _begun(task["graph"]["nodes"])
+    dispatches: Sequence[Mapping[str, Any]] = ()
+    if begun is None or begun:
+        dispatches = await store.dispatches(flow["task_id"], begun)
+    return LatestRun(flow, read_run(task, dispatches), task["run_seq"])
+
+
+_FIELDS: Final = (*RUN_FIELDS, "run_seq")
+
+
+def _begun(nodes: Iterable[Mapping[str, Any]]) -> list[int]:
+    return [int(node["node_id"]) for node in nodes if TaskNodeStatus(node["status"]).begun]

@@ -1,0 +1,403 @@
+"""The handler of the role `job`: each attempt dispatches one job to a supervisor, and stores what it replies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from flowkit import reason_codes
+from flowkit.adapters.flows import FLOWS, JOBS, RUNNERS, key
+from flowkit.adapters.outages import retry_while_unavailable
+from flowkit.gateway.flows import ROLE, address_of, transport_id
+from flowkit.gateway.models import MessageStatus, NodeStatus, TransportStatus
+from flowkit.gateway.secret_box import SecretError
+from flowkit.gateway.supervisors import JobState, SupervisorError, WireJob, parse_destination
+from flowkit.text import truncate
+from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from flowkit.adapters.flows import FlowStore
+    from flowkit.gateway.secret_box import SecretBox
+    from flowkit.gateway.supervisors import Destination, JobOutcome, Supervisors
+    from flowkit.worker import RunContext
+
+CONCURRENCY: Final = 200
+"""How many jobs one worker has in flight by default."""
+
+RESULT_UID: Final = "result"
+"""The batch in which the node of a job stores its result."""
+
+_LOG_CHARS: Final = 1_000_000
+_ERROR_CHARS: Final = 100_000
+_REMEMBERED: Final = 10_000
+"""How many ended jobs are remembered for late replies."""
+
+_KNOWN_NODES: Final = 50_000
+"""How many nodes the flows may have together that a worker remembers."""
+
+_logger = logging.getLogger("flowkit.gateway")
+
+Fields = dict[str, Any]
+
+
+class JobFailed(Exception):
+    """An attempt of a job has failed."""
+
+    def __init__(self, code: str, message: str, *, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.permanent = permanent
+
+
+class FlowOfRun(NamedTuple):
+    """A flow as it is in one of its runs."""
+
+    flow: Fields
+    nodes: Mapping[int, Fields]
+    """By id of the job."""
+
+
+class KnownFlows:
+    """The flows of the latest jobs, by id and number of the run."""
+
+    def __init__(self) -> None:
+        self._flows: OrderedDict[tuple[str, int], FlowOfRun] = OrderedDict()
+        self._nodes = 0
+
+    def get(self, id: str, run: int) -> FlowOfRun | None:
+        """Return a flow; None if it is not remembered."""
+        found = self._flows.get((id, run))
+        if found is not None:
+            self._flows.move_to_end((id, run))
+        return found
+
+    def put(self, id: str, run: int, flow: FlowOfRun) -> None:
+        """Remember a flow, and forget those that were not used for the longest time."""
+        before = self._flows.pop((id, run), None)
+        self._nodes += len(flow.nodes) - (len(before.nodes) if before else 0)
+        self._flows[id, run] = flow
+        while self._nodes > _KNOWN_NODES and len(self._flows) > 1:
+            _, oldest = self._flows.popitem(last=False)
+            self._nodes -= len(oldest.nodes)
+
+
+class JobHandler(RoleHandler):
+    """Dispatches the jobs of flows to supervisors.
+
+    An attempt that was lost continues its dispatch: the supervisor knows the id of the job, and returns the result. A
+    retry after a failure is a new dispatch with another id.
+    """
+
+    role = ROLE
+
+    def __init__(self, store: FlowStore, supervisors: Supervisors, secrets: SecretBox) -> None:
+        self._store = store
+        self._supervisors = supervisors
+        self._secrets = secrets
+        self._dispatched: OrderedDict[str, str] = OrderedDict()
+        """The ids of the latest dispatches, by the id of the job at its supervisor."""
+        self._flows = KnownFlows()
+
+    async def load_input(self, input_ref: Fields | None, input_inline: Fields | None) -> Fields:
+        """Return the ids of the job."""
+        return input_inline or {}
+
+    async def iter_batches(self, loaded: Fields) -> AsyncIterator[Batch]:
+        """Yield the job as one batch."""
+        yield Batch(batch_uid=RESULT_UID, payload=loaded)
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Run the job at its supervisor. Return its result and its log, or why it has failed."""
+        try:
+            return await self._dispatch(batch.payload, ctx)
+        except JobFailed as error:
+            return BatchResult(
+                success=False, reason_code=error.code, permanent=error.permanent, error=str(error)
+            )
+
+    async def _dispatch(self, ids: Fields, ctx: RunContext) -> BatchResult:
+        dispatch = await self._open(ids, ctx)
+        outcome = await self._run(dispatch, ctx)
+        logs = None if outcome.logs is None else truncate(outcome.logs, _LOG_CHARS)
+        if not outcome.success:
+            await self._fail(
+                dispatch, JobFailed(reason_codes.JOB_FAILED, outcome.text or "the job failed"), logs
+            )
+        ctx.kv["logs"] = logs
+        return BatchResult(success=True, metrics={"result": outcome.text, "logs": logs})
+
+    async def finalize(self, ctx: RunContext) -> FinalizeResult:
+        """Note that the job is completed, once its result is stored, and its log."""
+        logs = ctx.kv["logs"] if "logs" in ctx.kv else await self._stored_logs(ctx)
+        done = {
+            "logs": logs,
+            "outcome": "completed",
+            "state": NodeStatus.RUNNING.value,
+            "status": MessageStatus.ACKNOWLEDGED.value,
+            "transport_status": TransportStatus.DELIVERED.value,
+            "open_until": None,
+        }
+        id = dispatch_id(ctx)
+        await retry_while_unavailable(lambda: self._store.change_dispatch(id, done, time.time()))
+        return FinalizeResult()
+
+    async def _stored_logs(self, ctx: RunContext) -> str | None:
+        """Return the log that an attempt has stored with its result before it was lost."""
+        stored = await retry_while_unavailable(
+            lambda: self._store.result(ctx.task_id, ctx.node_id, RESULT_UID)
+        )
+        return (stored or {}).get("logs")
+
+    async def _open(self, ids: Fields, ctx: RunContext) -> Dispatching:
+        """Return the dispatch of this attempt: that of a lost attempt, or a new one."""
+        flow, nodes = await self._flow(ids)
+        node = nodes.get(ids["job_id"])
+        if node is None:
+            raise JobFailed(
+                reason_codes.BAD_INPUT, f"flow {flow['id']} has no job {ids['job_id']}", permanent=True
+            )
+        url: str = node["supervisor_url"]
+        job, runners = await asyncio.gather(self._job(ids), self._runners(ids["context_id"], url))
+        dispatch = Dispatching(
+            id=dispatch_id(ctx),
+            job=job,
+            transport_id=transport_id(flow, job, ids["run"], ctx.generation, ctx.failures),
+            env_vars={**flow["env_vars"], **job["env_vars"]},
+        )
+        chosen: Fields | None = None
+        problem: JobFailed | None = None
+        try:
+            chosen = await self._choose_runner(url, job, runners)
+        except JobFailed as error:
+            problem = error
+        record = await self._record(dispatch, ids, ctx, chosen, node)
+        if record["outcome"] == "failed":
+            raise JobFailed(record["code"], record["error"])
+        if problem is not None:
+            await self._fail(dispatch, problem)
+        runner = chosen
+        if chosen is not None and record["runner_id"] != chosen["id"]:
+            runner = await self._find_runner(ids["context_id"], record["runner_id"])
+        await self._address(dispatch, runner, url)
+        return dispatch
+
+    async def _flow(self, ids: Fields) -> FlowOfRun:
+        """Return the flow of a run.
+
+        A flow that runs is not replaced, and a flow that was replaced has another run next. So what was read once is
+        used for all jobs of the run, unless it lacks a job that was added since.
+        """
+        id, run = key(ids["context_id"], ids["flow_id"]), ids["run"]
+        known = self._flows.get(id, run)
+        if known is None or ids["job_id"] not in known.nodes:
+            flow = await self._find(FLOWS, id, ids, "flow_id")
+            known = FlowOfRun(flow, {node["id"]: node for node in flow["nodes"]})
+            self._flows.put(id, run, known)
+        return known
+
+    async def _job(self, ids: Fields) -> Fields:
+        return await self._find(JOBS, key(ids["context_id"], ids["caller_id"], ids["job_id"]), ids, "job_id")
+
+    async def _find(self, collection: str, stored_id: str, ids: Fields, name: str) -> Fields:
+        """Return an entity that the task names. Raise JobFailed if it does not exist."""
+        found = await self._load(collection, stored_id)
+        if found is None:
+            problem = f"context {ids['context_id']} has no {name} {ids[name]}"
+            raise JobFailed(reason_codes.BAD_INPUT, problem, permanent=True)
+        return found
+
+    async def _load(self, collection: str, id: str) -> Fields | None:
+        return await retry_while_unavailable(lambda: self._store.load(collection, id))
+
+    async def _record(
+        self, dispatch: Dispatching, ids: Fields, ctx: RunContext, runner: Fields | None, node: Fields
+    ) -> Fields:
+        """Return the stored record of a dispatch. A lost attempt may have created it, with another runner."""
+        fields = {
+            "id": dispatch.id,
+            "context_id": ids["context_id"],
+            "caller_id": ids["caller_id"],
+            "flow_id": ids["flow_id"],
+            "task_id": ctx.task_id,
+            "job_id": ids["job_id"],
+            "nodes": [node],
+            "message_type": "job",
+            "generation": ctx.generation,
+            "retry": ctx.failures,
+            "transport_id": dispatch.transport_id,
+            "runner_id": None if runner is None else runner["id"],
+            "state": NodeStatus.READY.value,
+            "outcome": None,
+            "status": MessageStatus.CREATED.value,
+            "transport_status": TransportStatus.QUEUED.value,
+        }
+        now = time.time()
+        latest = {"epoch": ctx.attempt_epoch, "open_until": now + dispatch.job["timeout"] + 60.0}
+        return await retry_while_unavailable(
+            lambda: self._store.open_dispatch(dispatch.id, fields, latest, now)
+        )
+
+    async def _runners(self, context_id: int, url: str) -> list[Fields]:
+        """Return the runners among which a node lets the handler choose: all of its context, or none."""
+        if url:
+            return []
+        return await retry_while_unavailable(
+            lambda: self._store.page(RUNNERS, {"context_id": context_id}, after=None, limit=1_000)
+        )
+
+    async def _choose_runner(self, url: str, job: Fields, runners: Sequence[Fields]) -> Fields | None:
+        """Return the runner for a job; None if the node names the address of a supervisor."""
+        if url.startswith("runner:"):
+            return await self._find_runner(job["context_id"], int(url.removeprefix("runner:")))
+        if url:
+            return None
+        context_id, executor = job["context_id"], job["executor"]
+        able = [each for each in runners if not each["executors"] or executor in each["executors"]]
+        if not able:
+            raise JobFailed(
+                reason_codes.NO_RUNNER, f"context {context_id} has no runner with the executor {executor!r}"
+            )
+        if len(able) == 1:
+            return able[0]
+        busy = await retry_while_unavailable(lambda: self._store.busy(context_id, time.time()))
+        return min(able, key=lambda each: (busy.get(each["id"], 0), each["id"]))
+
+    async def _find_runner(self, context_id: int, id: int) -> Fields:
+        found = await self._load(RUNNERS, key(context_id, id))
+        if found is None:
+            raise JobFailed(reason_codes.NO_RUNNER, f"context {context_id} has no runner {id}")
+        return found
+
+    async def _address(self, dispatch: Dispatching, runner: Fields | None, url: str) -> None:
+        """Set where a dispatch goes, and its secret. Let the attempt fail if the address or the secret is not usable."""
+        try:
+            if runner is None:
+                dispatch.destination = parse_destination(url)
+                runner = await self._runner_at(dispatch.job["context_id"], url)
+            else:
+                dispatch.destination = parse_destination(address_of(runner), topic=runner["topic"])
+            dispatch.secret = self._secrets.open(runner["secret"] if runner else None)
+        except SecretError as error:
+            await self._fail(dispatch, JobFailed(reason_codes.NO_RUNNER, str(error)))
+        except ValueError as error:
+            await self._fail(dispatch, JobFailed(reason_codes.BAD_INPUT, str(error), permanent=True))
+
+    async def _runner_at(self, context_id: int, url: str) -> Fields | None:
+        """Return the runner of a context that has this address, whose secret the supervisor expects."""
+        wanted = {"context_id": context_id, "address": url}
+        found = await retry_while_unavailable(lambda: self._store.page(RUNNERS, wanted, after=None, limit=1))
+        return found[0] if found else None
+
+    async def _run(self, dispatch: Dispatching, ctx: RunContext) -> JobOutcome:
+        """Run a job at its supervisor. Raise JobFailed if there is no outcome. Stop the job if the run is cancelled."""
+        assert dispatch.destination is not None
+        self._remember(dispatch)
+        running = self._supervisors.run(
+            dispatch.destination,
+            dispatch.wire_job(),
+            dispatch.secret,
+            timeout_sec=dispatch.job["timeout"],
+            on_state=self._state_writer(dispatch),
+        )
+        try:
+            return await ctx.cancellable(running)
+        except SupervisorError as error:
+            await self._fail(dispatch, JobFailed(error.code, str(error)))
+            raise
+        except asyncio.CancelledError:
+            if ctx.cancelled():
+                await asyncio.shield(self._stop(dispatch))
+            raise
+
+    async def _stop(self, dispatch: Dispatching) -> None:
+        assert dispatch.destination is not None
+        await self._supervisors.stop(dispatch.destination, dispatch.transport_id, dispatch.secret)
+        await self._note(dispatch, {"open_until": None, "status": MessageStatus.ERROR.value})
+
+    def _state_writer(self, dispatch: Dispatching) -> Callable[[JobState], Awaitable[None]]:
+        async def write(state: JobState) -> None:
+            status = NodeStatus.RUNNING if state is JobState.RUNNING else NodeStatus.DISPATCHED
+            await self._note(
+                dispatch,
+                {
+                    "state": status.value,
+                    "status": MessageStatus.DISPATCHED.value,
+                    "transport_status": TransportStatus.DELIVERED.value,
+                },
+            )
+
+        return write
+
+    async def _note(self, dispatch: Dispatching, fields: Fields) -> None:
+        await retry_while_unavailable(lambda: self._store.change_dispatch(dispatch.id, fields, time.time()))
+
+    async def _fail(self, dispatch: Dispatching, error: JobFailed, logs: str | None = None) -> None:
+        """Note a failed attempt, and raise its error. If the worker is lost in between, the next one raises it again."""
+        fields = {
+            "outcome": "failed",
+            "code": error.code,
+            "error": truncate(str(error), _ERROR_CHARS),
+            "logs": logs,
+            "status": MessageStatus.ERROR.value,
+            "transport_status": _TRANSPORT_OF.get(error.code, TransportStatus.FAILED).value,
+            "open_until": None,
+        }
+        await self._note(dispatch, fields)
+        raise error
+
+    def _remember(self, dispatch: Dispatching) -> None:
+        self._dispatched[dispatch.transport_id] = dispatch.id
+        while len(self._dispatched) > _REMEMBERED:
+            self._dispatched.popitem(last=False)
+
+    async def late_reply(self, transport_id: str, reply: str) -> None:
+        """Keep a reply that came too late, for people. It changes nothing."""
+        id = self._dispatched.get(transport_id)
+        _logger.warning("a reply for job %s came too late, or twice; it is not applied", transport_id)
+        if id is not None:
+            await self._store.add_late_reply(id, truncate(reply, _ERROR_CHARS), time.time())
+
+
+_TRANSPORT_OF: Final = {reason_codes.JOB_FAILED: TransportStatus.DELIVERED}
+
+
+class Dispatching:
+    """A dispatch in progress."""
+
+    def __init__(self, *, id: str, job: Fields, transport_id: str, env_vars: Mapping[str, str]) -> None:
+        self.id = id
+        self.job = job
+        self.transport_id = transport_id
+        self.env_vars = env_vars
+        self.destination: Destination | None = None
+        self.secret = ""
+
+    def wire_job(self) -> WireJob:
+        """Return the job in the form in which a supervisor receives it."""
+        return WireJob(
+            id=self.transport_id,
+            caller_id=str(self.job["caller_id"]),
+            context_id=str(self.job["context_id"]),
+            payload=self.job["script"],
+            executor=self.job["executor"],
+            runner=self.job["executor"],
+            timeout=self.job["timeout"],
+            env_vars={**self.env_vars},
+            created_at=_iso(self.job["created_at"]),
+            updated_at=_iso(self.job["updated_at"]),
+        )
+
+
+def dispatch_id(ctx: RunContext) -> str:
+    """Return the id of the dispatch of an attempt. Attempts that were lost have the same."""
+    return f"{ctx.task_id}:{ctx.node_id}:{ctx.generation}.{ctx.failures}"
+
+
+def _iso(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,1000 @@
+"""The methods of the gateway. A flow is a FlowKit task, so starts, cancels and retries are those of the task client."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from temporalio.service import RPCError, RPCStatusCode
+
+from flowkit import reason_codes
+from flowkit.adapters.flows import ACTORS, CONTEXTS, FLOWS, JOBS, MESSAGES, RUNNERS, key
+from flowkit.connection import TemporalUnavailable
+from flowkit.errors import ActionRejected, ConfigError, GraphError
+from flowkit.gateway import models
+from flowkit.gateway.events import FlowEvents
+from flowkit.gateway.flows import (
+    LatestRun,
+    address_of,
+    all_nodes,
+    new_task_id,
+    read_latest,
+    run_id,
+    task_graph,
+    task_node,
+)
+from flowkit.gateway.jobs import RESULT_UID
+from flowkit.gateway.models import (
+    FlowNode,
+    FlowStatus,
+    JobResult,
+    MessageStatus,
+    NodeStatus,
+    NodeView,
+    TransportStatus,
+)
+from flowkit.gateway.permissions import may_call, parts_of
+from flowkit.gateway.secret_box import MASK, SecretBox, SecretError, masked
+from flowkit.gateway.status import (
+    Cycle,
+    Run,
+    TaskNode,
+    UnknownDependency,
+    check_dag,
+    flow_cause,
+    flow_status,
+    levels,
+    node_states,
+    waiting_on,
+)
+from flowkit.gateway.supervisors import SupervisorError, parse_destination
+from flowkit.models import TaskStatus
+from flowkit.models.actions import CHANGE_GRAPH, SATISFY
+from flowkit.server.rpc import (
+    AlreadyExists,
+    DagCycle,
+    DagMissingDependency,
+    InvalidParams,
+    InvalidTransition,
+    Method,
+    NotFound,
+    PermissionDenied,
+    StorageError,
+    SupervisorTimeout,
+    SupervisorUnreachable,
+)
+from flowkit.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from pydantic import BaseModel
+    from temporalio.client import WorkflowExecutionDescription
+
+    from flowkit.adapters.flows import FlowStore
+    from flowkit.client import TaskClient
+    from flowkit.gateway.supervisors import Supervisors
+    from flowkit.server.rpc import Call
+
+_CONTEXT_SEC: Final = 2.0
+"""How long a gateway may use a context that it has read. Changes of its lists take effect within this time."""
+_CONTEXTS: Final = 1_000
+_ENGINE_SEC: Final = 30.0
+"""How long an action waits for an engine."""
+_CLOSING_SEC: Final = 0.1
+"""How often a retry looks whether the workflow of the ended run has closed."""
+_TRIES: Final = 10
+"""How often a change of a flow is tried that other calls change at the same time."""
+
+_STARTING_SEC: Final = 60.0
+"""How long a flow whose start was interrupted counts as running."""
+
+Fields = dict[str, Any]
+_Function = Callable[[Any, Any], Awaitable[Any]]
+
+
+class RunState(Enum):
+    """Whether the latest run of a flow is open."""
+
+    NONE = "none"
+    """The flow has not started since it was created."""
+    OPEN = "open"
+    ENDED = "ended"
+    ABSENT = "absent"
+    """The flow names a task, but there is none: its start was interrupted, or it was deleted long after its end."""
+
+
+class Gateway:
+    """The methods of the gateway. Any number of gateways can run in parallel."""
+
+    def __init__(
+        self,
+        store: FlowStore,
+        tasks: TaskClient,
+        supervisors: Supervisors,
+        secrets: SecretBox,
+    ) -> None:
+        self._store = store
+        self._tasks = tasks
+        self._supervisors = supervisors
+        self._secrets = secrets
+        self._contexts: dict[int, tuple[float, Fields]] = {}
+        self.events = FlowEvents(store)
+
+    # --- actors and contexts
+
+    async def actor_create(self, call: Call, params: models.ActorCreate) -> models.Actor:
+        """Create an actor, or replace it."""
+        self._require_operator(call, "actor.create")
+        return _actor(await self._store.put(ACTORS, params.actor.id, params.actor.model_dump(), time.time()))
+
+    async def actor_load(self, call: Call, params: models.ById) -> models.Actor:
+        """Return an actor."""
+        return _actor(await self._find(ACTORS, params.id, "actor", id=params.id))
+
+    async def actor_list(self, call: Call, params: models.Page) -> models.Actors:
+        """List the actors, in the order of their ids."""
+        found = await self._store.page(ACTORS, {}, after=params.after, limit=params.limit, by="_id")
+        return models.Actors(actors=[_actor(each) for each in found])
+
+    async def context_create(self, call: Call, params: models.ContextCreate) -> models.Context:
+        """Create a context, or replace it. An operator creates one, and its admins may replace it."""
+        given = params.context
+        if not call.caller.is_operator:
+            self._require(call, "context.create", await self._store.load(CONTEXTS, given.id))
+        made = await self._store.put(CONTEXTS, given.id, given.model_dump(), time.time())
+        self._contexts.pop(given.id, None)
+        return _context(made)
+
+    async def context_load(self, call: Call, params: models.ById) -> models.Context:
+        """Return a context."""
+        await self._permit(call, "context.load", params.id)
+        return _context(await self._find(CONTEXTS, params.id, "context", id=params.id))
+
+    async def context_list(self, call: Call, params: models.Page) -> models.Contexts:
+        """List the contexts in which the caller has a part, in the order of their ids. Operators see all."""
+        actor = call.caller.actor
+        wanted: Fields = {}
+        if not call.caller.is_operator:
+            wanted = {"$or": [{name: actor} for name in ("admins", "executors", "readers")]}
+        found = await self._store.page(CONTEXTS, wanted, after=params.after, limit=params.limit, by="_id")
+        return models.Contexts(contexts=[_context(each) for each in found])
+
+    # --- runners
+
+    async def runner_create(self, call: Call, params: models.RunnerCreate) -> models.Runner:
+        """Register a supervisor in a context, or replace its registration."""
+        await self._permit(call, "runner.create", params.context_id)
+        given = params.runner
+        _check_address(given)
+        fields = {**given.model_dump(), "context_id": params.context_id, "secret": self._seal(call, given)}
+        id = key(params.context_id, given.id)
+        return _runner(await self._store.put(RUNNERS, id, fields, time.time()))
+
+    def _seal(self, call: Call, runner: models.RunnerData) -> str | None:
+        if runner.secret is None:
+            return None
+        if runner.secret == MASK:
+            raise _invalid("runner.secret", MASK, "is a mask; pass the secret, a reference to it, or null")
+        try:
+            return self._secrets.seal(runner.secret, as_operator=call.caller.is_operator)
+        except SecretError as error:
+            raise _invalid("runner.secret", MASK, str(error)) from None
+
+    async def runner_load(self, call: Call, params: models.InContext) -> models.Runner:
+        """Return a runner. A stored secret is masked."""
+        await self._permit(call, "runner.load", params.context_id)
+        return _runner(await self._find_in(RUNNERS, "runner", params.context_id, id=params.id))
+
+    async def runner_list(self, call: Call, params: models.ContextPage) -> models.Runners:
+        """List the runners of a context, in the order of their ids."""
+        await self._permit(call, "runner.list", params.context_id)
+        found = await self._store.page(RUNNERS, _in(params), after=params.after, limit=params.limit)
+        return models.Runners(runners=[_runner(each) for each in found])
+
+    async def runner_ping(self, call: Call, params: models.InContext) -> models.Ping:
+        """Ask a supervisor for its runners."""
+        await self._permit(call, "runner.ping", params.context_id)
+        runner = await self._find_in(RUNNERS, "runner", params.context_id, id=params.id)
+        try:
+            secret = self._secrets.open(runner["secret"])
+            destination = parse_destination(address_of(runner), topic=runner["topic"])
+            return models.Ping(runners=await self._supervisors.ping(destination, secret=secret))
+        except SupervisorError as error:
+            kind = (
+                SupervisorTimeout if error.code == reason_codes.SUPERVISOR_TIMEOUT else SupervisorUnreachable
+            )
+            raise kind(str(error), {"id": params.id}) from None
+        except (SecretError, ValueError) as error:
+            raise SupervisorUnreachable(str(error), {"id": params.id}) from None
+
+    # --- jobs
+
+    async def job_create(self, call: Call, params: models.JobCreate) -> models.Job:
+        """Create a job, or replace it. A job of a flow that runs is not replaced."""
+        given = params.job
+        await self._permit_new(call, "job.create", params.context_id, "job", given)
+        for flow in await self._store.flows_of_job(given.context_id, given.id, given.caller_id):
+            if await self._run_state(flow) is RunState.OPEN:
+                raise InvalidTransition(
+                    f"job {given.id} belongs to flow {flow['id']}, which runs; replace it when the flow has ended",
+                    {"flow_id": flow["id"], "run_id": run_id(flow)},
+                )
+        id = key(given.context_id, given.caller_id, given.id)
+        return _job(await self._store.put(JOBS, id, given.model_dump(), time.time()))
+
+    async def job_load(self, call: Call, params: models.OfCaller) -> models.Job:
+        """Return a job."""
+        await self._permit(call, "job.load", params.context_id)
+        ids = {"caller_id": params.caller_id, "id": params.id}
+        return _job(await self._find_in(JOBS, "job", params.context_id, **ids))
+
+    async def job_list(self, call: Call, params: models.CallerPage) -> models.Jobs:
+        """List the jobs of a context, or those of one caller, in the order of their ids."""
+        await self._permit(call, "job.list", params.context_id)
+        found = await self._store.page(JOBS, _in(params), after=params.after, limit=params.limit)
+        return models.Jobs(jobs=[_job(each) for each in found])
+
+    async def job_result(self, call: Call, params: models.OfJob) -> JobResult:
+        """Return the result of a job in the latest run of its flow."""
+        latest, node = await self._node_of(call, "job.result", params)
+        state = node_states(latest.nodes, latest.run)[node.id]
+        task_node = _task_node(latest, node)
+        stored: Fields | None = None
+        error: str | None = None
+        if state.status is NodeStatus.COMPLETED:
+            stored = await self._store.result(latest.flow["task_id"], str(node.id), RESULT_UID)
+        elif state.status is NodeStatus.FAILED:
+            rows = await self._store.dispatches(latest.flow["task_id"], [node.id])
+            error = (rows[-1].get("error") if rows else None) or task_node.error
+        return JobResult(
+            flow_id=latest.flow["id"],
+            run_id=latest.id,
+            job_id=node.id,
+            node_status=state.status,
+            attempt=task_node.epoch,
+            result=(stored or {}).get("result"),
+            error=error,
+            finished_at=_whole(task_node.finished_at),
+        )
+
+    async def job_logs(self, call: Call, params: models.OfJob) -> models.JobLogs:
+        """Return the logs of the attempts of a job in the latest run of its flow."""
+        latest, node = await self._node_of(call, "job.logs", params)
+        rows = await self._store.dispatches(latest.flow["task_id"], [node.id]) if latest.run else []
+        return models.JobLogs(
+            flow_id=latest.flow["id"],
+            run_id=latest.id,
+            job_id=node.id,
+            attempts=[
+                models.AttemptLog(
+                    attempt=number,
+                    transport_id=row["transport_id"],
+                    outcome=row["outcome"],
+                    logs=row.get("logs"),
+                    error=row.get("error"),
+                )
+                for number, row in enumerate(rows, 1)
+            ],
+        )
+
+    async def _node_of(self, call: Call, method: str, params: models.OfJob) -> tuple[LatestRun, FlowNode]:
+        await self._permit(call, method, params.context_id)
+        if params.flow_id is not None:
+            flow = await self._flow(params.context_id, params.flow_id)
+        else:
+            flow = await self._only_flow(params)
+        latest = await self._latest(flow)
+        for node in latest.nodes:
+            if node.id == params.id:
+                return latest, node
+        raise NotFound(f"flow {flow['id']} has no job {params.id}", {"flow_id": flow["id"], "id": params.id})
+
+    async def _only_flow(self, params: models.OfJob) -> Fields:
+        flows = await self._store.flows_of_job(params.context_id, params.id, params.caller_id)
+        if not flows:
+            raise NotFound(f"no flow has job {params.id}", {"context_id": params.context_id, "id": params.id})
+        if len(flows) > 1:
+            ids = sorted(flow["id"] for flow in flows)
+            raise _invalid("flow_id", None, f"is needed, because the flows {ids} have job {params.id}")
+        return flows[0]
+
+    # --- flows
+
+    async def flow_create(self, call: Call, params: models.FlowCreate) -> models.Flow:
+        """Create a flow, or replace it. A flow that runs is not replaced."""
+        given = params.flow
+        await self._permit_new(call, "flow.create", params.context_id, "flow", given)
+        nodes = all_nodes(given)
+        self._check_nodes(nodes)
+        fields = await self._with_jobs(given, nodes)
+        for _ in range(_TRIES):
+            if await self._store.insert_flow(fields, time.time()):
+                return await self._flow_made(fields)
+            if await self._replace_flow(call, fields):
+                return await self._flow_made(fields)
+        raise _busy(given.id)
+
+    async def _replace_flow(self, call: Call, fields: Fields) -> bool:
+        """Replace a flow. Return False if another call has changed it meanwhile."""
+        flow = await self._flow(fields["context_id"], fields["id"])
+        await self._permit(call, "flow.replace", flow["context_id"], creator=flow["caller_id"])
+        if fields["caller_id"] != flow["caller_id"]:
+            raise PermissionDenied(
+                f"flow {flow['id']} was created by actor {flow['caller_id']}, and only this actor changes it",
+                {"caller_id": flow["caller_id"]},
+            )
+        await self._require_ended(flow, "replaced")
+        await self.events.observe(flow)
+        cleared = {"task_id": None, "run_seq": None, "started_at": None}
+        return await self._store.change_flow(flow, {**fields, **cleared}, time.time()) is not None
+
+    async def _flow_made(self, fields: Fields) -> models.Flow:
+        ids = [node["id"] for node in fields["nodes"]]
+        await self._store.assign_jobs(fields["context_id"], fields["caller_id"], ids, fields["id"])
+        flow = await self._flow(fields["context_id"], fields["id"])
+        return _flow(await self._latest(flow))
+
+    async def flow_add_nodes(self, call: Call, params: models.FlowAdd) -> models.FlowDag:
+        """Add jobs to a flow, also while it runs. They may depend on every job of the flow."""
+        for _ in range(_TRIES):
+            flow = await self._flow(params.context_id, params.id)
+            await self._permit(call, "flow.add_nodes", flow["context_id"], creator=flow["caller_id"])
+            changed = await self._add_nodes(flow, params.nodes)
+            if changed is not None:
+                return _dag(await self._latest(changed))
+        raise _busy(params.id)
+
+    async def _add_nodes(self, flow: Fields, added: Sequence[FlowNode]) -> Fields | None:
+        """Add nodes to a flow and its run. Return None if another call has changed the flow meanwhile."""
+        known = {node["id"] for node in flow["nodes"]}
+        if taken := sorted(known & {node.id for node in added}):
+            raise AlreadyExists(f"flow {flow['id']} has the jobs {taken} already", {"nodes": taken})
+        nodes = [*(FlowNode(**node) for node in flow["nodes"]), *added]
+        self._check_nodes(nodes)
+        jobs = await self._jobs(flow, [node.id for node in added])
+        state = await self._run_state(flow)
+        if state not in {RunState.NONE, RunState.OPEN}:
+            raise InvalidTransition(
+                f"flow {flow['id']} has ended; replace it with flow.create, or start it again",
+                {"id": flow["id"]},
+            )
+        dumped = [_dump(node) for node in nodes]
+        changed = await self._store.change_flow(
+            flow, {"nodes": dumped, "jobs": [node.id for node in nodes]}, time.time()
+        )
+        if changed is None:
+            return None
+        await self._store.assign_jobs(flow["context_id"], flow["caller_id"], [*jobs], flow["id"])
+        if state is RunState.OPEN:
+            await self._extend_run(
+                changed, flow, [task_node(flow, n, jobs[n.id], flow["run"]) for n in added]
+            )
+        return changed
+
+    async def _extend_run(self, changed: Fields, before: Fields, nodes: list[Fields]) -> None:
+        """Add nodes to the task of a flow. Restore the flow if the task rejects them."""
+        edges = [(parent, node["node_id"]) for node in nodes for parent in node.pop("depends_on")]
+        try:
+            await self._act(changed, CHANGE_GRAPH, {"nodes": nodes, "edges": edges, "by": "gateway"})
+        except (ActionRejected, GraphError) as error:
+            kept = {"nodes": before["nodes"], "jobs": before["jobs"]}
+            await self._store.change_flow(changed, kept, time.time())
+            raise InvalidTransition(str(error), {"id": changed["id"]}) from None
+
+    async def flow_load(self, call: Call, params: models.InContext) -> models.Flow:
+        """Return a flow with its status."""
+        flow = await self._permitted(call, "flow.load", params)
+        return _flow(await self._latest(flow))
+
+    async def flow_list(self, call: Call, params: models.FlowPage) -> models.Flows:
+        """List the flows of a context, in the order of their ids. With `status`, a page may have fewer entries."""
+        await self._permit(call, "flow.list", params.context_id)
+        found = await self._store.page(FLOWS, _in(params), after=params.after, limit=params.limit)
+        statuses = await self._store.task_statuses([each["task_id"] for each in found if each["task_id"]])
+        listed = [_summary(each, statuses.get(each["task_id"])) for each in found]
+        return models.Flows(flows=[each for each in listed if params.status in {None, each.status}])
+
+    async def flow_status(self, call: Call, params: models.InContext) -> models.FlowView:
+        """Return the state of the latest run of a flow."""
+        flow = await self._permitted(call, "flow.status", params)
+        latest = await self._latest(flow)
+        nodes = _node_views(latest)
+        return models.FlowView(
+            flow_id=flow["id"],
+            run_id=latest.id,
+            status=flow_status(latest.run),
+            cause=flow_cause(latest.run),
+            failed_job=_failed_job(nodes),
+            nodes=nodes,
+            created_at=flow["created_at"],
+            started_at=flow.get("started_at") if latest.run else None,
+            finished_at=_whole(latest.run.finished_at if latest.run else None),
+        )
+
+    async def flow_dag(self, call: Call, params: models.InContext) -> models.FlowDag:
+        """Return the graph of a flow, with the state of its latest run."""
+        return _dag(await self._latest(await self._permitted(call, "flow.dag", params)))
+
+    async def flow_start(self, call: Call, params: models.InContext) -> models.Started:
+        """Start a run of a flow. While one runs, return that."""
+        flow = await self._permitted(call, "flow.start", params)
+        for _ in range(_TRIES):
+            state = await self._run_state(flow)
+            if state is RunState.OPEN:
+                return _started(flow, begun=False)
+            await self.events.observe(flow)
+            if (started := await self._start_run(flow, state)) is not None:
+                return _started(started, begun=True)
+            flow = await self._flow(params.context_id, params.id)
+        raise _busy(params.id)
+
+    async def _start_run(self, flow: Fields, state: RunState) -> Fields | None:
+        """Start the next run of a flow, and return the flow. Return None if another call has changed it meanwhile.
+
+        The flow names its task before the task exists. A start that was interrupted in between is completed.
+        """
+        jobs = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
+        claimed: Fields | None = flow
+        if state is not RunState.ABSENT:
+            run = flow["run"] + 1
+            claim = {
+                "run": run,
+                "run_seq": 1,
+                "task_id": new_task_id(flow, run),
+                "started_at": int(time.time()),
+            }
+            claimed = await self._store.change_flow(flow, claim, time.time())
+        if claimed is not None:
+            graph = task_graph(claimed, jobs, claimed["run"])
+            await self._tasks.create_task(params={}, graph=graph, task_id=claimed["task_id"])
+        return claimed
+
+    async def flow_cancel(self, call: Call, params: models.FlowCancel) -> models.Cancelled:
+        """Cancel the run of a flow: stop jobs in flight, and start no further one."""
+        flow = await self._permitted(call, "flow.cancel", params)
+        requested = False
+        if flow["task_id"] is not None:
+            reason = params.reason or "cancelled by a client of the gateway"
+            requested = await self._tasks.cancel_task(flow["task_id"], reason=reason)
+        return models.Cancelled(flow_id=flow["id"], run_id=run_id(flow), requested=requested)
+
+    async def flow_retry(self, call: Call, params: models.FlowRetry) -> models.Started:
+        """Run jobs of an ended run again, and those that depend on them: by default those that did not complete."""
+        flow = await self._permitted(call, "flow.retry", params)
+        if flow["task_id"] is None:
+            raise InvalidTransition(
+                f"flow {flow['id']} has no run; start it with flow.start", {"id": flow["id"]}
+            )
+        await self.events.observe(flow)
+        await self._wait_closed(flow["task_id"])
+        nodes = [str(each) for each in params.nodes] or None
+        try:
+            made = await self._tasks.rerun(flow["task_id"], nodes, by=_by(call))
+        except ActionRejected as error:
+            raise InvalidTransition(str(error), {"id": flow["id"], "run_id": run_id(flow)}) from None
+        return _started(await self._note_retry(flow, made["run_seq"]), begun=True)
+
+    async def _wait_closed(self, task_id: str) -> None:
+        """Wait until the workflow of an ended run has closed: the run ends for clients a moment before.
+
+        Without an engine, this can take long. Raise StorageError then.
+        """
+        task = await self._store.task(task_id, ["closed_run_id"]) or {}
+        until = time.monotonic() + _ENGINE_SEC
+        while (closing := task.get("closed_run_id")) is not None:
+            found = await self._describe(task_id)
+            if found is None or found.close_time is not None or found.run_id != closing:
+                return
+            if time.monotonic() > until:
+                raise StorageError(
+                    f"no engine has closed {task_id} within {_ENGINE_SEC:.0f} s; try again", {"id": task_id}
+                )
+            await asyncio.sleep(_CLOSING_SEC)
+
+    async def _note_retry(self, flow: Fields, run_seq: int) -> Fields:
+        """Note the number of the run that a retry has started, and return the flow."""
+        for _ in range(_TRIES):
+            changed = await self._store.change_flow(flow, {"run_seq": run_seq}, time.time())
+            if changed is not None:
+                return changed
+            flow = await self._flow(flow["context_id"], flow["id"])
+        raise _busy(flow["id"])
+
+    async def node_satisfy(self, call: Call, params: models.NodeSatisfy) -> models.Satisfied:
+        """Satisfy a prerequisite in the run of a flow, for all nodes that name it."""
+        flow = await self._permitted(call, "node.satisfy", params)
+        named = [node for node in flow["nodes"] if params.prerequisite in node["prerequisites"]]
+        if not named:
+            known = sorted({each for node in flow["nodes"] for each in node["prerequisites"]})
+            raise NotFound(
+                f"no node of flow {flow['id']} names the prerequisite {params.prerequisite!r}",
+                {"prerequisite": params.prerequisite, "known": known},
+            )
+        satisfied = await self._satisfy(call, flow, params.prerequisite)
+        return models.Satisfied(
+            prerequisite=params.prerequisite, satisfied=satisfied, nodes=[node["id"] for node in named]
+        )
+
+    async def _satisfy(self, call: Call, flow: Fields, prerequisite: str) -> bool:
+        """Satisfy a prerequisite. Return False if it is satisfied already."""
+        if await self._run_state(flow) is not RunState.OPEN:
+            raise InvalidTransition(
+                f"flow {flow['id']} has no run that could wait; start it with flow.start", {"id": flow["id"]}
+            )
+        try:
+            await self._act(flow, SATISFY, {"prerequisite": prerequisite, "by": _by(call)})
+        except ActionRejected as error:
+            if "is satisfied already" in str(error):
+                return False
+            raise InvalidTransition(str(error), {"id": flow["id"]}) from None
+        return True
+
+    async def flow_subscribe(self, call: Call, params: models.FlowSubscribe) -> models.Subscription:
+        """Send the events of a flow as notifications `flow.event`, over this WebSocket, until it closes.
+
+        With `after`, events that were sent before are left out. A client that reconnects with the `seq` of the last
+        event that it has seen misses none.
+        """
+        flow = await self._permitted(call, "flow.subscribe", params)
+        latest = await self._latest(flow)
+        assert call.connection is not None
+        call.connection.spawn(self.events.send(flow["_id"], params.after, call.connection.notify))
+        return models.Subscription(
+            flow_id=flow["id"], run_id=latest.id, status=flow_status(latest.run), after=params.after
+        )
+
+    # --- messages
+
+    async def message_create(self, call: Call, params: models.MessageCreate) -> models.Message:
+        """Store a message. The gateway does not deliver it; jobs are dispatched by the run of their flow."""
+        given = params.message
+        await self._permit_new(call, "message.create", params.context_id, "message", given)
+        id = key(given.context_id, given.caller_id, given.id)
+        if await self._store.load(MESSAGES, id) is not None:
+            raise AlreadyExists(
+                f"actor {given.caller_id} has created message {given.id} before; use another id",
+                {"id": given.id},
+            )
+        fields = {
+            **given.model_dump(exclude={"job", "nodes"}),
+            "nodes": [_dump(node) for node in given.nodes],
+            "status": MessageStatus.CREATED.value,
+            "transport_status": TransportStatus.QUEUED.value,
+        }
+        return _message(await self._store.put(MESSAGES, id, fields, time.time()))
+
+    async def message_load(self, call: Call, params: models.ByMessage) -> models.Message:
+        """Return a message, also a dispatch of a job."""
+        return _message(await self._message_of(call, "message.load", params))
+
+    async def message_list(self, call: Call, params: models.MessagePage) -> models.Messages:
+        """List the messages of a context or of a flow, newest first, with the dispatches of jobs."""
+        await self._permit(call, "message.list", params.context_id)
+        wanted = {"context_id": params.context_id} | (
+            {} if params.flow_id is None else {"flow_id": params.flow_id}
+        )
+        found = await self._store.messages(wanted, params.limit)
+        return models.Messages(messages=[_message(each) for each in found])
+
+    async def message_status(self, call: Call, params: models.ByMessage) -> models.MessageState:
+        """Return how far a message is."""
+        found = await self._message_of(call, "message.status", params)
+        return models.MessageState(
+            id=found["id"],
+            status=MessageStatus(found["status"]),
+            transport_id=found.get("transport_id"),
+            transport_status=TransportStatus(found["transport_status"]),
+            late_replies=found.get("late_replies") or 0,
+            updated_at=found["updated_at"],
+        )
+
+    async def _message_of(self, call: Call, method: str, params: models.ByMessage) -> Fields:
+        await self._permit(call, method, params.context_id)
+        is_dispatch = isinstance(params.id, str)
+        id = params.id if is_dispatch else key(params.context_id, params.caller_id, int(params.id))
+        found = await self._store.load(MESSAGES, id)
+        own = (params.context_id, params.caller_id)
+        if found is None or (found["context_id"], found["caller_id"]) != own:
+            raise NotFound(
+                f"there is no message {params.id!r} of actor {params.caller_id}", {"id": params.id}
+            )
+        return found
+
+    # --- what several methods need
+
+    async def _permitted(self, call: Call, method: str, params: models.InContext) -> Fields:
+        """Return a flow that the caller may use with this method. Raise PermissionDenied or NotFound."""
+        context = await self._context(call, params.context_id)
+        flow = await self._store.load(FLOWS, key(params.context_id, params.id))
+        creator = None if flow is None else flow["caller_id"]
+        self._require(call, method, context, creator=creator)
+        if flow is None:
+            raise _not_found("flow", context_id=params.context_id, id=params.id)
+        return flow
+
+    async def _permit(self, call: Call, method: str, context_id: int, *, creator: int | None = None) -> None:
+        """Raise PermissionDenied unless the caller may call a method in a context, and NotFound if there is none."""
+        self._require(call, method, await self._context(call, context_id), creator=creator)
+
+    async def _permit_new(
+        self,
+        call: Call,
+        method: str,
+        context_id: int,
+        name: str,
+        given: models.JobData | models.FlowData | models.MessageData,
+    ) -> None:
+        """Check that the caller may create an entity. Raise PermissionDenied, NotFound or InvalidParams."""
+        if given.context_id != context_id:
+            raise _invalid(
+                f"{name}.context_id", given.context_id, f"must be the context_id of the call, {context_id}"
+            )
+        await self._permit(call, method, context_id)
+        actor = call.caller.actor
+        if actor is not None and given.caller_id != actor:
+            raise PermissionDenied(
+                f"{name}.caller_id is {given.caller_id}, but the token is that of actor {actor}",
+                {"field": f"{name}.caller_id", "actor": actor},
+            )
+
+    def _require(
+        self, call: Call, method: str, context: Mapping[str, Any] | None, *, creator: int | None = None
+    ) -> None:
+        """Raise PermissionDenied unless the caller may call a method in this context."""
+        if call.caller.is_operator:
+            return
+        parts = parts_of(call.caller.actor, context, creator) if context is not None else frozenset()
+        if not may_call(method, parts):
+            played = ", ".join(sorted(parts)) or "no part in the context"
+            raise PermissionDenied(
+                f"actor {call.caller.actor} may not call {method} here (it has {played})", {"method": method}
+            )
+
+    def _require_operator(self, call: Call, method: str) -> None:
+        if not call.caller.is_operator:
+            raise PermissionDenied(f"only an operator may call {method}", {"method": method})
+
+    async def _context(self, call: Call, context_id: int) -> Fields | None:
+        """Return a context, as it was at most `_CONTEXT_SEC` ago.
+
+        Return None if it does not exist and the caller is no operator, who would get NotFound.
+        """
+        now = time.monotonic()
+        until, found = self._contexts.get(context_id, (0.0, {}))
+        if now < until:
+            return found
+        stored = await self._store.load(CONTEXTS, context_id)
+        if stored is None:
+            if call.caller.is_operator:
+                raise _not_found("context", id=context_id)
+            return None
+        if len(self._contexts) >= _CONTEXTS:
+            self._contexts.clear()
+        self._contexts[context_id] = (now + _CONTEXT_SEC, stored)
+        return stored
+
+    async def _find(self, collection: str, stored_id: int | str, name: str, /, **ids: int) -> Fields:
+        found = await self._store.load(collection, stored_id)
+        if found is None:
+            raise _not_found(name, **ids)
+        return found
+
+    async def _find_in(self, collection: str, name: str, context_id: int, **ids: int) -> Fields:
+        return await self._find(
+            collection, key(context_id, *ids.values()), name, context_id=context_id, **ids
+        )
+
+    async def _flow(self, context_id: int, id: int) -> Fields:
+        return await self._find_in(FLOWS, "flow", context_id, id=id)
+
+    async def _latest(self, flow: Fields) -> LatestRun:
+        """Return the latest run of a flow. A flow whose run was deleted, or never began, has none."""
+        return await read_latest(self._store, flow) or LatestRun(flow, None)
+
+    async def _run_state(self, flow: Fields) -> RunState:
+        """Return whether the latest run of a flow is open."""
+        task_id = flow["task_id"]
+        if task_id is None:
+            return RunState.NONE
+        task = await self._store.task(task_id, ["status", "run_seq"])
+        if task is None:
+            return await self._state_in_temporal(task_id)
+        is_open = not TaskStatus(task["status"]).closed or task["run_seq"] < flow["run_seq"]
+        return RunState.OPEN if is_open else RunState.ENDED
+
+    async def _state_in_temporal(self, task_id: str) -> RunState:
+        found = await self._describe(task_id)
+        if found is None:
+            return RunState.ABSENT
+        return RunState.OPEN if found.close_time is None else RunState.ENDED
+
+    async def _describe(self, task_id: str) -> WorkflowExecutionDescription | None:
+        """Return the latest run of a workflow in Temporal; None if there is none."""
+        try:
+            return await self._tasks.handle(task_id).describe()
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            return None
+
+    async def _require_ended(self, flow: Fields, what: str) -> None:
+        state = await self._run_state(flow)
+        starts = state is RunState.ABSENT and time.time() < flow["started_at"] + _STARTING_SEC
+        if state is RunState.OPEN or starts:
+            raise InvalidTransition(
+                f"flow {flow['id']} runs as {run_id(flow)}; it can be {what} when the run has ended",
+                {"id": flow["id"], "run_id": run_id(flow)},
+            )
+
+    async def _jobs(self, flow: Mapping[str, Any], ids: Collection[int]) -> dict[int, Fields]:
+        """Return the jobs of a flow by id. Raise NotFound if some do not exist."""
+        found = await self._store.jobs(flow["context_id"], flow["caller_id"], ids)
+        if missing := [id for id in ids if id not in found]:
+            raise NotFound(
+                f"actor {flow['caller_id']} has no jobs {missing} in context {flow['context_id']}; create them first",
+                {"jobs": missing},
+            )
+        return found
+
+    async def _with_jobs(self, given: models.FlowData, nodes: Sequence[FlowNode]) -> Fields:
+        """Return the fields of a flow with these nodes. Raise NotFound if some of its jobs do not exist."""
+        fields = given.model_dump(exclude={"nodes", "jobs"})
+        ids = [node.id for node in nodes]
+        await self._jobs(fields, ids)
+        return {**fields, "jobs": ids, "nodes": [_dump(node) for node in nodes]}
+
+    def _check_nodes(self, nodes: Sequence[FlowNode]) -> None:
+        """Raise the error of the first problem of the nodes of a flow."""
+        if not nodes:
+            raise _invalid("flow.jobs", [], "must name at least one job")
+        seen: set[int] = set()
+        for node in nodes:
+            if node.id in seen:
+                raise _invalid("flow.nodes", node.id, "occurs twice; a flow has one node for each job")
+            seen.add(node.id)
+            _check_url(node)
+        try:
+            check_dag(nodes)
+        except UnknownDependency as error:
+            raise DagMissingDependency(str(error), {"nodes": error.missing}) from None
+        except Cycle as error:
+            raise DagCycle(str(error), {"nodes": error.nodes}) from None
+
+    async def _act(self, flow: Fields, action: str, given: Fields) -> None:
+        """Apply an action to the run of a flow. Raise ActionRejected, and StorageError if no engine responds in time."""
+        try:
+            await asyncio.wait_for(self._tasks.act(flow["task_id"], action, given), _ENGINE_SEC)
+        except TimeoutError:
+            raise StorageError(
+                f"no engine has applied the action within {_ENGINE_SEC:.0f} s; it may be applied later",
+                {"id": flow["id"]},
+            ) from None
+
+
+def methods(gateway: Gateway) -> list[Method]:
+    """Return the methods of the gateway with their models and errors."""
+    load, create = (NotFound, PermissionDenied), (NotFound, PermissionDenied, InvalidParams)
+    change = (NotFound, PermissionDenied, InvalidTransition)
+    reach = (SupervisorUnreachable, SupervisorTimeout)
+    dag = (AlreadyExists, DagMissingDependency, DagCycle)
+    g, m = gateway, models
+    rows: list[tuple[str, type[BaseModel], type[BaseModel], Any, tuple[Any, ...]]] = [
+        ("actor.create", m.ActorCreate, m.Actor, g.actor_create, (PermissionDenied,)),
+        ("actor.load", m.ById, m.Actor, g.actor_load, (NotFound,)),
+        ("actor.list", m.Page, m.Actors, g.actor_list, ()),
+        ("context.create", m.ContextCreate, m.Context, g.context_create, (PermissionDenied,)),
+        ("context.load", m.ById, m.Context, g.context_load, load),
+        ("context.list", m.Page, m.Contexts, g.context_list, ()),
+        ("runner.create", m.RunnerCreate, m.Runner, g.runner_create, create),
+        ("runner.load", m.InContext, m.Runner, g.runner_load, load),
+        ("runner.list", m.ContextPage, m.Runners, g.runner_list, load),
+        ("runner.ping", m.InContext, m.Ping, g.runner_ping, (*load, *reach)),
+        ("job.create", m.JobCreate, m.Job, g.job_create, (*create, InvalidTransition)),
+        ("job.load", m.OfCaller, m.Job, g.job_load, load),
+        ("job.list", m.CallerPage, m.Jobs, g.job_list, load),
+        ("job.result", m.OfJob, m.JobResult, g.job_result, (*load, InvalidParams)),
+        ("job.logs", m.OfJob, m.JobLogs, g.job_logs, (*load, InvalidParams)),
+        ("flow.create", m.FlowCreate, m.Flow, g.flow_create, (*create, InvalidTransition, *dag[1:])),
+        ("flow.add_nodes", m.FlowAdd, m.FlowDag, g.flow_add_nodes, (*change, InvalidParams, *dag)),
+        ("flow.load", m.InContext, m.Flow, g.flow_load, load),
+        ("flow.list", m.FlowPage, m.Flows, g.flow_list, load),
+        ("flow.start", m.InContext, m.Started, g.flow_start, load),
+        ("flow.status", m.InContext, m.FlowView, g.flow_status, load),
+        ("flow.dag", m.InContext, m.FlowDag, g.flow_dag, load),
+        ("flow.cancel", m.FlowCancel, m.Cancelled, g.flow_cancel, load),
+        ("flow.retry", m.FlowRetry, m.Started, g.flow_retry, change),
+        ("node.satisfy", m.NodeSatisfy, m.Satisfied, g.node_satisfy, change),
+        ("message.create", m.MessageCreate, m.Message, g.message_create, (*create, AlreadyExists)),
+        ("message.load", m.ByMessage, m.Message, g.message_load, load),
+        ("message.list", m.MessagePage, m.Messages, g.message_list, load),
+        ("message.status", m.ByMessage, m.MessageState, g.message_status, load),
+        ("flow.subscribe", m.FlowSubscribe, m.Subscription, g.flow_subscribe, load),
+    ]
+    return [
+        Method(
+            name=name,
+            params=params,
+            result=result,
+            call=_translated(call),
+            errors=errors,
+            websocket_only=name == "flow.subscribe",
+        )
+        for name, params, result, call, errors in rows
+    ]
+
+
+def _translated(call: _Function) -> _Function:
+    """Return a method that raises the errors of FlowKit and Temporal as those of the API."""
+
+    @functools.wraps(call)
+    async def translate(made: Call, params: Any) -> Any:
+        try:
+            return await call(made, params)
+        except (GraphError, ConfigError) as error:
+            raise InvalidParams(str(error)) from None
+        except (TemporalUnavailable, RPCError) as error:
+            raise StorageError(
+                f"Temporal does not respond, or rejects the request: {one_line(error)}"
+            ) from None
+
+    return translate
+
+
+def _check_address(runner: models.RunnerData) -> None:
+    try:
+        parse_destination(address_of(runner.model_dump()), topic=runner.topic)
+    except ValueError as error:
+        field = "runner.pubkey" if runner.pubkey else "runner.address"
+        raise _invalid(field, runner.pubkey or runner.address, str(error)) from None
+
+
+def _check_url(node: FlowNode) -> None:
+    url = node.supervisor_url
+    scheme, _, rest = url.partition(":")
+    if not url or (scheme == "runner" and rest.isascii() and rest.isdigit()):
+        return
+    try:
+        parse_destination(url)
+    except ValueError as error:
+        raise _invalid(f"nodes.{node.id}.supervisor_url", url, f"{error}, or runner:ID") from None
+
+
+def _invalid(field: str, value: object, problem: str) -> InvalidParams:
+    return InvalidParams(
+        f"{field} {problem}", {"problems": [{"field": field, "value": repr(value)[:100], "problem": problem}]}
+    )
+
+
+def _not_found(name: str, **ids: int) -> NotFound:
+    where = f" in context {ids['context_id']}" if "context_id" in ids else ""
+    return NotFound(f"there is no {name} {ids['id']}{where}", {"entity": name, **ids})
+
+
+def _busy(flow_id: int) -> StorageError:
+    return StorageError(f"other calls change flow {flow_id} at the same time; try again", {"id": flow_id})
+
+
+def _by(call: Call) -> str:
+    return "operator" if call.caller.actor is None else f"actor {call.caller.actor}"
+
+
+def _in(params: models.ContextPage) -> Fields:
+    caller = getattr(params, "caller_id", None)
+    return {"context_id": params.context_id} | ({} if caller is None else {"caller_id": caller})
+
+
+def _dump(node: FlowNode) -> Fields:
+    return node.model_dump(exclude={"node_status"})
+
+
+# --- results ----------------------------------------------------------------------------------------------------
+
+
+def _pick(kind: type[BaseModel], stored: Mapping[str, Any]) -> Fields:
+    return {name: stored[name] for name in kind.model_fields if name in stored}
+
+
+def _actor(stored: Fields) -> models.Actor:
+    return models.Actor(**_pick(models.Actor, stored))
+
+
+def _context(stored: Fields) -> models.Context:
+    return models.Context(**_pick(models.Context, stored))
+
+
+def _runner(stored: Fields) -> models.Runner:
+    return models.Runner(**{**_pick(models.Runner, stored), "secret": masked(stored["secret"])})
+
+
+def _job(stored: Fields) -> models.Job:
+    return models.Job(**_pick(models.Job, stored))
+
+
+def _message(stored: Fields) -> models.Message:
+    return models.Message(**_pick(models.Message, stored))
+
+
+def _flow(latest: LatestRun) -> models.Flow:
+    stored = {**latest.flow, "status": flow_status(latest.run), "run_id": latest.id}
+    states = node_states(latest.nodes, latest.run)
+    nodes = [node.model_copy(update={"node_status": states[node.id].status}) for node in latest.nodes]
+    return models.Flow(**{**_pick(models.Flow, stored), "nodes": nodes})
+
+
+def _summary(flow: Fields, task_status: str | None) -> models.FlowSummary:
+    run = None if task_status is None else Run(status=TaskStatus(task_status))
+    return models.FlowSummary(
+        flow_id=flow["id"],
+        caller_id=flow["caller_id"],
+        run_id=None if run is None else run_id(flow),
+        status=flow_status(run),
+        jobs=len(flow["jobs"]),
+        created_at=flow["created_at"],
+        updated_at=flow["updated_at"],
+    )
+
+
+def _started(flow: Fields, *, begun: bool) -> models.Started:
+    return models.Started(
+        started=begun, flow_id=flow["id"], run_id=run_id(flow) or "", status=FlowStatus.STARTED
+    )
+
+
+def _task_node(latest: LatestRun, node: FlowNode) -> TaskNode:
+    return (latest.run.nodes.get(node.id) if latest.run else None) or TaskNode()
+
+
+def _node_views(latest: LatestRun) -> dict[str, NodeView]:
+    states = node_states(latest.nodes, latest.run)
+    found = {}
+    for node in latest.nodes:
+        state, task_node = states[node.id], _task_node(latest, node)
+        failed = state.status is NodeStatus.FAILED
+        found[str(node.id)] = NodeView(
+            node_status=state.status,
+            cause=state.cause,
+            attempt=task_node.epoch,
+            waiting_on=waiting_on(node, latest.run),
+            supervisor_url=node.supervisor_url,
+            error=task_node.error if failed else None,
+            retry_at=_whole(task_node.retry_at) if failed else None,
+        )
+    return found
+
+
+def _failed_job(nodes: Mapping[str, NodeView]) -> int | None:
+    """Return the first job, in the order of the flow, that has failed for good."""
+    failed = (
+        id for id, node in nodes.items() if node.node_status is NodeStatus.FAILED and node.retry_at is None
+    )
+    return next(map(int, failed), None)
+
+
+def _dag(latest: LatestRun) -> models.FlowDag:
+    nodes, views = latest.nodes, _node_views(latest)
+    edges = [(parent, node.id) for node in nodes for parent in node.depends]
+    parents = {parent for parent, _ in edges}
+    begun = {NodeStatus.DISPATCHED, NodeStatus.RUNNING, NodeStatus.COMPLETED, NodeStatus.FAILED}
+    status = {node.id: views[str(node.id)].node_status for node in nodes}
+    return models.FlowDag(
+        flow_id=latest.flow["id"],
+        run_id=latest.id,
+        status=flow_status(latest.run),
+        edges=edges,
+        roots=[node.id for node in nodes if not node.depends],
+        leaves=[node.id for node in nodes if node.id not in parents],
+        levels=levels(nodes),
+        started=[id for id, each in status.items() if each in begun],
+        completed=[id for id, each in status.items() if each is NodeStatus.COMPLETED],
+        failed_job=_failed_job(views),
+        nodes=views,
+    )
+
+
+def _whole(at: float | None) -> int | None:
+    return None if at is None else int(at)

@@ -1,0 +1,678 @@
+"""Calls of supervisors, by JSON-RPC over HTTP or Mycelium.
+
+A job is delivered until the supervisor replies, with the same id each time: a supervisor that knows the id returns the
+result. What a supervisor returns is not trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import ipaddress
+import itertools
+import json
+import logging
+import re
+import secrets as random
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
+from urllib.parse import urlsplit
+
+import aiohttp
+from pydantic import BaseModel, ConfigDict
+
+from flowkit import reason_codes
+from flowkit.text import truncate
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from types import TracebackType
+
+SYNC_SEC: Final = 60.0
+"""Up to this timeout, `job.run` waits for the job. Longer jobs are created, started and polled."""
+MAX_REPLY: Final = 8_000_000
+"""Largest reply of a supervisor, in bytes."""
+DEFAULT_TOPIC: Final = "supervisor.rpc"
+DEFAULT_MYCELIUM_URL: Final = "http://127.0.0.1:8990"
+_UNKNOWN_METHOD: Final = -32601
+_REMEMBERED: Final = 10_000
+_FAMILY_SEC: Final = 600.0
+_DELIVERIES: Final = 3
+"""How often a job is delivered again to a supervisor that no longer knows it."""
+
+_logger = logging.getLogger("flowkit.gateway")
+
+
+class JobState(StrEnum):
+    """What a supervisor says about a job that it has not ended."""
+
+    DISPATCHED = "dispatched"
+    RUNNING = "running"
+
+
+class SupervisorError(Exception):
+    """A supervisor has not returned the outcome of a job."""
+
+    code: ClassVar[str]
+
+
+class SupervisorUnreachable(SupervisorError):
+    """The supervisor cannot be reached, or breaks connections."""
+
+    code = reason_codes.SUPERVISOR_UNREACHABLE
+
+
+class SupervisorTimeout(SupervisorError):
+    """The supervisor does not reply in time."""
+
+    code = reason_codes.SUPERVISOR_TIMEOUT
+
+
+class BadReply(SupervisorError):
+    """The supervisor returns something that is no reply to the request."""
+
+    code = reason_codes.BAD_REPLY
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a supervisor is."""
+
+    kind: str
+    """`http` or `mycelium`."""
+    address: str
+    """A URL, or the public key or IPv6 address of a Mycelium node."""
+    topic: str = DEFAULT_TOPIC
+
+    def __str__(self) -> str:
+        if self.kind != "http":
+            return f"mycelium:{self.address}"
+        parts = urlsplit(self.address)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+_PUBLIC_KEY: Final = re.compile(r"[0-9a-fA-F]{64}")
+
+
+def parse_destination(text: str, *, topic: str = DEFAULT_TOPIC) -> Destination:
+    """Return the destination that `http(s)://…` or `mycelium:…` names. Raise ValueError for any other text."""
+    scheme, _, rest = text.partition(":")
+    if scheme in {"http", "https"}:
+        try:
+            parts = urlsplit(text)
+            known = parts.hostname and parts.port != 0
+        except ValueError:
+            known = False
+        if not known:
+            raise ValueError("must be a URL with a host, such as http://10.0.0.8:3030")
+        return Destination("http", text, topic)
+    if scheme == "mycelium" and (_PUBLIC_KEY.fullmatch(rest) or _is_ipv6(rest)):
+        return Destination("mycelium", rest, topic)
+    raise ValueError("must be http://…, https://…, or mycelium: with a public key or an IPv6 address")
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+class WireJob(BaseModel):
+    """A job in the form in which a supervisor receives it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    caller_id: str
+    context_id: str
+    payload: str
+    executor: str
+    runner: str
+    timeout: float
+    env_vars: dict[str, str]
+    created_at: str
+    updated_at: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOutcome:
+    """How a supervisor has ended a job."""
+
+    success: bool
+    text: str
+    """The result, or the error."""
+    logs: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The reply of a supervisor to one request."""
+
+    result: Any = None
+    error: str | None = None
+    unknown_method: bool = False
+
+
+class Transport(Protocol):
+    """Carries requests to supervisors."""
+
+    async def request(self, to: Destination, request: dict[str, Any], wait_sec: float) -> Any:
+        """Return what the supervisor replies to a request, as parsed JSON.
+
+        Raise SupervisorUnreachable, SupervisorTimeout or BadReply.
+        """
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+
+
+class HttpTransport:
+    """Sends requests to a supervisor's URL."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def request(self, to: Destination, request: dict[str, Any], wait_sec: float) -> Any:
+        """Return the parsed body of the response."""
+        timeout = aiohttp.ClientTimeout(total=wait_sec)
+        try:
+            async with self._session.post(to.address, json=request, timeout=timeout) as response:
+                body = await _read(response)
+        except TimeoutError:
+            raise SupervisorTimeout(
+                f"the supervisor at {to} has not replied within {wait_sec:.0f} s"
+            ) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise SupervisorUnreachable(f"no reply from the supervisor at {to} ({_kind(error)})") from None
+        if response.status >= 500:
+            raise SupervisorUnreachable(f"the supervisor at {to} returns the status {response.status}")
+        return _parse(body, to)
+
+    async def close(self) -> None:
+        """End nothing: the session belongs to the owner."""
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > MAX_REPLY:
+            raise BadReply(f"the reply has more than {MAX_REPLY:,} bytes")
+    return b"".join(parts)
+
+
+def _parse(body: bytes | str, to: Destination) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise BadReply(f"the reply of the supervisor at {to} is not JSON") from None
+
+
+def _kind(error: BaseException) -> str:
+    """Return the kind of a connection error, without its text, which could contain credentials of a URL."""
+    return type(error).__name__
+
+
+class MyceliumTransport:
+    """Sends requests through a Mycelium node.
+
+    `pushMessage` waits for the reply. A reply that comes later is in the inbox of the node, which processes share: one
+    loop looks at the next message there, and takes it only if it replies to a request of this process.
+    """
+
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, on_late: Callable[[Any, str], Awaitable[None]]
+    ) -> None:
+        self._session = session
+        self._url = url.rstrip("/") + "/rpc"
+        self._on_late = on_late
+        self._pending: dict[Any, asyncio.Future[Any]] = {}
+        self._answered: OrderedDict[Any, None] = OrderedDict()
+        self._loop: asyncio.Task[None] | None = None
+        self._idle_at = 0.0
+
+    async def request(self, to: Destination, request: dict[str, Any], wait_sec: float) -> Any:
+        """Return the reply to a request, parsed."""
+        id, deadline = request["id"], time.monotonic() + wait_sec
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._pending[id] = reply
+        self._keep_looking(wait_sec)
+        try:
+            if (body := await self._push(to, request, wait_sec)) is not None:
+                return _parse(body, to)
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                return await reply
+        except TimeoutError:
+            raise SupervisorTimeout(
+                f"the supervisor at {to} has not replied within {wait_sec:.0f} s"
+            ) from None
+        finally:
+            del self._pending[id]
+            self._answered[id] = None
+            while len(self._answered) > _REMEMBERED:
+                self._answered.popitem(last=False)
+
+    async def _push(self, to: Destination, request: dict[str, Any], wait_sec: float) -> bytes | None:
+        """Send a message. Return the payload of the reply, or None if there is none in time."""
+        kind = "pk" if _PUBLIC_KEY.fullmatch(to.address) else "ip"
+        message = {
+            "dst": {kind: to.address},
+            "topic": _encode(to.topic.encode()),
+            "payload": _encode(json.dumps(request).encode()),
+        }
+        found = await self._call("pushMessage", [message, max(1, int(wait_sec))], wait_sec + 5.0)
+        return _payload(found)
+
+    async def _call(self, method: str, params: Sequence[Any], wait_sec: float) -> Any:
+        """Return the result of a method of the node; None for the errors that mean that there is no message."""
+        call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        node = Destination("http", self._url)
+        found = await HttpTransport(self._session).request(node, call, wait_sec)
+        if not isinstance(found, dict):
+            raise BadReply(f"the Mycelium node at {self._url} returns no JSON-RPC response to {method}")
+        error = found.get("error")
+        if isinstance(error, dict) and error.get("code") not in {204, 408}:
+            raise SupervisorUnreachable(f"the Mycelium node at {self._url} rejects {method}")
+        return found.get("result")
+
+    def _keep_looking(self, seconds: float) -> None:
+        """Look for late replies for some time."""
+        self._idle_at = max(self._idle_at, time.monotonic() + seconds + SYNC_SEC)
+        if self._loop is None or self._loop.done():
+            self._loop = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        while time.monotonic() < self._idle_at:
+            try:
+                await self._look_once()
+            except SupervisorError as error:
+                _logger.debug("no late replies: %s", error)
+                await asyncio.sleep(1.0)
+
+    async def _look_once(self) -> None:
+        """Take the next message of the inbox if it replies to a request of this process."""
+        if not await self._take(peek=True):
+            await asyncio.sleep(0.2)
+            return
+        await self._take(peek=False)
+
+    async def _take(self, *, peek: bool) -> bool:
+        """Read the next message. Return whether it replies to a request of this process."""
+        payload = _payload(await self._call("popMessage", [peek, 1], 10.0))
+        reply = None
+        with contextlib.suppress(ValueError, RecursionError):
+            reply = json.loads(payload or b"null")
+        id = reply.get("id") if isinstance(reply, dict) else None
+        if not isinstance(id, str) or not (id in self._pending or id in self._answered):
+            return False
+        if not peek:
+            await self._deliver(id, reply)
+        return True
+
+    async def _deliver(self, id: str, reply: Any) -> None:
+        pending = self._pending.get(id)
+        if pending is not None and not pending.done():
+            pending.set_result(reply)
+        else:
+            await self._on_late(id, truncate(json.dumps(reply), 10_000))
+
+    async def close(self) -> None:
+        """Stop looking for late replies."""
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.wait([self._loop])
+
+
+def _encode(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _payload(message: Any) -> bytes | None:
+    """Return the payload of a message of Mycelium; None if it has none, as a message that only has an id."""
+    encoded = message.get("payload") if isinstance(message, dict) else None
+    if not isinstance(encoded, str):
+        return None
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except ValueError:
+        return None
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Names:
+    """The names of a supervisor's methods."""
+
+    create: str
+    start: str
+    status: str
+    result: str
+    logs: str
+
+
+FAMILIES: Final = (
+    Names(create="jobs.create", start="job.start", status="job.status", result="job.result", logs="job.logs"),
+    Names(create="create_job", start="start_job", status="get_job", result="get_job", logs="get_job_logs"),
+)
+"""The names that supervisors use. One that knows none of them has only `job.run`."""
+
+STOPS: Final = ("job.stop", "stop_job", "job.cancel")
+
+_RUNNING: Final = frozenset({"started", "running"})
+_WAITING: Final = frozenset({"dispatched", "pending", "created", "queued", "waiting", *_RUNNING})
+_SUCCEEDED: Final = frozenset({"finished", "completed", "success"})
+
+
+class Supervisors:
+    """Calls supervisors. Use it as an asynchronous context manager, which owns the connections."""
+
+    def __init__(
+        self,
+        *,
+        mycelium_url: str = DEFAULT_MYCELIUM_URL,
+        sync_sec: float = SYNC_SEC,
+        request_sec: float = 30.0,
+        poll_sec: tuple[float, float] = (0.05, 2.0),
+        slow_sec: float = 1.0,
+        margin_sec: float = 2.0,
+    ) -> None:
+        """Prepare the calls.
+
+        A job has `margin_sec` more than its timeout, so that the supervisor can reply that it has ended the job.
+        `request_sec` bounds each request but `job.run`. `poll_sec` is the first and the longest interval between two
+        requests for the status of a job. A job whose `job.run` takes longer than `slow_sec` counts as running.
+        """
+        self._mycelium_url = mycelium_url
+        self._sync_sec = sync_sec
+        self._request_sec = request_sec
+        self._poll_sec = poll_sec
+        self._slow_sec = slow_sec
+        self._margin_sec = margin_sec
+        self._session: aiohttp.ClientSession | None = None
+        self._transports: dict[str, Transport] = {}
+        self._prefix = random.token_hex(8)
+        self._numbers = itertools.count(1)
+        self._families: OrderedDict[Destination, tuple[float, Names | None]] = OrderedDict()
+        self._jobs: OrderedDict[str, str] = OrderedDict()
+        """The jobs of the latest requests, by id of the request."""
+        self.on_late: Callable[[str, str], Awaitable[None]] | None = None
+        """Called with the id of a job and a reply that came too late, or twice."""
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60))
+        self._transports = {
+            "http": HttpTransport(self._session),
+            "mycelium": MyceliumTransport(self._session, self._mycelium_url, self._late),
+        }
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for transport in self._transports.values():
+            await transport.close()
+        if self._session is not None:
+            await self._session.close()
+
+    async def run(
+        self,
+        to: Destination,
+        job: WireJob,
+        secret: str,
+        *,
+        timeout_sec: float,
+        on_state: Callable[[JobState], Awaitable[None]],
+    ) -> JobOutcome:
+        """Run a job at a supervisor, and return its outcome. Wait for it a little longer than `timeout_sec`.
+
+        `on_state` is called when the supervisor has accepted the job, and when it has started it. Raise
+        SupervisorUnreachable, SupervisorTimeout or BadReply, whose texts do not contain the secret.
+        """
+        deadline = time.monotonic() + timeout_sec + self._margin_sec
+        work = _Delivery(self, to, job, secret, deadline, on_state)
+        try:
+            if timeout_sec <= self._sync_sec:
+                outcome = await work.run_and_wait(self._slow_sec)
+            else:
+                outcome = await work.create_and_poll(self._slow_sec, self._poll_sec)
+        except SupervisorError as error:
+            raise type(error)(mask(str(error), secret)) from None
+        return JobOutcome(
+            success=outcome.success,
+            text=mask(outcome.text, secret),
+            logs=None if outcome.logs is None else mask(outcome.logs, secret),
+        )
+
+    async def stop(self, to: Destination, job_id: str, secret: str) -> None:
+        """Stop a job, if the supervisor knows a method to do so. Take at most two seconds, and raise nothing."""
+        with contextlib.suppress(SupervisorError, TimeoutError):
+            async with asyncio.timeout(2.0):
+                for name in STOPS:
+                    reply = await self.ask(to, name, {"secret": secret, "job_id": job_id}, job_id, 2.0)
+                    if not reply.unknown_method:
+                        return
+
+    async def ping(self, to: Destination, *, secret: str) -> list[str]:
+        """Return the runners of a supervisor. Raise a SupervisorError if it does not return any list."""
+        reply = await self.ask(to, "list_runners", {"secret": secret}, "", 5.0)
+        if reply.error is not None:
+            raise BadReply(mask(f"the supervisor at {to} rejects list_runners: {reply.error}", secret))
+        if not isinstance(reply.result, list):
+            raise BadReply(f"the supervisor at {to} returns no list of runners")
+        return [mask(str(each), secret) for each in reply.result[:1_000]]
+
+    async def ask(
+        self, to: Destination, method: str, params: dict[str, Any], job_id: str, wait_sec: float | None = None
+    ) -> Reply:
+        """Send one request, and return the reply to it. Raise a SupervisorError if there is none."""
+        id = f"{self._prefix}-{next(self._numbers)}"
+        self._jobs[id] = job_id
+        while len(self._jobs) > _REMEMBERED:
+            self._jobs.popitem(last=False)
+        request = {"jsonrpc": "2.0", "id": id, "method": method, "params": [params]}
+        wait = self._request_sec if wait_sec is None else wait_sec
+        found = await self._transports[to.kind].request(to, request, wait)
+        return _read_reply(found, id, to)
+
+    def family(self, to: Destination) -> tuple[bool, Names | None]:
+        """Return whether it is known which names a supervisor uses, and these."""
+        at, names = self._families.get(to, (0.0, None))
+        return time.monotonic() < at + _FAMILY_SEC and at > 0.0, names
+
+    def remember(self, to: Destination, names: Names | None) -> None:
+        """Note which names a supervisor uses, for some minutes."""
+        self._families[to] = (time.monotonic(), names)
+        while len(self._families) > _REMEMBERED:
+            self._families.popitem(last=False)
+
+    async def _late(self, id: Any, reply: str) -> None:
+        if self.on_late is not None and (job_id := self._jobs.get(id)):
+            await self.on_late(job_id, reply)
+
+
+def mask(text: str, secret: str) -> str:
+    """Return a text without a secret that a supervisor may have repeated."""
+    return text.replace(secret, "***") if secret else text
+
+
+def _read_reply(found: Any, id: str, to: Destination) -> Reply:
+    """Return a reply. Raise BadReply if it is not one to the request with this id."""
+    if not isinstance(found, dict) or ("result" in found) == (found.get("error") is not None):
+        raise BadReply(f"the reply of the supervisor at {to} is no JSON-RPC response")
+    if found.get("id") != id:
+        raise BadReply(f"the reply of the supervisor at {to} is for another request")
+    error = found.get("error")
+    if error is None:
+        return Reply(result=found["result"])
+    code = error.get("code") if isinstance(error, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return Reply(error=str(message), unknown_method=code == _UNKNOWN_METHOD)
+
+
+def _outcome_of(reply: Reply, to: Destination) -> JobOutcome:
+    """Return the outcome in the reply to `job.run` or `job.result`. Raise BadReply if it has none."""
+    if reply.error is not None:
+        return JobOutcome(success=False, text=reply.error)
+    result = reply.result
+    if isinstance(result, dict):
+        logs = result.get("logs")
+        shown_logs = logs if isinstance(logs, str) else None
+        for name, success in (("success", True), ("error", False)):
+            if isinstance(result.get(name), str):
+                return JobOutcome(success=success, text=result[name], logs=shown_logs)
+    raise BadReply(f"the reply of the supervisor at {to} has neither success nor error")
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """One job on its way."""
+
+    supervisors: Supervisors
+    to: Destination
+    job: WireJob
+    secret: str
+    deadline: float
+    on_state: Callable[[JobState], Awaitable[None]]
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    async def run_and_wait(self, slow_sec: float) -> JobOutcome:
+        """Call `job.run`. After `slow_sec` without a reply, the job counts as running."""
+        slow = asyncio.create_task(self._report_later(slow_sec))
+        try:
+            reply = await self._ask("job.run", self._whole_job(), self.left)
+        finally:
+            slow.cancel()
+            await asyncio.wait([slow])
+        return _outcome_of(reply, self.to)
+
+    async def _report_later(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await self.on_state(JobState.RUNNING)
+
+    async def create_and_poll(self, slow_sec: float, poll_sec: tuple[float, float]) -> JobOutcome:
+        """Create and start the job, and ask for its status until it has ended."""
+        try:
+            names = await self._start()
+            if names is None:
+                return await self.run_and_wait(slow_sec)
+            await self.on_state(JobState.DISPATCHED)
+            status = await self._wait(names, poll_sec)
+        except _Refused as error:
+            return JobOutcome(success=False, text=str(error))
+        outcome = await self._outcome(names, status)
+        return JobOutcome(
+            success=outcome.success, text=outcome.text, logs=await self._logs(names) or outcome.logs
+        )
+
+    async def _start(self) -> Names | None:
+        """Create and start the job. Return the names that the supervisor knows; None if it has only `job.run`."""
+        known, names = self.supervisors.family(self.to)
+        for each in ([names] if names else []) if known else FAMILIES:
+            created = await self._ask(each.create, self._whole_job())
+            if created.unknown_method:
+                continue
+            _raise_refused(created)
+            started = await self._ask(each.start, self._job_id())
+            if not started.unknown_method:
+                _raise_refused(started)
+            self.supervisors.remember(self.to, each)
+            return each
+        self.supervisors.remember(self.to, None)
+        return None
+
+    async def _wait(self, names: Names, poll_sec: tuple[float, float]) -> str:
+        """Return the status of the job at its end."""
+        pause, longest = poll_sec
+        running, deliveries = False, _DELIVERIES
+        while True:
+            reply = await self._ask(names.status, self._job_id())
+            if reply.error is not None and deliveries:
+                deliveries -= 1
+                await self._start()
+                continue
+            status = _status_of(reply, self.to)
+            if status in _RUNNING and not running:
+                running = True
+                await self.on_state(JobState.RUNNING)
+            if status not in _WAITING:
+                return status
+            if not self.left:
+                raise SupervisorTimeout(
+                    f"job {self.job.id} has not ended within its timeout of {self.job.timeout:.0f} s"
+                )
+            await asyncio.sleep(min(pause, self.left))
+            pause = min(pause * 1.5, longest)
+
+    async def _outcome(self, names: Names, status: str) -> JobOutcome:
+        reply = await self._ask(names.result, self._job_id())
+        result = reply.result
+        if isinstance(result, dict) and names.result == names.status:
+            text = result.get("result") if status in _SUCCEEDED else result.get("error")
+            return JobOutcome(success=status in _SUCCEEDED, text=text if isinstance(text, str) else status)
+        return _outcome_of(reply, self.to)
+
+    async def _logs(self, names: Names) -> str | None:
+        """Return the log of the job, if the supervisor has one."""
+        with contextlib.suppress(SupervisorError):
+            reply = await self.supervisors.ask(self.to, names.logs, self._job_id(), self.job.id)
+            found = "\n".join(map(str, reply.result)) if isinstance(reply.result, list) else reply.result
+            return found if isinstance(found, str) else None
+        return None
+
+    async def _ask(self, method: str, params: dict[str, Any], wait_sec: float | None = None) -> Reply:
+        """Send a request until there is a reply, or the time of the job is over. The pauses between double up to 5 s."""
+        pause = 0.1
+        while True:
+            try:
+                return await self.supervisors.ask(self.to, method, params, self.job.id, wait_sec)
+            except SupervisorTimeout:
+                if wait_sec is not None or not self.left:
+                    raise
+            except SupervisorUnreachable:
+                if not self.left:
+                    raise
+            await asyncio.sleep(min(pause, self.left))
+            pause = min(pause * 2, 5.0)
+            wait_sec = None if wait_sec is None else self.left or 0.001
+
+    def _whole_job(self) -> dict[str, Any]:
+        return {"secret": self.secret, "job": self.job.model_dump()}
+
+    def _job_id(self) -> dict[str, Any]:
+        return {"secret": self.secret, "job_id": self.job.id}
+
+
+class _Refused(Exception):
+    """A supervisor does not accept a job."""
+
+
+def _raise_refused(reply: Reply) -> None:
+    """Raise _Refused if a supervisor replies with an error that it does not accept a job."""
+    error = reply.error
+    if error is None and isinstance(reply.result, dict):
+        error = reply.result.get("error")
+    if error is not None:
+        raise _Refused(str(error))
+
+
+def _status_of(reply: Reply, to: Destination) -> str:
+    """Return the status of a job, in lower case. Raise BadReply if the reply has none."""
+    if reply.error is not None:
+        raise BadReply(f"the supervisor at {to} rejects the request for the status: {reply.error}")
+    status = reply.result.get("status") if isinstance(reply.result, dict) else reply.result
+    if not isinstance(status, str):
+        raise BadReply(f"the reply of the supervisor at {to} has no status")
+    return status.lower()

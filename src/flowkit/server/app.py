@@ -1,0 +1,323 @@
+"""The ASGI application of the server: routes behind authentication, limits, a request log and `/health`.
+
+`_Entrance` is plain ASGI middleware, which costs a call a few microseconds. Endpoints find the `Caller` as
+`request.user`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import Response
+from starlette.routing import Route
+
+from flowkit.core.utils import dumps
+from flowkit.errors import StoreUnavailable
+from flowkit.server.addresses import is_loopback
+from flowkit.server.errors import HttpError, Unauthorized, log_unexpected
+from flowkit.text import printable, printed, truncate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from starlette.requests import Request
+    from starlette.routing import BaseRoute
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from flowkit.server.auth import Authenticator, Caller
+
+BODY_LIMIT = 4_000_000
+"""Maximum size of a request's body and of a WebSocket message, in bytes."""
+
+BODY_SEC = 30.0
+"""Within this time, a client must have sent the body of its request."""
+
+HEALTH_PATH = "/health"
+
+_MAX_PATH_CHARS = 200
+_POLICY_VIOLATION, _INTERNAL_ERROR, _TRY_AGAIN_LATER = 1008, 1011, 1013
+"""Close codes of WebSocket connections."""
+
+_logger = logging.getLogger("flowkit.server")
+
+
+def create_app(
+    routes: Sequence[BaseRoute],
+    *,
+    authenticator: Authenticator,
+    health: Callable[[], bool],
+    body_limit: int = BODY_LIMIT,
+    body_sec: float = BODY_SEC,
+) -> Starlette:
+    """Return the application with the given routes, to which only authenticated calls come, and `/health`.
+
+    `health` says whether the process is healthy: `/health` returns 200 or 503, and needs no token. A body of more than
+    `body_limit` bytes gets status 413, and one that takes more than `body_sec` seconds 408.
+    """
+
+    async def respond_health(request: Request) -> Response:
+        ok = health()
+        return _json_response(200 if ok else 503, {"ok": ok})
+
+    entrance = Middleware(_Entrance, authenticator=authenticator, body_limit=body_limit, body_sec=body_sec)
+    return Starlette(
+        routes=[*routes, Route(HEALTH_PATH, respond_health)],
+        middleware=[entrance],
+        exception_handlers={HTTPException: _respond_http_exception},
+    )
+
+
+def _json_response(status: int, value: Any, headers: Any = None) -> Response:
+    return Response(dumps(value), status, headers, media_type="application/json")
+
+
+async def _respond_http_exception(request: Request, error: Exception) -> Response:
+    """Return Starlette's own errors, such as 404 and 405, as JSON."""
+    assert isinstance(error, HTTPException)
+    code = error.detail.lower().replace(" ", "_")
+    found = {"code": code, "message": f"{request.method} {_shown_path(request.scope)}: {error.detail}"}
+    return _json_response(error.status_code, {"error": found}, error.headers)
+
+
+class _Entrance:
+    """Middleware: authenticates, limits bodies, turns errors into JSON, and logs each request."""
+
+    def __init__(
+        self, app: ASGIApp, *, authenticator: Authenticator, body_limit: int, body_sec: float
+    ) -> None:
+        self._app = app
+        self._authenticator = authenticator
+        self._body_limit = body_limit
+        self._body_sec = body_sec
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request or one WebSocket connection."""
+        began = time.perf_counter()
+        response = _Response(send)
+        try:
+            await self._admit(scope, receive, response)
+        except HttpError as error:
+            await response.refuse(scope, error)
+        finally:
+            _log_request(scope, response.status, time.perf_counter() - began)
+
+    async def _admit(self, scope: Scope, receive: Receive, response: _Response) -> None:
+        """Run the application. Raise HttpError for every error, so that none reaches uvicorn's log."""
+        try:
+            await self._run(scope, receive, response)
+        except HttpError:
+            raise
+        except asyncio.CancelledError:  # only the stopping server cancels a request
+            raise HttpError(503, "stopping", "the server has stopped during the call; try again") from None
+        except Exception as error:
+            reference = log_unexpected(error, _shown_path(scope))
+            message = f"unexpected error {reference}; the log of the server has more"
+            raise HttpError(500, "internal_error", message) from error
+
+    async def _run(self, scope: Scope, receive: Receive, response: _Response) -> None:
+        """Let the request in, with its caller in the scope as `user`. Raise HttpError if it is not acceptable."""
+        if scope["type"] == "http" and scope["path"] == HEALTH_PATH:
+            return await self._app(scope, receive, response.send)
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        caller = await self._find_caller(headers)
+        if caller.token_id is None:
+            _refuse_web_pages(scope, headers)
+        scope["user"] = caller
+        if scope["type"] == "websocket":
+            connection = _CheckedConnection(
+                receive, response.send, lambda: self._find_caller(headers, still=caller)
+            )
+            return await self._app(scope, connection.receive, connection.send)
+        body = _Body(receive, self._body_limit, self._body_sec)
+        body.check_length(headers.get(b"content-length"))
+        return await self._app(scope, body.receive, response.send)
+
+    async def _find_caller(self, headers: dict[bytes, bytes], still: Caller | None = None) -> Caller:
+        """Return the caller. Raise HttpError if there is none, or if it is not `still` the same one."""
+        given = headers.get(b"authorization")
+        try:
+            found = await self._authenticator.find_caller(None if given is None else given.decode("latin-1"))
+        except StoreUnavailable as error:
+            _logger.warning("tokens cannot be checked (%s)", type(error).__name__)
+            raise HttpError(503, error.code, "MongoDB is unavailable; try the call again") from None
+        if still is not None and found != still:
+            raise Unauthorized("the token has changed; connect again")
+        return found
+
+
+def _refuse_web_pages(scope: Scope, headers: dict[bytes, bytes]) -> None:
+    """Raise HttpError for a call that a web page in a browser of this machine may have caused.
+
+    A server that needs no token would otherwise obey every page: one that sends a form, one that opens a WebSocket,
+    and one whose host name resolves to this machine (DNS rebinding).
+    """
+    host = headers.get(b"host", b"").decode("latin-1")
+    if not _names_loopback(host):
+        raise HttpError(
+            403,
+            "host_not_allowed",
+            f"the header Host is {printed(host)}; without tokens, the server only responds to localhost and loopback "
+            "addresses",
+        )
+    origin = headers.get(b"origin")
+    if origin is not None and origin.decode("latin-1").lower() not in _own_origins(host):
+        raise HttpError(
+            403,
+            "origin_not_allowed",
+            f"the header Origin is {printed(origin.decode('latin-1'))}; without tokens, the server rejects calls of "
+            "other web pages",
+        )
+    if scope.get("method") == "POST" and _media_type(headers) != b"application/json":
+        raise HttpError(415, "unsupported_media_type", "send the header 'Content-Type: application/json'")
+
+
+def _names_loopback(host: str) -> bool:
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+
+
+def _own_origins(host: str) -> tuple[str, str]:
+    return f"http://{host}".lower(), f"https://{host}".lower()
+
+
+def _media_type(headers: dict[bytes, bytes]) -> bytes:
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+
+class _Body:
+    """Receives the body of a request. Raises HttpError if it is too large or arrives too slowly."""
+
+    def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._seconds = seconds
+        self._left = limit
+        self._complete = False
+        self._deadline: float | None = None
+
+    def check_length(self, declared: bytes | None) -> None:
+        """Refuse a body whose `Content-Length` is too large, before it is read."""
+        if declared is not None and int(declared) > self._limit:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        """Return the next message. The time limit ends with the body: afterwards, the client only disconnects."""
+        if self._complete:
+            return await self._receive()
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._seconds
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            slow = f"the body did not arrive within {self._seconds:g} s; send it again"
+            raise HttpError(408, "body_too_slow", slow, ((b"connection", b"close"),)) from None
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise self._too_large()
+        self._complete = not message.get("more_body", False)
+        return message
+
+    def _too_large(self) -> HttpError:
+        return HttpError(
+            413, "body_too_large", f"the body is larger than {self._limit:,} bytes; send less at once"
+        )
+
+
+class _CheckedConnection:
+    """A WebSocket connection that ends when its token does: each message in either direction checks the token.
+
+    The cache of the authenticator makes the checks cheap.
+    """
+
+    def __init__(self, receive: Receive, send: Send, check: Callable[[], Any]) -> None:
+        self._receive = receive
+        self._send = send
+        self._check = check
+        self._refused = False
+
+    async def receive(self) -> Message:
+        """Return the next message, or a disconnect if the token is no longer valid."""
+        message = await self._receive()
+        if message["type"] == "websocket.receive" and not await self._is_valid():
+            return {"type": "websocket.disconnect", "code": _POLICY_VIOLATION}
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a message. Raise OSError, as for a connection that was lost, if the token is no longer valid."""
+        if message["type"] == "websocket.send" and not await self._is_valid():
+            raise OSError("the token of the connection is no longer valid")
+        await self._send(message)
+
+    async def _is_valid(self) -> bool:
+        if self._refused:
+            return False
+        try:
+            await self._check()
+        except HttpError as error:
+            self._refused = True
+            code = _POLICY_VIOLATION if isinstance(error, Unauthorized) else _TRY_AGAIN_LATER
+            await self._send({"type": "websocket.close", "code": code, "reason": error.code})
+        return not self._refused
+
+
+class _Response:
+    """Sends the response of a request, and remembers its status."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+        """0 until the response has begun; 101 for an accepted WebSocket connection."""
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the application."""
+        if not self.status:
+            self.status = _status_of(message)
+        await self._send(message)
+
+    async def refuse(self, scope: Scope, error: HttpError) -> None:
+        """Send an error as JSON. If the response has begun already, only end the connection."""
+        if self.status:
+            if scope["type"] == "websocket":
+                with suppress(RuntimeError, OSError):  # the connection is closed already
+                    await self._send({"type": "websocket.close", "code": _INTERNAL_ERROR})
+            return
+        prefix = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
+        body = error.body
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            *error.headers,
+        ]
+        await self.send({"type": f"{prefix}.start", "status": error.status, "headers": headers})
+        await self.send({"type": f"{prefix}.body", "body": body})
+
+
+def _status_of(message: Message) -> int:
+    if message["type"] == "websocket.accept":
+        return 101
+    return int(message.get("status", 403 if message["type"] == "websocket.close" else 0))
+
+
+def _log_request(scope: Scope, status: int, seconds: float) -> None:
+    level = logging.DEBUG if scope["path"] == HEALTH_PATH else logging.INFO
+    if _logger.isEnabledFor(level):
+        method = scope.get("method", "WEBSOCKET")
+        actor = scope.get("user", "-")
+        _logger.log(
+            level, "%s %s %d %.1f ms, actor %s", method, _shown_path(scope), status, seconds * 1_000, actor
+        )
+
+
+def _shown_path(scope: Scope) -> str:
+    return printable(truncate(scope["path"], _MAX_PATH_CHARS))

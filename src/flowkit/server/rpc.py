@@ -1,0 +1,512 @@
+"""JSON-RPC 2.0 over HTTP and WebSocket, for methods whose parameters and results are pydantic models.
+
+pjrpc looks methods up and binds their parameters. `Dispatcher` reads messages itself: pjrpc logs parameters, refuses a
+whole batch for one invalid element, and takes `"id": null` for a notification.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pjrpc.common import UNSET
+from pjrpc.server import AsyncDispatcher, MethodRegistry
+from pjrpc.server.exceptions import JsonRpcError, MethodNotFoundError
+from pjrpc.server.validators import BaseValidator, BaseValidatorFactory
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+
+from flowkit.core.utils import dumps
+from flowkit.errors import StoreRefused, StoreUnavailable
+from flowkit.server.connection import Connection
+from flowkit.server.errors import HttpError, log_unexpected
+from flowkit.text import count_of, kind_of, printable, printed, suggestion, truncate
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+    from pydantic_core import ErrorDetails
+    from starlette.requests import Request
+    from starlette.routing import BaseRoute
+    from starlette.websockets import WebSocket
+
+    from flowkit.server.auth import Caller
+
+MAX_BATCH = 100
+"""Maximum number of calls in a batch."""
+
+MAX_CONNECTIONS = 200
+"""Maximum number of WebSocket connections at the same time; beyond it, the server returns status 503."""
+
+MAX_PROBLEMS = 20
+"""Maximum number of problems that an InvalidParams error lists."""
+
+_NAME_CHARS, _PATH_CHARS = 100, 200
+"""Maximum length of an unknown name for which the server looks for a similar one, and of a field's path in an error."""
+
+_SECRET_NAME = re.compile(r"secret|passw|token|credential|api_?key|private_?key|authorization", re.IGNORECASE)
+
+
+class RpcError(JsonRpcError):
+    """An error that a method returns to its caller, with its code and its name as class attributes."""
+
+    code = -32603
+    name = "InternalError"
+
+    __hash__ = Exception.__hash__
+
+    def __init__(self, message: str, data: Any = None) -> None:
+        super().__init__(self.code, message, UNSET if data is None else data)
+
+
+class ParseError(RpcError):
+    """The message is not JSON."""
+
+    code = -32700
+    name = "ParseError"
+
+
+class InvalidRequest(RpcError):
+    """The message is not a call, or cannot be made in this way."""
+
+    code = -32600
+    name = "InvalidRequest"
+
+
+class MethodNotFound(RpcError):
+    """There is no method with this name."""
+
+    code = -32601
+    name = "MethodNotFound"
+
+
+class InvalidParams(RpcError):
+    """The parameters do not have the form that the method requires; `data.problems` lists what is wrong."""
+
+    code = -32602
+    name = "InvalidParams"
+
+
+class InternalError(RpcError):
+    """The server failed unexpectedly; its log has more under the reference in `data`."""
+
+
+class NotFound(RpcError):
+    """What the call names does not exist."""
+
+    code = -32001
+    name = "NotFound"
+
+
+class AlreadyExists(RpcError):
+    """What the call would create exists already."""
+
+    code = -32002
+    name = "AlreadyExists"
+
+
+class PermissionDenied(RpcError):
+    """The token does not permit the call."""
+
+    code = -32003
+    name = "PermissionDenied"
+
+
+class InvalidTransition(RpcError):
+    """The state of what the call names does not allow the change."""
+
+    code = -32004
+    name = "InvalidTransition"
+
+
+class StorageError(RpcError):
+    """The database is unavailable or refused the call."""
+
+    code = -32010
+    name = "StorageError"
+
+
+class DagMissingDependency(RpcError):
+    """A node depends on a node that the graph does not have."""
+
+    code = -32020
+    name = "DagMissingDependency"
+
+
+class DagCycle(RpcError):
+    """The nodes of the graph depend on each other in a cycle."""
+
+    code = -32021
+    name = "DagCycle"
+
+
+class SupervisorUnreachable(RpcError):
+    """The supervisor does not respond."""
+
+    code = -32030
+    name = "SupervisorUnreachable"
+
+
+class SupervisorTimeout(RpcError):
+    """The supervisor did not finish the call in time."""
+
+    code = -32031
+    name = "SupervisorTimeout"
+
+
+class Params(BaseModel):
+    """Base class for parameters: unknown fields are errors. Use it for nested models, too."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NoParams(Params):
+    """The parameters of a method that needs none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """What a method knows about the call besides its parameters."""
+
+    caller: Caller
+    connection: Connection | None = None
+    """The WebSocket connection of the call; None if it came in an HTTP request."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """A method that clients can call. Its summary and its description come from the docstring of `call`.
+
+    Raise TypeError if the function has no docstring, or if its parameters accept unknown fields.
+    """
+
+    name: str
+    params: type[BaseModel]
+    """The model of the one object that the method takes. Values must have the exact JSON type: `"1"` is no integer."""
+    result: Any
+    """The type of the result, for `rpc.discover`."""
+    call: Callable[[Call, Any], Awaitable[Any]]
+    errors: tuple[type[RpcError], ...] = ()
+    """The errors that the method raises, besides InvalidParams, StorageError and InternalError."""
+    websocket_only: bool = False
+    """Whether a call over HTTP is an error, because the method sends notifications."""
+
+    def __post_init__(self) -> None:
+        if not inspect.getdoc(self.call):
+            raise TypeError(f"the function of method {self.name} has no docstring; write one for its clients")
+        if self.params.model_config.get("extra") != "forbid":
+            raise TypeError(
+                f"{self.params.__name__}, the params of method {self.name}, accepts unknown fields; derive it from Params"
+            )
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return (inspect.getdoc(self.call) or "").partition("\n")[0]
+
+    @property
+    def description(self) -> str:
+        """The docstring without its first line."""
+        return (inspect.getdoc(self.call) or "").partition("\n")[2].strip()
+
+
+def rpc_routes(
+    path: str,
+    methods: Sequence[Method],
+    info: Mapping[str, Any],
+    *,
+    max_connections: int = MAX_CONNECTIONS,
+) -> list[BaseRoute]:
+    """Return the routes that serve the methods at `path`: POST for HTTP, and WebSocket.
+
+    `info` is the `info` object of the OpenRPC document that the method `rpc.discover` returns.
+    """
+    document = openrpc_document(methods, info)
+
+    async def discover(call: Call, params: NoParams) -> dict[str, Any]:
+        """Return the OpenRPC document that describes all methods."""
+        return document
+
+    discovery = Method(name="rpc.discover", params=NoParams, result=dict[str, Any], call=discover)
+    dispatcher = Dispatcher([*methods, discovery])
+    connections: set[Connection] = set()
+
+    async def respond(request: Request) -> Response:
+        answer = await dispatcher.dispatch(await request.body(), Call(caller=request.user))
+        if answer is None:
+            return Response(status_code=204)
+        return Response(answer[0], media_type="application/json")
+
+    async def connect(socket: WebSocket) -> None:
+        if len(connections) >= max_connections:
+            raise HttpError(
+                503,
+                "too_many_connections",
+                f"{max_connections} WebSocket connections are open; try again later",
+            )
+        connection = Connection(socket)
+        call = Call(caller=socket.user, connection=connection)
+        connections.add(connection)
+        try:
+            await connection.serve(lambda text: _answer_message(dispatcher, text, call))
+        finally:
+            connections.discard(connection)
+
+    return [Route(path, respond, methods=["POST"]), WebSocketRoute(path, connect)]
+
+
+async def _answer_message(dispatcher: Dispatcher, text: str | None, call: Call) -> str | None:
+    if text is None:
+        return _respond_error(None, InvalidRequest("the message is binary; send JSON as text"))[0].decode()
+    answer = await dispatcher.dispatch(text, call)
+    return None if answer is None else answer[0]
+
+
+class Dispatcher(AsyncDispatcher[Call]):
+    """Runs the calls of a message, one after another, and returns their responses."""
+
+    def __init__(self, methods: Iterable[Method]) -> None:
+        super().__init__()
+        for method in methods:
+            registry = MethodRegistry(validator_factory=_ParamsFactory(method))
+            self.add_methods(registry.add_method(_Runner(method), method.name, pass_context=True))
+
+    async def dispatch(self, request_text: str | bytes, context: Call) -> tuple[str, tuple[int, ...]] | None:
+        """Return the response to a message with the codes of its errors, 0 for a success; None if it needs none."""
+        try:
+            message = from_json(request_text, allow_inf_nan=False)
+        except ValueError as error:
+            return _as_message(_respond_error(None, ParseError(f"the message is not JSON: {error}")))
+        if not isinstance(message, list):
+            response = await self._respond(message, context)
+            return response and _as_message(response)
+        if not 0 < len(message) <= MAX_BATCH:
+            size = count_of(len(message), "call")
+            problem = InvalidRequest(f"the batch has {size}; send batches of 1 to {MAX_BATCH} calls")
+            return _as_message(_respond_error(None, problem))
+        given = [await self._respond(element, context) for element in message]
+        responses = [response for response in given if response is not None]
+        text = b"[%s]" % b",".join(text for text, _ in responses)
+        return (text.decode(), tuple(code for _, code in responses)) if responses else None
+
+    async def _respond(self, element: Any, context: Call) -> tuple[bytes, int] | None:
+        """Run one call. Return its response and the code of its error, 0 for a success; None for a notification."""
+        call_id = _id_of(element)
+        problem = request_problem(element)
+        if problem:
+            return _respond_error(call_id, InvalidRequest(problem))
+        try:
+            result = await self._handle_rpc_method(element["method"], element.get("params"), context)
+            response = b'{"jsonrpc":"2.0","id":%s,"result":%s}' % (dumps(call_id), result), 0
+        except MethodNotFoundError:
+            name = element["method"]
+            hint = suggestion(name[:_NAME_CHARS], self.registry) or "; call rpc.discover for a list"
+            response = _respond_error(call_id, MethodNotFound(f"there is no method {printed(name)}{hint}"))
+        except JsonRpcError as error:
+            response = _respond_error(call_id, error)
+        return response if "id" in element else None
+
+
+def _as_message(response: tuple[bytes, int]) -> tuple[str, tuple[int, ...]]:
+    return response[0].decode(), (response[1],)
+
+
+def _respond_error(call_id: Any, error: JsonRpcError) -> tuple[bytes, int]:
+    return dumps({"jsonrpc": "2.0", "id": call_id, "error": error.to_json()}), error.code
+
+
+def _id_of(element: Any) -> Any:
+    """Return the id of a call; None if it has none, or one that is not allowed."""
+    call_id = element.get("id") if isinstance(element, dict) else None
+    return call_id if isinstance(call_id, (str, int, float)) and not isinstance(call_id, bool) else None
+
+
+def request_problem(element: Any) -> str | None:
+    """Return what is wrong with an element of a message as a call, apart from its parameters; None if nothing is."""
+    if not isinstance(element, dict):
+        return f"a call must be an object, and this is {_kind(element)}"
+    if element.get("jsonrpc") != "2.0":
+        return f"jsonrpc is {printed(element.get('jsonrpc'))}; it must be '2.0'"
+    if not isinstance(element.get("method"), str):
+        return f"method is {printed(element.get('method'))}; it must be the name of a method"
+    if element.get("id") is not None and _id_of(element) is None:
+        return f"id is {_kind(element['id'])}; it must be a text, a number or null"
+    if not isinstance(element.get("params"), dict | list | None):
+        return f"params is {_kind(element['params'])}; it must be an object"
+    return None
+
+
+class _Runner:
+    """Calls the function of a method, and returns its result as JSON. Every error that it raises is an RpcError."""
+
+    def __init__(self, method: Method) -> None:
+        self._method = method
+        self.__name__ = method.name
+
+    async def __call__(self, call: Call, params: BaseModel) -> bytes:
+        """Run the method. pjrpc would log the parameters with an error that it does not know."""
+        if self._method.websocket_only and call.connection is None:
+            raise InvalidRequest(
+                f"{self._method.name} sends notifications; call it over a WebSocket connection"
+            )
+        try:
+            return dumps(await self._method.call(call, params))
+        except RpcError:
+            raise
+        except StoreUnavailable as error:
+            raise self._storage_error(error, "MongoDB is unavailable; try the call again") from error
+        except StoreRefused as error:
+            raise self._storage_error(error, "MongoDB refuses a value of the call; change it") from error
+        except Exception as error:
+            reference = log_unexpected(error, self._method.name)
+            raise InternalError(
+                f"unexpected error {reference}; the log of the server has more", {"reference": reference}
+            ) from error
+
+    def _storage_error(self, error: StoreUnavailable | StoreRefused, message: str) -> StorageError:
+        reference = log_unexpected(error, self._method.name)
+        return StorageError(message, {"retryable": error.retryable, "reference": reference})
+
+
+class _ParamsFactory(BaseValidatorFactory):
+    """Lets pjrpc validate the parameters of a method against its model."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self._method = method
+
+    def build(self, method: Callable[..., Any]) -> BaseValidator:
+        return _ParamsValidator(self._method)
+
+
+class _ParamsValidator(BaseValidator):
+    def __init__(self, method: Method) -> None:
+        self._name = method.name
+        self._model = method.params
+        self._secrets = secret_fields(method.params)
+
+    def validate_params(self, params: Any) -> dict[str, Any]:
+        """Return the argument of the method. Raise InvalidParams, which lists what is wrong."""
+        given = unwrap_params(params, self._model)
+        try:
+            return {"params": self._model.model_validate_json(to_json(given), strict=True)}
+        except ValidationError as error:
+            details = error.errors(include_url=False, include_context=False)
+            problems = [describe_problem(each, self._model, self._secrets) for each in details[:MAX_PROBLEMS]]
+            raise invalid_params(problems, more=len(details) - len(problems)) from None
+
+
+def unwrap_params(params: Any, model: type[BaseModel]) -> Any:
+    """Return the one object of a method from each of its spellings: itself, in a list, as `params`, or left out.
+
+    Raise InvalidParams if the list does not have exactly one object.
+    """
+    if params is None or params == []:
+        return {}
+    if isinstance(params, list):
+        if len(params) != 1 or not isinstance(params[0], dict):
+            raise InvalidParams(f"params is a list of {count_of(len(params), 'value')}; pass one object")
+        return params[0]
+    if params.keys() == {"params"} and "params" not in model.model_fields:
+        return params["params"]
+    return params
+
+
+def invalid_params(problems: Sequence[dict[str, Any]], more: int = 0) -> InvalidParams:
+    """Return an error with these problems, each with `field`, `value` and `problem`; `more` counts those left out."""
+    first = problems[0]
+    others = len(problems) - 1 + more
+    rest = f"; {count_of(others, 'more problem')}" if others else ""
+    return InvalidParams(f"{first['field']}: {first['problem']}{rest}", {"problems": list(problems)})
+
+
+def describe_problem(error: ErrorDetails, model: type[BaseModel], secrets: frozenset[str]) -> dict[str, Any]:
+    """Return what is wrong with one field of parameters. The value of a secret, or of a missing field, is left out."""
+    path = [str(part) for part in error["loc"]]
+    hidden = any(part in secrets or _SECRET_NAME.search(part) for part in path)
+    kind = error["type"]
+    problem = error["msg"]
+    if kind == "extra_forbidden":
+        known = model.model_fields if len(path) == 1 else ()
+        problem = f"there is no such field{suggestion(path[-1][:_NAME_CHARS], known)}"
+    elif hidden and kind in ("value_error", "assertion_error"):
+        problem = "the value is invalid"  # the message of a validator may quote it
+    shown = {} if hidden or kind in ("missing", "extra_forbidden") else {"value": _shown(error["input"])}
+    return {
+        "field": printable(truncate(".".join(path), _PATH_CHARS)) or "params",
+        **shown,
+        "problem": problem,
+    }
+
+
+def _shown(value: Any) -> str:
+    """Return a value as an error shows it. Objects and lists may contain secrets, so only their size is shown."""
+    if isinstance(value, dict):
+        return f"an object with {count_of(len(value), 'field')}"
+    return f"a list of {count_of(len(value), 'value')}" if isinstance(value, list) else printed(value)
+
+
+def _kind(value: Any) -> str:
+    """Return the type of a JSON value with its article, in words of JSON."""
+    if isinstance(value, dict):
+        return "an object"
+    return "a text" if isinstance(value, str) else kind_of(value)
+
+
+def secret_fields(model: type[BaseModel]) -> frozenset[str]:
+    """Return the names of all fields of a model, and of the models in it, whose type is SecretStr or SecretBytes."""
+    schema = model.model_json_schema()
+    models = [schema, *schema.get("$defs", {}).values()]
+    return frozenset(
+        name
+        for each in models
+        for name, field in each.get("properties", {}).items()
+        if any(part.get("format") == "password" for part in (field, *field.get("anyOf", ())))
+    )
+
+
+_STANDARD_ERRORS: tuple[type[RpcError], ...] = (InvalidParams, StorageError, InternalError)
+"""Errors that every method may return."""
+
+
+def openrpc_document(methods: Sequence[Method], info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the OpenRPC document that describes the methods, their models and their errors."""
+    inputs: list[tuple[str, Any, TypeAdapter[Any]]] = []
+    for method in methods:
+        inputs.append((f"{method.name} params", "validation", TypeAdapter(method.params)))
+        inputs.append((f"{method.name} result", "serialization", TypeAdapter(method.result)))
+    schemas, definitions = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")
+    found = {name: schema for (name, _), schema in schemas.items()}
+    errors = {error.name: error for method in methods for error in (*_STANDARD_ERRORS, *method.errors)}
+    return {
+        "openrpc": "1.2.6",
+        "info": dict(info),
+        "methods": [
+            _describe_method(method, found[f"{method.name} params"], found[f"{method.name} result"])
+            for method in methods
+        ],
+        "components": {
+            "schemas": definitions.get("$defs", {}),
+            "errors": {
+                name: {"code": error.code, "message": inspect.getdoc(error)} for name, error in errors.items()
+            },
+        },
+    }
+
+
+def _describe_method(method: Method, params: Any, result: Any) -> dict[str, Any]:
+    errors = [*_STANDARD_ERRORS, *method.errors]
+    required = any(field.is_required() for field in method.params.model_fields.values())
+    return {
+        "name": method.name,
+        "summary": method.summary,
+        **({"description": method.description} if method.description else {}),
+        "paramStructure": "either",
+        "params": [{"name": "params", "required": required, "schema": params}],
+        "result": {"name": "result", "schema": result},
+        "errors": [{"$ref": f"#/components/errors/{error.name}"} for error in errors],
+    }

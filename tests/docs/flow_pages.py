@@ -1,0 +1,129 @@
+"""The generated parts of the pages about flows: the reference of the methods, and the table of permissions.
+
+`PYTHONPATH=. python -m tests.docs.flow_pages` writes them into the pages.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from flowkit.gateway.permissions import EVERY_ACTOR, PERMISSIONS, Part
+from flowkit.gateway.process import TITLE
+from flowkit.gateway.service import Gateway, methods
+from flowkit.server.rpc import openrpc_document
+
+DOCS = Path(__file__).parents[2] / "docs"
+METHODS = DOCS / "flow-methods.md"
+PAGE = DOCS / "flows.md"
+TABLE = re.compile(r"(?<=<!-- permissions: begin -->\n).*?(?=<!-- permissions: end -->)", re.DOTALL)
+
+_INTRODUCTION = """# Methods of the gateway
+
+This page lists the methods of the [gateway](flows.md), generated from the models that check their parameters and results.
+`rpc.discover` returns the same as an OpenRPC document. Every method may also return `InvalidRequest`, `InvalidParams`,
+`InternalError` and `StorageError`; see [Errors](flows.md#errors).
+
+"""
+_EVERYWHERE = {"InvalidRequest", "InvalidParams", "InternalError", "StorageError"}
+
+
+def document() -> dict[str, Any]:
+    """Return the OpenRPC document of the gateway."""
+    nothing: Any = None
+    return openrpc_document(
+        methods(Gateway(nothing, nothing, nothing, nothing)), {"title": TITLE, "version": ""}
+    )
+
+
+def methods_page() -> str:
+    """Return the page with the methods, and the objects that they use."""
+    api = document()
+    parts = [_INTRODUCTION]
+    for method in api["methods"]:
+        text = " ".join(part for part in (method["summary"], method.get("description")) if part)
+        parts.append(f"## `{method['name']}`\n\n{' '.join(text.split())}\n\n")
+        if method["params"]:
+            given = _name(method["params"][0]["schema"])
+            parts.append(_fields("Parameter", api["components"]["schemas"][given]))
+            parts.append(f"Result: {_type(method['result']['schema'])}.\n\n")
+        errors = [name for each in method["errors"] if (name := _name(each)) not in _EVERYWHERE]
+        if errors:
+            parts.append(f"Errors: {', '.join(f'`{each}`' for each in errors)}.\n\n")
+    parts.append("## Objects\n\n")
+    used = {_name(method["params"][0]["schema"]) for method in api["methods"] if method["params"]}
+    for name, schema in sorted(api["components"]["schemas"].items()):
+        if name not in used:
+            parts.append(_object(name, schema))
+    return "".join(parts).rstrip() + "\n"
+
+
+def _object(name: str, schema: dict[str, Any]) -> str:
+    text = f"### {name}\n\n{' '.join(schema.get('description', '').split())}\n\n"
+    if "enum" in schema:
+        return f"{text}One of {', '.join(f'`{each}`' for each in schema['enum'])}.\n\n"
+    return text + _fields("Field", schema)
+
+
+def _fields(head: str, schema: dict[str, Any]) -> str:
+    properties = schema.get("properties", {})
+    if not properties:
+        return "Without parameters.\n\n" if head == "Parameter" else ""
+    rows = [f"| {head} | Type | Meaning |", "|---|---|---|"]
+    for name, field in properties.items():
+        needed = " **Required.**" if head == "Parameter" and name in schema.get("required", []) else ""
+        default = f" Default: `{_json(field['default'])}`." if field.get("default") not in (None, "") else ""
+        rows.append(
+            f"| `{name}` | {_type(field)} | {field.get('description', '')}{default}{needed} |".replace(
+                "  ", " "
+            )
+        )
+    return "\n".join(rows) + "\n\n"
+
+
+def _json(value: object) -> str:
+    return str(value).replace("'", '"')
+
+
+def _type(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        name = _name(schema)
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(_type(each) for each in schema["anyOf"])
+    if "enum" in schema:
+        return ", ".join(f"`{each}`" for each in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_type(schema['items'])}" if schema.get("items") else "list"
+    return str(schema.get("type", "any"))
+
+
+def _name(schema: dict[str, Any]) -> str:
+    return str(schema["$ref"]).rpartition("/")[2]
+
+
+def permissions_table() -> str:
+    """Return the table of the parts that may call each method."""
+    rows = ["| Method | operator | admin | executor | reader | creator |", "|:---|:---|:---|:---|:---|:---|"]
+    for method, parts in PERMISSIONS.items():
+        cells = ["yes" if part in parts else "–" for part in Part]
+        name = "`flow.create` of a flow that exists" if method == "flow.replace" else f"`{method}`"
+        rows.append(
+            f"| {name} | yes | {' | '.join(cells)} |"
+            if parts != EVERY_ACTOR
+            else f"| {name} | yes | yes | yes | yes | yes |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Write the generated parts."""
+    METHODS.write_text(methods_page(), encoding="utf-8")
+    PAGE.write_text(
+        TABLE.sub(lambda _: permissions_table(), PAGE.read_text(encoding="utf-8")), encoding="utf-8"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Nodes with `parallel`: shards on several workers process the batches of one node together."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.activities import role_attempt
+from flowkit.errors import ActionRejected
+from flowkit.models import TaskStatus
+from tests.integration.handlers import Failing, Quick
+from tests.integration.harness import FLOWKIT, Harness, node, wait_seconds
+from tests.integration.test_continue_as_new import histories, replay
+
+if TYPE_CHECKING:
+    from flowkit.worker import Batch, BatchResult
+    from flowkit.worker.context import RunContext
+
+pytestmark = pytest.mark.server
+
+
+class Shared(Quick):
+    """Takes a while for each batch, and counts which attempt has processed it."""
+
+    role = "shared"
+
+    def __init__(self, seconds: float = 0.02) -> None:
+        self.seconds = seconds
+        self.processed: Counter[int] = Counter()
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Wait, and count."""
+        await ctx.cancellable(wait_seconds(self.seconds))
+        self.processed[ctx.attempt_epoch] += 1
+        return await super().process_batch(batch, ctx)
+
+
+def wide(node_id: str = "w", source: str = "a", parallel: int = 4, **fields: Any) -> dict[str, Any]:
+    inline = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": [source], "poll_ms": 50}}
+    return node(node_id, "shared", source, inline=inline, parallel=parallel, **fields)
+
+
+async def test_shards_process_the_batches_of_a_node_together(harness: Harness) -> None:
+    engine, shared = await harness.engine(), Shared()
+    await harness.worker({"quick": Quick(), "shared": shared}, concurrency=8)
+    task_id = await harness.create(node("a", inline={"batches": 200}), wide(), node("end", "quick", "w"))
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    rows = await harness.rows(task_id, "w")
+    assert len(rows) == 200
+    assert sum(shared.processed.values()) == 200
+    assert len(shared.processed) == 4
+    entry = await harness.node(task_id, "w")
+    assert (entry["status"], entry["attempt_epoch"]) == ("finished", 5)
+    states = [row["status"] async for row in harness.db.node_shards.find({"task_id": task_id})]
+    assert states == ["finished"] * 4
+    await replay(await histories(harness, task_id))
+
+
+async def test_a_worker_that_dies_leaves_its_batches_to_the_others(harness: Harness) -> None:
+    harness.settings["lease_ttl_sec"] = 3
+    engine = await harness.engine()
+    await harness.worker({"quick": Quick()})
+    dying = [harness.worker_process("Sharing") for _ in range(2)]
+    task_id = await harness.create(
+        node("a", inline={"batches": 300}), wide(parallel=6), node("end", "quick", "w")
+    )
+    await harness.until_batches(task_id, "w", 30)
+    dying[0].kill()
+    assert await engine.wait(task_id, 90) is TaskStatus.FINISHED
+    rows = await harness.rows(task_id, "w")
+    assert len({row["batch_uid"] for row in rows}) == len(rows) == 300
+    assert any(row.get("fence", 0) > 1 for row in rows)
+    await replay(await histories(harness, task_id))
+
+
+async def test_status_and_details_show_how_far_the_shards_are(harness: Harness) -> None:
+    await harness.engine()
+    await harness.worker({"quick": Quick(), "shared": Shared(0.2)}, concurrency=4)
+    task_id = await harness.create(node("a", inline={"batches": 500}), wide(parallel=3))
+    await harness.until_batches(task_id, "w", 12)
+    command = await asyncio.create_subprocess_exec(
+        FLOWKIT,
+        "status",
+        task_id,
+        env=harness.environment | {"COLUMNS": "200"},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    printed, _ = await command.communicate()
+    shown = next(line for line in printed.decode().splitlines() if line.startswith("w "))
+    assert re.search(r"3 shards on 1 worker, \d+ of 500, [\d.]+/s, .* left", shown), shown
+    details = await (await harness.handle(task_id)).query("__temporal_workflow_metadata")
+    assert "3 shards of up to 3" in str(details)
+    await harness.coordinator.cancel_task(task_id)
+    await harness.coordinator.wait(task_id, 60)
+
+
+async def test_only_one_shard_waits_and_it_is_withdrawn_when_nothing_is_left(harness: Harness) -> None:
+    engine, shared = await harness.engine(), Shared()
+    await harness.worker({"quick": Quick()})
+    await harness.worker({"shared": shared}, concurrency=3)
+    task_id = await harness.create(node("a", inline={"batches": 60}), wide(parallel=100))
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert len(shared.processed) == 3
+    history = await (await harness.handle(task_id)).fetch_history()
+    scheduled = [
+        event.activity_task_scheduled_event_attributes.activity_id
+        for event in history.events
+        if event.HasField("activity_task_scheduled_event_attributes")
+    ]
+    assert [each for each in scheduled if each.startswith("w.")] == ["w.1", "w.2", "w.3", "w.4", "w.5"]
+    await replay(await histories(harness, task_id))
+
+
+async def test_shards_stream_from_a_node_that_runs_and_hand_over_from_time_to_time(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(role_attempt, "SHARD_SEC", 0.3)
+    engine, shared = await harness.engine(), Shared()
+    await harness.worker({"paced": Shared(0.02), "shared": shared, "relay": Quick()}, concurrency=8)
+    source = node("a", "paced", inline={"batches": 60})
+    source["io"]["max_ahead"] = 20
+    streaming = wide(parallel=3)
+    streaming["io"]["start_when"] = "first_batch"
+    task_id = await harness.create(source, streaming)
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert len(await harness.rows(task_id, "w")) == 60
+    assert len(shared.processed) > 3
+    await replay(await histories(harness, task_id))
+
+
+@pytest.mark.parametrize("permanent", [False, True])
+async def test_failures_of_shards_count_for_the_node(harness: Harness, permanent: bool) -> None:
+    engine = await harness.engine()
+    await harness.worker({"quick": Quick(), "failing": Failing()}, concurrency=4)
+    inline = {
+        "input_adapter": "pull.from_artifacts",
+        "input_args": {"from_nodes": ["a"]},
+        "failures": 2,
+    }
+    retries = {"max": 0 if permanent else 2, "backoff_sec": 0.1}
+    task_id = await harness.create(
+        node("a", inline={"batches": 20}),
+        node("w", "failing", "a", inline=inline, parallel=3, retry_policy=retries),
+    )
+    ends = TaskStatus.FAILED if permanent else TaskStatus.FINISHED
+    assert await engine.wait(task_id, 60) is ends
+    entry = await harness.node(task_id, "w")
+    assert entry["status"] == ends.value
+    if permanent:
+        assert entry["last_error"].startswith("flaky: as ordered")
+    else:
+        assert len(await harness.rows(task_id, "w")) == 20
+    await replay(await histories(harness, task_id))
+
+
+async def test_a_wide_node_is_paused_retried_and_skipped_like_others(harness: Harness) -> None:
+    engine, shared = await harness.engine(), Shared(0.1)
+    await harness.worker({"quick": Quick(), "shared": shared}, concurrency=4)
+    task_id = await harness.create(
+        node("a", inline={"batches": 60}), wide(parallel=4), node("open", "approval")
+    )
+    await harness.until_batches(task_id, "w", 4)
+    await engine.pause(task_id, ["node:w"], interrupt=True)
+    entry = await harness.until_node(task_id, "w", "deferred")
+    await engine.resume(task_id)
+    await harness.until_node(task_id, "w", "running", epoch=entry["attempt_epoch"] + 1)
+    with pytest.raises(ActionRejected, match="is running; interrupt=true stops its attempt"):
+        await engine.skip_node(task_id, "w")
+    await engine.retry_node(task_id, "a", interrupt=True)
+    shared.seconds = 0.0
+    finished = await harness.until_node(task_id, "w", "finished")
+    assert finished["generation"] == 1
+    rows = await harness.rows(task_id, "w")
+    assert len(rows) == 60
+    assert min(row["attempt_epoch"] for row in rows) > finished["first_epoch"]
+    await engine.decide(task_id, "open", "approve")
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    await replay(await histories(harness, task_id))
+
+
+async def test_a_wide_node_is_cancelled_with_its_task(harness: Harness) -> None:
+    engine = await harness.engine()
+    await harness.worker({"quick": Quick(), "shared": Shared(0.1)}, concurrency=4)
+    task_id = await harness.create(node("a", inline={"batches": 200}), wide())
+    await harness.until_batches(task_id, "w", 4)
+    await engine.cancel_task(task_id)
+    assert await engine.wait(task_id, 60) is TaskStatus.CANCELLED
+    assert (await harness.node(task_id, "w"))["status"] == "cancelled"
+    await replay(await histories(harness, task_id))

@@ -1,0 +1,90 @@
+"""The jobs of a workflow run in one order, whichever engine takes over a task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from temporalio.bridge.proto.workflow_activation import WorkflowActivation
+from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
+
+from flowkit.engine.activations import Activations
+
+
+class Instance:
+    """Adds a timer for each job of an activation, whose number is the number of the activation."""
+
+    def __init__(self, *, ends: bool = False) -> None:
+        self.activations: list[list[str]] = []
+        self._ends = ends
+
+    def run(self, activation: WorkflowActivation) -> WorkflowActivationCompletion:
+        self.activations.append([str(job.WhichOneof("variant")) for job in activation.jobs])
+        completion = WorkflowActivationCompletion()
+        completion.successful.SetInParent()
+        for _ in activation.jobs:
+            command: Any = completion.successful.commands.add()
+            command.start_timer.seq = len(self.activations)
+        if self._ends:
+            completion.successful.commands.add().complete_workflow_execution.SetInParent()
+        completion.successful.used_internal_flags.append(len(self.activations))
+        return completion
+
+
+def activation(*jobs: str, events: int = 3, task: int = 1) -> WorkflowActivation:
+    """Return an activation with so many events, whose latest workflow task has this number."""
+    made = WorkflowActivation(run_id="run", history_length=events, history_size_bytes=task * 100)
+    made.timestamp.FromSeconds(task)
+    for name in jobs:
+        getattr(made.jobs.add(), name).SetInParent()
+    return made
+
+
+def test_updates_run_after_the_other_jobs_and_the_commands_are_merged() -> None:
+    instance = Instance()
+    done = Activations(instance.run).run(activation("signal_workflow", "do_update", "resolve_activity"))
+    assert instance.activations == [["signal_workflow", "resolve_activity"], ["do_update"]]
+    assert [command.start_timer.seq for command in done.successful.commands] == [1, 1, 2]
+    assert [*done.successful.used_internal_flags] == [1, 2]
+
+
+def test_an_activation_of_one_kind_of_jobs_is_not_split() -> None:
+    for jobs in (["do_update", "do_update"], ["fire_timer", "resolve_activity"]):
+        instance = Instance()
+        Activations(instance.run).run(activation(*jobs))
+        assert instance.activations == [jobs]
+
+
+def test_updates_do_not_run_in_a_run_that_has_ended() -> None:
+    instance = Instance(ends=True)
+    Activations(instance.run).run(activation("do_update", "fire_timer"))
+    assert instance.activations == [["fire_timer"]]
+
+
+def test_events_that_a_query_brings_wait_for_their_workflow_task() -> None:
+    instance = Instance()
+    activations = Activations(instance.run)
+    activations.run(activation("initialize_workflow"))
+    ahead = activations.run(activation("resolve_activity", events=11))
+    assert len(ahead.successful.commands) == 0
+    activations.run(activation("query_workflow", events=11))
+    activations.run(activation("signal_workflow", events=12))
+    activations.run(activation("query_workflow", events=12))
+    activations.run(activation("do_update", "fire_timer", events=14, task=2))
+    assert instance.activations == [
+        ["initialize_workflow"],
+        [],
+        ["query_workflow"],
+        [],
+        ["query_workflow"],
+        ["resolve_activity", "signal_workflow", "fire_timer"],
+        ["do_update"],
+    ]
+
+
+def test_a_local_activity_that_ends_within_a_workflow_task_does_not_wait() -> None:
+    instance = Instance()
+    activations = Activations(instance.run)
+    activations.run(activation("initialize_workflow"))
+    activations.run(activation("resolve_activity"))
+    activations.run(activation("remove_from_cache"))
+    assert instance.activations == [["initialize_workflow"], ["resolve_activity"], ["remove_from_cache"]]

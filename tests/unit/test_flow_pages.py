@@ -1,0 +1,126 @@
+"""The generated parts of the pages about flows, and the files and secrets of the gateway."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cryptography.fernet import Fernet
+from tests.docs.flow_pages import METHODS, PAGE, TABLE, document, methods_page, permissions_table
+
+from flowkit.errors import ConfigError
+from flowkit.gateway.importing import read_flow_file
+from flowkit.gateway.permissions import PERMISSIONS, Part, may_call, parts_of
+from flowkit.gateway.secret_box import SecretBox, SecretError, masked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_pages_are_up_to_date() -> None:
+    how = "run `PYTHONPATH=. python -m tests.docs.flow_pages`"
+    assert METHODS.read_text(encoding="utf-8") == methods_page(), how
+    shown = TABLE.search(PAGE.read_text(encoding="utf-8"))
+    assert shown is not None
+    assert shown.group() == permissions_table(), how
+
+
+def test_every_method_has_a_permission_and_a_summary() -> None:
+    listed = {each["name"]: each for each in document()["methods"]}
+    assert listed.keys() == PERMISSIONS.keys() - {"flow.replace", "rpc.discover"}
+    assert [name for name, each in listed.items() if not each["summary"]] == []
+
+
+def test_parts_of_an_actor() -> None:
+    context = {"admins": [1], "executors": [1, 2], "readers": [3]}
+    assert parts_of(1, context) == {Part.ADMIN, Part.EXECUTOR}
+    assert parts_of(2, context, creator=2) == {Part.EXECUTOR, Part.CREATOR}
+    assert parts_of(4, context, creator=4) == parts_of(None, context) == frozenset()
+    assert may_call("flow.cancel", frozenset({Part.CREATOR}))
+    assert not may_call("flow.cancel", frozenset({Part.EXECUTOR, Part.READER}))
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def file_of(folder: Path, text: str) -> Path:
+    path = folder / "flow.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_short_form_becomes_jobs_with_numbers(tmp_path: Path) -> None:
+    text = """
+workflow: {name: demo, steps: [{id: a, runner: hero, payload: one}, {id: b, runner: sal, depends_on: [a], payload: two}]}
+"""
+    made = read_flow_file(file_of(tmp_path, text), {"context": 3, "caller": 11, "flow": 40})
+    assert made.names == {400001: "a", 400002: "b"}
+    calls: list[tuple[str, Any]] = made.calls
+    assert [method for method, _ in calls] == ["job.create", "job.create", "flow.create"]
+    job = calls[1][1]["job"]
+    assert (job["script"], job["executor"], job["caller_id"], job["context_id"]) == ("two", "sal", 11, 3)
+    nodes = calls[2][1]["flow"]["nodes"]
+    assert [(each["id"], each["depends"]) for each in nodes] == [(400001, []), (400002, [400001])]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: [", "is not YAML"),
+        ("jobs: []", "jobs: "),
+        ("workflow: {steps: [{id: a, runner: r}]}", "workflow.steps.0.payload: "),
+        ("jobs: [{id: a, executor: e, script: s, depends: [b]}]", "job 'a' depends on 'b'"),
+        ("jobs: [{id: a, executor: e, script: s}, {id: a, executor: e, script: s}]", "has 'a' twice"),
+        ("jobs: [{id: a, executor: e, script: s, retry: 2}]", "jobs.0.retry: "),
+    ],
+)
+def test_errors_name_the_file_and_the_field(tmp_path: Path, text: str, problem: str) -> None:
+    path = file_of(tmp_path, text)
+    with pytest.raises(ConfigError) as raised:
+        read_flow_file(path)
+    assert str(path) in str(raised.value)
+    assert problem in str(raised.value)
+
+
+def test_the_example_of_the_page_is_a_flow_of_three_jobs() -> None:
+    made = read_flow_file(PAGE.parents[1] / "examples" / "flows" / "report.yaml")
+    method, params = made.calls[-1]
+    assert (method, params["flow"]["jobs"]) == ("flow.create", [501, 502, 503])
+    assert params["flow"]["nodes"][1]["prerequisites"] == ["approval:ops"]
+
+
+# --- secrets ----------------------------------------------------------------------------------------------------
+
+
+def test_secrets_are_references_or_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = (Fernet.generate_key().decode() for _ in range(2))
+    stored = SecretBox([old]).seal("word", as_operator=False)
+    assert "word" not in stored
+    assert masked(stored) == "***"
+    assert SecretBox([new, old]).open(stored) == "word"
+    monkeypatch.setenv("SUPERVISOR_A", "from the environment")
+    (tmp_path / "s").write_text("from a file\n")
+    box = SecretBox(references=["env:SUPERVISOR_*"])
+    assert box.open(box.seal("env:SUPERVISOR_A", as_operator=False)) == "from the environment"
+    assert box.open(box.seal(f"file:{tmp_path}/s", as_operator=True)) == "from a file"
+    assert masked("env:A") == "env:A"
+    assert box.open(None) == ""
+
+
+def test_secrets_that_cannot_be_stored_or_read(tmp_path: Path) -> None:
+    box = SecretBox()
+    with pytest.raises(SecretError, match="no key"):
+        box.seal("word", as_operator=True)
+    with pytest.raises(SecretError, match="operator only"):
+        box.seal("env:PATH", as_operator=False)
+    with pytest.raises(SecretError, match="FLOWKIT_NO_SUCH is not set"):
+        box.open("env:FLOWKIT_NO_SUCH")
+    with pytest.raises(SecretError, match="cannot be read"):
+        box.open(f"file:{tmp_path}/none")
+    sealed = SecretBox([Fernet.generate_key().decode()]).seal("word", as_operator=True)
+    with pytest.raises(SecretError, match="set FLOWKIT_SECRET_KEY"):
+        box.open(sealed)
+    with pytest.raises(SecretError, match="another key"):
+        SecretBox([Fernet.generate_key().decode()]).open(sealed)
+    with pytest.raises(ConfigError, match="is not a key"):
+        SecretBox(["short"])

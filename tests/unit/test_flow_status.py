@@ -1,0 +1,237 @@
+"""The statuses of flows and their nodes, and the events that lead to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowkit.adapters.flows import FlowStore
+from flowkit.gateway.events import EventLog
+from flowkit.gateway.flows import LatestRun, run_id, transport_id
+from flowkit.gateway.models import FlowNode, FlowStatus, NodeStatus
+from flowkit.gateway.status import (
+    EDGES,
+    Cycle,
+    Dispatch,
+    Run,
+    TaskNode,
+    UnknownDependency,
+    check_dag,
+    flow_cause,
+    flow_status,
+    levels,
+    node_states,
+    path,
+    waiting_on,
+)
+from flowkit.models import NodeStatus as TaskNodeStatus
+from flowkit.models import TaskStatus
+from flowkit.testing import memory_database
+
+NODE = FlowNode(id=1)
+T = TaskNodeStatus
+PENDING, READY, DISPATCHED, RUNNING, COMPLETED, FAILED, CANCELLED = NodeStatus
+
+
+def status_of(node: TaskNode, *dispatches: Dispatch) -> NodeStatus:
+    """Return the status of a node without parents."""
+    return node_states([NODE], Run(nodes={1: node}, dispatches={1: dispatches}))[1].status
+
+
+@pytest.mark.parametrize(
+    ("node", "dispatch", "wanted"),
+    [
+        (T.QUEUED, None, READY),
+        (T.RUNNING, None, READY),
+        (T.RUNNING, {"state": READY}, READY),
+        (T.RUNNING, {"state": DISPATCHED}, DISPATCHED),
+        (T.RUNNING, {"state": RUNNING}, RUNNING),
+        (T.DEFERRED, {"state": RUNNING}, RUNNING),
+        (T.RUNNING, {"outcome": "completed"}, RUNNING),
+        (T.DEFERRED, {"outcome": "failed"}, FAILED),
+        (T.RUNNING, {"outcome": "failed"}, FAILED),
+        (T.RUNNING, {"state": RUNNING, "generation": 1}, READY),
+        (T.FINISHED, {"outcome": "completed"}, COMPLETED),
+        (T.FAILED, {"outcome": "failed"}, FAILED),
+        (T.FAILED, None, FAILED),
+        (T.CANCELLED, {"state": RUNNING}, CANCELLED),
+        (T.SKIPPED, None, CANCELLED),
+    ],
+)
+def test_status_of_a_node(node: TaskNodeStatus, dispatch: dict[str, Any] | None, wanted: NodeStatus) -> None:
+    dispatches = [Dispatch(**{"generation": 0, "retry": 0, **dispatch})] if dispatch is not None else []
+    assert status_of(TaskNode(status=node), *dispatches) is wanted
+
+
+def test_a_held_failure_is_failed() -> None:
+    assert status_of(TaskNode(status=T.DEFERRED, held=True)) is FAILED
+
+
+@pytest.mark.parametrize(
+    ("parent", "satisfied", "wanted", "waits"),
+    [
+        (T.RUNNING, {"a", "b"}, PENDING, []),
+        (T.FINISHED, {"a"}, PENDING, ["b"]),
+        (T.FINISHED, {"a", "b"}, READY, []),
+    ],
+)
+def test_a_node_is_ready_when_its_parents_are_completed_and_its_prerequisites_satisfied(
+    parent: TaskNodeStatus, satisfied: set[str], wanted: NodeStatus, waits: list[str]
+) -> None:
+    node = FlowNode(id=2, depends=[1], prerequisites=["a", "b"])
+    run = Run(nodes={1: TaskNode(status=parent), 2: TaskNode()}, satisfied=frozenset(satisfied))
+    assert node_states([NODE, node], run)[2].status is wanted
+    assert waiting_on(node, run) == waits
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "cause"),
+    [
+        (T.CANCELLED, None, "cancelled"),
+        (T.SKIPPED, "upstream_failed", "upstream_failed"),
+        (T.SKIPPED, "task_failed", "flow_failed"),
+        (T.SKIPPED, "task_cancelled", "cancelled"),
+        (T.SKIPPED, "user", "skipped"),
+    ],
+)
+def test_cancelled_nodes_have_a_cause(status: TaskNodeStatus, reason: str | None, cause: str) -> None:
+    run = Run(nodes={1: TaskNode(status=status, skip_reason=reason)})
+    assert node_states([NODE], run)[1].cause == cause
+
+
+def test_status_of_a_flow() -> None:
+    assert flow_status(None) is FlowStatus.CREATED
+    open_ = (TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.DEFERRED)
+    assert {flow_status(Run(status=each)) for each in open_} == {FlowStatus.STARTED}
+    assert flow_status(Run(status=TaskStatus.FINISHED)) is FlowStatus.FINISHED
+    cancelled = Run(status=TaskStatus.CANCELLED, reason="why")
+    assert (flow_status(cancelled), flow_cause(cancelled)) == (FlowStatus.ERROR, "cancelled")
+    assert flow_cause(Run(status=TaskStatus.FAILED, reason="node 1 failed")) == "node 1 failed"
+
+
+@pytest.mark.parametrize(("finished_at", "status"), [(None, "running"), (datetime.now(UTC), "failed")])
+async def test_a_run_ends_when_its_end_is_stored(finished_at: datetime | None, status: str) -> None:
+    db: Any = memory_database()
+    await db.tasks.insert_one({"id": "flow:3:40/1", "status": "failed", "finished_at": finished_at})
+    store = FlowStore(db)
+    assert (await store.task("flow:3:40/1", ["status"]) or {})["status"] == status
+    assert await store.task_statuses(["flow:3:40/1"]) == {"flow:3:40/1": status}
+
+
+def test_ways_follow_the_edges() -> None:
+    assert path(PENDING, COMPLETED) == [READY, DISPATCHED, RUNNING, COMPLETED]
+    assert path(FAILED, RUNNING) == [READY, DISPATCHED, RUNNING]
+    assert path(PENDING, CANCELLED) == [CANCELLED]
+    assert path(RUNNING, RUNNING) == path(COMPLETED, FAILED) == []
+
+
+def test_dag_is_checked() -> None:
+    with pytest.raises(UnknownDependency) as unknown:
+        check_dag([FlowNode(id=1, depends=[7])])
+    assert unknown.value.missing == {"1": [7]}
+    with pytest.raises(Cycle) as cycle:
+        check_dag([FlowNode(id=1), FlowNode(id=2, depends=[1, 3]), FlowNode(id=3, depends=[2])])
+    assert cycle.value.nodes == [2, 3]
+
+
+def test_levels_are_the_longest_paths() -> None:
+    nodes = [FlowNode(id=1), FlowNode(id=2, depends=[1]), FlowNode(id=3, depends=[1, 2]), FlowNode(id=4)]
+    assert levels(nodes) == [[1, 4], [2], [3]]
+    assert levels([]) == []
+
+
+def test_transport_ids_differ_by_run_flow_and_retry() -> None:
+    flow, job = {"context_id": 3, "caller_id": 11, "id": 40}, {"id": 501, "flow_id": 40}
+    assert transport_id(flow, job, 1, 0, 0) == "3:11:501"
+    assert transport_id(flow, job, 1, 0, 2) == "3:11:501/0.2"
+    assert transport_id(flow, job, 2, 1, 0) == "3:11:501@40.2/1.0"
+    assert transport_id(flow, {**job, "flow_id": 39}, 1, 0, 0) == "3:11:501@40.1"
+
+
+def test_run_ids_number_the_retries_of_a_run() -> None:
+    flow = {"task_id": "flow:3:40/1", "run_seq": 1}
+    assert run_id({**flow, "task_id": None}) is None
+    assert run_id(flow) == run_id(flow, 1) == "flow:3:40/1"
+    assert run_id({**flow, "run_seq": 2}, 1) == run_id(flow, 2) == "flow:3:40/1.2"
+
+
+# --- events -----------------------------------------------------------------------------------------------------
+
+
+class Life:
+    """One node from its start to its end, one event after the other."""
+
+    def __init__(self) -> None:
+        self.node = TaskNode()
+        self.dispatches: list[Dispatch] = []
+
+    def attempt(self, outcome: str, reached: NodeStatus) -> list[tuple[TaskNode, tuple[Dispatch, ...]]]:
+        """Add an attempt, and return what MongoDB says at each moment of it."""
+        retry = len([each for each in self.dispatches if each.generation == self.node.generation])
+        seen = [self._at(T.RUNNING)]
+        for state in (READY, DISPATCHED, RUNNING)[: 1 + [READY, DISPATCHED, RUNNING].index(reached)]:
+            new = Dispatch(generation=self.node.generation, retry=retry, state=state)
+            self.dispatches = [
+                each for each in self.dispatches if each.retry != retry or each.generation != new.generation
+            ]
+            self.dispatches.append(new)
+            seen.append(self._at(T.RUNNING))
+        if outcome == "lost":
+            self.dispatches.pop()
+            self.dispatches.append(replace(new, state=reached))
+            return [*seen, self._at(T.DEFERRED), self._at(T.RUNNING)]
+        if outcome != "timeout":
+            self.dispatches[-1] = replace(new, outcome=outcome)
+        return [*seen, self._at(T.RUNNING), self._at(T.FINISHED if outcome == "completed" else T.DEFERRED)]
+
+    def end(self, status: TaskNodeStatus) -> tuple[TaskNode, tuple[Dispatch, ...]]:
+        """End the node in another way than by an attempt."""
+        return self._at(status)
+
+    def _at(self, status: TaskNodeStatus) -> tuple[TaskNode, tuple[Dispatch, ...]]:
+        self.node = replace(self.node, status=status)
+        return self.node, tuple(self.dispatches)
+
+
+REACHED = st.sampled_from([READY, DISPATCHED, RUNNING])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["failed", "timeout"]), REACHED), max_size=3), REACHED, st.data())
+def test_events_follow_the_edges_however_often_a_gateway_looks(
+    failures: list[tuple[str, NodeStatus]], reached: NodeStatus, data: st.DataObject
+) -> None:
+    life = Life()
+    moments = [life.end(T.QUEUED)]
+    for outcome, state in failures:
+        moments += life.attempt(outcome, state)
+    end = data.draw(st.sampled_from([T.FINISHED, T.FAILED, T.CANCELLED, T.SKIPPED]))
+    moments += life.attempt("completed", reached) if end is T.FINISHED else [life.end(end)]
+    looks = [each for each in moments if data.draw(st.booleans())] + [moments[-1]]
+    log, events = EventLog("3:40"), []
+    for node, dispatches in looks:
+        run = Run(status=TaskStatus.RUNNING, nodes={1: node}, dispatches={1: dispatches})
+        flow = {
+            "_id": "3:40",
+            "context_id": 3,
+            "id": 40,
+            "task_id": "flow:3:40/1",
+            "run_seq": 1,
+            "nodes": [{"id": 1}],
+        }
+        new = log.missing(LatestRun(flow, run), 0.0)
+        log.read(new)
+        events += new
+    changes = [(NodeStatus(each["from_"]), NodeStatus(each["to"])) for each in events if each["node"] == 1]
+    at = PENDING
+    for before, after in changes:
+        assert before is at
+        assert after in EDGES[before]
+        at = after
+    final, dispatches = moments[-1]
+    assert at is status_of(final, *dispatches)
+    assert [each["seq"] for each in events] == [*range(1, len(events) + 1)]

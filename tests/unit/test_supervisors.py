@@ -1,0 +1,313 @@
+"""Calls of supervisors over real sockets: what they return, and what they do wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.integration.harness import eventually, wait_seconds
+
+from flowkit.gateway.supervisors import (
+    BadReply,
+    Destination,
+    JobState,
+    SupervisorError,
+    Supervisors,
+    SupervisorTimeout,
+    SupervisorUnreachable,
+    WireJob,
+    parse_destination,
+)
+from flowkit.testing.supervisor import Misbehavior, MyceliumNode, Received, Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from flowkit.gateway.supervisors import JobOutcome
+
+SECRET = "a-secret-of-a-runner"
+QUICK: dict[str, Any] = {"margin_sec": 0.0, "poll_sec": (0.01, 0.05), "request_sec": 2.0, "slow_sec": 0.1}
+
+
+def job(payload: str = "hello", id: str = "3:11:501", **fields: Any) -> WireJob:
+    """Return a job for the executor `echo`."""
+    given = {"executor": "echo", "timeout": 5, "env_vars": {}, **fields}
+    times: dict[str, Any] = dict.fromkeys(("created_at", "updated_at"), "2026-05-04T09:30:00Z")
+    return WireJob(id=id, caller_id="11", context_id="3", payload=payload, runner="echo", **times, **given)
+
+
+class Side:
+    """The calls of a supervisor that listens."""
+
+    def __init__(self, calls: Supervisors, supervisor: Supervisor, to: Destination) -> None:
+        self.calls, self.supervisor, self.to = calls, supervisor, to
+        self.states: list[JobState] = []
+
+    async def run(self, job: WireJob, timeout_sec: float = 5.0, secret: str = SECRET) -> JobOutcome:
+        """Run a job, and note its states."""
+
+        async def note(state: JobState) -> None:
+            self.states.append(state)
+
+        return await self.calls.run(self.to, job, secret, timeout_sec=timeout_sec, on_state=note)
+
+
+@asynccontextmanager
+async def over_http(sync_sec: float = 60.0, **options: Any) -> AsyncIterator[Side]:
+    """Yield a supervisor that is called over HTTP."""
+    async with (
+        Supervisor(secrets=[SECRET], **options) as supervisor,
+        Supervisors(sync_sec=sync_sec, **QUICK) as calls,
+    ):
+        yield Side(calls, supervisor, parse_destination(supervisor.url))
+
+
+@asynccontextmanager
+async def over_mycelium(
+    sync_sec: float = 60.0, says_errors: bool = False, **options: Any
+) -> AsyncIterator[Side]:
+    """Yield a supervisor that is called through two Mycelium nodes."""
+    network: dict[str, MyceliumNode] = {}
+    ours, theirs = (MyceliumNode(network, says_errors=says_errors) for _ in range(2))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(ours)
+        await stack.enter_async_context(theirs)
+        supervisor = await stack.enter_async_context(Supervisor(secrets=[SECRET], node=theirs, **options))
+        calls = Supervisors(mycelium_url=ours.url, sync_sec=sync_sec, **QUICK)
+        await stack.enter_async_context(calls)
+        yield Side(calls, supervisor, parse_destination(f"mycelium:{theirs.key}"))
+
+
+BOTH = pytest.mark.parametrize("side", [over_http, over_mycelium], ids=["http", "mycelium"])
+
+
+# --- destinations -----------------------------------------------------------------------------------------------
+
+
+def test_destinations() -> None:
+    assert parse_destination("http://10.0.0.8:3030", topic="t") == Destination(
+        "http", "http://10.0.0.8:3030", "t"
+    )
+    assert parse_destination("mycelium:" + "ab" * 32).kind == "mycelium"
+    assert parse_destination("mycelium:56d:524::7").address == "56d:524::7"
+    assert str(parse_destination("https://user:word@host:1/a?key=1")) == "https://host:1/a"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "http://", "http://h:99999", "http://h:0", "mycelium:xyz", "ftp://h"]
+)
+def test_other_texts_are_no_destination(text: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        parse_destination(text)
+
+
+# --- forms of calls ---------------------------------------------------------------------------------------------
+
+
+@BOTH
+async def test_a_short_job_is_one_call(side: Any) -> None:
+    async with side() as used:
+        outcome = await used.run(job("env:REGION", env_vars={"REGION": "eu"}))
+        assert (outcome.success, outcome.text, outcome.logs) == (True, "eu", "echo 3:11:501\n")
+        [request] = used.supervisor.requests
+        assert request["method"] == "job.run"
+        assert request["params"][0]["job"] == job("env:REGION", env_vars={"REGION": "eu"}).model_dump()
+        failed = await used.run(job("fail:no", id="3:11:502"))
+        assert (failed.success, failed.text) == (False, "no")
+
+
+@BOTH
+@pytest.mark.parametrize("names", ["old", "new"])
+async def test_a_long_job_is_created_started_and_polled(side: Any, names: str) -> None:
+    async with side(sync_sec=0.0, names=names) as used:
+        outcome = await used.run(job("sleep:0.1"))
+        assert (outcome.success, outcome.text, outcome.logs) == (True, "sleep:0.1", "echo 3:11:501\n")
+        assert used.states == [JobState.DISPATCHED, JobState.RUNNING]
+        failed = await used.run(job("fail:no", id="3:11:502"))
+        assert (failed.success, failed.text) == (False, "no")
+        methods = [each["method"] for each in used.supervisor.requests]
+        assert ("jobs.create" in methods) and methods.count("jobs.create") == (1 if names == "new" else 2)
+
+
+async def test_a_supervisor_that_knows_only_job_run_gets_long_jobs_so() -> None:
+    async with over_http(sync_sec=0.0, names="run") as used:
+        assert (await used.run(job())).success
+        assert (await used.run(job(id="3:11:502"))).success
+        methods = [each["method"] for each in used.supervisor.requests]
+        assert methods == ["jobs.create", "create_job", "job.run", "job.run"]
+
+
+async def test_a_short_job_that_takes_long_counts_as_running() -> None:
+    async with over_http() as used:
+        await used.run(job("sleep:0.3"))
+        assert used.states == [JobState.RUNNING]
+
+
+async def test_python_scripts_run_in_a_process() -> None:
+    async with over_http() as used:
+        script = "import os, sys; print(os.environ['A']); print('note', file=sys.stderr)"
+        outcome = await used.run(job(script, executor="python", env_vars={"A": "1"}), 30.0)
+        assert (outcome.text, outcome.logs) == ("1\n", "note\n")
+        failed = await used.run(job("raise ValueError('bad')", id="2", executor="python"), 30.0)
+        assert (failed.success, failed.text) == (False, "ValueError: bad")
+
+
+async def test_two_hundred_jobs_at_once() -> None:
+    async with over_http() as used:
+        found = await asyncio.gather(*(used.run(job(f"n{n}", id=f"{n}"), 20.0) for n in range(200)))
+        assert [each.text for each in found] == [f"n{n}" for n in range(200)]
+
+
+async def test_ping_and_stop() -> None:
+    async with over_http() as used:
+        assert await used.calls.ping(used.to, secret=SECRET) == ["python", "echo"]
+        running = asyncio.create_task(used.run(job("sleep:60")))
+
+        async def begun() -> bool:
+            return bool(used.supervisor.executions)
+
+        await eventually(begun)
+        await used.calls.stop(used.to, "3:11:501", SECRET)
+        assert (await running).text == "stopped"
+        await used.supervisor.close()
+        with pytest.raises(SupervisorUnreachable):
+            await used.calls.ping(used.to, secret=SECRET)
+        await used.calls.stop(used.to, "3:11:501", SECRET)
+
+
+# --- misbehavior ------------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        (Misbehavior.HANG, SupervisorTimeout),
+        (Misbehavior.OTHER_REQUEST, BadReply),
+        (Misbehavior.NO_JSON, BadReply),
+        (Misbehavior.NO_OUTCOME, BadReply),
+    ],
+)
+async def test_no_outcome(side: Any, how: Misbehavior, kind: type[SupervisorError]) -> None:
+    async with side() as used:
+        used.supervisor.misbehave("3:11:501", how, how)
+        timeout_sec = 0.4 if how is Misbehavior.HANG else 5.0
+        with pytest.raises(SupervisorError) as raised:
+            await used.run(job(), timeout_sec)
+        wanted = SupervisorTimeout if (how, side) == (Misbehavior.OTHER_REQUEST, over_mycelium) else kind
+        assert type(raised.value) in {kind, wanted}
+        assert SECRET not in str(raised.value)
+
+
+async def test_a_huge_reply_is_rejected() -> None:
+    async with over_http() as used:
+        used.supervisor.misbehave("3:11:501", Misbehavior.HUGE)
+        with pytest.raises(BadReply, match="8,000,000 bytes"):
+            await used.run(job())
+
+
+@pytest.mark.parametrize(
+    "how", [Misbehavior.DISCONNECT, Misbehavior.RUN_THEN_DISCONNECT, Misbehavior.STATUS_500]
+)
+@pytest.mark.parametrize("sync_sec", [60.0, 0.0])
+async def test_a_job_is_delivered_until_there_is_a_reply(how: Misbehavior, sync_sec: float) -> None:
+    async with over_http(sync_sec=sync_sec) as used:
+        used.supervisor.misbehave("3:11:501", how, how)
+        assert (await used.run(job())).success
+        assert used.supervisor.executions == {"3:11:501": 1}
+
+
+async def test_a_supervisor_that_rejects_a_job_fails_it() -> None:
+    async with over_http(sync_sec=0.0) as used:
+        other = await used.run(job(), secret="another-secret")
+        assert (other.success, other.text) == (False, "the secret is wrong")
+        used.supervisor.misbehave("3:11:501", Misbehavior.ERROR)
+        assert (await used.run(job())).text == "it went wrong"
+
+
+async def test_a_job_is_delivered_again_to_a_supervisor_that_has_forgotten_it() -> None:
+    async with over_http(sync_sec=0.0) as used:
+        running = asyncio.create_task(used.run(job("sleep:0.3")))
+
+        async def begun() -> bool:
+            return bool(used.supervisor.executions)
+
+        await eventually(begun)
+        used.supervisor.jobs.clear()
+        assert (await running).success
+        assert used.supervisor.executions == {"3:11:501": 2}
+
+
+async def test_a_supervisor_that_starts_late_is_reached() -> None:
+    async with over_http() as used:
+        await used.supervisor.close()
+        running = asyncio.create_task(used.run(job()))
+        await wait_seconds(0.1)
+        await used.supervisor.listen()
+        assert (await running).success
+
+
+async def test_a_supervisor_that_is_gone_is_unreachable() -> None:
+    async with over_http() as used:
+        await used.supervisor.close()
+        with pytest.raises(SupervisorUnreachable):
+            await used.run(job(), 0.3)
+
+
+async def test_a_job_that_does_not_end_times_out() -> None:
+    async with over_http(sync_sec=0.0) as used:
+        with pytest.raises(SupervisorTimeout, match="3:11:501"):
+            await used.run(job("sleep:60"), 0.3)
+
+
+@pytest.mark.parametrize("says_errors", [False, True])
+async def test_late_and_second_replies_are_reported_and_not_applied(says_errors: bool) -> None:
+    late: asyncio.Queue[str] = asyncio.Queue()
+
+    async def note(job_id: str, reply: str) -> None:
+        late.put_nowait(job_id)
+
+    async with over_mycelium(says_errors=says_errors, late_sec=1.3) as used:
+        used.calls.on_late = note
+        used.supervisor.misbehave("twice", Misbehavior.TWICE)
+        used.supervisor.misbehave("late", Misbehavior.LATE)
+        assert (await used.run(job(id="twice"))).success
+        assert await asyncio.wait_for(late.get(), 10) == "twice"
+        with pytest.raises(SupervisorTimeout):
+            await used.run(job(id="late"), 1.0)
+        assert await asyncio.wait_for(late.get(), 10) == "late"
+
+
+async def test_a_reply_after_the_wait_of_the_node_counts() -> None:
+    async with over_mycelium(late_sec=1.2) as used:
+        used.supervisor.misbehave("3:11:501", Misbehavior.LATE)
+        assert (await used.run(job(), 1.9)).success
+
+
+async def test_messages_of_others_stay_in_the_inbox() -> None:
+    async with over_mycelium() as used:
+        network: dict[str, MyceliumNode] = {}
+        async with MyceliumNode(network) as node, Supervisors(mycelium_url=node.url, **QUICK) as calls:
+            for payload in (b"\xff", b'{"id": "of another process", "result": 1}'):
+                node.deliver(Received("1", node, None, payload))
+            gone = parse_destination("mycelium:" + "ab" * 32)
+            with pytest.raises(SupervisorTimeout):
+                await Side(calls, used.supervisor, gone).run(job(), 1.0)
+            assert await node.pop() is not None
+
+
+# --- secrets ----------------------------------------------------------------------------------------------------
+
+
+async def test_secrets_are_masked_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with over_http() as used:
+        used.supervisor.misbehave("3:11:501", Misbehavior.TELLS_SECRET, Misbehavior.DISCONNECT)
+        outcome = await used.run(job())
+        assert outcome.text == "the secret is ***"
+        assert (await used.run(job())).success
+        assert not (await used.run(job(id="2"), secret="wrong")).success
+    assert SECRET not in caplog.text

@@ -1,0 +1,213 @@
+"""The shards of a node with `parallel`: attempts that process its batches together, on as many workers.
+
+The shards take batches from one pool, in MongoDB. Only one of them at a time waits for a worker: when it has begun, the
+next one is scheduled. A wide node therefore does not starve other tasks, and a worker that is added later takes part.
+When a shard has found no more batches, no further shard starts. When all have ended, an ordinary attempt of the node
+follows, which finds all batches processed and finishes the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from temporalio import workflow
+
+from flowkit.models import AttemptFailure, FailureKind, NodeStatus
+from flowkit.workflows.display.summaries import shard_timer_summary
+from flowkit.workflows.payloads import read_shard_result
+from flowkit.workflows.retry import Fail, decide, describe_runner, note_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from flowkit.models import Node, NodeState, ShardStarted
+
+
+class RunningNodes(Protocol):
+    """What shards need of the running nodes of their task (`node.RunningNodes`)."""
+
+    before_immediate_retry: Callable[[], Awaitable[None]]
+
+    def starts_no_attempt_of(self, node: Node) -> bool:
+        """Return whether this node must not start an attempt."""
+
+    def slot_of(self, node: Node, state: NodeState) -> AbstractAsyncContextManager[None]:
+        """Return a context manager that holds a slot for the next attempt."""
+
+    def take_interrupt(self, index: int) -> bool:
+        """Forget that a pause has stopped the attempts of a node."""
+
+    def fail_with(self, error: Exception) -> None:
+        """Let the main loop raise an unexpected error."""
+
+
+class Shards:
+    """The shards of one node, in one run of the workflow."""
+
+    def __init__(
+        self,
+        nodes: RunningNodes,
+        node: Node,
+        state: NodeState,
+        run_attempt: Callable[[int], Awaitable[Any]],
+    ) -> None:
+        """`run_attempt` runs the next attempt of the node for a shard. It returns the result or an AttemptFailure."""
+        self._nodes = nodes
+        self._node = node
+        self._state = state
+        self._run_attempt = run_attempt
+        self._next: deque[int] = deque([1])
+        """The numbers of the shards that start next."""
+        self._highest = 1
+        """The highest number of a shard that has been in `_next`."""
+        self._waiting: int | None = None
+        """The shard that waits for a slot or a worker."""
+        self._running: dict[int, asyncio.Task[None]] = {}
+        """The shards that wait, run, or wait for a retry."""
+        self._left: set[int] = set()
+        """The shards whose latest attempt has left batches."""
+        self._withdrawn: set[int] = set()
+        """The shards that were cancelled because they waited for a worker when nothing was left."""
+        self._epochs: dict[int, int] = {}
+        """The epochs of the attempts in flight, by shard."""
+        self.epochs: set[int] = set()
+        """The same epochs. The set changes in place."""
+        self._exhausted = False
+        """Whether a shard has found no more batches, so that only those start again that have left some."""
+        self._failed = False
+        self._stopping = False
+        self._changed = False
+
+    async def run(self) -> NodeStatus | None:
+        """Run the shards. Return `finished` when all batches are processed, and None if the node must not continue now."""
+        try:
+            while not self._failed:
+                if self._may_start():
+                    await self._start()
+                elif self._running:
+                    self._changed = False
+                    await workflow.wait_condition(lambda: self._changed or self._may_start())
+                else:
+                    break
+        except asyncio.CancelledError:
+            self._nodes.take_interrupt(self._node.index)
+            await self._stop()
+            raise
+        await self._stop()
+        if self._failed:
+            return NodeStatus.FAILED
+        return NodeStatus.FINISHED if self._exhausted and not self._next else None
+
+    def note_started(self, started: ShardStarted) -> None:
+        """Let the next shard start, because the latest one has begun."""
+        if self._waiting is None or self._epochs.get(self._waiting) != started.epoch:
+            return
+        self._waiting, self._changed = None, True
+        if self._highest < self._node.parallel and not self._exhausted:
+            self._highest += 1
+            self._next.append(self._highest)
+
+    def _may_start(self) -> bool:
+        is_free = self._waiting is None and bool(self._next) and not self._failed
+        return is_free and not self._nodes.starts_no_attempt_of(self._node)
+
+    async def _start(self) -> None:
+        """Start the next shard. The main loop sees first whether the task must continue in a new run."""
+        await self._nodes.before_immediate_retry()
+        if self._may_start():
+            shard = self._waiting = self._next.popleft()
+            self._running[shard] = asyncio.create_task(self._run_shard(shard))
+
+    async def _run_shard(self, shard: int) -> None:
+        try:
+            failure = await self._run_in_slot(shard)
+            if self._waiting == shard:
+                self._waiting, self._changed = None, True
+            if failure is not None and not self._stopping:
+                await self._await_retry(shard, failure)
+        except Exception as error:
+            self._nodes.fail_with(error)
+            raise
+        finally:
+            self._running.pop(shard, None)
+            self._waiting = None if self._waiting == shard else self._waiting
+            self._changed = True
+
+    async def _run_in_slot(self, shard: int) -> AttemptFailure | None:
+        """Run the next attempt of a shard, and return why it failed. Return None if it succeeded, or must not run now."""
+        async with self._nodes.slot_of(self._node, self._state):
+            if self._nodes.starts_no_attempt_of(self._node):
+                self._next.appendleft(shard)
+                return None
+            epoch = self._epochs[shard] = self._state.epoch + 1
+            self.epochs.add(epoch)
+            try:
+                result = await self._run_attempt(shard)
+            finally:
+                del self._epochs[shard]
+                self.epochs.discard(epoch)
+        if isinstance(result, AttemptFailure):
+            if shard not in self._withdrawn:
+                return result
+            self._note_withdrawal(shard)
+            return None
+        batches, more = read_shard_result(result)
+        self._note_end(shard, batches, more=more)
+        return None
+
+    def _note_withdrawal(self, shard: int) -> None:
+        """Note the end of a withdrawn attempt. If it has begun meanwhile, it may have left batches."""
+        self._withdrawn.discard(shard)
+        if self._waiting != shard:
+            self._left.add(shard)
+            self._next.append(shard)
+
+    def _note_end(self, shard: int, batches: int, *, more: bool) -> None:
+        self._left.discard(shard)
+        if batches:
+            self._state.losses = 0
+        if more:
+            self._next.append(shard)
+        else:
+            self._exhaust()
+
+    def _exhaust(self) -> None:
+        """Start no further shard, except those that have left batches. One that still waits would find nothing."""
+        self._exhausted = True
+        self._next = deque(shard for shard in self._next if shard in self._left)
+        if self._waiting is not None and self._waiting not in self._left:
+            self._withdrawn.add(self._waiting)
+            self._running[self._waiting].cancel()
+
+    async def _await_retry(self, shard: int, failure: AttemptFailure) -> None:
+        """Decide whether a shard runs again, and wait until it may. Its next attempt continues with what it has left."""
+        if failure.kind is FailureKind.FENCED:
+            failure = replace(failure, kind=FailureKind.LOSS)
+        policy, state, node = self._node.retry_policy, self._state, self._node
+        decision = decide(policy, failure, state, workflow.random().random() if policy.jitter else 0.0)
+        if isinstance(decision, Fail):
+            note_failure(state, decision.code, decision.message, describe_runner(failure))
+            self._failed = True
+            return
+        self._left.add(shard)
+        if decision.after_sec > 0:
+            note_failure(state, failure.code, failure.message, describe_runner(failure))
+            await workflow.sleep(
+                decision.after_sec, summary=shard_timer_summary(node, shard, failure.code, decision.after_sec)
+            )
+        self._next.append(shard)
+
+    async def _stop(self) -> None:
+        """Cancel all shards, and wait until they have ended."""
+        self._stopping = True
+        while running := [*self._running.values()]:
+            for each in running:
+                each.cancel()
+            try:
+                await workflow.wait(running)
+            except asyncio.CancelledError:
+                continue
