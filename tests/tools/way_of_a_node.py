@@ -1,4 +1,4 @@
-"""The modules that run for one node: from the handler of the node before it to the handler of the node after it.
+"""The modules that run for one node: from the handler of the node before it to its own, in most nodes of a chain.
 
 CONTRIBUTING lists them for each kind of node, in the order in which to read them; `documented` returns that list.
 """
@@ -17,8 +17,13 @@ from coverage import Coverage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from coverage import CoverageData
+
+CHAIN = ("first", "second", "third", "fourth", "fifth", "sixth")
+"""The nodes of the chain, in which each depends on the one before it."""
+
 ROOT = Path(__file__).parents[2]
-_BEFORE, _NODE, _AFTER = "before", "node", "after"
+_BEFORE, _AFTER = "before", "after"
 _WORKER_OF_TESTS = "src/flowkit/testing/external/"
 """The external worker of the tests, which is not on the way: any program can take its place."""
 
@@ -29,7 +34,11 @@ _PASSED = re.compile(r"^\* `([^`]+\.py)`", re.MULTILINE)
 
 
 class Way:
-    """Notes which modules of the product run between `begin` and `end`. Start it before the engine."""
+    """Notes which modules of the product run from each handler of a chain to the next. Start it before the engine.
+
+    A module is on the way if it runs for most nodes: what disturbs one node, such as a consumer group that
+    rebalances on a busy machine, is not on it.
+    """
 
     def __init__(self) -> None:
         self._coverage = Coverage(data_file=None, config_file=False, source_pkgs=["flowkit"], messages=False)
@@ -46,22 +55,25 @@ class Way:
             self._coverage.stop()
 
     def note(self, node_id: str) -> None:
-        """Begin the way in the node `first`, and end it in the node `third`."""
-        if node_id != "second":
-            self._coverage.switch_context({"first": _NODE, "third": _AFTER}[node_id])
+        """End the way to this node of `CHAIN`, and begin the way to the next."""
+        self._coverage.switch_context(_AFTER if node_id == CHAIN[-1] else node_id)
 
     def modules(self) -> set[str]:
         """Return the files, relative to the root, of which a function ran on the way."""
         data = self._coverage.get_data()
-        ran = [
+        ran = (
             str(Path(name).resolve().relative_to(ROOT))
             for name in data.measured_files()
-            if any(
-                _NODE in contexts and line in _lines_of_functions(name)
-                for line, contexts in data.contexts_by_lineno(name).items()
-            )
-        ]
+            if len(_ways(name, data)) > len(CHAIN) // 2
+        )
         return {name for name in ran if not name.startswith(_WORKER_OF_TESTS)}
+
+
+def _ways(name: str, data: CoverageData) -> set[str]:
+    """Return the nodes after whose handlers a function of a file ran, and before the handler of the next node."""
+    contexts = data.contexts_by_lineno(name).items()
+    ran = {context for line, found in contexts if line in _lines_of_functions(name) for context in found}
+    return ran & set(CHAIN)
 
 
 @cache
