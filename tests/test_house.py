@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 CODE = ("workflows", "activities", "adapters", "bridge", "src")
-HELPERS = {"harness.py", "cluster.py", "handlers.py"}
+HELPERS = {"harness.py", "cluster.py", "handlers.py", "memory.py"}
 """Test modules that can sleep, because the tests that use them are about time itself."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -105,6 +105,14 @@ BAD_REPLY: Final = "bad_reply"
 GATEWAY_UNAVAILABLE: Final = "gateway_unavailable"
 CALL_FAILED: Final = "call_failed"
 
+# --- requests for admission -------------------------------------------------------------------------------------------
+
+QUEUE_FULL: Final = "queue_full"
+USER_LIMIT: Final = "user_limit"
+TENANT_LIMIT: Final = "tenant_limit"
+STALE: Final = "stale"
+START_FAILED: Final = "start_failed"
+
 # --- ends of tasks ------------------------------------------------------------------------------------------------
 
 TERMINATED: Final = "terminated"

@@ -165,13 +165,13 @@ def ends_of_tasks() -> set[str]:
 
 def test_every_reason_code_is_described_and_no_other() -> None:
     codes = {value for name, value in vars(reason_codes).items() if name.isupper()}
-    errors, attempts = (
+    errors, attempts, requests = (
         set(rows(section(page("errors"), heading)))
-        for heading in ("Errors of FlowKit", "Reason codes of nodes")
+        for heading in ("Errors of FlowKit", "Reason codes of nodes", "Why requests are not admitted")
     )
     assert "lease_lost" in attempts
     assert "user_request" in ends_of_tasks()
-    assert errors | attempts | ends_of_tasks() == codes
+    assert errors | attempts | requests | ends_of_tasks() == codes
 
 
 def test_permanent_codes_are_reason_codes_of_nodes() -> None:

@@ -1,0 +1,484 @@
+"""What admission stores: requests, what each user and tenant holds, and the counters of each queue.
+
+The collections `admission_items`, `admission_holders`, `admission_queues` and `admission_limits`. Each method changes
+single documents, in one call where several are given; the order in which they are called makes the limits exact
+(docs/explanation of it: `flowkit.admission.queue`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pymongo import ASCENDING, DESCENDING, ReturnDocument, UpdateOne
+from pymongo.errors import BulkWriteError, DuplicateKeyError
+
+from flowkit.adapters.mongo import DUPLICATE_KEY, Database, codes_of, durable, ensure_index, translate_errors
+from flowkit.models.admission import Limits, Override, State
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+
+Fields = dict[str, Any]
+
+KEPT_SERVICES: Final = 50
+"""How many recent service times a queue keeps."""
+_MANY: Final = 500
+_COUNTERS: Final[Fields] = {
+    "pending": 0,
+    "active": 0,
+    "bands": {},
+    "seq": 0,
+    "sessions": {},
+    "doubt": {},
+    "services": [],
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemUpdate:
+    """A change of one request, which applies only if the request is as expected. It counts as its next version."""
+
+    id: str
+    version: int
+    """The version that the request must have."""
+    set: Fields = field(default_factory=dict)
+    events: Sequence[Fields] = ()
+    """Events that the request gets with the change."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hold:
+    """An entry in a list of a holder: `held` for pending and active requests, `active` for active ones."""
+
+    holder: str
+    list: str
+    entry: str
+    cap: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Count:
+    """One change of the counters of a queue."""
+
+    session: str
+    """Who makes the change. Nothing changes if this session has been closed."""
+    taken: Mapping[int, int] = field(default_factory=dict)
+    """How many places for pending requests are taken, by rank. Each gets the next number of arrival."""
+    returned: Mapping[int, int] = field(default_factory=dict)
+    """How many such places are given back, by rank."""
+    shifted: Mapping[int, int] = field(default_factory=dict)
+    moved: Mapping[int, int] = field(default_factory=dict)
+    """Changes of the numbers of pending requests, by rank, that leave their sum as it is."""
+    active: int = 0
+    """How many slots are taken."""
+    freed: int = 0
+    """How many slots are given back."""
+    max_pending: int | None = None
+    """The change is made only if it leaves at most so many pending."""
+    max_active: int | None = None
+    doubt: Mapping[str, Fields] = field(default_factory=dict)
+    """The steps that begin with the change, by token. Nothing changes if one has begun already."""
+    ended: Collection[str] = ()
+    """The tokens of the steps that end with the change. Nothing changes if one has ended already."""
+    services: Sequence[float] = ()
+    """Service times of requests that have ended, in seconds."""
+    renew_until: float | None = None
+    """Until when the session is valid from now on."""
+
+
+class AdmissionStore:
+    """The collections of admission for one queue. Raises StoreUnavailable if MongoDB does not respond."""
+
+    def __init__(self, db: Database, *, queue: str) -> None:
+        stored = durable(db)
+        self.queue = queue
+        self._items = stored.admission_items
+        self._holders = stored.admission_holders
+        self._queues = stored.admission_queues
+        self._limits = stored.admission_limits
+        self._known_holders: set[str] = set()
+
+    @translate_errors
+    async def prepare(self) -> None:
+        """Create the indexes and the counters of the queue."""
+        up = ASCENDING
+        await asyncio.gather(
+            self._index(
+                [("queue", up), ("state", up), ("lane", up), ("rank", up), ("seq", up)], "ix_admission_order"
+            ),
+            self._index([("queue", up), ("state", up), ("stale_at", up)], "ix_admission_stale"),
+            self._index([("queue", up), ("requested_at", DESCENDING)], "ix_admission_requested"),
+            self._index([("queue", up), ("user_id", up), ("state", up)], "ix_admission_user"),
+            self._index([("queue", up), ("owes", up)], "ix_admission_owes"),
+            self._index([("unsent", up)], "ix_admission_unsent", sparse=True),
+            self._index([("purge_at", up)], "ttl_admission_items", expireAfterSeconds=0),
+        )
+        try:
+            await self._queues.update_one({"_id": self.queue}, {"$setOnInsert": _COUNTERS}, upsert=True)
+        except DuplicateKeyError:
+            return  # another process has just created it
+
+    async def _index(self, keys: list[tuple[str, int]], name: str, **options: Any) -> None:
+        await ensure_index(self._items, keys, name, **options)
+
+    # --- limits
+
+    @translate_errors
+    async def limits(self) -> Limits:
+        """Return the limits of the queue: those that are stored, else the defaults."""
+        stored = await self._limits.find_one({"_id": self.queue}, {"_id": 0}) or {}
+        overrides: Fields = {
+            name: {_named(key): Override(**each) for key, each in (stored.get(name) or {}).items()}
+            for name in ("tenants", "users")
+        }
+        return Limits(**{**stored, **overrides})
+
+    @translate_errors
+    async def set_limits(self, limits: Limits) -> None:
+        """Store the limits of the queue. Every process uses them within two seconds."""
+        stored = asdict(limits)
+        for name in ("tenants", "users"):
+            stored[name] = {_field(key): each for key, each in stored[name].items()}
+        await self._limits.replace_one({"_id": self.queue}, stored, upsert=True)
+
+    # --- requests
+
+    @translate_errors
+    async def insert(self, items: Sequence[Fields]) -> set[str]:
+        """Store new requests. Return the ids of those that were not stored, because their id exists."""
+        try:
+            await self._items.insert_many([dict(item) for item in items], ordered=False)
+        except BulkWriteError as error:
+            if codes_of(error) != {DUPLICATE_KEY}:
+                raise
+            return {items[each["index"]]["_id"] for each in error.details["writeErrors"]}
+        return set()
+
+    @translate_errors
+    async def load(self, ids: Collection[str]) -> dict[str, Fields]:
+        """Return those of these requests that exist, by id."""
+        if len(ids) == 1:
+            found = await self._items.find_one({"_id": next(iter(ids))})
+            return {} if found is None else {found["_id"]: found}
+        return {item["_id"]: item async for item in self._items.find({"_id": {"$in": list(ids)}})}
+
+    @translate_errors
+    async def update(self, updates: Sequence[ItemUpdate], marker: tuple[str, Any]) -> set[str]:
+        """Apply changes, and return the ids of the requests that have changed.
+
+        Every change must set the field of `marker` to its value, which no other change does: it shows afterwards which
+        of them were applied. Repeating a call is harmless.
+        """
+        if not updates:
+            return set()
+        writes = [UpdateOne({"_id": each.id, "v": each.version}, self._operators(each)) for each in updates]
+        done = await self._items.bulk_write(writes, ordered=False)
+        ids = [each.id for each in updates]
+        if done.matched_count == len(updates):
+            return set(ids)
+        name, value = marker
+        found = self._items.find({"_id": {"$in": ids}, name: value}, {"_id": 1})
+        return {item["_id"] async for item in found}
+
+    @translate_errors
+    async def change(self, update: ItemUpdate) -> Fields | None:
+        """Apply one change, and return the request as it is then; None if it was not as expected."""
+        found: Fields | None = await self._items.find_one_and_update(
+            {"_id": update.id, "v": update.version},
+            self._operators(update),
+            return_document=ReturnDocument.AFTER,
+        )
+        return found
+
+    def _operators(self, update: ItemUpdate) -> Fields:
+        operators: Fields = {"$set": dict(update.set), "$inc": {"v": 1}}
+        if update.events:
+            operators["$set"]["unsent"] = self.queue
+            operators["$push"] = {"events": {"$each": list(update.events)}}
+        return operators
+
+    @translate_errors
+    async def first_ready(self, limit: int) -> list[Fields]:
+        """Return the first requests that wait for nothing but a slot: by band, then by arrival."""
+        ready = {"queue": self.queue, "state": State.QUEUED.value, "lane": None}
+        found = self._items.find(ready).sort([("rank", ASCENDING), ("seq", ASCENDING)]).limit(limit)
+        return [item async for item in found]
+
+    @translate_errors
+    async def count_before(self, item: Fields) -> int:
+        """Return how many waiting requests start before this one."""
+        waiting = {"queue": self.queue, "state": State.QUEUED.value}
+        first = {**waiting, "rank": {"$lt": item["rank"]}}
+        beside = {**waiting, "rank": item["rank"], "seq": {"$lt": item["seq"]}}
+        counts = await asyncio.gather(self._items.count_documents(first), self._items.count_documents(beside))
+        return sum(counts)
+
+    @translate_errors
+    async def due(self, state: State, by: str, at: float, limit: int = _MANY) -> list[Fields]:
+        """Return requests in a state whose time `by` has come."""
+        found = self._items.find({"queue": self.queue, "state": state.value, by: {"$lte": at}}).limit(limit)
+        return [item async for item in found]
+
+    @translate_errors
+    async def in_state(self, *states: State, after: str = "", limit: int = _MANY) -> list[Fields]:
+        """Return requests in one of these states, in the order of their ids, from after an id on."""
+        wanted = {
+            "queue": self.queue,
+            "state": {"$in": [each.value for each in states]},
+            "_id": {"$gt": after},
+        }
+        found = self._items.find(wanted).sort("_id", ASCENDING).limit(limit)
+        return [item async for item in found]
+
+    @translate_errors
+    async def page(self, wanted: Fields, *, skip: int, limit: int) -> tuple[list[Fields], int]:
+        """Return some requests, newest first, and the number of all that match."""
+        query = {"queue": self.queue, "state": {"$ne": State.RESERVING.value}, **wanted}
+        found = self._items.find(query).sort("requested_at", DESCENDING).skip(skip).limit(limit)
+        return [item async for item in found], await self._items.count_documents(query)
+
+    # --- lanes: where requests wait whose user or tenant has all the active ones that it may have
+
+    @translate_errors
+    async def park(self, holder: str) -> int:
+        """Let the ready requests of a holder wait until it may have another one active. Return their number."""
+        kind, tenant, *user_id = holder.split("/", 2)
+        ready: Fields = {"queue": self.queue, "state": State.QUEUED.value, "lane": None, "tenant": tenant}
+        if kind == "u":
+            ready["user_id"] = user_id[0]
+        done = await self._items.update_many(ready, {"$set": {"lane": holder}, "$inc": {"v": 1}})
+        return int(done.modified_count)
+
+    @translate_errors
+    async def unpark(self, holder: str) -> bool:
+        """Let the first request that waits for a holder become ready. Return False if there is none."""
+        waiting = {"queue": self.queue, "state": State.QUEUED.value, "lane": holder}
+        order = [("rank", ASCENDING), ("seq", ASCENDING)]
+        found = await self._items.find_one_and_update(
+            waiting, {"$set": {"lane": None}, "$inc": {"v": 1}}, sort=order, projection={"_id": 1}
+        )
+        return found is not None
+
+    @translate_errors
+    async def lanes(self) -> list[str]:
+        """Return the holders for which requests wait."""
+        waiting = {"queue": self.queue, "state": State.QUEUED.value, "lane": {"$ne": None}}
+        return [lane for lane in await self._items.distinct("lane", waiting) if lane]
+
+    # --- what requests owe, and what sessions have left behind
+
+    @translate_errors
+    async def owing(self, limit: int) -> list[Fields]:
+        """Return requests that have ended and owe their place or slot."""
+        found = self._items.find({"queue": self.queue, "owes": {"$in": ["place", "slot"]}}).limit(limit)
+        return [item async for item in found]
+
+    @translate_errors
+    async def freeze(self, ids: Collection[str], marker: tuple[str, Any]) -> dict[str, Fields]:
+        """Raise the version of those of the requests that lack the marker, and return all of them.
+
+        A change that was planned with the earlier version has no effect any more.
+        """
+        name, value = marker
+        lacking = {"_id": {"$in": list(ids)}, name: {"$ne": value}}
+        await self._items.update_many(lacking, {"$inc": {"v": 1}})
+        return await self.load(ids)
+
+    @translate_errors
+    async def delete(self, id: str, version: int) -> None:
+        """Delete a request that has this version."""
+        await self._items.delete_one({"_id": id, "v": version})
+
+    # --- holders
+
+    @translate_errors
+    async def hold(self, holds: Sequence[Hold]) -> list[bool]:
+        """Add each entry to its holder if the holder's list is shorter than its cap. Return which are in the list."""
+        if not holds:
+            return []
+        await self._create_holders({each.holder for each in holds})
+        done = await self._holders.bulk_write([self._add(each) for each in holds], ordered=False)
+        if done.modified_count == len(holds):
+            return [True] * len(holds)
+        return await self._are_held(holds)
+
+    def _add(self, hold: Hold) -> UpdateOne:
+        free = {
+            "_id": self._holder_id(hold.holder),
+            hold.list: {"$ne": hold.entry},
+            f"{hold.list}.{hold.cap - 1}": {"$exists": False},
+        }
+        return UpdateOne(free, {"$push": {hold.list: hold.entry}})
+
+    def _holder_id(self, holder: str) -> str:
+        return f"{self.queue}/{holder}"
+
+    async def _create_holders(self, holders: Collection[str]) -> None:
+        """Create the documents that are missing. A process remembers those that exist."""
+        missing = sorted(set(holders) - self._known_holders)
+        if missing:
+            documents = [{"_id": self._holder_id(holder), "held": [], "active": []} for holder in missing]
+            try:
+                await self._holders.insert_many(documents, ordered=False)
+            except BulkWriteError as error:
+                if codes_of(error) != {DUPLICATE_KEY}:
+                    raise
+            self._known_holders.update(missing)
+
+    async def _are_held(self, holds: Sequence[Hold]) -> list[bool]:
+        ids = sorted({self._holder_id(each.holder) for each in holds})
+        found = {each["_id"]: each async for each in self._holders.find({"_id": {"$in": ids}})}
+        return [
+            each.entry in found.get(self._holder_id(each.holder), {}).get(each.list, ()) for each in holds
+        ]
+
+    @translate_errors
+    async def release(self, holds: Iterable[tuple[str, str, str]]) -> None:
+        """Remove entries from lists of holders: holder, list and entry. Entries that are missing are ignored."""
+        pulls: dict[str, dict[str, list[str]]] = {}
+        for holder, name, entry in holds:
+            pulls.setdefault(self._holder_id(holder), {}).setdefault(name, []).append(entry)
+        writes = [
+            UpdateOne({"_id": id}, {"$pull": {name: {"$in": entries} for name, entries in lists.items()}})
+            for id, lists in pulls.items()
+        ]
+        if writes:
+            await self._holders.bulk_write(writes, ordered=False)
+
+    @translate_errors
+    async def active_counts(self, holders: Collection[str]) -> dict[str, int]:
+        """Return how many requests each of these holders has active."""
+        ids = [self._holder_id(holder) for holder in holders]
+        found = self._holders.find({"_id": {"$in": ids}}, {"active": 1})
+        return {each["_id"].removeprefix(f"{self.queue}/"): len(each["active"]) async for each in found}
+
+    async def held_counts(self) -> dict[str, int]:
+        """Return how many requests each user has, pending and active together."""
+        return {
+            holder: len(lists["held"])
+            async for holder, lists in self.all_holders()
+            if holder.startswith("u/")
+        }
+
+    async def all_holders(self) -> AsyncIterator[tuple[str, dict[str, list[str]]]]:
+        """Yield each holder with its lists."""
+        prefix = f"{self.queue}/"
+        query = {"_id": {"$gte": prefix, "$lt": f"{self.queue}0"}}
+        async for each in self._holders.find(query):
+            yield each["_id"].removeprefix(prefix), {name: each.get(name, []) for name in ("held", "active")}
+
+    # --- counters
+
+    @translate_errors
+    async def counters(self) -> Fields:
+        """Return the counters of the queue."""
+        found: Fields = await self._queues.find_one({"_id": self.queue}) or dict(_COUNTERS)
+        return found
+
+    @translate_errors
+    async def count(self, change: Count) -> Fields | None:
+        """Change the counters, and return them; None if a condition of the change is not met.
+
+        A change that begins or ends a step is made once, however often it is called.
+        """
+        found: Fields | None = await self._queues.find_one_and_update(
+            {"_id": self.queue, **_conditions(change)},
+            _increments(change),
+            return_document=ReturnDocument.AFTER,
+        )
+        return found
+
+    @translate_errors
+    async def open_session(self, session: str, until: float) -> None:
+        """Begin a session, which is valid until a time."""
+        await self._queues.update_one({"_id": self.queue}, {"$set": {f"sessions.{session}": until}})
+
+    @translate_errors
+    async def close_session(self, session: str, until: float | None = None) -> bool:
+        """End a session, so that it changes no counters any more; with `until`, only if it is still valid until then."""
+        same = {"_id": self.queue, f"sessions.{session}": {"$exists": True} if until is None else until}
+        done = await self._queues.update_one(same, {"$unset": {f"sessions.{session}": 1}})
+        return bool(done.modified_count)
+
+    # --- events
+
+    @translate_errors
+    async def unsent(self, limit: int = _MANY) -> list[Fields]:
+        """Return requests with events that have not been sent."""
+        found = self._items.find({"unsent": self.queue}).limit(limit)
+        return [item async for item in found]
+
+    @translate_errors
+    async def mark_sent(self, sent: Mapping[str, int]) -> None:
+        """Note up to which number the events of requests have been sent."""
+        writes = []
+        for id, number in sent.items():
+            writes.append(UpdateOne({"_id": id, "sent": {"$lt": number}}, {"$set": {"sent": number}}))
+            rest = {"_id": id, "sent": number, f"events.{number}": {"$exists": False}}
+            writes.append(UpdateOne(rest, {"$unset": {"unsent": 1}}))
+        if writes:
+            await self._items.bulk_write(writes, ordered=True)
+
+    # --- reports
+
+    @translate_errors
+    async def oldest(self) -> float | None:
+        """Return when the oldest waiting request was submitted."""
+        waiting = {"queue": self.queue, "state": State.QUEUED.value}
+        found = self._items.find(waiting, {"queued_at": 1}).sort("queued_at", ASCENDING).limit(1)
+        async for item in found:
+            return float(item["queued_at"])
+        return None
+
+    @translate_errors
+    async def count_items(self, wanted: Fields) -> int:
+        """Return the number of requests that match."""
+        return int(await self._items.count_documents({"queue": self.queue, **wanted}))
+
+
+def _field(name: str) -> str:
+    """Return a name as the name of a field, which has no dots."""
+    return name.replace("%", "%25").replace(".", "%2E").replace("$", "%24")
+
+
+def _named(name: str) -> str:
+    return name.replace("%24", "$").replace("%2E", ".").replace("%25", "%")
+
+
+def _conditions(change: Count) -> Fields:
+    met: Fields = {f"sessions.{change.session}": {"$exists": True}}
+    met |= {f"doubt.{token}": {"$exists": False} for token in change.doubt}
+    met |= {f"doubt.{token}": {"$exists": True} for token in change.ended}
+    if change.max_pending is not None:
+        met["pending"] = {"$lte": change.max_pending - _net(change)}
+    if change.max_active is not None:
+        met["active"] = {"$lte": change.max_active - change.active + change.freed}
+    return met
+
+
+def _net(change: Count) -> int:
+    return sum(change.taken.values()) - sum(change.returned.values())
+
+
+def _increments(change: Count) -> Fields:
+    steps = {
+        "pending": _net(change),
+        "active": change.active - change.freed,
+        "seq": sum(change.taken.values()),
+    }
+    for sign, ranks in ((1, change.taken), (-1, change.returned), (1, change.shifted), (1, change.moved)):
+        for rank, number in ranks.items():
+            steps[f"bands.{rank}"] = steps.get(f"bands.{rank}", 0) + sign * number
+    update: Fields = {"$inc": {name: step for name, step in steps.items() if step} or {"seq": 0}}
+    values: Fields = {f"doubt.{token}": entry for token, entry in change.doubt.items()}
+    if change.renew_until is not None:
+        values[f"sessions.{change.session}"] = change.renew_until
+    if values:
+        update["$set"] = values
+    if change.ended:
+        update["$unset"] = {f"doubt.{token}": 1 for token in change.ended}
+    if change.services:
+        update["$push"] = {"services": {"$each": list(change.services), "$slice": -KEPT_SERVICES}}
+    return update

@@ -1,0 +1,931 @@
+"""The queue: how requests get their places and slots, exactly and without transactions.
+
+MongoDB changes one document at a time, so a step that concerns several documents is a sequence of changes, which a crash
+may cut off at any point. Four rules keep the limits exact nevertheless:
+
+* Each step has a *token*. In the update that begins the step, the token becomes *in doubt*: the counters list it, with
+  the requests that it concerns. Then the requests change, and each names the token. The update that ends the step takes
+  the token off the list.
+* What a step adds to a counter, it adds in its first update, and gives back in its last one for requests that did not
+  change after all. What it subtracts, it subtracts in its last update. A counter is therefore never lower than what it
+  counts, and each update happens once, because it depends on the list.
+* A request changes only if its version is the one that was read.
+* Changes of the counters belong to a *session* of a process, and have no effect once the session is closed. Before
+  another process ends the steps that a session has left behind, it closes the session and raises the versions of their
+  requests. A late call of a process that was only slow therefore changes nothing.
+
+What a user or tenant holds is a set of entries, so adding and removing can be repeated. An entry contains the token of
+the step that added it: one that is left behind is never taken for that of a later try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from flowkit import reason_codes
+from flowkit.adapters.admission import Count, Hold, ItemUpdate
+from flowkit.adapters.group_commit import GroupCommit
+from flowkit.adapters.mongo import moment
+from flowkit.admission import rules
+from flowkit.errors import StoreUnavailable
+from flowkit.models.admission import (
+    ENDED,
+    RANKS,
+    REPEATABLE,
+    Change,
+    Changed,
+    Fields,
+    Kind,
+    Limits,
+    Page,
+    Priority,
+    QueueStatus,
+    Report,
+    Request,
+    State,
+    Ticket,
+    UserLoad,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+
+    from flowkit.adapters.admission import AdmissionStore
+
+T = TypeVar("T")
+
+SESSION_SEC: Final = 30.0
+"""How long a session stays valid without being renewed."""
+LIMITS_SEC: Final = 2.0
+"""How long a process uses the limits that it has read."""
+KEEP_SEC: Final = 30 * 86_400.0
+"""How long an ended request is kept, so that a second one with its id is recognised."""
+GROUP: Final = 100
+"""Most requests that one step concerns."""
+_RESERVED_SEC: Final = 60.0
+"""How long a submission waits for another one of the same id."""
+_POLL_SEC: Final = 0.02
+_TRIES: Final = 5
+
+_logger = logging.getLogger("flowkit.admission")
+
+
+PLACES, SLOTS, MOVES, ENDS = "places", "slots", "moves", "ends"
+"""The kinds of steps: requests get places, get slots, move to another band, or give back what they owe."""
+_MARKERS: Final = {PLACES: "placed", SLOTS: "slot", MOVES: "moved", ENDS: "settled"}
+"""The field in which a request names the step of a kind that has changed it."""
+
+
+class Fenced(Exception):
+    """Another process has closed the session, because it was not renewed in time."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the last updates of some steps change. They can be made together, or with the first update of another one."""
+
+    tokens: set[str] = field(default_factory=set)
+    returned: Counter[int] = field(default_factory=Counter)
+    """Places in the queue that become free, by rank."""
+    moved: Counter[int] = field(default_factory=Counter)
+    """Changes of the numbers of waiting requests, by rank, which add up to nothing."""
+    freed: int = 0
+    """Slots that become free."""
+    services: list[float] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens)
+
+
+class Session:
+    """The right of one process to change the counters of a queue."""
+
+    def __init__(
+        self, store: AdmissionStore, *, clock: Callable[[], float], new_id: Callable[[], str]
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._new_id = new_id
+        self._opening = asyncio.Lock()
+        self._numbers = 0
+        self._renewed_at = 0.0
+        self._due = Tally()
+        self.id: str | None = None
+        self.abandoned: list[str] = []
+        """Sessions of this process that it no longer uses and has not closed yet."""
+
+    async def token(self) -> str:
+        """Return a new token. Open a session if there is none."""
+        async with self._opening:
+            if self.id is None:
+                session = self._new_id()
+                await self._store.open_session(session, self._clock() + SESSION_SEC)
+                self.id, self._due, self._renewed_at = session, Tally(), self._clock()
+            self._numbers += 1
+            return f"{self.id}-{self._numbers}"
+
+    async def begin(self, steps: Mapping[str, Fields], **change: Any) -> Fields | None:
+        """Begin steps, each a token with what it concerns, and end those that are due. Return the counters.
+
+        None if a limit in `change` does not permit it; what is due has then ended. Raise Fenced.
+        """
+        due = self._take_due(next(iter(steps)))
+        doubt = {token: {**step, "ids": list(step["ids"].items())} for token, step in steps.items()}
+        counted = await self._count(next(iter(steps)), due, doubt=doubt, **change)
+        if counted is None:
+            self.end(due)
+            await self.end_due()
+        return counted
+
+    async def end_other(self, tally: Tally) -> Fields | None:
+        """End steps of another session that is closed. None if another process has ended them."""
+        return await self._count(await self.token(), tally)
+
+    def end(self, tally: Tally) -> None:
+        """Let steps end with the next update of the counters."""
+        if self.id is not None and all(owner(token) == self.id for token in tally.tokens):
+            self._due.tokens |= tally.tokens
+            self._due.returned.update(tally.returned)
+            self._due.moved.update(tally.moved)
+            self._due.freed += tally.freed
+            self._due.services += tally.services
+
+    async def end_due(self) -> None:
+        """End the steps that are due, and renew the session in time. Raise Fenced."""
+        late = self._clock() - self._renewed_at > SESSION_SEC / 3
+        if self.id is not None and (self._due or late):
+            token = f"{self.id}-0"
+            if await self._count(token, self._take_due(token)) is None:
+                raise Fenced
+
+    def _take_due(self, token: str) -> Tally:
+        if owner(token) != self.id:
+            raise Fenced
+        due, self._due = self._due, Tally()
+        return due
+
+    async def _count(self, token: str, due: Tally, **change: Any) -> Fields | None:
+        now = self._clock()
+        renews = now - self._renewed_at > SESSION_SEC / 6
+        counted = await self._store.count(
+            Count(
+                session=owner(token),
+                returned=due.returned,
+                moved=due.moved,
+                freed=due.freed,
+                services=due.services,
+                ended=due.tokens,
+                renew_until=now + SESSION_SEC if renews else None,
+                **change,
+            )
+        )
+        if counted is not None and renews:
+            self._renewed_at = now
+        return counted
+
+    def abandon(self) -> None:
+        """Use another session from now on. A dispatcher ends the steps that this one has left behind."""
+        if self.id is not None:
+            self.abandoned.append(self.id)
+        self.id = None
+
+    async def close(self) -> None:
+        """End what is due, and end the session."""
+        try:
+            await self.end_due()
+        except Fenced:
+            self.abandon()
+        session, self.id = self.id, None
+        for each in [*self.abandoned, session]:
+            if each is not None:
+                await self._store.close_session(each)
+        self.abandoned.clear()
+
+
+def owner(token: str) -> str:
+    """Return the session to which a token belongs."""
+    return token.partition("-")[0]
+
+
+def new_session_id() -> str:
+    """Return an id that no other session has."""
+    return secrets.token_hex(8)
+
+
+@dataclass(eq=False, slots=True)
+class _Submission:
+    request: Request
+    at: float
+    ticket: Ticket | None = None
+    """The outcome. None if another submission of the same id is being decided, so that this one has to wait."""
+    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class _Group:
+    """Submissions that get their places together."""
+
+    token: str
+    limits: Limits
+    members: Mapping[str, _Submission]
+    counters: Fields = field(default_factory=dict)
+
+
+class AdmissionQueue:
+    """One queue of requests. Any number of processes can use it at the same time.
+
+    Methods raise StoreUnavailable if MongoDB does not respond. What they were asked for may then have happened or not;
+    each can be repeated.
+    """
+
+    def __init__(
+        self,
+        store: AdmissionStore,
+        *,
+        clock: Callable[[], float] = time.time,
+        new_id: Callable[[], str] = new_session_id,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.session = Session(store, clock=clock, new_id=new_id)
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """How often something has happened in this process: by name and label, for the metrics."""
+        self.waits: list[tuple[int, float]] = []
+        """Rank and waiting time of the requests that this process has popped since the metrics were read."""
+        self._submissions: GroupCommit[_Submission] = GroupCommit(self._submit_one, self._submit_group)
+        self._known_limits: tuple[float, Limits] | None = None
+
+    async def limits(self) -> Limits:
+        """Return the limits, at most two seconds old."""
+        now = self.clock()
+        if self._known_limits is None or now - self._known_limits[0] >= LIMITS_SEC:
+            self._known_limits = now, await self.store.limits()
+        return self._known_limits[1]
+
+    # --- submitting
+
+    async def submit(self, request: Request) -> Ticket:
+        """Ask for admission. Return the request as it waits or was rejected, or an earlier one with the same id."""
+        deadline = self.clock() + _RESERVED_SEC
+        while True:
+            submission = _Submission(request, self.clock())
+            await self._submissions.write(submission)
+            if submission.error is not None:
+                raise submission.error
+            if submission.ticket is not None:
+                return submission.ticket
+            if self.clock() > deadline:
+                raise _busy(request.execution_id)
+            await asyncio.sleep(_POLL_SEC)
+
+    async def _submit_one(self, submission: _Submission) -> None:
+        await self._submit_group([submission])
+
+    async def _submit_group(self, submissions: Sequence[_Submission]) -> Collection[int]:
+        """Decide about a group. An error concerns those whose fate is not known."""
+        [error] = await asyncio.gather(self._guarded(self._decide(submissions)), return_exceptions=True)
+        for each in submissions:
+            if each.ticket is None and isinstance(error, Exception):
+                each.error = error
+        return ()
+
+    async def _decide(self, submissions: Sequence[_Submission]) -> None:
+        members: dict[str, _Submission] = {}
+        for each in submissions:
+            members.setdefault(each.request.execution_id, each)
+        group = _Group(await self.session.token(), await self.limits(), members)
+        items = [_new_item(each.request, group.token, each.at, self.store.queue) for each in members.values()]
+        known = await self.store.insert(items)
+        fresh = [item for item in items if item["_id"] not in known]
+        if known:
+            fresh += await self._repeat(group, [item for item in items if item["_id"] in known])
+        if fresh:
+            await self._admit(group, fresh)
+
+    async def _repeat(self, group: _Group, items: Sequence[Fields]) -> list[Fields]:
+        """Return the items whose id an earlier request had that was rejected or has expired. The others are duplicates."""
+        earlier = await self.store.load([item["_id"] for item in items])
+        doubtful = (await self.store.counters())["doubt"]
+        updates, revived = [], {}
+        for item in items:
+            found = earlier.get(item["_id"])
+            if found is None or found["state"] == State.RESERVING:
+                continue
+            if found["state"] in REPEATABLE and not found.get("owes") and found["place"] not in doubtful:
+                new = {
+                    name: value for name, value in item.items() if name not in ("_id", "events", "sent", "v")
+                }
+                updates.append(ItemUpdate(id=item["_id"], version=found["v"], set={**_CLEARED, **new}))
+                revived[item["_id"]] = {**item, "v": found["v"] + 1}
+            else:
+                self.counts["submitted", "duplicate"] += 1
+                group.members[item["_id"]].ticket = await self._ticket(found, duplicate=True)
+        done = await self.store.update(updates, ("place", group.token))
+        return [item for id, item in revived.items() if id in done]
+
+    async def _admit(self, group: _Group, items: Sequence[Fields]) -> None:
+        waiting = await self._hold(group, items)
+        if not waiting:
+            return
+        fits = await self._reserve(group, waiting)
+        if fits:
+            await self._enqueue(group, waiting[:fits])
+        if waiting[fits:]:
+            await self._reject(group, waiting[fits:], None, group.limits.max_pending)
+
+    async def _hold(self, group: _Group, items: Sequence[Fields]) -> list[Fields]:
+        """Add the items to what their users and tenants hold. Reject those that do not fit, and return the others."""
+        wanted = [
+            (item, Hold(holder=holder, list="held", entry=rules.entry_of(group.token, item["_id"]), cap=cap))
+            for item in items
+            for holder, cap in rules.total_caps(group.limits, item["tenant"], item["user_id"]).items()
+        ]
+        fit = await self.store.hold([hold for _, hold in wanted])
+        refused: dict[str, Hold] = {}
+        for (item, hold), fits in zip(wanted, fit, strict=True):
+            if not fits:
+                refused.setdefault(item["_id"], hold)
+        for item in items:
+            if (full := refused.get(item["_id"])) is not None:
+                await self._reject(group, [item], full.holder, full.cap)
+        return [item for item in items if item["_id"] not in refused]
+
+    async def _reserve(self, group: _Group, items: Sequence[Fields]) -> int:
+        """Take places in the queue for as many of the items as possible. Return their number."""
+        fits = len(items)
+        for _ in range(_TRIES):
+            ranks = {item["_id"]: item["rank"] for item in items[:fits]}
+            counted = await self.session.begin(
+                {group.token: _step(PLACES, ranks)},
+                taken=Counter(ranks.values()),
+                max_pending=group.limits.max_pending,
+            )
+            if counted is not None:
+                group.counters = counted
+                return fits
+            group.counters = await self._counters_of(group.token)
+            fits = min(len(items), group.limits.max_pending - group.counters["pending"])
+            if fits <= 0:
+                return 0
+        raise _busy(items[0]["_id"])
+
+    async def _counters_of(self, token: str) -> Fields:
+        counters = await self.store.counters()
+        if owner(token) not in counters["sessions"]:
+            raise Fenced
+        return counters
+
+    async def _enqueue(self, group: _Group, items: Sequence[Fields]) -> None:
+        counters, at = group.counters, self.clock()
+        first = counters["seq"] - len(items) + 1
+        places = rules.positions([item["rank"] for item in items], _bands(counters))
+        updates, tickets = [], {}
+        for number, (item, position) in enumerate(zip(items, places, strict=True), first):
+            wait = rules.estimated_wait(position, counters["services"], group.limits.max_active)
+            fields = {
+                "state": State.QUEUED.value,
+                "seq": number,
+                "queued_at": at,
+                "stale_at": item["requested_at"] + group.limits.stale_sec,
+                "placed": group.token,
+            }
+            events = rules.accepted(item, at, position, wait)
+            updates.append(ItemUpdate(id=item["_id"], version=item["v"], set=fields, events=events))
+            tickets[item["_id"]] = rules.ticket_of(item | fields, position=position, estimated_wait_sec=wait)
+        done = await self.store.update(updates, ("placed", group.token))
+        if len(done) < len(updates):
+            raise Fenced
+        for id, ticket in tickets.items():
+            group.members[id].ticket = ticket
+        self.session.end(Tally({group.token}))
+        self.counts["submitted", "queued"] += len(items)
+
+    async def _reject(self, group: _Group, items: Sequence[Fields], holder: str | None, cap: int) -> None:
+        """Reject items, and give back what they hold. `holder` is the user or tenant whose limit it is, or None."""
+        code, text = rules.rejection(holder, cap)
+        counters, at = group.counters or await self._counters_of(group.token), self.clock()
+        fields = {
+            "state": State.REJECTED.value,
+            "reason": code,
+            "error": text,
+            "retry_after_sec": rules.retry_after(counters["services"], group.limits.max_active),
+            "ended_at": at,
+            "purge_at": moment(at + KEEP_SEC),
+            "rejected_by": group.token,
+        }
+        await self.store.release(hold for item in items for hold in rules.holds_of(item))
+        updates = [
+            ItemUpdate(
+                id=item["_id"],
+                version=item["v"],
+                set=fields,
+                events=[rules.rejected(item, at, text, counters["pending"])],
+            )
+            for item in items
+        ]
+        if len(await self.store.update(updates, ("rejected_by", group.token))) < len(updates):
+            raise Fenced
+        self.counts["submitted", code] += len(items)
+        for item in items:
+            group.members[item["_id"]].ticket = rules.ticket_of(item | fields)
+
+    # --- looking
+
+    async def find(self, execution_id: str) -> Ticket | None:
+        """Return a request with its position; None if there is none with this id."""
+        item = await self._load(execution_id)
+        return None if item is None else await self._ticket(item)
+
+    async def events(self, execution_id: str) -> list[Fields]:
+        """Return the events about a request, in their order."""
+        item = await self._load(execution_id)
+        return [] if item is None else [rules.envelope(item, each) for each in item["events"]]
+
+    async def body(self, execution_id: str) -> Fields | None:
+        """Return what a request asks for; None if there is none with this id."""
+        item = await self._load(execution_id)
+        return None if item is None else item["body"]
+
+    async def _load(self, execution_id: str) -> Fields | None:
+        """Return a request about which the queue has decided."""
+        item = (await self.store.load([execution_id])).get(execution_id)
+        known = item is not None and item["queue"] == self.store.queue and item["state"] != State.RESERVING
+        return item if known else None
+
+    async def _ticket(self, item: Fields, *, duplicate: bool = False) -> Ticket:
+        if item["state"] != State.QUEUED:
+            return rules.ticket_of(item, duplicate=duplicate)
+        position = 1 + await self.store.count_before(item)
+        services = (await self.store.counters())["services"]
+        wait = rules.estimated_wait(position, services, (await self.limits()).max_active)
+        return rules.ticket_of(item, duplicate=duplicate, position=position, estimated_wait_sec=wait)
+
+    async def page(
+        self,
+        *,
+        state: State | None = None,
+        priority: Priority | None = None,
+        user_id: str | None = None,
+        tenant: str | None = None,
+        skip: int = 0,
+        limit: int = 50,
+    ) -> Page:
+        """Return requests, newest first."""
+        given = {
+            "state": state and state.value,
+            "rank": priority and priority.rank,
+            "user_id": user_id,
+            "tenant": tenant,
+        }
+        wanted = {name: value for name, value in given.items() if value is not None}
+        items, total = await self.store.page(wanted, skip=skip, limit=limit)
+        return Page(tickets=[rules.ticket_of(item) for item in items], total=total)
+
+    async def status(self) -> QueueStatus:
+        """Return the state of the queue."""
+        counters, limits = await self.store.counters(), await self.limits()
+        oldest = await self.store.oldest()
+        waiting = _bands(counters)
+        return QueueStatus(
+            queue=self.store.queue,
+            pending=counters["pending"],
+            active=counters["active"],
+            by_priority={name: waiting[rank] for name, rank in RANKS.items() if waiting.get(rank)},
+            limits=limits,
+            top_users=await self._top_users(),
+            oldest_age_sec=None if oldest is None else max(0.0, self.clock() - oldest),
+            started_last_minute=await self.store.count_items({"started_at": {"$gt": self.clock() - 60}}),
+            mean_service_sec=rules.mean_service(counters["services"]),
+            in_doubt=len(counters["doubt"]),
+            unsent_events=await self.store.count_items({"unsent": self.store.queue}),
+        )
+
+    async def _top_users(self, most: int = 10) -> list[UserLoad]:
+        held = sorted((-count, holder) for holder, count in (await self.store.held_counts()).items() if count)
+        loads = []
+        for count, holder in held[:most]:
+            _, tenant, user_id = holder.split("/", 2)
+            running = {"user_id": user_id, "tenant": tenant, "state": {"$in": ["starting", "active"]}}
+            active = min(-count, await self.store.count_items(running))
+            loads.append(UserLoad(tenant=tenant, user_id=user_id, active=active, pending=-count - active))
+        return loads
+
+    # --- changing requests
+
+    async def set_priority(self, execution_id: str, priority: Priority) -> Change:
+        """Move a waiting request to another band. It keeps its arrival."""
+        for _ in range(_TRIES):
+            item = await self._load(execution_id)
+            if item is None:
+                return Change(outcome=Changed.UNKNOWN)
+            if item["state"] != State.QUEUED:
+                return Change(outcome=Changed.NOT_WAITING, ticket=rules.ticket_of(item))
+            if item["rank"] == priority.rank:
+                return Change(outcome=Changed.DONE, ticket=await self._ticket(item))
+            moved = await self._guarded(self._move(item, priority))
+            if moved is not None:
+                return Change(outcome=Changed.DONE, ticket=await self._ticket(moved))
+        raise _busy(execution_id)
+
+    async def _move(self, item: Fields, priority: Priority) -> Fields | None:
+        """Move a request. One that waits for its user becomes ready, since it may now be the user's first."""
+        token = await self.session.token()
+        step = _step(MOVES, {item["_id"]: [item["rank"], priority.rank]})
+        if await self.session.begin({token: step}, shifted=_shift(item["rank"], priority.rank)) is None:
+            raise Fenced
+        given = item["body"]
+        body = {**given, "priority": priority.value} if "priority" in given else given
+        changed = {"rank": priority.rank, "lane": None, "moved": token, "body": body}
+        done = await self.store.update(
+            [ItemUpdate(id=item["_id"], version=item["v"], set=changed)], ("moved", token)
+        )
+        await self._end_step(token, step, done, {item["_id"]: item})
+        return {**item, **changed, "v": item["v"] + 1} if done else None
+
+    async def cancel(self, execution_id: str, *, reason: str, by: str) -> Change:
+        """Cancel a request. One that waits ends at once; one that runs ends when its end is confirmed."""
+        for _ in range(_TRIES):
+            item = await self._load(execution_id)
+            if item is None:
+                return Change(outcome=Changed.UNKNOWN)
+            if item["state"] in ENDED:
+                return Change(outcome=Changed.ENDED, ticket=rules.ticket_of(item))
+            changed = await self._cancel(item, reason, by)
+            if changed is not None:
+                outcome = Changed.DONE if changed["state"] == State.CANCELLED else Changed.REQUESTED
+                return Change(outcome=outcome, ticket=rules.ticket_of(changed))
+        raise _busy(execution_id)
+
+    async def _cancel(self, item: Fields, reason: str, by: str) -> Fields | None:
+        at = self.clock()
+        if item["state"] == State.QUEUED:
+            report = Report(state=State.CANCELLED, reason=reason_codes.USER_REQUEST, error=reason)
+            return await self._end(item, report, [rules.cancelled(item, at, reason, by)])
+        if item.get("cancel"):
+            return item
+        events = [rules.delete_pod(item, at, reason)] if item["kind"] == Kind.EXECUTION else []
+        wanted = {"reason": reason, "by": by, "at": at}
+        return await self.store.change(
+            ItemUpdate(id=item["_id"], version=item["v"], set={"cancel": wanted}, events=events)
+        )
+
+    async def report(self, execution_id: str, report: Report, *, events: Sequence[Fields] = ()) -> Change:
+        """Note the end of a request. A dispatcher then gives its place or slot to others."""
+        for _ in range(_TRIES):
+            item = await self._load(execution_id)
+            if item is None:
+                return Change(outcome=Changed.UNKNOWN)
+            if item["state"] in ENDED:
+                return Change(outcome=Changed.ENDED, ticket=rules.ticket_of(item))
+            if (ended := await self._end(item, report, events)) is not None:
+                return Change(outcome=Changed.DONE, ticket=rules.ticket_of(ended))
+        raise _busy(execution_id)
+
+    async def _end(self, item: Fields, report: Report, events: Sequence[Fields]) -> Fields | None:
+        """End a request that is as it was read. Return it; None if it has changed meanwhile."""
+        at = self.clock()
+        fields = {
+            "state": report.state.value,
+            "reason": report.reason,
+            "error": report.error,
+            "report": report.fields,
+            "ended_at": at,
+            "purge_at": moment(at + KEEP_SEC),
+            "owes": "place" if item["state"] == State.QUEUED else "slot",
+        }
+        ended = await self.store.change(
+            ItemUpdate(id=item["_id"], version=item["v"], set=fields, events=events)
+        )
+        if ended is not None:
+            self.counts["ended", report.state.value] += 1
+        return ended
+
+    async def expire(self) -> int:
+        """End the requests that have waited too long. Return their number."""
+        count = 0
+        for item in await self.store.due(State.QUEUED, "stale_at", self.clock()):
+            waited = item["stale_at"] - item["requested_at"]
+            text = f"the request has waited longer than {waited:g} s"
+            report = Report(state=State.EXPIRED, reason=reason_codes.STALE, error=text)
+            expired = rules.timed_out(item, self.clock(), waited, text)
+            count += await self._end(item, report, [expired]) is not None
+        return count
+
+    # --- giving slots
+
+    async def dispatch(self, most: int = GROUP) -> list[Fields]:
+        """Give back what ended requests owe, and give slots to the first requests that wait. Return the latter.
+
+        When it begins, no eligible request with a lower band and number waits than those that get a slot.
+        """
+        return await self._guarded(self._dispatch(most))
+
+    async def _dispatch(self, most: int) -> list[Fields]:
+        limits = await self.limits()
+        owing, ready = await asyncio.gather(self.store.owing(GROUP), self._eligible(limits, min(most, GROUP)))
+        ends = (await self.session.token(), _step(ENDS, {item["_id"]: _owed(item) for item in owing}))
+        slots = await self._take_slots(limits, ready, ends)
+        popped: list[Fields] = []
+        if slots is not None:
+            token, taken = slots
+            popped = await self._start(token, taken)
+        if owing:
+            await self._settle(*ends, owing)
+        if not popped:
+            await self.session.end_due()
+        return popped
+
+    async def _take_slots(
+        self, limits: Limits, ready: Sequence[Fields], ends: tuple[str, Fields]
+    ) -> tuple[str, Sequence[Fields]] | None:
+        """Take slots for as many requests as possible, and begin the step `ends`. None if no slot was taken."""
+        begun = {ends[0]: ends[1]} if ends[1]["ids"] else {}
+        token, fits = await self.session.token(), len(ready)
+        while fits > 0:
+            step = _step(SLOTS, {item["_id"]: item["rank"] for item in ready[:fits]})
+            if await self.session.begin({token: step, **begun}, active=fits, max_active=limits.max_active):
+                return token, ready[:fits]
+            fits = min(fits - 1, limits.max_active - (await self._counters_of(token))["active"])
+        if begun and await self.session.begin(begun) is None:
+            raise Fenced
+        return None
+
+    async def _eligible(self, limits: Limits, most: int) -> list[Fields]:
+        """Return the first requests that are ready. Let those wait apart whose user or tenant has its share active."""
+        while True:
+            ready = await self.store.first_ready(most)
+            full = await self._full_holders(limits, ready)
+            if not full:
+                return ready
+            for holder in full:
+                await self.store.park(holder)
+            for holder in _active_caps_of(limits, ready):
+                await self._wake(limits, holder)
+
+    async def _full_holders(self, limits: Limits, ready: Sequence[Fields]) -> list[str]:
+        """Return the users and tenants of these requests that cannot have another one active."""
+        caps = _active_caps_of(limits, ready)
+        counts = await self.store.active_counts(caps.keys()) if caps else {}
+        return [holder for holder, cap in caps.items() if counts.get(holder, 0) >= cap]
+
+    async def _wake(self, limits: Limits, holder: str) -> bool:
+        """Let the first request that waits for a holder become ready, if the holder may have another one active."""
+        cap = rules.active_cap_of(limits, holder)
+        counts = await self.store.active_counts([holder])
+        return (cap is None or counts.get(holder, 0) < cap) and await self.store.unpark(holder)
+
+    async def _start(self, token: str, items: Sequence[Fields]) -> list[Fields]:
+        """Give the slots of a step to the requests that still wait and may have one. Return these requests."""
+        limits, at = await self.limits(), self.clock()
+        allowed = await self._hold_active(limits, token, items)
+        changes = {item["_id"]: _start_of(item, token, at) for item in allowed}
+        updates = [
+            ItemUpdate(
+                id=item["_id"], version=item["v"], set=changes[item["_id"]][0], events=changes[item["_id"]][1]
+            )
+            for item in allowed
+        ]
+        done = await self.store.update(updates, ("slot", token))
+        known = {item["_id"]: item for item in items}
+        await self._end_step(
+            token, _step(SLOTS, {id: item["rank"] for id, item in known.items()}), done, known
+        )
+        popped = [
+            {**item, **changes[item["_id"]][0], "v": item["v"] + 1} for item in allowed if item["_id"] in done
+        ]
+        self.waits += [(item["rank"], at - item["queued_at"]) for item in popped]
+        self.counts["popped", ""] += len(popped)
+        return popped
+
+    async def _hold_active(self, limits: Limits, token: str, items: Sequence[Fields]) -> list[Fields]:
+        """Return the items whose users and tenants may have them active, and add them to what these hold."""
+        wanted = [
+            (item, Hold(holder=holder, list="active", entry=rules.entry_of(token, item["_id"]), cap=cap))
+            for item in items
+            for holder, cap in rules.active_caps(limits, item["tenant"], item["user_id"]).items()
+        ]
+        if not wanted:
+            return list(items)
+        fit = await self.store.hold([hold for _, hold in wanted])
+        full = {item["_id"] for (item, _), fits in zip(wanted, fit, strict=True) if not fits}
+        return [item for item in items if item["_id"] not in full]
+
+    async def _settle(self, token: str, step: Fields, owing: Sequence[Fields]) -> None:
+        """Give back what requests owe, in a step that has begun."""
+        updates = [
+            ItemUpdate(id=item["_id"], version=item["v"], set={"owes": None, "settled": token})
+            for item in owing
+        ]
+        done = await self.store.update(updates, ("settled", token))
+        await self._end_step(token, step, done, {item["_id"]: item for item in owing})
+
+    # --- ending steps
+
+    async def _end_step(
+        self, token: str, step: Fields, done: Collection[str], items: Mapping[str, Fields]
+    ) -> None:
+        """End a step of this process in which the requests `done` have changed."""
+        tally = Tally({token})
+        await self._tally(token, step, done, items, tally)
+        self.session.end(tally)
+
+    async def _tally(
+        self, token: str, step: Fields, done: Collection[str], items: Mapping[str, Fields], tally: Tally
+    ) -> None:
+        """Add what the end of a step changes, and release what users and tenants hold by then.
+
+        `items` are the requests as they were when the step began, or later.
+        """
+        left = [id for id in step["ids"] if id not in done]
+        match step["kind"]:
+            case "places":
+                tally.returned.update(step["ids"][id] for id in left)
+            case "moves":
+                for id in left:
+                    tally.moved.update(_shift(*reversed(step["ids"][id])))
+            case "slots":
+                tally.returned.update(step["ids"][id] for id in done)
+                tally.freed += len(left)
+                await self._release(
+                    [{**items[id], "place": None, "slot": token} for id in left if id in items]
+                )
+            case "ends":
+                ended = [items[id] for id in done]
+                tally.returned.update(step["ids"][id] for id in done if step["ids"][id])
+                slots = [item for item in ended if not step["ids"][item["_id"]]]
+                tally.freed += len(slots)
+                tally.services += [
+                    item["ended_at"] - item["started_at"] for item in slots if item.get("started_at")
+                ]
+                await self._release(ended)
+
+    async def _release(self, items: Sequence[Fields]) -> None:
+        """Remove requests from what their users and tenants hold, and let the next ones of these become ready."""
+        holds = [hold for item in items for hold in rules.holds_of(item)]
+        await self.store.release(holds)
+        limits = await self.limits()
+        for holder in sorted({holder for holder, _, _ in holds}):
+            if rules.active_cap_of(limits, holder) is not None:
+                await self._wake(limits, holder)
+
+    # --- ending what other processes have left behind
+
+    async def recover(self) -> int:
+        """Close the sessions that are no longer valid, and end their steps. Return how many there were."""
+        for session in list(self.session.abandoned):
+            await self.store.close_session(session)
+            self.session.abandoned.remove(session)
+        counters = await self.store.counters()
+        for session, until in counters["sessions"].items():
+            if until < self.clock():
+                _logger.info("the session %s is no longer valid; its steps are ended", session)
+                await self.store.close_session(session, until)
+        counters = await self.store.counters()
+        live = counters["sessions"]
+        left = {token: step for token, step in counters["doubt"].items() if owner(token) not in live}
+        for token, step in left.items():
+            await self._guarded(self._recover(token, {**step, "ids": dict(step["ids"])}))
+        await self._drop_reservations()
+        return len(left)
+
+    async def _recover(self, token: str, step: Fields) -> None:
+        """End a step of a session that is closed."""
+        marker = _MARKERS[step["kind"]]
+        items = await self.store.freeze(step["ids"], (marker, token))
+        done = {id for id, item in items.items() if item.get(marker) == token}
+        tally = Tally({token})
+        await self._tally(token, step, done, items, tally)
+        if await self.session.end_other(tally) is not None:
+            changed = f"{len(done)} of {len(step['ids'])}"
+            _logger.info(
+                "ended the step %s (%s), in which %s requests had changed", token, step["kind"], changed
+            )
+
+    async def _drop_reservations(self) -> None:
+        """Delete the reservations of closed sessions, and what their users hold for them. Nobody was told about them."""
+        counters = await self.store.counters()
+        for item in await self.store.in_state(State.RESERVING):
+            token = item["place"]
+            if owner(token) not in counters["sessions"] and token not in counters["doubt"]:
+                await self.store.release(rules.holds_of(item))
+                await self.store.delete(item["_id"], item["v"])
+
+    async def wake_all(self) -> int:
+        """Let requests become ready that wait for a user or tenant that may have another one active. Return their number."""
+        limits = await self.limits()
+        return sum([await self._wake(limits, lane) for lane in await self.store.lanes()])
+
+    async def drop_stray_holds(self) -> int:
+        """Remove entries from what users and tenants hold whose requests do not have them. Return their number.
+
+        Only a call that arrives late, from a process that then ends, leaves such an entry behind.
+        """
+        counters, count = await self.store.counters(), 0
+        async for holder, lists in self.store.all_holders():
+            entries = [(holder, name, entry) for name, held in lists.items() for entry in held]
+            old = [each for each in entries if owner(each[2]) not in counters["sessions"]]
+            items = await self.store.load({each[2].partition("|")[2] for each in old}) if old else {}
+            stray = [each for each in old if not _has(items.get(each[2].partition("|")[2]), each)]
+            doubtful = [each for each in stray if each[2].partition("|")[0] in counters["doubt"]]
+            await self.store.release(each for each in stray if each not in doubtful)
+            count += len(stray) - len(doubtful)
+        return count
+
+    async def _guarded(self, step: Coroutine[Any, Any, T]) -> T:
+        """Await a step. After an error, use another session: a call that seemed to fail may still arrive."""
+        try:
+            return await step
+        except Fenced:
+            self.session.abandon()
+            raise StoreUnavailable("the queue was not reached for a while; try again") from None
+        except Exception:
+            self.session.abandon()
+            raise
+
+
+def _busy(execution_id: str) -> StoreUnavailable:
+    return StoreUnavailable(f"the request {execution_id!r} could not be changed in time; try again")
+
+
+_CLEARED: Final[Fields] = dict.fromkeys(
+    (
+        *("reason", "error", "retry_after_sec", "report", "cancel", "lane", "owes"),
+        *("queued_at", "started_at", "ended_at", "purge_at", "seq", "stale_at"),
+        *("placed", "slot", "moved", "settled", "rejected_by"),
+    )
+)
+
+
+def _new_item(request: Request, token: str, at: float, queue: str) -> Fields:
+    return {
+        "_id": request.execution_id,
+        "queue": queue,
+        "tenant": request.tenant,
+        "user_id": request.user_id,
+        "kind": request.kind.value,
+        "rank": request.priority.rank,
+        "state": State.RESERVING.value,
+        "lane": None,
+        "requested_at": at,
+        "body": request.body,
+        "metadata": request.metadata,
+        "place": token,
+        "events": [],
+        "sent": 0,
+        "v": 0,
+    }
+
+
+def _step(kind: str, ids: Mapping[str, Any]) -> Fields:
+    return {"kind": kind, "ids": dict(ids)}
+
+
+def _shift(old: int, new: int) -> Counter[int]:
+    return Counter({old: -1, new: 1})
+
+
+def _bands(counters: Fields) -> dict[int, int]:
+    return {int(rank): count for rank, count in counters["bands"].items()}
+
+
+def _owed(item: Fields) -> int | None:
+    """Return the rank of the place that a request owes; None if it owes a slot."""
+    return item["rank"] if item["owes"] == "place" else None
+
+
+def _active_caps_of(limits: Limits, items: Sequence[Fields]) -> dict[str, int]:
+    caps: dict[str, int] = {}
+    for item in items:
+        caps |= rules.active_caps(limits, item["tenant"], item["user_id"])
+    return caps
+
+
+def _start_of(item: Fields, token: str, at: float) -> tuple[Fields, Sequence[Fields]]:
+    """Return what changes when a request gets a slot, and the events about it.
+
+    An execution is active at once, since its event starts it. A task is active when Temporal has it.
+    """
+    fields: Fields = {"slot": token, "popped_at": at}
+    if item["kind"] == Kind.TASK:
+        return {
+            **fields,
+            "state": State.STARTING.value,
+            "starter": owner(token),
+            "tries": 0,
+            "try_at": at,
+        }, ()
+    fields |= {"state": State.ACTIVE.value, "started_at": at, "overdue_at": rules.overdue_at(item, at)}
+    return fields, rules.popped(item, at)
+
+
+def _has(item: Fields | None, hold: tuple[str, str, str]) -> bool:
+    """Return whether a request has an entry in what a user or tenant holds."""
+    if item is None or (item["state"] in ENDED and not item.get("owes")):
+        return False
+    return hold in rules.holds_of(item)

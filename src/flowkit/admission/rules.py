@@ -1,0 +1,317 @@
+"""The rules of admission without I/O: limits, texts, positions, estimates, and the events about a request.
+
+The texts, fields and defaults are those of the admission specification, sections 1, 4 and 8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from flowkit import reason_codes
+from flowkit.models.admission import (
+    BY_RANK,
+    ENDED,
+    Fields,
+    Kind,
+    Limits,
+    Override,
+    Priority,
+    State,
+    Ticket,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SAMPLES: Final = 20
+"""Service times that must be known before a wait is estimated."""
+KEPT_SAMPLES: Final = 50
+OVERDUE_SEC: Final = 300.0
+"""After this time beyond its `timeout_seconds`, an execution about which nothing was heard counts as lost."""
+_LEAST_RETRY_SEC: Final = 1.0
+_MOST_RETRY_SEC: Final = 300.0
+_UNKNOWN_RETRY_SEC: Final = 10.0
+_SERVICE: Final = "execution-coordinator"
+_VERSION: Final = "1.0.0"
+
+ACCEPTED: Final = "execution_accepted"
+QUEUED: Final = "execution_queued"
+STARTED: Final = "execution_started"
+RUNNING: Final = "execution_running"
+COMPLETED: Final = "execution_completed"
+FAILED: Final = "execution_failed"
+TIMEOUT: Final = "execution_timeout"
+CANCELLED: Final = "execution_cancelled"
+REQUESTED: Final = "execution_requested"
+CREATE_POD: Final = "create_pod_command"
+DELETE_POD: Final = "delete_pod_command"
+
+
+# --- limits -------------------------------------------------------------------------------------------------------
+
+
+def user_holder(tenant: str, user_id: str) -> str:
+    """Return the key of the document that counts the requests of a user."""
+    return f"u/{tenant}/{user_id}"
+
+
+def tenant_holder(tenant: str) -> str:
+    """Return the key of the document that counts the requests of a tenant."""
+    return f"t/{tenant}"
+
+
+def _of_user(limits: Limits, tenant: str, user_id: str) -> Override:
+    own = limits.users.get(f"{tenant}/{user_id}") or limits.users.get(user_id) or Override()
+    return Override(
+        max_total=limits.max_per_user if own.max_total is None else own.max_total,
+        max_active=limits.max_active_per_user if own.max_active is None else own.max_active,
+    )
+
+
+def total_caps(limits: Limits, tenant: str, user_id: str) -> dict[str, int]:
+    """Return how many requests each holder may have in the queue, pending and active together."""
+    caps = {
+        user_holder(tenant, user_id): _of_user(limits, tenant, user_id).max_total,
+        tenant_holder(tenant): limits.tenants.get(tenant, Override()).max_total,
+    }
+    return {holder: cap for holder, cap in caps.items() if cap is not None}
+
+
+def active_caps(limits: Limits, tenant: str, user_id: str) -> dict[str, int]:
+    """Return how many requests each holder may have active. Most have no such limit."""
+    caps = {
+        user_holder(tenant, user_id): _of_user(limits, tenant, user_id).max_active,
+        tenant_holder(tenant): limits.tenants.get(tenant, Override()).max_active,
+    }
+    return {holder: cap for holder, cap in caps.items() if cap is not None}
+
+
+def active_cap_of(limits: Limits, holder: str) -> int | None:
+    """Return how many requests a holder may have active; None for any number."""
+    kind, tenant, *user_id = holder.split("/", 2)
+    return active_caps(limits, tenant, user_id[0] if kind == "u" else "").get(holder)
+
+
+def rejection(holder: str | None, cap: int) -> tuple[str, str]:
+    """Return the reason code and the documented text of a rejection: by a holder's limit, or None for the queue's."""
+    if holder is None:
+        return reason_codes.QUEUE_FULL, "Queue is full"
+    if holder.startswith("u/"):
+        return reason_codes.USER_LIMIT, f"User execution limit exceeded ({cap})"
+    return reason_codes.TENANT_LIMIT, f"Tenant execution limit exceeded ({cap})"
+
+
+# --- estimates ----------------------------------------------------------------------------------------------------
+
+
+def mean_service(samples: Sequence[float]) -> float | None:
+    """Return the mean of recent service times, in seconds; None while too few are known."""
+    return sum(samples) / len(samples) if len(samples) >= SAMPLES else None
+
+
+def estimated_wait(position: int, samples: Sequence[float], max_active: int) -> float | None:
+    """Return how long a request at this position may wait, in seconds; None while too little is known."""
+    mean = mean_service(samples)
+    return None if mean is None else round(position * mean / max_active, 3)
+
+
+def retry_after(samples: Sequence[float], max_active: int) -> float:
+    """Return after how many seconds a rejected request may find a place: when one request has probably ended."""
+    mean = mean_service(samples)
+    if mean is None:
+        return _UNKNOWN_RETRY_SEC
+    return round(min(max(mean / max_active, _LEAST_RETRY_SEC), _MOST_RETRY_SEC), 1)
+
+
+def positions(ranks: Sequence[int], bands: Mapping[int, int]) -> list[int]:
+    """Return the position of each request of a group that has just got its places, in the order of arrival.
+
+    `bands` has the number of pending requests of each rank, with the whole group.
+    """
+    later: dict[int, int] = {}
+    found = []
+    for rank in reversed(ranks):
+        ahead = sum(count for other, count in bands.items() if other < rank)
+        found.append(ahead + bands.get(rank, 0) - later.get(rank, 0))
+        later[rank] = later.get(rank, 0) + 1
+    return found[::-1]
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+def ticket_of(item: Fields, *, duplicate: bool = False, **known: Any) -> Ticket:
+    """Return what the queue says about a stored request. `known` has its position and estimated wait."""
+    state = State(item["state"])
+    return Ticket(
+        execution_id=item["_id"],
+        state=state,
+        kind=Kind(item["kind"]),
+        tenant=item["tenant"],
+        user_id=item["user_id"],
+        priority=BY_RANK[item["rank"]],
+        requested_at=item["requested_at"],
+        duplicate=duplicate,
+        reason=item.get("reason"),
+        error=item.get("error"),
+        retry_after_sec=item.get("retry_after_sec"),
+        task_id=item["body"].get("task_id") if item["kind"] == Kind.TASK else None,
+        queued_at=item.get("queued_at"),
+        started_at=item.get("started_at"),
+        ended_at=item.get("ended_at"),
+        cancel_requested=bool(item.get("cancel")) and state not in ENDED,
+        **known,
+    )
+
+
+def holds_of(item: Fields) -> list[tuple[str, str, str]]:
+    """Return what a request may hold: holder, list of the holder, and entry in that list.
+
+    An entry contains the token of the change that made it. It is therefore never that of another try of the same id.
+    """
+    holders = (user_holder(item["tenant"], item["user_id"]), tenant_holder(item["tenant"]))
+    found = []
+    for holder in holders:
+        if item.get("place"):
+            found.append((holder, "held", entry_of(item["place"], item["_id"])))
+        if item.get("slot"):
+            found.append((holder, "active", entry_of(item["slot"], item["_id"])))
+    return found
+
+
+def entry_of(token: str, execution_id: str) -> str:
+    """Return the entry of a request in a list of a holder."""
+    return f"{token}|{execution_id}"
+
+
+def overdue_at(item: Fields, started_at: float) -> float | None:
+    """Return when an execution counts as lost: some minutes after the time that it may take. None without such a time."""
+    seconds = item["body"].get("timeout_seconds")
+    return None if not seconds else started_at + seconds + OVERDUE_SEC
+
+
+# --- events -------------------------------------------------------------------------------------------------------
+
+
+def event(kind: str, item: Fields, at: float, **fields: Any) -> Fields:
+    """Return an event as its request stores it.
+
+    Its id is derived from the request, its version, the type and the time, so that an event never gets two ids.
+    """
+    return {"id": _uuid(f"{item['_id']} {item['v']} {kind} {at!r}"), "type": kind, "at": at, "fields": fields}
+
+
+def _uuid(text: str) -> str:
+    return str(uuid.UUID(bytes=hashlib.sha256(text.encode()).digest()[:16], version=4))
+
+
+def accepted(item: Fields, at: float, position: int, wait: float | None) -> list[Fields]:
+    """Return the events of a request that has got its place."""
+    start = None if wait is None else iso(at + wait)
+    return [
+        event(
+            ACCEPTED,
+            item,
+            at,
+            queue_position=position,
+            estimated_wait_seconds=wait,
+            priority=BY_RANK[item["rank"]].value,
+        ),
+        event(QUEUED, item, at, position_in_queue=position, estimated_start_time=start),
+    ]
+
+
+def rejected(item: Fields, at: float, text: str, pending: int) -> Fields:
+    """Return the event of a request that gets no place."""
+    return failed(item, at, "resource_limit", text, f"Queue full: {text}. Queue size: {pending}")
+
+
+def failed(item: Fields, at: float, error_type: str, message: str, stderr: str) -> Fields:
+    """Return the event of a request that has failed before it ran."""
+    return event(
+        FAILED,
+        item,
+        at,
+        exit_code=-1,
+        error_type=error_type,
+        error_message=message,
+        resource_usage=None,
+        stdout="",
+        stderr=stderr,
+    )
+
+
+def popped(item: Fields, at: float) -> list[Fields]:
+    """Return the events of an execution that has got its slot: the command that starts it, and that it has started."""
+    return [event(CREATE_POD, item, at, saga_id=saga_id(item)), *started(item, at)]
+
+
+def saga_id(item: Fields) -> str:
+    """Return the id under which an executor knows a run of an execution. It is the same in all commands about it."""
+    return _uuid(f"saga {item['_id']} {item['place']}")
+
+
+def cancelled(item: Fields, at: float, reason: str, by: str) -> Fields:
+    """Return the event of a request that was cancelled before it ran."""
+    return event(CANCELLED, item, at, reason=reason, cancelled_by=by, force_terminated=False)
+
+
+def delete_pod(item: Fields, at: float, reason: str) -> Fields:
+    """Return the command that stops an execution."""
+    return event(DELETE_POD, item, at, saga_id=saga_id(item), reason=reason, pod_name=None, namespace=None)
+
+
+def timed_out(item: Fields, at: float, seconds: float, text: str) -> Fields:
+    """Return the event of a request that has waited, or run, too long."""
+    return event(
+        *(TIMEOUT, item, at), timeout_seconds=int(seconds), resource_usage=None, stdout="", stderr=text
+    )
+
+
+def started(item: Fields, at: float) -> list[Fields]:
+    """Return the events of a request whose run has started."""
+    return [
+        event(STARTED, item, at, pod_name=None, node_name=None, container_id=None),
+        event(RUNNING, item, at, pod_name=None, progress_percentage=None),
+    ]
+
+
+def envelope(item: Fields, stored: Fields) -> Fields:
+    """Return the whole event that is sent, with its envelope.
+
+    A command has the metadata of this service, and the user; the other events have those of the request.
+    """
+    command = stored["type"] in (CREATE_POD, DELETE_POD)
+    given = item.get("metadata") or {}
+    metadata = {
+        "service_name": _SERVICE,
+        "service_version": _VERSION,
+        "environment": given.get("environment", "production"),
+    }
+    metadata = {**metadata, **({} if command else given), "user_id": item["user_id"]}
+    body = item["body"] if stored["type"] == CREATE_POD else {}
+    return {
+        "event_id": stored["id"],
+        "event_type": stored["type"],
+        "event_version": "1.0",
+        "timestamp": iso(stored["at"]),
+        "aggregate_id": item["_id"],
+        "metadata": metadata,
+        **body,
+        "execution_id": item["_id"],
+        **({"priority": BY_RANK[item["rank"]].value} if stored["type"] == CREATE_POD else {}),
+        **stored["fields"],
+    }
+
+
+def iso(at: float) -> str:
+    """Return a time as ISO 8601 text in UTC, with milliseconds."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def priority_of(text: str | None) -> Priority:
+    """Return the priority with this name; the default for None. Raise ValueError for an unknown one."""
+    return Priority.NORMAL if text is None else Priority(text)

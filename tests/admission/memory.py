@@ -1,0 +1,330 @@
+"""A store of admission in memory, whose calls can fail or arrive late, for simulations of many processes in one.
+
+Each method does what that of `AdmissionStore` does, with plain dictionaries. Contract tests compare the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import heapq
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flowkit.adapters.admission import KEPT_SERVICES
+from flowkit.models.admission import Limits, State
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+
+    from flowkit.adapters.admission import Count, Hold, ItemUpdate
+
+Fields = dict[str, Any]
+T = TypeVar("T")
+
+
+async def turn() -> None:
+    """Let the other processes of a simulation run."""
+    await asyncio.sleep(0)
+
+
+class Outage(Exception):
+    """A call failed. It may have been made, or may be made later."""
+
+
+class Shared:
+    """What all processes share."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, Fields] = {}
+        self.holders: dict[str, dict[str, list[str]]] = defaultdict(lambda: {"held": [], "active": []})
+        self.counters: Fields = {
+            "pending": 0,
+            "active": 0,
+            "seq": 0,
+            "bands": {},
+            "sessions": {},
+            "doubt": {},
+            "services": [],
+        }
+        self.limits = Limits()
+        self.ready: list[tuple[int, int, str]] = []
+        """A heap of rank, number and id of the requests that may be ready."""
+        self.lanes: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+        self.owing: dict[str, None] = {}
+        self.reserving: dict[str, None] = {}
+        self.active: dict[str, None] = {}
+        self.late: list[Callable[[], object]] = []
+        """Calls that failed at their process, and arrive later."""
+
+    def changed(self, item: Fields) -> None:
+        """Keep the indexes up to date after a change of a request."""
+        id = item["_id"]
+        if item["state"] == State.QUEUED:
+            lane = self.ready if item["lane"] is None else self.lanes[item["lane"]]
+            heapq.heappush(lane, (item["rank"], item["seq"], id))
+        for index, member in (
+            (self.owing, item.get("owes")),
+            (self.reserving, item["state"] == State.RESERVING),
+            (self.active, item["state"] == State.ACTIVE),
+        ):
+            index.pop(id, None)
+            if member:
+                index[id] = None
+
+    def first(self, lane: str | None, limit: int) -> list[Fields]:
+        """Return the first waiting requests of a lane."""
+        heap = self.ready if lane is None else self.lanes[lane]
+        found: list[Fields] = []
+        ids: set[str] = set()
+        while heap and len(found) < limit:
+            rank, seq, id = heapq.heappop(heap)
+            item = self.items.get(id)
+            if item is None:
+                continue
+            current = (item["state"], item["lane"], item["rank"], item["seq"])
+            if current == (State.QUEUED, lane, rank, seq) and id not in ids:
+                ids.add(id)
+                found.append(item)
+        for item in found:
+            heapq.heappush(heap, (item["rank"], item["seq"], item["_id"]))
+        return found
+
+
+class MemoryStore:
+    """The store as one process sees it. With `faults`, each call may fail before or after it is made, or arrive late."""
+
+    def __init__(
+        self, shared: Shared, *, queue: str = "q", faults: float = 0.0, chance: random.Random | None = None
+    ):
+        self.queue = queue
+        self.faults = faults
+        self._shared = shared
+        self._chance = chance
+
+    async def _call(self, make: Callable[[], T]) -> T:
+        if self._chance is None:
+            return make()
+        for _ in range(self._chance.randrange(3)):
+            await turn()
+        if self.faults and self._chance.random() < self.faults:
+            fate = self._chance.random()
+            if fate < 0.4:
+                make()
+            elif fate < 0.7:
+                self._shared.late.append(make)
+            raise Outage
+        return make()
+
+    # --- requests
+
+    async def limits(self) -> Limits:
+        return self._shared.limits
+
+    async def insert(self, items: Sequence[Fields]) -> set[str]:
+        def make() -> set[str]:
+            known = {item["_id"] for item in items if item["_id"] in self._shared.items}
+            for item in items:
+                if item["_id"] not in known:
+                    self._shared.items[item["_id"]] = {**item, "events": list(item["events"])}
+                    self._shared.changed(item)
+            return known
+
+        return await self._call(make)
+
+    async def load(self, ids: Collection[str]) -> dict[str, Fields]:
+        return await self._call(
+            lambda: {id: dict(self._shared.items[id]) for id in ids if id in self._shared.items}
+        )
+
+    def _apply(self, update: ItemUpdate) -> Fields | None:
+        item = self._shared.items.get(update.id)
+        if item is None or item["v"] != update.version:
+            return None
+        item |= copy.copy(update.set)
+        item["v"] += 1
+        if update.events:
+            item["events"] += update.events
+            item["unsent"] = self.queue
+        self._shared.changed(item)
+        return dict(item)
+
+    async def update(self, updates: Sequence[ItemUpdate], marker: tuple[str, Any]) -> set[str]:
+        name, value = marker
+
+        def make() -> set[str]:
+            for each in updates:
+                self._apply(each)
+            found = (self._shared.items.get(each.id) for each in updates)
+            return {item["_id"] for item in found if item is not None and item.get(name) == value}
+
+        return await self._call(make)
+
+    async def change(self, update: ItemUpdate) -> Fields | None:
+        return await self._call(lambda: self._apply(update))
+
+    async def first_ready(self, limit: int) -> list[Fields]:
+        return await self._call(lambda: [dict(item) for item in self._shared.first(None, limit)])
+
+    async def count_before(self, item: Fields) -> int:
+        def make() -> int:
+            key = (item["rank"], item["seq"])
+            waiting = (each for each in self._shared.items.values() if each["state"] == State.QUEUED)
+            return sum((each["rank"], each["seq"]) < key for each in waiting)
+
+        return await self._call(make)
+
+    async def due(self, state: State, by: str, at: float, limit: int = 500) -> list[Fields]:
+        def make() -> list[Fields]:
+            found = (each for each in self._shared.items.values() if each["state"] == state)
+            return [dict(each) for each in found if each.get(by) is not None and each[by] <= at][:limit]
+
+        return await self._call(make)
+
+    async def in_state(self, *states: State, after: str = "", limit: int = 500) -> list[Fields]:
+        assert states == (State.RESERVING,)
+        return await self._call(
+            lambda: [dict(self._shared.items[id]) for id in list(self._shared.reserving)[:limit]]
+        )
+
+    # --- lanes
+
+    async def park(self, holder: str) -> int:
+        def make() -> int:
+            kind, tenant, *user_id = holder.split("/", 2)
+            count = 0
+            for _, _, id in list(self._shared.ready):
+                item = self._shared.items.get(id)
+                if item is None or item["state"] != State.QUEUED or item["lane"] is not None:
+                    continue
+                if item["tenant"] == tenant and (kind == "t" or item["user_id"] == user_id[0]):
+                    item["lane"] = holder
+                    item["v"] += 1
+                    self._shared.changed(item)
+                    count += 1
+            return count
+
+        return await self._call(make)
+
+    async def unpark(self, holder: str) -> bool:
+        def make() -> bool:
+            for item in self._shared.first(holder, 1):
+                item["lane"] = None
+                item["v"] += 1
+                self._shared.changed(item)
+                return True
+            return False
+
+        return await self._call(make)
+
+    async def lanes(self) -> list[str]:
+        return await self._call(lambda: [lane for lane in self._shared.lanes if self._shared.first(lane, 1)])
+
+    # --- what requests owe
+
+    async def owing(self, limit: int) -> list[Fields]:
+        return await self._call(
+            lambda: [dict(self._shared.items[id]) for id in list(self._shared.owing)[:limit]]
+        )
+
+    async def freeze(self, ids: Collection[str], marker: tuple[str, Any]) -> dict[str, Fields]:
+        name, value = marker
+
+        def make() -> dict[str, Fields]:
+            found = {id: self._shared.items[id] for id in ids if id in self._shared.items}
+            for item in found.values():
+                item["v"] += item.get(name) != value
+            return {id: dict(item) for id, item in found.items()}
+
+        return await self._call(make)
+
+    async def delete(self, id: str, version: int) -> None:
+        def make() -> None:
+            item = self._shared.items.get(id)
+            if item is not None and item["v"] == version:
+                del self._shared.items[id]
+                self._shared.reserving.pop(id, None)
+
+        await self._call(make)
+
+    # --- holders
+
+    async def hold(self, holds: Sequence[Hold]) -> list[bool]:
+        def make() -> list[bool]:
+            for each in holds:
+                entries = self._shared.holders[each.holder][each.list]
+                if each.entry not in entries and len(entries) < each.cap:
+                    entries.append(each.entry)
+            return [each.entry in self._shared.holders[each.holder][each.list] for each in holds]
+
+        return await self._call(make)
+
+    async def release(self, holds: Any) -> None:
+        gone = list(holds)
+
+        def make() -> None:
+            for holder, name, entry in gone:
+                entries = self._shared.holders[holder][name]
+                if entry in entries:
+                    entries.remove(entry)
+
+        await self._call(make)
+
+    async def active_counts(self, holders: Collection[str]) -> dict[str, int]:
+        return await self._call(
+            lambda: {holder: len(self._shared.holders[holder]["active"]) for holder in holders}
+        )
+
+    async def all_holders(self) -> AsyncIterator[tuple[str, dict[str, list[str]]]]:
+        for holder, lists in list(self._shared.holders.items()):
+            yield holder, {name: list(entries) for name, entries in lists.items()}
+
+    # --- counters
+
+    async def counters(self) -> Fields:
+        return await self._call(lambda: copy.deepcopy(self._shared.counters))
+
+    async def count(self, change: Count) -> Fields | None:
+        return await self._call(lambda: self._count(change))
+
+    def _count(self, change: Count) -> Fields | None:
+        own = self._shared.counters
+        net = sum(change.taken.values()) - sum(change.returned.values())
+        met = (
+            change.session in own["sessions"]
+            and not any(token in own["doubt"] for token in change.doubt)
+            and all(token in own["doubt"] for token in change.ended)
+            and (change.max_pending is None or own["pending"] <= change.max_pending - net)
+            and (
+                change.max_active is None or own["active"] <= change.max_active - change.active + change.freed
+            )
+        )
+        if not met:
+            return None
+        own["pending"] += net
+        own["active"] += change.active - change.freed
+        own["seq"] += sum(change.taken.values())
+        for sign, ranks in ((1, change.taken), (-1, change.returned), (1, change.shifted), (1, change.moved)):
+            for rank, number in ranks.items():
+                own["bands"][str(rank)] = own["bands"].get(str(rank), 0) + sign * number
+        own["doubt"] |= copy.deepcopy(dict(change.doubt))
+        for token in change.ended:
+            del own["doubt"][token]
+        own["services"] = [*own["services"], *change.services][-KEPT_SERVICES:]
+        if change.renew_until is not None:
+            own["sessions"][change.session] = change.renew_until
+        return copy.deepcopy(own)
+
+    async def open_session(self, session: str, until: float) -> None:
+        await self._call(lambda: self._shared.counters["sessions"].update({session: until}))
+
+    async def close_session(self, session: str, until: float | None = None) -> bool:
+        def make() -> bool:
+            sessions: Mapping[str, float] = self._shared.counters["sessions"]
+            if session in sessions and until in (None, sessions[session]):
+                del self._shared.counters["sessions"][session]
+                return True
+            return False
+
+        return await self._call(make)

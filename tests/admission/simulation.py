@@ -1,0 +1,316 @@
+"""Many processes that use one admission queue, in virtual time, against a model that knows only what callers see.
+
+Processes are killed, calls fail or arrive late, and sessions end. The model checks the caps and the order at each step,
+and in the end that every request was decided about, started once, and that nothing is held any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+from flowkit.admission.queue import AdmissionQueue
+from flowkit.errors import StoreUnavailable
+from flowkit.models.admission import (
+    ENDED,
+    RUNNING,
+    Changed,
+    Kind,
+    Limits,
+    Override,
+    Priority,
+    Report,
+    Request,
+    State,
+)
+from tests.admission.memory import MemoryStore, Outage, Shared, turn
+
+TICK_SEC = 0.05
+_PRIORITIES = list(Priority)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a simulation does."""
+
+    seed: int
+    requests: int
+    users: int
+    faults: float = 0.0
+    kills: int = 0
+    processes: int = 3
+    submitters: int = 20
+    limits: Limits = field(default_factory=Limits)
+    repeats: float = 0.02
+    """Share of requests that are submitted with the id of an earlier one."""
+    cancels: float = 0.01
+    moves: float = 0.01
+
+
+class Model:
+    """What callers know of the requests, and what must hold about it."""
+
+    def __init__(self, shared: Shared, limits: Limits) -> None:
+        self._shared = shared
+        self._limits = limits
+        self.acknowledged: dict[str, int] = {}
+        """When a request was acknowledged as waiting, in ticks."""
+        self.started: Counter[tuple[str, str]] = Counter()
+        self.figures: Counter[str] = Counter()
+        self._waiting: list[tuple[int, int, str]] = []
+
+    def accept(self, id: str) -> None:
+        """Note that a caller knows that a request waits."""
+        item = self._shared.items[id]
+        heappush(self._waiting, (item["rank"], item["seq"], id))
+        self.acknowledged[id] = item["seq"]
+
+    moved = accept
+
+    def first_eligible(self) -> tuple[int, int, str, int] | None:
+        """Return rank, number, id and version of the first request that a caller knows to wait, and that is ready."""
+        passed, found = [], None
+        while self._waiting:
+            entry = heappop(self._waiting)
+            if not self.waits(entry):
+                continue
+            passed.append(entry)
+            if self._shared.items[entry[2]]["lane"] is None:
+                found = (*entry, self._shared.items[entry[2]]["v"])
+                break
+        for entry in passed:
+            heappush(self._waiting, entry)
+        return found
+
+    def waits(self, entry: tuple[int, int, str]) -> bool:
+        """Return whether a request still waits at this place."""
+        item = self._shared.items[entry[2]]
+        return item["state"] == State.QUEUED and (item["rank"], item["seq"]) == entry[:2]
+
+    def check_pop(self, first: tuple[int, int, str, int] | None, popped: list[dict[str, Any]]) -> None:
+        """Check the order: if the request that was first is as it was, only earlier ones have started."""
+        for item in popped:
+            self.started[item["_id"], item["place"]] += 1
+            assert self.started[item["_id"], item["place"]] == 1, f"{item['_id']} has started twice"
+            if first is not None and self._shared.items[first[2]]["v"] == first[3]:
+                assert (item["rank"], item["seq"]) < first[:2], f"{item['_id']} has started before {first}"
+
+    def check_caps(self) -> None:
+        """Check that no cap is exceeded, by counting the requests themselves."""
+        states = Counter(item["state"] for item in self._shared.items.values())
+        active = states[State.STARTING] + states[State.ACTIVE]
+        assert active <= self._limits.max_active, f"{active} are active"
+        assert states[State.QUEUED] <= self._limits.max_pending, f"{states[State.QUEUED]} wait"
+        self.figures["most active"] = max(self.figures["most active"], active)
+        self.figures["most pending"] = max(self.figures["most pending"], states[State.QUEUED])
+        users = Counter(
+            (item["user_id"], item["state"] in RUNNING)
+            for item in self._shared.items.values()
+            if item["state"] not in ENDED and item["state"] != State.RESERVING
+        )
+        for user_id in {user_id for user_id, _ in users}:
+            override = self._limits.users.get(user_id, Override())
+            total = users[user_id, True] + users[user_id, False]
+            cap = self._limits.max_per_user if override.max_total is None else override.max_total
+            assert total <= cap, f"{user_id} has {total}"
+            if override.max_active is not None:
+                assert users[user_id, True] <= override.max_active, (
+                    f"{user_id} has {users[user_id, True]} active"
+                )
+
+
+class Simulation:
+    """One run of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.now = 1_000_000.0
+        self.shared = Shared()
+        self.shared.limits = plan.limits
+        self.model = Model(self.shared, plan.limits)
+        self.chance = random.Random(plan.seed)
+        self._queues: list[AdmissionQueue] = []
+        self._sessions = 0
+        self._left = list(range(plan.requests))
+        self._active: list[tuple[float, str]] = []
+        self._done = False
+
+    @property
+    def figures(self) -> Counter[str]:
+        """What has happened."""
+        return self.model.figures
+
+    async def run(self) -> Counter[str]:
+        """Run until every request has ended. Raise AssertionError if something is not as it must be."""
+        self._queues = [self._new_process() for _ in range(self.plan.processes)]
+        submitters = [asyncio.create_task(self._submit_all()) for _ in range(self.plan.submitters)]
+        others = [asyncio.create_task(work) for work in self._background()]
+        try:
+            await self._until(asyncio.gather(*submitters), others)
+            self._done = True
+            await self._until(asyncio.create_task(self._drain()), others)
+        finally:
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+        self._check_end()
+        return self.figures
+
+    async def _until(self, work: asyncio.Future[Any], others: list[asyncio.Task[Any]]) -> None:
+        await asyncio.wait([work, *others], return_when=asyncio.FIRST_COMPLETED)
+        for task in others:
+            if task.done():
+                task.result()
+        await work
+
+    def _background(self) -> list[Any]:
+        dispatchers = [self._dispatch(number) for number in range(self.plan.processes)]
+        return [self._tick(), self._end_runs(), self._sweep(), self._kill(), *dispatchers]
+
+    def _new_id(self) -> str:
+        self._sessions += 1
+        return f"s{self._sessions}"
+
+    def _new_process(self) -> AdmissionQueue:
+        store: Any = MemoryStore(self.shared, faults=self.plan.faults, chance=self.chance)
+        return AdmissionQueue(store, clock=lambda: self.now, new_id=self._new_id)
+
+    def _queue(self) -> AdmissionQueue:
+        return self.chance.choice(self._queues)
+
+    async def _tick(self) -> None:
+        ticks = 0
+        while True:
+            await turn()
+            self.now += TICK_SEC
+            ticks += 1
+            if self.shared.late and self.chance.random() < 0.05:
+                self.shared.late.pop(self.chance.randrange(len(self.shared.late)))()
+                self.figures["late calls"] += 1
+            if ticks % 500 == 0:
+                self.model.check_caps()
+
+    async def _submit_all(self) -> None:
+        while self._left:
+            number = self._left.pop()
+            if self.chance.random() < self.plan.repeats and self.model.acknowledged:
+                number = self.chance.randrange(self.plan.requests)
+            await self._submit(f"e{number}", number)
+            if self.chance.random() < self.plan.cancels:
+                await self._cancel(f"e{self.chance.randrange(self.plan.requests)}")
+            if self.chance.random() < self.plan.moves:
+                await self._move(f"e{self.chance.randrange(self.plan.requests)}")
+
+    async def _submit(self, id: str, number: int) -> None:
+        user = f"u{number % self.plan.users}"
+        priority = _PRIORITIES[number // self.plan.users % 5]
+        request = Request(execution_id=id, user_id=user, kind=Kind.EXECUTION, body={}, priority=priority)
+        while True:
+            try:
+                ticket = await self._queue().submit(request)
+            except (Outage, StoreUnavailable):
+                self.figures["failed calls"] += 1
+                continue
+            self.figures["duplicate" if ticket.duplicate else ticket.reason or "queued"] += 1
+            if not ticket.duplicate and ticket.accepted:
+                self.model.accept(id)
+            if ticket.reason == "queue_full":
+                assert self.shared.counters["seq"] >= self.plan.limits.max_pending
+            if ticket.accepted or ticket.duplicate or self.chance.random() < 0.5:
+                return
+            await self._pause(20)
+
+    async def _cancel(self, id: str) -> None:
+        with suppress(Outage, StoreUnavailable):
+            change = await self._queue().cancel(id, reason="test", by="me")
+            self.figures[f"cancel {change.outcome}"] += 1
+            if change.outcome is Changed.REQUESTED:
+                await self._report(id, State.CANCELLED)
+
+    async def _move(self, id: str) -> None:
+        with suppress(Outage, StoreUnavailable):
+            change = await self._queue().set_priority(id, self.chance.choice(_PRIORITIES))
+            self.figures[f"move {change.outcome}"] += 1
+            if change.outcome is Changed.DONE and id in self.model.acknowledged:
+                self.model.moved(id)
+
+    async def _dispatch(self, number: int) -> None:
+        while True:
+            queue = self._queues[number]
+            first = self.model.first_eligible()
+            with suppress(Outage, StoreUnavailable):
+                popped = await queue.dispatch(self.chance.choice([1, 5, 100]))
+                self.model.check_pop(first, popped)
+                self.figures["started"] += len(popped)
+            await self._pause(self.chance.randrange(3))
+
+    async def _end_runs(self) -> None:
+        """End runs at random."""
+        while True:
+            for id in list(self.shared.active):
+                if self.chance.random() < 0.3:
+                    await self._report(id, self.chance.choice([State.COMPLETED, State.FAILED]))
+            await self._pause(1)
+
+    async def _report(self, id: str, state: State) -> None:
+        while True:
+            try:
+                await self._queue().report(id, Report(state=state))
+                return
+            except (Outage, StoreUnavailable):
+                continue
+
+    async def _sweep(self) -> None:
+        while True:
+            with suppress(Outage, StoreUnavailable):
+                queue = self._queue()
+                self.figures["recovered steps"] += await queue.recover()
+                self.figures["expired"] += await queue.expire()
+                self.figures["woken by the sweep"] += await queue.wake_all()
+            await self._pause(50)
+
+    async def _kill(self) -> None:
+        """Replace processes. Their calls in flight are cut off wherever they are, but callers see an outage."""
+        for _ in range(self.plan.kills):
+            await self._pause(self.chance.randrange(200, 1_000))
+            if self._done:
+                break
+            number = self.chance.randrange(self.plan.processes)
+            victim: Any = self._queues[number].store
+            victim.faults = 1.0
+            self._queues[number] = self._new_process()
+            self.figures["kills"] += 1
+        while True:
+            await self._pause(10_000)
+
+    async def _pause(self, ticks: int) -> None:
+        for _ in range(ticks + 1):
+            await turn()
+
+    async def _drain(self) -> None:
+        for _ in range(200_000):
+            await turn()
+            counters = self.shared.counters
+            if not (counters["pending"] or counters["active"] or self._open()) and not self.shared.late:
+                return
+        raise AssertionError(f"not drained: {self.shared.counters}, {self._open()[:2]}")
+
+    def _open(self) -> list[Any]:
+        return [item for item in self.shared.items.values() if item["state"] not in ENDED or item.get("owes")]
+
+    def _check_end(self) -> None:
+        """Check that nothing is held, counted or in doubt any more, and that each accepted request had one end."""
+        asyncio.get_running_loop()
+        counters = self.shared.counters
+        assert counters["pending"] == counters["active"] == 0, counters
+        assert set(counters["bands"].values()) <= {0}, counters
+        for id in self.model.acknowledged:
+            assert self.shared.items[id]["state"] in ENDED
+        for (id, _), count in self.model.started.items():
+            assert count == 1, f"{id} has started {count} times"
+        self.figures["requests"] = len(self.shared.items)

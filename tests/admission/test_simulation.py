@@ -1,0 +1,42 @@
+"""Admission in memory: many requests, users and processes against a model, with faults and without."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowkit.models.admission import Limits, Override
+from tests.admission.simulation import Plan, Simulation
+
+LIMITS = Limits(
+    max_pending=300,
+    max_per_user=12,
+    max_active=10,
+    stale_sec=900.0,
+    users={
+        "u1": Override(max_active=1),
+        "u2": Override(max_active=2, max_total=3),
+        "u3": Override(max_total=40),
+    },
+)
+
+
+@pytest.fixture(autouse=True)
+def _poll_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a submission that waits for another one of the same id look again at once."""
+    monkeypatch.setattr("flowkit.admission.queue._POLL_SEC", 0)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_without_faults_caps_order_and_ends_are_exact(seed: int) -> None:
+    figures = await Simulation(Plan(seed=seed, requests=3_000, users=40, limits=LIMITS)).run()
+    assert figures["started"] > 1_000
+    assert figures["most pending"] >= 299
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_with_killed_processes_and_late_calls_caps_order_and_ends_are_exact(seed: int) -> None:
+    plan = Plan(seed=seed, requests=2_000, users=40, faults=0.01, kills=8, limits=LIMITS)
+    figures = await Simulation(plan).run()
+    assert figures["started"] > 1_000
+    assert figures["kills"] == 8
+    assert figures["recovered steps"] > 100
