@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from flowkit.adapters.admission import AdmittedTasks
 from flowkit.adapters.tasks.store import is_same_database, show_database
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
 from flowkit.attempt.failures import cut, refusal
@@ -92,6 +93,7 @@ class TaskActivities:
         self._max_nodes = max_nodes
         self._external_roles = external_roles
         self._stored = StoredTasks(tasks)
+        self._admitted = AdmittedTasks(tasks.database)
         self._namespace_id = namespace_id
 
     @property
@@ -251,6 +253,7 @@ class TaskActivities:
         await check_database(self._tasks, close.task_id, close.deployment)
         found = await self._end(close)
         await self._artifacts.mark_ended(close.task_id, close.nodes, close.at)
+        await self._admitted.end(close.task_id, close.status, close.reason, close.at)
         return found
 
     async def _end(self, close: CloseTask) -> bool:

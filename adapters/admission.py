@@ -8,20 +8,37 @@ single documents, in one call where several are given; the order in which they a
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pymongo import ASCENDING, DESCENDING, ReturnDocument, UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from flowkit.adapters.mongo import DUPLICATE_KEY, Database, codes_of, durable, ensure_index, translate_errors
-from flowkit.models.admission import Limits, Override, State
+from flowkit.adapters.mongo import (
+    DUPLICATE_KEY,
+    Database,
+    codes_of,
+    durable,
+    ensure_index,
+    moment,
+    translate_errors,
+)
+from flowkit.admission import rules
+from flowkit.models.admission import ENDED, Kind, Limits, Override, State
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+
+    from flowkit.models import TaskStatus
 
 Fields = dict[str, Any]
 
+KEEP_SEC: Final = 30 * 86_400.0
+"""How long an ended request is kept, so that a second one with its id is recognised."""
+_LOOK_AGAIN_SEC: Final = 10.0
+"""How often an engine looks whether a queue has been created."""
+_WITHOUT_BODY: Final = {"body": 0, "events": 0}
 KEPT_SERVICES: Final = 50
 """How many recent service times a queue keeps."""
 _MANY: Final = 500
@@ -436,6 +453,41 @@ class AdmissionStore:
     async def count_items(self, wanted: Fields) -> int:
         """Return the number of requests that match."""
         return int(await self._items.count_documents({"queue": self.queue, **wanted}))
+
+
+class AdmittedTasks:
+    """Ends the requests of tasks that close. It costs nothing in a database in which no queue has been used."""
+
+    def __init__(self, db: Database, *, clock: Callable[[], float] = time.time) -> None:
+        self._db = durable(db)
+        self._clock = clock
+        self._look_again_at: float | None = 0.0
+        """When to look again whether there is a queue; None if there is one."""
+
+    @translate_errors
+    async def end(self, task_id: str, status: TaskStatus, reason: str | None, at: float) -> None:
+        """End the request of a task that has closed, if there is one. It then owes its slot."""
+        if not await self._is_used():
+            return
+        item = await self._db.admission_items.find_one({"_id": task_id}, _WITHOUT_BODY)
+        if item is None or item["kind"] != Kind.TASK or State(item["state"]) in ENDED:
+            return
+        fields, event = rules.closed(item, status, reason, at)
+        open_states = {"$in": [State.STARTING.value, State.ACTIVE.value]}
+        await self._db.admission_items.update_one(
+            {"_id": task_id, "state": open_states},
+            {
+                "$set": {**fields, "purge_at": moment(at + KEEP_SEC), "unsent": item["queue"]},
+                "$push": {"events": event},
+                "$inc": {"v": 1},
+            },
+        )
+
+    async def _is_used(self) -> bool:
+        if self._look_again_at is not None and self._clock() >= self._look_again_at:
+            used = await self._db.admission_queues.find_one({}, {"_id": 1}) is not None
+            self._look_again_at = None if used else self._clock() + _LOOK_AGAIN_SEC
+        return self._look_again_at is None
 
 
 def _field(name: str) -> str:

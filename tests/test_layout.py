@@ -22,7 +22,7 @@ BASE = frozenset(
     for name in (
         *("models", "limits", "errors", "text", "validation"),
         "reason_codes",
-        *("protocol", "graph", "core", "config"),
+        *("protocol", "graph", "core", "config", "admission.rules"),
     )
 )
 LAYERS: tuple[frozenset[str], ...] = (

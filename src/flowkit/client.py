@@ -17,7 +17,7 @@ from temporalio.client import (
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
 )
-from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.common import Priority, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -173,8 +173,11 @@ class TaskClient:
         graph: dict[str, Any],
         task_id: str | None = None,
         functions: Collection[str] | None = None,
+        priority: Priority = Priority.default,
     ) -> str:
         """Start a task and return its id. If a task with this id is already running, leave it unchanged.
+
+        With `priority`, Temporal's task queues prefer the task to others, or treat it fairly, where the server can.
 
         Raise GraphError if the graph, the params or the id is invalid. The caller's objects are not changed.
         Large graphs and params (docs/limits.md) are stored in MongoDB first; raise StoreUnavailable if that fails. Once the
@@ -187,7 +190,7 @@ class TaskClient:
         given = {"params": own_params, "graph": convert_to_json("graph", graph)}
         await asyncio.to_thread(self._check, task_id, given, functions)
         raise_if(await bridged_problems(self._client, self._queue, given["graph"]))
-        await self._start(task_id, given, await self._input(task_id, given))
+        await self._start(task_id, given, await self._input(task_id, given), priority)
         await self._write_document(task_id, given)
         return task_id
 
@@ -210,7 +213,9 @@ class TaskClient:
         }
         return input_of(await StoredGraphs(self._tasks.database).put(task_id, content, **owner))
 
-    async def _start(self, task_id: str, given: dict[str, Any], workflow_input: dict[str, Any]) -> None:
+    async def _start(
+        self, task_id: str, given: dict[str, Any], workflow_input: dict[str, Any], priority: Priority
+    ) -> None:
         graph_name = given["graph"].get("name")
         name = pipeline_name(graph_name if isinstance(graph_name, str) else None, given["params"])
         try:
@@ -222,6 +227,7 @@ class TaskClient:
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
                 static_summary=truncate(name, 100) if name else None,
+                priority=priority,
             )
         except WorkflowAlreadyStartedError:
             _logger.info("task %s has already finished; it does not run again", task_id)

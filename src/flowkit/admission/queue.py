@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowkit import reason_codes
-from flowkit.adapters.admission import Count, Hold, ItemUpdate
+from flowkit.adapters.admission import KEEP_SEC, Count, Hold, ItemUpdate
 from flowkit.adapters.group_commit import GroupCommit
 from flowkit.adapters.mongo import moment
 from flowkit.admission import rules
@@ -64,10 +64,10 @@ SESSION_SEC: Final = 30.0
 """How long a session stays valid without being renewed."""
 LIMITS_SEC: Final = 2.0
 """How long a process uses the limits that it has read."""
-KEEP_SEC: Final = 30 * 86_400.0
-"""How long an ended request is kept, so that a second one with its id is recognised."""
 GROUP: Final = 100
 """Most requests that one step concerns."""
+_CANCEL_AGAIN_SEC: Final = 10.0
+"""After this time, the end of a task is requested again if it is not confirmed."""
 _RESERVED_SEC: Final = 60.0
 """How long a submission waits for another one of the same id."""
 _POLL_SEC: Final = 0.02
@@ -250,7 +250,10 @@ class AdmissionQueue:
         *,
         clock: Callable[[], float] = time.time,
         new_id: Callable[[], str] = new_session_id,
+        on_change: Callable[[], object] = lambda: None,
     ) -> None:
+        """`on_change` is called when a request of this process waits or has ended, so that a dispatcher need not poll."""
+        self.on_change = on_change
         self.store = store
         self.clock = clock
         self.session = Session(store, clock=clock, new_id=new_id)
@@ -260,6 +263,8 @@ class AdmissionQueue:
         """Rank and waiting time of the requests that this process has popped since the metrics were read."""
         self._submissions: GroupCommit[_Submission] = GroupCommit(self._submit_one, self._submit_group)
         self._known_limits: tuple[float, Limits] | None = None
+        self.idle = True
+        """Whether nothing waited or was to be settled when a dispatcher last looked."""
 
     async def limits(self) -> Limits:
         """Return the limits, at most two seconds old."""
@@ -405,6 +410,7 @@ class AdmissionQueue:
             group.members[id].ticket = ticket
         self.session.end(Tally({group.token}))
         self.counts["submitted", "queued"] += len(items)
+        self.on_change()
 
     async def _reject(self, group: _Group, items: Sequence[Fields], holder: str | None, cap: int) -> None:
         """Reject items, and give back what they hold. `holder` is the user or tenant whose limit it is, or None."""
@@ -572,8 +578,22 @@ class AdmissionQueue:
         events = [rules.delete_pod(item, at, reason)] if item["kind"] == Kind.EXECUTION else []
         wanted = {"reason": reason, "by": by, "at": at}
         return await self.store.change(
-            ItemUpdate(id=item["_id"], version=item["v"], set={"cancel": wanted}, events=events)
+            ItemUpdate(
+                id=item["_id"], version=item["v"], set={"cancel": wanted, "cancel_at": at}, events=events
+            )
         )
+
+    async def take_cancels(self) -> list[Fields]:
+        """Return requests that run, and whose end was requested and not passed on yet. This process passes it on."""
+        found = []
+        for state in (State.STARTING, State.ACTIVE):
+            for item in await self.store.due(state, "cancel_at", self.clock()):
+                again = self.clock() + _CANCEL_AGAIN_SEC
+                taken = await self.store.change(
+                    ItemUpdate(id=item["_id"], version=item["v"], set={"cancel_at": again})
+                )
+                found += [taken] if taken is not None else []
+        return found
 
     async def report(self, execution_id: str, report: Report, *, events: Sequence[Fields] = ()) -> Change:
         """Note the end of a request. A dispatcher then gives its place or slot to others."""
@@ -604,6 +624,7 @@ class AdmissionQueue:
         )
         if ended is not None:
             self.counts["ended", report.state.value] += 1
+            self.on_change()
         return ended
 
     async def expire(self) -> int:
@@ -614,6 +635,55 @@ class AdmissionQueue:
             text = f"the request has waited longer than {waited:g} s"
             report = Report(state=State.EXPIRED, reason=reason_codes.STALE, error=text)
             expired = rules.timed_out(item, self.clock(), waited, text)
+            count += await self._end(item, report, [expired]) is not None
+        return count
+
+    # --- runs
+
+    async def started(self, item: Fields) -> Fields | None:
+        """Note that the task of a request has started. Return the request; None if it has changed meanwhile."""
+        at = self.clock()
+        fields = {"state": State.ACTIVE.value, "started_at": at, "try_at": None}
+        return await self.store.change(
+            ItemUpdate(id=item["_id"], version=item["v"], set=fields, events=rules.started(item, at))
+        )
+
+    async def try_again(self, item: Fields, error: str) -> Fields | None:
+        """Note that a task could not be started. Start it again later, or end its request after the last try."""
+        tries = item["tries"] + 1
+        if tries >= rules.START_TRIES:
+            return await self.refuse(item, error)
+        fields = {"tries": tries, "try_at": self.clock() + rules.start_pause(tries), "error": error}
+        return await self.store.change(ItemUpdate(id=item["_id"], version=item["v"], set=fields))
+
+    async def refuse(self, item: Fields, error: str) -> Fields | None:
+        """End a request that cannot be started."""
+        report = Report(state=State.FAILED, reason=reason_codes.START_FAILED, error=error)
+        text = f"Failed to schedule execution: {error}"
+        failed = rules.failed(item, self.clock(), "system_error", error, text)
+        return await self._end(item, report, [failed])
+
+    async def take_starting(self) -> list[Fields]:
+        """Return requests whose start is due again, or is left behind by another process. This process starts them."""
+        due = await self.store.due(State.STARTING, "try_at", self.clock())
+        sessions = (await self.store.counters())["sessions"]
+        own = owner(await self.session.token())
+        free = [item for item in due if item["tries"] or item["starter"] not in sessions]
+        taken = {**dict.fromkeys(("try_at",), self.clock() + SESSION_SEC), "starter": own}
+        updates = [ItemUpdate(id=item["_id"], version=item["v"], set=taken) for item in free]
+        done = await self.store.update(updates, ("starter", own))
+        return [{**item, **taken, "v": item["v"] + 1} for item in free if item["_id"] in done]
+
+    async def lose_overdue(self) -> int:
+        """End executions about which nothing was heard for too long. Return their number."""
+        count = 0
+        for item in await self.store.due(State.ACTIVE, "overdue_at", self.clock()):
+            seconds = item["body"]["timeout_seconds"]
+            text = (
+                f"the executor has not reported the end within {seconds:g} s and {rules.OVERDUE_SEC:g} s more"
+            )
+            report = Report(state=State.TIMEOUT, reason=reason_codes.TIMED_OUT, error=text)
+            expired = rules.timed_out(item, self.clock(), seconds, text)
             count += await self._end(item, report, [expired]) is not None
         return count
 
@@ -629,6 +699,7 @@ class AdmissionQueue:
     async def _dispatch(self, most: int) -> list[Fields]:
         limits = await self.limits()
         owing, ready = await asyncio.gather(self.store.owing(GROUP), self._eligible(limits, min(most, GROUP)))
+        self.idle = not owing and not ready
         ends = (await self.session.token(), _step(ENDS, {item["_id"]: _owed(item) for item in owing}))
         slots = await self._take_slots(limits, ready, ends)
         popped: list[Fields] = []
@@ -857,6 +928,7 @@ _CLEARED: Final[Fields] = dict.fromkeys(
     (
         *("reason", "error", "retry_after_sec", "report", "cancel", "lane", "owes"),
         *("queued_at", "started_at", "ended_at", "purge_at", "seq", "stale_at"),
+        *("popped_at", "try_at", "cancel_at", "overdue_at", "starter", "tries"),
         *("placed", "slot", "moved", "settled", "rejected_by"),
     )
 )

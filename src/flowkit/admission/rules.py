@@ -22,6 +22,7 @@ from flowkit.models.admission import (
     State,
     Ticket,
 )
+from flowkit.models.tasks import TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +32,10 @@ SAMPLES: Final = 20
 KEPT_SAMPLES: Final = 50
 OVERDUE_SEC: Final = 300.0
 """After this time beyond its `timeout_seconds`, an execution about which nothing was heard counts as lost."""
+START_TRIES: Final = 8
+"""How often a task is started before its request fails."""
+_START_PAUSE_SEC: Final = 1.0
+_MOST_START_PAUSE_SEC: Final = 60.0
 _LEAST_RETRY_SEC: Final = 1.0
 _MOST_RETRY_SEC: Final = 300.0
 _UNKNOWN_RETRY_SEC: Final = 10.0
@@ -124,6 +129,11 @@ def retry_after(samples: Sequence[float], max_active: int) -> float:
     if mean is None:
         return _UNKNOWN_RETRY_SEC
     return round(min(max(mean / max_active, _LEAST_RETRY_SEC), _MOST_RETRY_SEC), 1)
+
+
+def start_pause(tries: int) -> float:
+    """Return how long the next try to start a task waits, in seconds."""
+    return float(min(_START_PAUSE_SEC * 2 ** (tries - 1), _MOST_START_PAUSE_SEC))
 
 
 def positions(ranks: Sequence[int], bands: Mapping[int, int]) -> list[int]:
@@ -227,6 +237,38 @@ def accepted(item: Fields, at: float, position: int, wait: float | None) -> list
 def rejected(item: Fields, at: float, text: str, pending: int) -> Fields:
     """Return the event of a request that gets no place."""
     return failed(item, at, "resource_limit", text, f"Queue full: {text}. Queue size: {pending}")
+
+
+def closed(item: Fields, status: TaskStatus, reason: str | None, at: float) -> tuple[Fields, Fields]:
+    """Return what changes in the request of a task that has closed, and the event about it."""
+    state = _STATES[status]
+    fields = {
+        "state": state.value,
+        "reason": None if state is State.COMPLETED else status.value,
+        "error": None if state is State.COMPLETED else reason,
+        "ended_at": at,
+        "owes": "slot",
+    }
+    return fields, ended(item, at, state, reason or "")
+
+
+_STATES: Final = {
+    TaskStatus.FINISHED: State.COMPLETED,
+    TaskStatus.FAILED: State.FAILED,
+    TaskStatus.CANCELLED: State.CANCELLED,
+}
+
+
+def ended(item: Fields, at: float, state: State, text: str) -> Fields:
+    """Return the event of a request whose run has ended."""
+    output = {"resource_usage": None, "stdout": "", "stderr": ""}
+    if state is State.COMPLETED:
+        return event(COMPLETED, item, at, exit_code=0, **output)
+    if state is State.CANCELLED:
+        return cancelled(item, at, text, "flowkit")
+    if state is State.TIMEOUT:
+        return timed_out(item, at, item["body"].get("timeout_seconds") or 0, text)
+    return event(FAILED, item, at, exit_code=1, error_type="script_error", error_message=text, **output)
 
 
 def failed(item: Fields, at: float, error_type: str, message: str, stderr: str) -> Fields:

@@ -1,0 +1,198 @@
+"""The dispatcher: gives slots, starts tasks, passes cancels on, and finds ends that nobody has reported."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from temporalio.client import WorkflowExecutionStatus
+from temporalio.common import Priority
+from temporalio.service import RPCError, RPCStatusCode
+
+from flowkit import reason_codes
+from flowkit.admission import rules
+from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger
+from flowkit.connection import TemporalUnavailable
+from flowkit.errors import FlowKitError, StoreUnavailable
+from flowkit.models.admission import Fields, Kind, Report, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from temporalio.client import Client
+
+    from flowkit.admission.queue import AdmissionQueue
+    from flowkit.attempt.background import LoopHealth
+    from flowkit.client import TaskClient
+
+POLL_SEC: Final = 0.05
+"""How often a dispatcher looks for requests and ends of which it was not told."""
+IDLE_SEC: Final = 0.25
+"""The same while the queue is empty."""
+UPKEEP_SEC: Final = 1.0
+RECONCILE_SEC: Final = 10.0
+STRAY_SEC: Final = 600.0
+_CHECKS: Final = 20
+"""How many workflows are looked at concurrently."""
+_FAIRNESS_BYTES: Final = 64
+
+_ENDS: Final = {
+    WorkflowExecutionStatus.COMPLETED: (State.COMPLETED, None),
+    WorkflowExecutionStatus.FAILED: (State.FAILED, reason_codes.TASK_FAILED),
+    WorkflowExecutionStatus.CANCELED: (State.CANCELLED, reason_codes.TASK_CANCELLED),
+    WorkflowExecutionStatus.TERMINATED: (State.FAILED, reason_codes.TERMINATED),
+    WorkflowExecutionStatus.TIMED_OUT: (State.TIMEOUT, reason_codes.TIMED_OUT),
+}
+
+_logger = logging.getLogger("flowkit.admission")
+
+
+class Dispatcher:
+    """Works on one queue between `start` and `stop`. Any number of dispatchers can run in parallel."""
+
+    def __init__(
+        self,
+        queue: AdmissionQueue,
+        client: Client,
+        tasks: TaskClient,
+        *,
+        on_events: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`on_events` is called when requests have events to be sent."""
+        self._queue = queue
+        self._client = client
+        self._tasks = tasks
+        self._on_events = on_events
+        self._wake = asyncio.Event()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._running: list[asyncio.Task[None]] = []
+        queue.on_change = self.wake
+        outage = OutageLogger("work on the admission queue")
+        expected = Expected(errors=(StoreUnavailable,), log=outage.failed)
+        steps = (
+            ("admission dispatch", self._dispatch, 0.0),
+            ("admission upkeep", self._keep_up, UPKEEP_SEC),
+            ("admission reconciliation", self._reconcile, RECONCILE_SEC),
+            ("admission holds", self._queue.drop_stray_holds, STRAY_SEC),
+        )
+        self._loops = [
+            BackgroundLoop(name, step, pause_sec=pause, expected=expected) for name, step, pause in steps
+        ]
+
+    @property
+    def loops(self) -> list[LoopHealth]:
+        """The health of the loops."""
+        return [loop.health for loop in self._loops]
+
+    def wake(self) -> None:
+        """Look at the queue at once."""
+        self._wake.set()
+        self._on_events()
+
+    async def start(self) -> None:
+        """Begin to work."""
+        self._running = [asyncio.create_task(loop.run()) for loop in self._loops]
+
+    async def stop(self) -> None:
+        """Stop. Tasks whose start is in flight are started by another dispatcher, if their start does not end in time."""
+        for task in [*self._running, *self._starting]:
+            task.cancel()
+        await asyncio.gather(*self._running, *self._starting, return_exceptions=True)
+        with suppress(StoreUnavailable):
+            await self._queue.session.close()
+
+    # --- slots
+
+    async def _dispatch(self) -> None:
+        self._wake.clear()
+        popped = await self._queue.dispatch()
+        if popped:
+            self._on_events()
+            for item in popped:
+                self._start_soon(item)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(IDLE_SEC if self._queue.idle else POLL_SEC):
+                await self._wake.wait()
+
+    def _start_soon(self, item: Fields) -> None:
+        if item["kind"] == Kind.TASK:
+            task = asyncio.create_task(self._start(item))
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+
+    async def _start(self, item: Fields) -> None:
+        """Start a task. Whatever happens, the request stays known, and upkeep finds what was not completed."""
+        body = item["body"]
+        try:
+            await self._tasks.create_task(
+                graph=body["graph"],
+                params=body["params"],
+                task_id=item["_id"],
+                priority=Priority(priority_key=item["rank"], fairness_key=_fairness_key(item)),
+            )
+        except (StoreUnavailable, TemporalUnavailable, RPCError) as error:
+            outcome = self._queue.try_again(item, str(error))
+        except FlowKitError as error:
+            outcome = self._queue.refuse(item, str(error))
+        else:
+            outcome = self._queue.started(item)
+        with suppress(StoreUnavailable):
+            await outcome
+        self._on_events()
+
+    # --- upkeep
+
+    async def _keep_up(self) -> None:
+        """Do what is due by the clock, and complete what other processes have left behind."""
+        queue = self._queue
+        await queue.recover()
+        ended = await queue.expire() + await queue.lose_overdue()
+        await queue.wake_all()
+        for item in await queue.take_cancels():
+            if item["kind"] == Kind.TASK:
+                await self._cancel(item)
+        for item in await queue.take_starting():
+            self._start_soon(item)
+        if ended:
+            self._on_events()
+
+    async def _cancel(self, item: Fields) -> None:
+        reason = item["cancel"]["reason"] or reason_codes.USER_REQUEST
+        try:
+            await self._tasks.cancel_task(item["_id"], reason=reason)
+        except (TemporalUnavailable, RPCError) as error:
+            _logger.warning("task %s cannot be cancelled now: %s", item["_id"], error)
+
+    async def _reconcile(self) -> None:
+        """Look at the workflows of active tasks, and end the requests whose workflow has ended."""
+        limit, after = asyncio.Semaphore(_CHECKS), ""
+        while items := await self._queue.store.in_state(State.ACTIVE, after=after):
+            after = items[-1]["_id"]
+            tasks = [item for item in items if item["kind"] == Kind.TASK]
+            await asyncio.gather(*(self._check(item, limit) for item in tasks))
+
+    async def _check(self, item: Fields, limit: asyncio.Semaphore) -> None:
+        async with limit:
+            try:
+                found = await self._client.get_workflow_handle(item["_id"]).describe()
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:
+                    await self._end(item, State.FAILED, reason_codes.LOST)
+                return
+        if found.status in _ENDS:
+            await self._end(item, *_ENDS[found.status])
+
+    async def _end(self, item: Fields, state: State, reason: str | None) -> None:
+        text = "" if reason is None else f"the workflow of the task ended: {reason}"
+        ended = rules.ended(item, self._queue.clock(), state, text)
+        await self._queue.report(
+            item["_id"], Report(state=state, reason=reason, error=text or None), events=[ended]
+        )
+
+
+def _fairness_key(item: Fields) -> str:
+    """Return the user as Temporal's fairness key, which has at most 64 bytes."""
+    return str(item["user_id"]).encode()[:_FAIRNESS_BYTES].decode(errors="ignore")
