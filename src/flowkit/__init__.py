@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from flowkit.config import WorkerConfig as WorkerConfig
     from flowkit.coordinator import Coordinator as Coordinator
     from flowkit.core.version import __version__ as __version__
+    from flowkit.models.admission import Admission as Admission
 
 _MODULES = {
+    "Admission": "flowkit.models.admission",
     "Coordinator": "flowkit.coordinator",
     "CoordinatorConfig": "flowkit.config",
     "WorkerConfig": "flowkit.config",
     "__version__": "flowkit.core.version",
 }
 
-__all__ = ["Coordinator", "CoordinatorConfig", "WorkerConfig", "__version__"]
+__all__ = ["Admission", "Coordinator", "CoordinatorConfig", "WorkerConfig", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

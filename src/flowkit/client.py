@@ -22,13 +22,16 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits, reason_codes
+from flowkit.adapters.admission import AdmissionStore
 from flowkit.adapters.tasks.fields import graph_of, new_task, owner
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
+from flowkit.admission.queue import AdmissionQueue, request_of
 from flowkit.attempt.pollers import bridged_problems
 from flowkit.connection import Namespace
 from flowkit.errors import (
     ActionRejected,
+    AdmissionRejected,
     ConfigError,
     FlowKitError,
     StoreUnavailable,
@@ -79,6 +82,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.models import Graph
+    from flowkit.models.admission import Admission
 
 __all__ = [
     "TaskCancelled",
@@ -165,6 +169,7 @@ class TaskClient:
         self._external_roles = frozenset(external_roles)
         self._catalog = TaskCatalog(tasks.database)
         self._namespace = Namespace(client)
+        self._admissions: AdmissionQueue | None = None
 
     async def create_task(
         self,
@@ -192,6 +197,34 @@ class TaskClient:
         raise_if(await bridged_problems(self._client, self._queue, given["graph"]))
         await self._start(task_id, given, await self._input(task_id, given), priority)
         await self._write_document(task_id, given)
+        return task_id
+
+    async def submit_task(
+        self,
+        admission: Admission,
+        *,
+        params: dict[str, Any],
+        graph: dict[str, Any],
+        task_id: str | None = None,
+        functions: Collection[str] | None = None,
+    ) -> str:
+        """Submit a task to the admission queue and return its id. A dispatcher starts it when it is its turn.
+
+        If the queue has a request with this id already, leave that unchanged. Raise AdmissionRejected if a limit is
+        reached, GraphError if graph, params or id is invalid, and StoreUnavailable.
+        """
+        task_id = str(uuid.uuid4()) if task_id is None else task_id
+        raise_if([problem] if (problem := new_task_id_problem(task_id)) else [])
+        own_params = {} if params is None else convert_to_json("params", params)
+        given = {"params": own_params, "graph": convert_to_json("graph", graph)}
+        await asyncio.to_thread(self._check, task_id, given, functions)
+        if self._admissions is None:
+            store = AdmissionStore(self._tasks.database, queue=self._queue)
+            await store.prepare()
+            self._admissions = AdmissionQueue(store)
+        ticket = await self._admissions.submit(request_of(admission, task_id, given))
+        if not ticket.accepted:
+            raise AdmissionRejected(ticket.error or "", ticket.reason or "", ticket.retry_after_sec)
         return task_id
 
     def _check(self, task_id: str, given: dict[str, Any], functions: Collection[str] | None) -> None:

@@ -16,6 +16,7 @@ The first line of a class's docstring is its default message.
     + CommandTooLarge
     + Fenced
     + EpochTaken
+    + AdmissionRejected
     + TaskIdTaken
     + RerunOutdated
     + WrongDeployment
@@ -165,6 +166,19 @@ class ActionRejected(FlowKitError):
     """The task does not allow this action; the message says why, and what is allowed."""
 
     code = reason_codes.ACTION_REJECTED
+
+
+class AdmissionRejected(FlowKitError):
+    """The admission queue has no place for the request; the message says which limit is reached."""
+
+    code = reason_codes.ADMISSION_REJECTED
+
+    def __init__(self, message: str, reason: str, retry_after_sec: float | None) -> None:
+        later = "" if retry_after_sec is None else f"; try again in {retry_after_sec:g} s"
+        super().__init__(f"{message} ({reason}){later}")
+        self.reason = reason
+        """The reason code: `queue_full`, `user_limit` or `tenant_limit`."""
+        self.retry_after_sec = retry_after_sec
 
 
 class TaskIdTaken(FlowKitError):

@@ -185,6 +185,12 @@ GRAPH_CHANGE_BYTES = 500_000
 APPLIED_ACTIONS = 200
 """Maximum number of applied actions that a task keeps, the latest ones."""
 
+ADMITTED_TASK_BYTES = 4_000_000
+"""Largest graph and params together of a task that waits for admission."""
+
+USER_CHARS = 200
+"""Longest user and tenant of a request for admission."""
+
 LIST_TASKS = 10_000
 """Maximum number of tasks that one call of `list_tasks` returns."""
 

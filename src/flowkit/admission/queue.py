@@ -33,11 +33,14 @@ from flowkit.adapters.admission import KEEP_SEC, Count, Hold, ItemUpdate
 from flowkit.adapters.group_commit import GroupCommit
 from flowkit.adapters.mongo import moment
 from flowkit.admission import rules
-from flowkit.errors import StoreUnavailable
+from flowkit.core.utils import dumps
+from flowkit.errors import ConfigError, StoreUnavailable
+from flowkit.limits import ADMITTED_TASK_BYTES, USER_CHARS
 from flowkit.models.admission import (
     ENDED,
     RANKS,
     REPEATABLE,
+    Admission,
     Change,
     Changed,
     Fields,
@@ -52,6 +55,7 @@ from flowkit.models.admission import (
     Ticket,
     UserLoad,
 )
+from flowkit.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
@@ -263,6 +267,7 @@ class AdmissionQueue:
         """Rank and waiting time of the requests that this process has popped since the metrics were read."""
         self._submissions: GroupCommit[_Submission] = GroupCommit(self._submit_one, self._submit_group)
         self._known_limits: tuple[float, Limits] | None = None
+        self._submitting = 0
         self.idle = True
         """Whether nothing waited or was to be settled when a dispatcher last looked."""
 
@@ -280,7 +285,11 @@ class AdmissionQueue:
         deadline = self.clock() + _RESERVED_SEC
         while True:
             submission = _Submission(request, self.clock())
-            await self._submissions.write(submission)
+            self._submitting += 1
+            try:
+                await self._submissions.write(submission)
+            finally:
+                self._submitting -= 1
             if submission.error is not None:
                 raise submission.error
             if submission.ticket is not None:
@@ -312,6 +321,8 @@ class AdmissionQueue:
             fresh += await self._repeat(group, [item for item in items if item["_id"] in known])
         if fresh:
             await self._admit(group, fresh)
+        if len(submissions) == self._submitting:
+            await self.session.end_due()
 
     async def _repeat(self, group: _Group, items: Sequence[Fields]) -> list[Fields]:
         """Return the items whose id an earlier request had that was rejected or has expired. The others are duplicates."""
@@ -932,6 +943,29 @@ _CLEARED: Final[Fields] = dict.fromkeys(
         *("placed", "slot", "moved", "settled", "rejected_by"),
     )
 )
+
+
+def request_of(admission: Admission, task_id: str, given: Fields) -> Request:
+    """Return the request for a task. Raise ConfigError for an invalid user, tenant or priority, or a task that is too large."""
+    for name, value in (("user_id", admission.user_id), ("tenant", admission.tenant)):
+        if not isinstance(value, str) or not 0 < len(value) <= USER_CHARS:
+            raise ConfigError(f"{name} is {shown(value)}; it must be a text of 1 to {USER_CHARS} characters")
+    if "/" in admission.tenant:
+        raise ConfigError(f"tenant is {shown(admission.tenant)}; it must not contain a slash")
+    if admission.priority not in RANKS:
+        raise ConfigError(f"priority is {shown(admission.priority)}; choose from {', '.join(RANKS)}")
+    if (size := len(dumps(given))) > ADMITTED_TASK_BYTES:
+        raise ConfigError(
+            f"graph and params have {size:,} bytes; a task that waits for admission may have {ADMITTED_TASK_BYTES:,}"
+        )
+    return Request(
+        execution_id=task_id,
+        user_id=admission.user_id,
+        tenant=admission.tenant,
+        priority=Priority(admission.priority),
+        kind=Kind.TASK,
+        body=given,
+    )
 
 
 def _new_item(request: Request, token: str, at: float, queue: str) -> Fields:

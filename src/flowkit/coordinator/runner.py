@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from flowkit.client import TaskSummary
     from flowkit.connection import Service
     from flowkit.models import Settings, TaskResult, TaskStatus
+    from flowkit.models.admission import Admission
 
 
 class RemovedAttributes:
@@ -291,15 +292,27 @@ class Coordinator(RemovedAttributes):
             await asyncio.shield(self._thread.failed)
 
     async def create_task(
-        self, *, params: dict[str, Any], graph: dict[str, Any], task_id: str | None = None
+        self,
+        *,
+        params: dict[str, Any],
+        graph: dict[str, Any],
+        task_id: str | None = None,
+        admit: Admission | None = None,
     ) -> str:
         """Start a task and return its id. Raise GraphError (a ValueError) if graph, params or id is invalid.
+
+        With `admit`, submit the task to the admission queue instead (docs/admission.md): a process of
+        `flowkit admission run` starts it when it is its turn. Raise AdmissionRejected if a limit is reached.
 
         This method checks the names of coordinator functions only while this coordinator is running. The engine that
         opens the task always checks them.
         """
         client = await self._task_client()
         functions = self.adapters.keys() if self._running else None
+        if admit is not None:
+            return await client.submit_task(
+                admit, params=params, graph=graph, task_id=task_id, functions=functions
+            )
         return await client.create_task(params=params, graph=graph, task_id=task_id, functions=functions)
 
     async def cancel_task(self, task_id: str, *, reason: str = reason_codes.USER_REQUEST) -> bool:

@@ -100,6 +100,15 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """For whom a task is submitted to the admission queue, and with which priority."""
+
+    user_id: str
+    tenant: str = DEFAULT_TENANT
+    priority: Priority | str = Priority.NORMAL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """A request to start something."""
 

@@ -1,0 +1,131 @@
+"""Tasks that wait for admission: they start in the order of their bands, and each end frees a slot."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit import Admission
+from flowkit.adapters.admission import AdmissionStore
+from flowkit.admission.process import AdmissionProcess, AdmissionSettings
+from flowkit.errors import AdmissionRejected
+from flowkit.models.admission import Changed, Limits, Priority, State
+from tests.integration.handlers import Quick
+from tests.integration.harness import Harness, eventually, node
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from flowkit.admission.queue import AdmissionQueue
+    from flowkit.models.admission import Ticket
+
+pytestmark = pytest.mark.server
+
+
+@asynccontextmanager
+async def admission(harness: Harness, **limits: Any) -> AsyncIterator[AdmissionProcess]:
+    """Run a process of the queue."""
+    store = AdmissionStore(harness.db, queue=harness.queue)
+    await store.set_limits(replace(Limits(), **limits))
+    process = AdmissionProcess(
+        db=harness.db, client=await harness.client(), settings=AdmissionSettings(queue=harness.queue)
+    )
+    await process.start()
+    try:
+        yield process
+    finally:
+        await process.stop()
+
+
+async def until(queue: AdmissionQueue, task_id: str, *states: State) -> Ticket:
+    """Wait until a request has one of these states."""
+
+    async def look() -> Ticket | None:
+        ticket = await queue.find(task_id)
+        return ticket if ticket is not None and ticket.state in states else None
+
+    return await eventually(look)
+
+
+async def submit(harness: Harness, task_id: str, *, user: str = "dora", **given: Any) -> str:
+    """Submit a task of one node."""
+    admit = Admission(user_id=user, **given)
+    graph = {"nodes": [node("only", "inline")]}
+    return await harness.coordinator.create_task(params={}, graph=graph, task_id=task_id, admit=admit)
+
+
+class Inline(Quick):
+    """The same inside the engine."""
+
+    role = "inline"
+    inline = True
+
+
+async def test_tasks_run_in_the_order_of_their_bands_and_free_their_slots(harness: Harness) -> None:
+    names = [f"{harness.queue}-{number}" for number in range(6)]
+    bands = ["low", "normal", "critical", "high", "background", "critical"]
+    async with admission(harness, max_active=1) as process:
+        for name, band in zip(names, bands, strict=True):
+            await submit(harness, name, priority=band)
+        await harness.engine({"inline": Inline()})
+        tickets = [await until(process.queue, name, State.COMPLETED) for name in names]
+        started = sorted(tickets[1:], key=lambda ticket: ticket.started_at or 0)
+        assert [each.execution_id for each in started] == [names[at] for at in (2, 5, 3, 1, 4)]
+        counters = await eventually(lambda: settled(process.queue))
+    assert counters["pending"] == counters["active"] == 0
+    document = await harness.document(names[0])
+    assert document["status"] == "finished"
+
+
+async def settled(queue: AdmissionQueue) -> dict[str, Any] | None:
+    """Return the counters once nothing is active and nothing in doubt."""
+    counters = await queue.store.counters()
+    return counters if not counters["active"] and not counters["doubt"] else None
+
+
+async def test_a_user_at_its_limit_is_rejected_and_others_are_not(harness: Harness) -> None:
+    async with admission(harness, max_per_user=2):
+        for number in range(2):
+            await submit(harness, f"{harness.queue}-{number}")
+        with pytest.raises(AdmissionRejected, match=r"User execution limit exceeded \(2\)") as caught:
+            await submit(harness, f"{harness.queue}-2")
+        assert (caught.value.reason, caught.value.retry_after_sec) == ("user_limit", 10.0)
+        await submit(harness, f"{harness.queue}-3", user="emil")
+
+
+async def test_terminated_and_unstartable_tasks_free_their_slots(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowkit.admission.dispatcher.RECONCILE_SEC", 0.2)
+    async with admission(harness, max_active=1) as process:
+        for number in range(3):
+            await submit(harness, f"{harness.queue}-{number}")
+        first = await until(process.queue, f"{harness.queue}-0", State.ACTIVE)
+        await (await harness.client()).get_workflow_handle(first.execution_id).terminate("test")
+        ended = await until(process.queue, first.execution_id, State.FAILED)
+        assert ended.reason == "terminated"
+        await until(process.queue, f"{harness.queue}-1", State.ACTIVE)
+        waiting = await process.queue.cancel(f"{harness.queue}-2", reason="not needed", by="test")
+        assert waiting.outcome is Changed.DONE
+        running = await process.queue.cancel(f"{harness.queue}-1", reason="not needed", by="test")
+        assert running.outcome is Changed.REQUESTED
+        await harness.engine({"inline": Inline()})
+        await until(process.queue, f"{harness.queue}-1", State.CANCELLED, State.COMPLETED)
+
+
+async def test_a_change_of_priority_keeps_the_arrival(harness: Harness) -> None:
+    async with admission(harness, max_active=1) as process:
+        for number in range(4):
+            await submit(harness, f"{harness.queue}-{number}")
+        await until(process.queue, f"{harness.queue}-0", State.ACTIVE)
+        moved = await process.queue.set_priority(f"{harness.queue}-3", Priority.HIGH)
+        assert moved.ticket is not None
+        assert (moved.outcome, moved.ticket.position) == (Changed.DONE, 1)
+        late = await process.queue.set_priority(f"{harness.queue}-0", Priority.HIGH)
+        assert late.outcome is Changed.NOT_WAITING
+        status = await process.queue.status()
+        assert (status.pending, status.active, status.by_priority) == (3, 1, {"high": 1, "normal": 2})
+        assert [(load.user_id, load.pending, load.active) for load in status.top_users] == [("dora", 3, 1)]
