@@ -429,14 +429,23 @@ class AdmissionStore:
 
     @translate_errors
     async def mark_sent(self, sent: Mapping[str, int]) -> None:
-        """Note up to which number the events of requests have been sent."""
-        writes = []
-        for id, number in sent.items():
-            writes.append(UpdateOne({"_id": id, "sent": {"$lt": number}}, {"$set": {"sent": number}}))
-            rest = {"_id": id, "sent": number, f"events.{number}": {"$exists": False}}
-            writes.append(UpdateOne(rest, {"$unset": {"unsent": 1}}))
-        if writes:
-            await self._items.bulk_write(writes, ordered=True)
+        """Note up to which number the events of requests have been sent. Further ones may have been added meanwhile."""
+        if not sent:
+            return
+        all_sent = [
+            UpdateOne(
+                {"_id": id, f"events.{number}": {"$exists": False}},
+                {"$set": {"sent": number}, "$unset": {"unsent": 1}},
+            )
+            for id, number in sent.items()
+        ]
+        done = await self._items.bulk_write(all_sent, ordered=False)
+        if done.matched_count < len(sent):
+            some_sent = [
+                UpdateOne({"_id": id, "sent": {"$lt": number}}, {"$set": {"sent": number}})
+                for id, number in sent.items()
+            ]
+            await self._items.bulk_write(some_sent, ordered=False)
 
     # --- reports
 

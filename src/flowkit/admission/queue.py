@@ -231,6 +231,16 @@ class _Submission:
     error: Exception | None = None
 
 
+@dataclass(eq=False, slots=True)
+class _Ending:
+    execution_id: str
+    report: Report
+    events: Sequence[Fields]
+    change: Change | None = None
+    """The outcome. None if the request has changed meanwhile."""
+    error: Exception | None = None
+
+
 @dataclass(slots=True)
 class _Group:
     """Submissions that get their places together."""
@@ -266,6 +276,7 @@ class AdmissionQueue:
         self.waits: list[tuple[int, float]] = []
         """Rank and waiting time of the requests that this process has popped since the metrics were read."""
         self._submissions: GroupCommit[_Submission] = GroupCommit(self._submit_one, self._submit_group)
+        self._endings: GroupCommit[_Ending] = GroupCommit(self._end_one, self._end_group)
         self._known_limits: tuple[float, Limits] | None = None
         self._submitting = 0
         self.idle = True
@@ -609,30 +620,47 @@ class AdmissionQueue:
     async def report(self, execution_id: str, report: Report, *, events: Sequence[Fields] = ()) -> Change:
         """Note the end of a request. A dispatcher then gives its place or slot to others."""
         for _ in range(_TRIES):
-            item = await self._load(execution_id)
-            if item is None:
-                return Change(outcome=Changed.UNKNOWN)
-            if item["state"] in ENDED:
-                return Change(outcome=Changed.ENDED, ticket=rules.ticket_of(item))
-            if (ended := await self._end(item, report, events)) is not None:
-                return Change(outcome=Changed.DONE, ticket=rules.ticket_of(ended))
+            ending = _Ending(execution_id, report, events)
+            await self._endings.write(ending)
+            if ending.error is not None:
+                raise ending.error
+            if ending.change is not None:
+                return ending.change
         raise _busy(execution_id)
+
+    async def _end_one(self, ending: _Ending) -> None:
+        await self._end_group([ending])
+
+    async def _end_group(self, endings: Sequence[_Ending]) -> Collection[int]:
+        """End a group of requests. One that has changed meanwhile, or is reported twice, gets no outcome."""
+        [error] = await asyncio.gather(self._end_all(endings), return_exceptions=True)
+        for each in endings:
+            if each.change is None and isinstance(error, Exception):
+                each.error = error
+        return ()
+
+    async def _end_all(self, endings: Sequence[_Ending]) -> None:
+        items = await self.store.load({each.execution_id for each in endings})
+        token, at, updates = secrets.token_hex(8), self.clock(), {}
+        for each in endings:
+            item = items.get(each.execution_id)
+            if item is None or item["queue"] != self.store.queue or item["state"] == State.RESERVING:
+                each.change = Change(outcome=Changed.UNKNOWN)
+            elif item["state"] in ENDED:
+                each.change = Change(outcome=Changed.ENDED, ticket=rules.ticket_of(item))
+            elif item["_id"] not in updates:
+                updates[item["_id"]] = (each, _end_of(item, each.report, each.events, at, token))
+        done = await self.store.update([update for _, update in updates.values()], ("ended_by", token))
+        for id in done:
+            ending, update = updates[id]
+            ending.change = Change(outcome=Changed.DONE, ticket=rules.ticket_of({**items[id], **update.set}))
+            self.counts["ended", ending.report.state.value] += 1
+        if done:
+            self.on_change()
 
     async def _end(self, item: Fields, report: Report, events: Sequence[Fields]) -> Fields | None:
         """End a request that is as it was read. Return it; None if it has changed meanwhile."""
-        at = self.clock()
-        fields = {
-            "state": report.state.value,
-            "reason": report.reason,
-            "error": report.error,
-            "report": report.fields,
-            "ended_at": at,
-            "purge_at": moment(at + KEEP_SEC),
-            "owes": "place" if item["state"] == State.QUEUED else "slot",
-        }
-        ended = await self.store.change(
-            ItemUpdate(id=item["_id"], version=item["v"], set=fields, events=events)
-        )
+        ended = await self.store.change(_end_of(item, report, events, self.clock(), None))
         if ended is not None:
             self.counts["ended", report.state.value] += 1
             self.on_change()
@@ -1028,6 +1056,23 @@ def _start_of(item: Fields, token: str, at: float) -> tuple[Fields, Sequence[Fie
         }, ()
     fields |= {"state": State.ACTIVE.value, "started_at": at, "overdue_at": rules.overdue_at(item, at)}
     return fields, rules.popped(item, at)
+
+
+def _end_of(
+    item: Fields, report: Report, events: Sequence[Fields], at: float, token: str | None
+) -> ItemUpdate:
+    """Return the change that ends a request."""
+    fields = {
+        "state": report.state.value,
+        "reason": report.reason,
+        "error": report.error,
+        "report": report.fields,
+        "ended_at": at,
+        "ended_by": token,
+        "purge_at": moment(at + KEEP_SEC),
+        "owes": "place" if item["state"] == State.QUEUED else "slot",
+    }
+    return ItemUpdate(id=item["_id"], version=item["v"], set=fields, events=events)
 
 
 def _has(item: Fields | None, hold: tuple[str, str, str]) -> bool:

@@ -1,22 +1,354 @@
+import de.bwaldvogel.mongo.MongoCollection;
+import de.bwaldvogel.mongo.MongoDatabase;
 import de.bwaldvogel.mongo.MongoServer;
 import de.bwaldvogel.mongo.MongoVersion;
 import de.bwaldvogel.mongo.backend.AbstractMongoBackend;
+import de.bwaldvogel.mongo.backend.CursorRegistry;
+import de.bwaldvogel.mongo.backend.Index;
+import de.bwaldvogel.mongo.backend.IndexKey;
+import de.bwaldvogel.mongo.backend.KeyValue;
+import de.bwaldvogel.mongo.backend.Missing;
+import de.bwaldvogel.mongo.backend.ValueComparator;
 import de.bwaldvogel.mongo.backend.h2.H2Backend;
+import de.bwaldvogel.mongo.backend.h2.H2Database;
 import de.bwaldvogel.mongo.backend.memory.MemoryBackend;
+import de.bwaldvogel.mongo.backend.memory.MemoryDatabase;
+import de.bwaldvogel.mongo.bson.Document;
+import java.time.Instant;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.Collections;
+import java.util.Comparator;
+import java.util.LinkedHashSet;
 import java.util.List;
+import java.util.Set;
+import java.util.TreeMap;
+import org.h2.mvstore.MVStore;
 
 /**
  * A server that speaks MongoDB's protocol: {@code MongoStandIn HOST PORT [FILE]}. Without a file its data end with it.
+ *
+ * <p>The library uses an index only for a query that names exactly its keys, if it is unique. Here, further conditions
+ * do not prevent that, and other indexes serve equal values of their first keys, as in MongoDB. Otherwise each update
+ * with a fence would read the whole collection.
  */
 public final class MongoStandIn {
     /** The server announces an older wire version than current drivers accept, while it knows the commands they send. */
     private record Announced(List<Integer> getVersionArray, int getWireVersion) implements MongoVersion {}
 
     public static void main(String[] args) {
-        AbstractMongoBackend backend = args.length > 2 ? new H2Backend(args[2]) : new MemoryBackend();
+        AbstractMongoBackend backend = args.length > 2 ? new Kept(args[2]) : new Passing();
         backend.version(new Announced(List.of(5, 0, 0), 13));
         MongoServer server = new MongoServer(backend);
         Runtime.getRuntime().addShutdownHook(new Thread(server::shutdownNow));
         server.bind(args[0], Integer.parseInt(args[1]));
+    }
+
+    private static final class Passing extends MemoryBackend {
+        @Override
+        public MemoryDatabase openOrCreateDatabase(String name) {
+            return new PassingDatabase(name, getCursorRegistry());
+        }
+    }
+
+    private static final class PassingDatabase extends MemoryDatabase {
+        PassingDatabase(String name, CursorRegistry cursors) {
+            super(name, cursors);
+        }
+
+        @Override
+        protected Index<Integer> openOrCreateUniqueIndex(
+                String collection, String name, List<IndexKey> keys, boolean sparse) {
+            return new UniqueIndex<>(
+                    name, keys, sparse, super.openOrCreateUniqueIndex(collection, name, keys, sparse));
+        }
+
+        @Override
+        protected Index<Integer> openOrCreateSecondaryIndex(
+                String collection, String name, List<IndexKey> keys, boolean sparse) {
+            return new OrderedIndex<>(name, keys, sparse);
+        }
+    }
+
+    private static final class Kept extends H2Backend {
+        Kept(String file) {
+            super(file);
+        }
+
+        @Override
+        protected MongoDatabase openOrCreateDatabase(String name) {
+            return new KeptDatabase(name, getMvStore(), getCursorRegistry());
+        }
+    }
+
+    private static final class KeptDatabase extends H2Database {
+        KeptDatabase(String name, MVStore store, CursorRegistry cursors) {
+            super(name, store, cursors);
+        }
+
+        @Override
+        protected Index<Object> openOrCreateUniqueIndex(
+                String collection, String name, List<IndexKey> keys, boolean sparse) {
+            return new UniqueIndex<>(
+                    name, keys, sparse, super.openOrCreateUniqueIndex(collection, name, keys, sparse));
+        }
+
+        @Override
+        protected Index<Object> openOrCreateSecondaryIndex(
+                String collection, String name, List<IndexKey> keys, boolean sparse) {
+            return new OrderedIndex<>(name, keys, sparse);
+        }
+    }
+
+    /** A unique index of the library that also serves queries with further conditions. */
+    private static final class UniqueIndex<P> extends Index<P> {
+        private final Index<P> index;
+
+        UniqueIndex(String name, List<IndexKey> keys, boolean sparse, Index<P> index) {
+            super(name, keys, sparse);
+            this.index = index;
+        }
+
+        /** Return the conditions on the keys of the index, or all if it does not have each of them. */
+        private Document own(Document query) {
+            if (query.size() == keys().size() || !query.keySet().containsAll(keys())) {
+                return query;
+            }
+            Document own = new Document();
+            keys().forEach(key -> own.put(key, query.get(key)));
+            return own;
+        }
+
+        @Override
+        public boolean canHandle(Document query) {
+            return index.canHandle(own(query));
+        }
+
+        @Override
+        public Iterable<P> getPositions(Document query) {
+            return index.getPositions(own(query));
+        }
+
+        @Override
+        public P getPosition(Document document) {
+            return index.getPosition(document);
+        }
+
+        @Override
+        public void checkAdd(Document document, MongoCollection<P> collection) {
+            index.checkAdd(document, collection);
+        }
+
+        @Override
+        public void add(Document document, P position, MongoCollection<P> collection) {
+            index.add(document, position, collection);
+        }
+
+        @Override
+        public P remove(Document document) {
+            return index.remove(document);
+        }
+
+        @Override
+        public void checkUpdate(Document old, Document changed, MongoCollection<P> collection) {
+            index.checkUpdate(old, changed, collection);
+        }
+
+        @Override
+        public void updateInPlace(Document old, Document changed, P position, MongoCollection<P> collection) {
+            index.updateInPlace(old, changed, position, collection);
+        }
+
+        @Override
+        public long getCount() {
+            return index.getCount();
+        }
+
+        @Override
+        public boolean isEmpty() {
+            return index.isEmpty();
+        }
+
+        @Override
+        public long getDataSize() {
+            return index.getDataSize();
+        }
+
+        @Override
+        public boolean isUnique() {
+            return true;
+        }
+
+        @Override
+        public boolean hasSameOptions(Index<?> other) {
+            return other.isUnique() && super.hasSameOptions(other);
+        }
+
+        @Override
+        public void drop() {
+            index.drop();
+        }
+    }
+
+    /** An index that need not be unique, in memory. It serves queries that name equal values of its first keys. */
+    private static final class OrderedIndex<P> extends Index<P> {
+        private static final Comparator<Object> VALUES =
+                Comparator.nullsFirst(ValueComparator.ascWithoutListHandling());
+        private static final Object LAST = new Object();
+
+        /** The position of each document, by the values of the keys and the id. */
+        private final TreeMap<List<Object>, P> positions = new TreeMap<>(OrderedIndex::compare);
+
+        OrderedIndex(String name, List<IndexKey> keys, boolean sparse) {
+            super(name, keys, sparse);
+        }
+
+        private static int compare(List<Object> left, List<Object> right) {
+            int common = Math.min(left.size(), right.size());
+            for (int i = 0; i < common; i++) {
+                boolean last = left.get(i) == LAST;
+                if (last || right.get(i) == LAST) {
+                    return last ? 1 : -1;
+                }
+                int order = VALUES.compare(left.get(i), right.get(i));
+                if (order != 0) {
+                    return order;
+                }
+            }
+            return Integer.compare(left.size(), right.size());
+        }
+
+        private List<List<Object>> entries(Document document) {
+            List<List<Object>> found = new ArrayList<>();
+            for (KeyValue values : getKeyValues(document)) {
+                List<Object> entry = new ArrayList<>();
+                values.forEach(value -> entry.add(Missing.isNullOrMissing(value) ? null : value));
+                found.add(entry);
+            }
+            if (found.isEmpty()) {
+                found.add(new ArrayList<>(Collections.nCopies(keys().size(), null)));
+            }
+            found.forEach(entry -> entry.add(document.get("_id")));
+            return found;
+        }
+
+        private static boolean isPlain(Object value) {
+            return value == null
+                    || value instanceof String
+                    || value instanceof Number
+                    || value instanceof Boolean
+                    || value instanceof Instant;
+        }
+
+        /** Return the values that a condition permits, or null if they are not a list of plain values. */
+        private static Collection<?> permitted(Object condition) {
+            if (condition instanceof Document in && in.keySet().equals(Set.of("$in"))) {
+                return in.get("$in") instanceof Collection<?> values && values.stream().allMatch(OrderedIndex::isPlain)
+                        ? values
+                        : null;
+            }
+            return isPlain(condition) ? Collections.singletonList(condition) : null;
+        }
+
+        /** Return the combinations of first values that a query permits; those without any values if it permits all. */
+        private List<List<Object>> prefixes(Document query) {
+            List<List<Object>> prefixes = List.of(List.of());
+            for (String key : keys()) {
+                Collection<?> values = query.containsKey(key) ? permitted(query.get(key)) : null;
+                if (values == null) {
+                    break;
+                }
+                List<List<Object>> longer = new ArrayList<>();
+                for (List<Object> prefix : prefixes) {
+                    for (Object value : values) {
+                        List<Object> next = new ArrayList<>(prefix);
+                        next.add(value);
+                        longer.add(next);
+                    }
+                }
+                prefixes = longer;
+            }
+            return prefixes;
+        }
+
+        @Override
+        public boolean isUnique() {
+            return false;
+        }
+
+        @Override
+        public boolean hasSameOptions(Index<?> other) {
+            return !other.isUnique() && super.hasSameOptions(other);
+        }
+
+        @Override
+        public synchronized boolean canHandle(Document query) {
+            List<List<Object>> prefixes = prefixes(query);
+            return prefixes.stream().noneMatch(prefix -> prefix.isEmpty() || (isSparse() && prefix.contains(null)));
+        }
+
+        @Override
+        public synchronized Iterable<P> getPositions(Document query) {
+            Set<P> found = new LinkedHashSet<>();
+            for (List<Object> prefix : prefixes(query)) {
+                List<Object> end = new ArrayList<>(prefix);
+                end.add(LAST);
+                found.addAll(positions.subMap(prefix, true, end, false).values());
+            }
+            return found;
+        }
+
+        @Override
+        public P getPosition(Document document) {
+            return null;
+        }
+
+        @Override
+        public void checkAdd(Document document, MongoCollection<P> collection) {}
+
+        @Override
+        public synchronized void add(Document document, P position, MongoCollection<P> collection) {
+            entries(document).forEach(entry -> positions.put(entry, position));
+        }
+
+        @Override
+        public synchronized P remove(Document document) {
+            P removed = null;
+            for (List<Object> entry : entries(document)) {
+                P position = positions.remove(entry);
+                removed = position == null ? removed : position;
+            }
+            return removed;
+        }
+
+        @Override
+        public void checkUpdate(Document old, Document changed, MongoCollection<P> collection) {}
+
+        @Override
+        public synchronized void updateInPlace(
+                Document old, Document changed, P position, MongoCollection<P> collection) {
+            remove(old);
+            add(changed, position, collection);
+        }
+
+        @Override
+        public synchronized long getCount() {
+            return positions.size();
+        }
+
+        @Override
+        public synchronized boolean isEmpty() {
+            return positions.isEmpty();
+        }
+
+        @Override
+        public long getDataSize() {
+            return 0;
+        }
+
+        @Override
+        public synchronized void drop() {
+            positions.clear();
+        }
     }
 }
