@@ -469,16 +469,17 @@ class AdmissionQueue:
     async def page(
         self,
         *,
-        state: State | None = None,
+        state: State | Collection[State] | None = None,
         priority: Priority | None = None,
         user_id: str | None = None,
         tenant: str | None = None,
         skip: int = 0,
         limit: int = 50,
     ) -> Page:
-        """Return requests, newest first."""
+        """Return requests, newest first. `state` is one state or several."""
+        states = [state] if isinstance(state, State) else state
         given = {
-            "state": state and state.value,
+            "state": {"$in": [each.value for each in states]} if states else None,
             "rank": priority and priority.rank,
             "user_id": user_id,
             "tenant": tenant,
