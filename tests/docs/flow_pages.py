@@ -45,37 +45,40 @@ def methods_page() -> str:
         text = " ".join(part for part in (method["summary"], method.get("description")) if part)
         parts.append(f"## `{method['name']}`\n\n{' '.join(text.split())}\n\n")
         if method["params"]:
-            given = _name(method["params"][0]["schema"])
-            parts.append(_fields("Parameter", api["components"]["schemas"][given]))
-            parts.append(f"Result: {_type(method['result']['schema'])}.\n\n")
-        errors = [name for each in method["errors"] if (name := _name(each)) not in _EVERYWHERE]
+            given = name_of(method["params"][0]["schema"])
+            parts.append(fields_table("Parameter", api["components"]["schemas"][given]))
+            parts.append(f"Result: {type_text(method['result']['schema'])}.\n\n")
+        errors = [name for each in method["errors"] if (name := name_of(each)) not in _EVERYWHERE]
         if errors:
             parts.append(f"Errors: {', '.join(f'`{each}`' for each in errors)}.\n\n")
     parts.append("## Objects\n\n")
-    used = {_name(method["params"][0]["schema"]) for method in api["methods"] if method["params"]}
+    used = {name_of(method["params"][0]["schema"]) for method in api["methods"] if method["params"]}
     for name, schema in sorted(api["components"]["schemas"].items()):
         if name not in used:
-            parts.append(_object(name, schema))
+            parts.append(object_part(name, schema))
     return "".join(parts).rstrip() + "\n"
 
 
-def _object(name: str, schema: dict[str, Any]) -> str:
+def object_part(name: str, schema: dict[str, Any]) -> str:
+    """Return the section about an object or an enumeration."""
     text = f"### {name}\n\n{' '.join(schema.get('description', '').split())}\n\n"
     if "enum" in schema:
         return f"{text}One of {', '.join(f'`{each}`' for each in schema['enum'])}.\n\n"
-    return text + _fields("Field", schema)
+    return text + fields_table("Field", schema)
 
 
-def _fields(head: str, schema: dict[str, Any]) -> str:
+def fields_table(head: str, schema: dict[str, Any], *, marked: bool | None = None) -> str:
+    """Return a table of the fields of an object. `marked`: required ones are marked, by default those of parameters."""
+    marked = head == "Parameter" if marked is None else marked
     properties = schema.get("properties", {})
     if not properties:
         return "Without parameters.\n\n" if head == "Parameter" else ""
     rows = [f"| {head} | Type | Meaning |", "|---|---|---|"]
     for name, field in properties.items():
-        needed = " **Required.**" if head == "Parameter" and name in schema.get("required", []) else ""
+        needed = " **Required.**" if marked and name in schema.get("required", []) else ""
         default = f" Default: `{_json(field['default'])}`." if field.get("default") not in (None, "") else ""
         rows.append(
-            f"| `{name}` | {_type(field)} | {field.get('description', '')}{default}{needed} |".replace(
+            f"| `{name}` | {type_text(field)} | {field.get('description', '')}{default}{needed} |".replace(
                 "  ", " "
             )
         )
@@ -86,20 +89,25 @@ def _json(value: object) -> str:
     return str(value).replace("'", '"')
 
 
-def _type(schema: dict[str, Any]) -> str:
+def type_text(schema: dict[str, Any]) -> str:
+    """Return the type of a value, with links to the sections about objects."""
     if "$ref" in schema:
-        name = _name(schema)
+        name = name_of(schema)
         return f"[{name}](#{name.lower()})"
     if "anyOf" in schema:
-        return " or ".join(_type(each) for each in schema["anyOf"])
+        return " or ".join(type_text(each) for each in schema["anyOf"])
     if "enum" in schema:
         return ", ".join(f"`{each}`" for each in schema["enum"])
     if schema.get("type") == "array":
-        return f"list of {_type(schema['items'])}" if schema.get("items") else "list"
+        return f"list of {type_text(schema['items'])}" if schema.get("items") else "list"
+    for values in (schema.get("additionalProperties"), *schema.get("patternProperties", {}).values()):
+        if isinstance(values, dict) and "$ref" in values:
+            return f"object with values of {type_text(values)}"
     return str(schema.get("type", "any"))
 
 
-def _name(schema: dict[str, Any]) -> str:
+def name_of(schema: dict[str, Any]) -> str:
+    """Return the name of the object to which a schema refers."""
     return str(schema["$ref"]).rpartition("/")[2]
 
 

@@ -292,7 +292,12 @@ class AdmissionQueue:
     # --- submitting
 
     async def submit(self, request: Request) -> Ticket:
-        """Ask for admission. Return the request as it waits or was rejected, or an earlier one with the same id."""
+        """Ask for admission. Return the request as it waits or was rejected, or an earlier one with the same id.
+
+        Raise ConfigError if the tenant has a slash, or if another user or queue has used the id.
+        """
+        if "/" in request.tenant:
+            raise ConfigError(f"tenant is {shown(request.tenant)}; it must not contain a slash")
         deadline = self.clock() + _RESERVED_SEC
         while True:
             submission = _Submission(request, self.clock())
@@ -344,7 +349,11 @@ class AdmissionQueue:
             found = earlier.get(item["_id"])
             if found is None or found["state"] == State.RESERVING:
                 continue
-            if found["state"] in REPEATABLE and not found.get("owes") and found["place"] not in doubtful:
+            if (found["queue"], found["tenant"], found["user_id"]) != _owner_of(item):
+                group.members[item["_id"]].error = ConfigError(
+                    f"execution_id is {shown(item['_id'])}, which another user or queue has used; choose another id"
+                )
+            elif found["state"] in REPEATABLE and not found.get("owes") and found["place"] not in doubtful:
                 new = {
                     name: value for name, value in item.items() if name not in ("_id", "events", "sent", "v")
                 }
@@ -497,16 +506,17 @@ class AdmissionQueue:
     async def page(
         self,
         *,
-        state: State | None = None,
+        state: State | Collection[State] | None = None,
         priority: Priority | None = None,
         user_id: str | None = None,
         tenant: str | None = None,
         skip: int = 0,
         limit: int = 50,
     ) -> Page:
-        """Return requests, newest first."""
+        """Return requests, newest first. `state` is one state or several."""
+        states = [state] if isinstance(state, State) else state
         given = {
-            "state": state and state.value,
+            "state": {"$in": [each.value for each in states]} if states else None,
             "rank": priority and priority.rank,
             "user_id": user_id,
             "tenant": tenant,
@@ -978,8 +988,6 @@ def request_of(admission: Admission, task_id: str, given: Fields) -> Request:
     for name, value in (("user_id", admission.user_id), ("tenant", admission.tenant)):
         if not isinstance(value, str) or not 0 < len(value) <= USER_CHARS:
             raise ConfigError(f"{name} is {shown(value)}; it must be a text of 1 to {USER_CHARS} characters")
-    if "/" in admission.tenant:
-        raise ConfigError(f"tenant is {shown(admission.tenant)}; it must not contain a slash")
     if admission.priority not in RANKS:
         raise ConfigError(f"priority is {shown(admission.priority)}; choose from {', '.join(RANKS)}")
     if (size := len(dumps(given))) > ADMITTED_TASK_BYTES:
@@ -1014,6 +1022,10 @@ def _new_item(request: Request, token: str, at: float, queue: str) -> Fields:
         "sent": 0,
         "v": 0,
     }
+
+
+def _owner_of(item: Fields) -> tuple[str, str, str]:
+    return item["queue"], item["tenant"], item["user_id"]
 
 
 def _step(kind: str, ids: Mapping[str, Any]) -> Fields:

@@ -69,7 +69,8 @@ def tenant_holder(tenant: str) -> str:
 
 
 def _of_user(limits: Limits, tenant: str, user_id: str) -> Override:
-    own = limits.users.get(f"{tenant}/{user_id}") or limits.users.get(user_id) or Override()
+    general = None if "/" in user_id else limits.users.get(user_id)
+    own = limits.users.get(f"{tenant}/{user_id}") or general or Override()
     return Override(
         max_total=limits.max_per_user if own.max_total is None else own.max_total,
         max_active=limits.max_active_per_user if own.max_active is None else own.max_active,

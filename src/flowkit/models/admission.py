@@ -96,7 +96,7 @@ class Limits:
     """How long a request waits before it expires."""
     tenants: Mapping[str, Override] = field(default_factory=dict)
     users: Mapping[str, Override] = field(default_factory=dict)
-    """By the name of the user, or by `tenant/user`, which takes precedence."""
+    """By the name of the user, or by `tenant/user`, which takes precedence. A name with a slash is always the latter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

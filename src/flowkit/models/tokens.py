@@ -20,6 +20,8 @@ class Right(StrEnum):
     """Everything, for every actor."""
     FLOWS = "flows"
     """The flows of the actor that the token names."""
+    ADMISSION = "admission"
+    """The requests for admission of the actor: to submit, see, cancel and repeat them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

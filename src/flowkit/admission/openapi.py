@@ -1,0 +1,280 @@
+"""Calls of an HTTP API whose parameters and results are pydantic models, and the OpenAPI document that describes them.
+
+A table of operations makes both the routes and the document, so these never differ.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
+from starlette.responses import Response
+from starlette.routing import Route
+
+from flowkit.core.utils import dumps
+from flowkit.errors import StoreRefused, StoreUnavailable
+from flowkit.server.errors import HttpError
+from flowkit.server.rpc import Params, describe_problem, secret_fields
+from flowkit.text import count_of, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from starlette.requests import Request
+    from starlette.routing import BaseRoute
+
+    from flowkit.server.auth import Caller
+
+MAX_PROBLEMS: Final = 5
+"""Maximum number of problems that an error names."""
+RETRY_SEC: Final = 1
+"""After this time, a client can repeat a call that failed because MongoDB was unavailable."""
+
+_COMMON_ERRORS: Final[Mapping[int, str]] = {
+    401: "There is no token, or an unknown, expired or revoked one: `unauthorized`.",
+    403: "The token does not permit the call: `permission_denied`.",
+    500: "A bug: `internal_error`. The message has a reference to the log.",
+    503: "MongoDB is unavailable: `mongo_unavailable`. The header `Retry-After` says when to try again.",
+}
+_INPUT_ERRORS: Final[Mapping[int, str]] = {422: "A field of the call is invalid: `invalid_request`."}
+_BODY_ERRORS: Final[Mapping[int, str]] = {
+    400: "The body is not JSON: `invalid_json`.",
+    413: "The body is too large: `body_too_large`.",
+}
+
+
+class Problem(BaseModel):
+    """What went wrong."""
+
+    code: str
+    message: str
+
+
+class Failure(BaseModel):
+    """The body of every response with a status of 400 or more."""
+
+    error: Problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What a call gives. Each part is an instance of the operation's model for it; None if there is no model."""
+
+    caller: Caller
+    path: Any = None
+    query: Any = None
+    header: Any = None
+    body: Any = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """A call that clients can make. Its description is the docstring of `call`."""
+
+    method: str
+    path: str
+    call: Callable[[Any, Given], Awaitable[BaseModel]]
+    """A method of the API. Raises HttpError."""
+    result: type[BaseModel]
+    permit: Callable[[Caller], None]
+    """Raises HttpError if the caller may not make the call."""
+    parameters: Mapping[str, type[Params]] = field(default_factory=dict)
+    """Models of the parameters by their place: `path`, `query` or `header`."""
+    bodies: Mapping[str, type[Params]] = field(default_factory=dict)
+    """Models of the body. The first one applies whose key is a field of the body, or is empty. None: no body is read."""
+    errors: Mapping[int, str] = field(default_factory=dict)
+    """The errors that only this operation has, by their status."""
+
+
+def operation_routes(
+    operations: Sequence[Operation], api: object, info: Mapping[str, Any], *, document_path: str
+) -> list[BaseRoute]:
+    """Return the routes that call the operations of `api`, and serve their OpenAPI document at `document_path`."""
+    document = dumps(openapi_document(operations, info))
+
+    async def describe(request: Request) -> Response:
+        return Response(document, media_type="application/json")
+
+    routes = [Route(each.path, _endpoint(each, api), methods=[each.method]) for each in operations]
+    return [*routes, Route(document_path, describe, methods=["GET"])]
+
+
+def _endpoint(operation: Operation, api: object) -> Callable[[Request], Awaitable[Response]]:
+    async def respond(request: Request) -> Response:
+        caller: Caller = request.user
+        operation.permit(caller)
+        given = Given(caller=caller, **_parameters(operation, request), body=await _body(operation, request))
+        return Response(dumps(await _call(operation, api, given)), media_type="application/json")
+
+    return respond
+
+
+async def _call(operation: Operation, api: object, given: Given) -> BaseModel:
+    """Run an operation. Raise HttpError for errors of MongoDB; their texts may contain addresses."""
+    try:
+        return await operation.call(api, given)
+    except StoreUnavailable as error:
+        after = (b"retry-after", b"%d" % RETRY_SEC)
+        raise HttpError(503, error.code, "MongoDB is unavailable; try the call again", (after,)) from error
+    except StoreRefused as error:
+        raise HttpError(422, error.code, "MongoDB refuses a value of the call; change it") from error
+
+
+def _parameters(operation: Operation, request: Request) -> dict[str, Params]:
+    found: Mapping[str, Mapping[str, Any]] = {
+        "path": request.path_params,
+        "query": request.query_params,
+        "header": request.headers,
+    }
+    parts = {}
+    for place, model in operation.parameters.items():
+        given = found[place]
+        if place == "header":
+            names = [each.alias or name for name, each in model.model_fields.items()]
+            given = {name: given[name] for name in names if name in given}
+        parts[place] = _parse(model, dict(given), strict=False)
+    return parts
+
+
+async def _body(operation: Operation, request: Request) -> Params | None:
+    if not operation.bodies:
+        return None
+    try:
+        given = from_json(await request.body(), allow_inf_nan=False)
+    except ValueError as error:
+        raise HttpError(400, "invalid_json", f"the body is not JSON: {error}; send an object") from None
+    if not isinstance(given, dict):
+        raise HttpError(422, "invalid_request", f"the body is {kind_of(given)}; send a JSON object")
+    model = next(model for name, model in operation.bodies.items() if not name or name in given)
+    return _parse(model, given, strict=True)
+
+
+def _parse(model: type[Params], given: Mapping[str, Any], *, strict: bool) -> Params:
+    """Return the values as an instance of a model. Raise HttpError, which names the invalid fields.
+
+    With `strict`, values must have the exact JSON type; otherwise texts are converted.
+    """
+    try:
+        return model.model_validate_json(to_json(given), strict=strict)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False)
+        secrets = secret_fields(model)
+        found = [_problem_text(describe_problem(each, model, secrets)) for each in details[:MAX_PROBLEMS]]
+        if len(details) > len(found):
+            found.append(count_of(len(details) - len(found), "more problem"))
+        raise HttpError(422, "invalid_request", "; ".join(found)) from None
+
+
+def _problem_text(problem: Mapping[str, Any]) -> str:
+    value = f" is {problem['value']}" if "value" in problem else ""
+    return f"{problem['field']}{value}: {problem['problem'].removeprefix('Value error, ')}"
+
+
+# --- the document -------------------------------------------------------------------------------------------------
+
+
+def openapi_document(operations: Sequence[Operation], info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the OpenAPI document that describes the operations, their models and their errors."""
+    inputs: dict[tuple[type[BaseModel], str], tuple[Any, Any, TypeAdapter[Any]]] = {}
+    for each in operations:
+        given = [*each.parameters.values(), *each.bodies.values()]
+        modes = [
+            *((model, "validation") for model in given),
+            *((model, "serialization") for model in (each.result, Failure)),
+        ]
+        inputs |= {(model, mode): ((model, mode), mode, TypeAdapter(model)) for model, mode in modes}
+    schemas, definitions = TypeAdapter.json_schemas(
+        inputs.values(), ref_template="#/components/schemas/{model}"
+    )
+    described = _Described({key: schema for (key, _), schema in schemas.items()}, definitions["$defs"])
+    paths: dict[str, dict[str, Any]] = {}
+    for each in operations:
+        paths.setdefault(each.path, {})[each.method.lower()] = described.operation(each)
+    listed = {described.name_of(model) for each in operations for model in each.parameters.values()}
+    return {
+        "openapi": "3.1.0",
+        "info": dict(info),
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": {name: each for name, each in described.components.items() if name not in listed},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+class _Described:
+    """The schemas of all models, and the parts of the document that use them."""
+
+    def __init__(
+        self, schemas: Mapping[tuple[type[BaseModel], str], Any], components: Mapping[str, Any]
+    ) -> None:
+        self._schemas = schemas
+        self.components = components
+
+    def name_of(self, model: type[BaseModel]) -> str:
+        """Return the name of the component that describes a model of parameters."""
+        return str(self._schemas[model, "validation"]["$ref"]).rpartition("/")[2]
+
+    def operation(self, operation: Operation) -> dict[str, Any]:
+        """Return the description of an operation."""
+        summary, _, description = (inspect.getdoc(operation.call) or "").partition("\n")
+        result = self._schemas[operation.result, "serialization"]
+        return {
+            "operationId": getattr(operation.call, "__name__", operation.path),
+            "summary": summary,
+            **({"description": description.strip()} if description.strip() else {}),
+            "parameters": self._parameters(operation),
+            **self._body(operation),
+            "responses": {"200": _response("The result.", result), **self._errors(operation)},
+        }
+
+    def _parameters(self, operation: Operation) -> list[dict[str, Any]]:
+        found = []
+        for place, model in operation.parameters.items():
+            schema = self.components[self.name_of(model)]
+            for name, each in schema.get("properties", {}).items():
+                text = each.get("description")
+                found.append(
+                    {
+                        "name": name,
+                        "in": place,
+                        "required": name in schema.get("required", []),
+                        **({"description": text} if text else {}),
+                        "schema": {key: part for key, part in each.items() if key != "description"},
+                    }
+                )
+        return found
+
+    def _body(self, operation: Operation) -> dict[str, Any]:
+        schemas = [self._schemas[model, "validation"] for model in operation.bodies.values()]
+        if not schemas:
+            return {}
+        schema = schemas[0] if len(schemas) == 1 else {"oneOf": schemas}
+        return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+    def _errors(self, operation: Operation) -> dict[str, Any]:
+        given = operation.parameters or operation.bodies
+        parts = (
+            _COMMON_ERRORS,
+            _INPUT_ERRORS if given else {},
+            _BODY_ERRORS if operation.bodies else {},
+            operation.errors,
+        )
+        texts: dict[int, list[str]] = {}
+        for part in parts:
+            for status, text in part.items():
+                texts.setdefault(status, []).append(text)
+        failure = self._schemas[Failure, "serialization"]
+        return {str(status): _response(" ".join(texts[status]), failure) for status in sorted(texts)}
+
+
+def _response(description: str, schema: Any) -> dict[str, Any]:
+    found = {"description": description, "content": {"application/json": {"schema": schema}}}
+    if "`Retry-After`" in description:
+        seconds = {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}
+        found["headers"] = {"Retry-After": seconds}
+    return found
