@@ -21,7 +21,17 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import baseline, external, flows, flows_by_hand, inline, shards, streaming, wide_by_hand
+from benchmarks import (
+    admission,
+    baseline,
+    external,
+    flows,
+    flows_by_hand,
+    inline,
+    shards,
+    streaming,
+    wide_by_hand,
+)
 from benchmarks.actions import Actions
 from benchmarks.bare_bridge import DISPATCHES as BARE_DISPATCHES
 from benchmarks.batches import BATCHES, bare_loop, one_node
@@ -76,12 +86,14 @@ def main(
     ):
         os.environ.update(stack.exports)
         results, latencies = [], []
-        if not only.startswith("flows"):
+        if not only.startswith(("flows", "admission")):
             brokers = _start_processes(processes, Path(folder))
             results = uvloop.run(_measure(rounds, only, _comparisons(brokers)))
             latencies = uvloop.run(_latencies(only))
         if any(only in name for name in flows.NAMES):
             results += uvloop.run(_measure(rounds, only, _flow_comparisons()))
+        if any(only in name for name in admission.NAMES):
+            results += uvloop.run(_measure(rounds, only, _admission_comparisons()))
     _print(
         results, "FlowKit compared with a hand-written workflow (streaming: with the same stages in sequence)"
     )
@@ -202,6 +214,18 @@ async def _flow_comparisons() -> AsyncIterator[Comparison]:
             sides=status,
             **{**rows, "clean": made.show_another},
         )
+
+
+async def _admission_comparisons() -> AsyncIterator[Comparison]:
+    mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
+    client = await connect()
+    tasks = TaskClient(client, TaskStore(mongo[admission.DATABASES[0]]), queue=admission.QUEUE)
+    made = admission.Admissions(mongo, client, tasks)
+    rows: Any = {"clean": made.clean, "rounds": 3, "warms_up": False}
+    outside, blocked, starts = made.outside(), made.blocked(), made.starts()
+    yield Comparison(name=admission.OUTSIDE, unit="requests/s", target=">= 0.60", sides=outside, **rows)
+    yield Comparison(name=admission.BLOCKED, unit="ms/pop", target="<= 1.3", sides=blocked, **rows)
+    yield Comparison(name=admission.STARTS, unit="s", target="<= 1.1", sides=starts, **rows)
 
 
 def _cases(

@@ -19,7 +19,7 @@ from flowkit.errors import FlowKitError, StoreUnavailable
 from flowkit.models.admission import Fields, Kind, Report, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from temporalio.client import Client
 
@@ -134,7 +134,7 @@ class Dispatcher:
                 priority=Priority(priority_key=item["rank"], fairness_key=_fairness_key(item)),
             )
         except (StoreUnavailable, TemporalUnavailable, RPCError) as error:
-            outcome = self._queue.try_again(item, str(error))
+            outcome: Awaitable[object] = self._queue.try_again(item, str(error))
         except FlowKitError as error:
             outcome = self._queue.refuse(item, str(error))
         else:

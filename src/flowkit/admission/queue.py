@@ -277,6 +277,7 @@ class AdmissionQueue:
         """Rank and waiting time of the requests that this process has popped since the metrics were read."""
         self._submissions: GroupCommit[_Submission] = GroupCommit(self._submit_one, self._submit_group)
         self._endings: GroupCommit[_Ending] = GroupCommit(self._end_one, self._end_group)
+        self._starts: GroupCommit[Fields] = GroupCommit(self._note_start, self._note_starts)
         self._known_limits: tuple[float, Limits] | None = None
         self._submitting = 0
         self.idle = True
@@ -689,13 +690,22 @@ class AdmissionQueue:
 
     # --- runs
 
-    async def started(self, item: Fields) -> Fields | None:
-        """Note that the task of a request has started. Return the request; None if it has changed meanwhile."""
+    async def started(self, item: Fields) -> None:
+        """Note that the task of a request has started, unless the request has changed meanwhile."""
+        await self._starts.write(item)
+
+    async def _note_start(self, item: Fields) -> None:
+        await self._note_starts([item])
+
+    async def _note_starts(self, items: Sequence[Fields]) -> Collection[int]:
         at = self.clock()
         fields = {"state": State.ACTIVE.value, "started_at": at, "try_at": None}
-        return await self.store.change(
+        updates = [
             ItemUpdate(id=item["_id"], version=item["v"], set=fields, events=rules.started(item, at))
-        )
+            for item in items
+        ]
+        await self.store.update(updates, ("started_at", at))
+        return ()
 
     async def try_again(self, item: Fields, error: str) -> Fields | None:
         """Note that a task could not be started. Start it again later, or end its request after the last try."""

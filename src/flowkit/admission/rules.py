@@ -208,11 +208,13 @@ def overdue_at(item: Fields, started_at: float) -> float | None:
 
 
 def event(kind: str, item: Fields, at: float, **fields: Any) -> Fields:
-    """Return an event as its request stores it.
+    """Return an event as its request stores it."""
+    return {"type": kind, "at": at, "v": item["v"], "fields": fields}
 
-    Its id is derived from the request, its version, the type and the time, so that an event never gets two ids.
-    """
-    return {"id": _uuid(f"{item['_id']} {item['v']} {kind} {at!r}"), "type": kind, "at": at, "fields": fields}
+
+def event_id(item: Fields, stored: Fields) -> str:
+    """Return the id of an event. It is derived from the request, its version, the type and the time."""
+    return _uuid(f"{item['_id']} {stored['v']} {stored['type']} {stored['at']!r}")
 
 
 def _uuid(text: str) -> str:
@@ -337,7 +339,7 @@ def envelope(item: Fields, stored: Fields) -> Fields:
     metadata = {**metadata, **({} if command else given), "user_id": item["user_id"]}
     body = item["body"] if stored["type"] == CREATE_POD else {}
     return {
-        "event_id": stored["id"],
+        "event_id": event_id(item, stored),
         "event_type": stored["type"],
         "event_version": "1.0",
         "timestamp": iso(stored["at"]),

@@ -21,8 +21,12 @@ import java.util.Collections;
 import java.util.Comparator;
 import java.util.LinkedHashSet;
 import java.util.List;
+import java.util.Map;
+import java.util.Objects;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CopyOnWriteArrayList;
 import org.h2.mvstore.MVStore;
 
 /**
@@ -52,6 +56,8 @@ public final class MongoStandIn {
     }
 
     private static final class PassingDatabase extends MemoryDatabase {
+        private final Indexes<Integer> indexes = new Indexes<>();
+
         PassingDatabase(String name, CursorRegistry cursors) {
             super(name, cursors);
         }
@@ -59,14 +65,14 @@ public final class MongoStandIn {
         @Override
         protected Index<Integer> openOrCreateUniqueIndex(
                 String collection, String name, List<IndexKey> keys, boolean sparse) {
-            return new UniqueIndex<>(
-                    name, keys, sparse, super.openOrCreateUniqueIndex(collection, name, keys, sparse));
+            Index<Integer> index = super.openOrCreateUniqueIndex(collection, name, keys, sparse);
+            return indexes.unique(collection, name, keys, sparse, index);
         }
 
         @Override
         protected Index<Integer> openOrCreateSecondaryIndex(
                 String collection, String name, List<IndexKey> keys, boolean sparse) {
-            return new OrderedIndex<>(name, keys, sparse);
+            return indexes.ordered(collection, name, keys, sparse);
         }
     }
 
@@ -82,6 +88,8 @@ public final class MongoStandIn {
     }
 
     private static final class KeptDatabase extends H2Database {
+        private final Indexes<Object> indexes = new Indexes<>();
+
         KeptDatabase(String name, MVStore store, CursorRegistry cursors) {
             super(name, store, cursors);
         }
@@ -89,24 +97,51 @@ public final class MongoStandIn {
         @Override
         protected Index<Object> openOrCreateUniqueIndex(
                 String collection, String name, List<IndexKey> keys, boolean sparse) {
-            return new UniqueIndex<>(
-                    name, keys, sparse, super.openOrCreateUniqueIndex(collection, name, keys, sparse));
+            Index<Object> index = super.openOrCreateUniqueIndex(collection, name, keys, sparse);
+            return indexes.unique(collection, name, keys, sparse, index);
         }
 
         @Override
         protected Index<Object> openOrCreateSecondaryIndex(
                 String collection, String name, List<IndexKey> keys, boolean sparse) {
-            return new OrderedIndex<>(name, keys, sparse);
+            return indexes.ordered(collection, name, keys, sparse);
+        }
+    }
+
+    /** The indexes of one database, of which the library uses the first that can serve a query. */
+    private static final class Indexes<P> {
+        private final Map<String, List<UniqueIndex<P>>> unique = new ConcurrentHashMap<>();
+        private final Map<String, List<OrderedIndex<P>>> ordered = new ConcurrentHashMap<>();
+
+        private static <V> List<V> of(Map<String, List<V>> indexes, String collection) {
+            return indexes.computeIfAbsent(collection, key -> new CopyOnWriteArrayList<>());
+        }
+
+        Index<P> unique(String collection, String name, List<IndexKey> keys, boolean sparse, Index<P> index) {
+            List<UniqueIndex<P>> others = of(unique, collection);
+            UniqueIndex<P> made = new UniqueIndex<>(name, keys, sparse, index, others);
+            others.add(made);
+            return made;
+        }
+
+        Index<P> ordered(String collection, String name, List<IndexKey> keys, boolean sparse) {
+            List<OrderedIndex<P>> others = of(ordered, collection);
+            OrderedIndex<P> index = new OrderedIndex<>(name, keys, sparse, of(unique, collection), others);
+            others.add(index);
+            return index;
         }
     }
 
     /** A unique index of the library that also serves queries with further conditions. */
     private static final class UniqueIndex<P> extends Index<P> {
         private final Index<P> index;
+        private final List<UniqueIndex<P>> unique;
 
-        UniqueIndex(String name, List<IndexKey> keys, boolean sparse, Index<P> index) {
+        UniqueIndex(
+                String name, List<IndexKey> keys, boolean sparse, Index<P> index, List<UniqueIndex<P>> unique) {
             super(name, keys, sparse);
             this.index = index;
+            this.unique = unique;
         }
 
         /** Return the conditions on the keys of the index, or all if it does not have each of them. */
@@ -187,6 +222,7 @@ public final class MongoStandIn {
         @Override
         public void drop() {
             index.drop();
+            unique.remove(this);
         }
     }
 
@@ -199,8 +235,18 @@ public final class MongoStandIn {
         /** The position of each document, by the values of the keys and the id. */
         private final TreeMap<List<Object>, P> positions = new TreeMap<>(OrderedIndex::compare);
 
-        OrderedIndex(String name, List<IndexKey> keys, boolean sparse) {
+        private final List<UniqueIndex<P>> unique;
+        private final List<OrderedIndex<P>> ordered;
+
+        OrderedIndex(
+                String name,
+                List<IndexKey> keys,
+                boolean sparse,
+                List<UniqueIndex<P>> unique,
+                List<OrderedIndex<P>> ordered) {
             super(name, keys, sparse);
+            this.unique = unique;
+            this.ordered = ordered;
         }
 
         private static int compare(List<Object> left, List<Object> right) {
@@ -271,6 +317,13 @@ public final class MongoStandIn {
             return prefixes;
         }
 
+        /** Return how many of its first keys a query names, or 0 if the index does not have what the query finds. */
+        private int served(Document query) {
+            List<List<Object>> prefixes = prefixes(query);
+            boolean absent = isSparse() && prefixes.stream().anyMatch(prefix -> prefix.stream().anyMatch(Objects::isNull));
+            return absent || prefixes.isEmpty() ? 0 : prefixes.get(0).size();
+        }
+
         @Override
         public boolean isUnique() {
             return false;
@@ -283,8 +336,10 @@ public final class MongoStandIn {
 
         @Override
         public synchronized boolean canHandle(Document query) {
-            List<List<Object>> prefixes = prefixes(query);
-            return prefixes.stream().noneMatch(prefix -> prefix.isEmpty() || (isSparse() && prefix.contains(null)));
+            int served = served(query);
+            return served > 0
+                    && unique.stream().noneMatch(index -> index.canHandle(query))
+                    && ordered.stream().allMatch(index -> index.served(query) <= served);
         }
 
         @Override
@@ -349,6 +404,7 @@ public final class MongoStandIn {
         @Override
         public synchronized void drop() {
             positions.clear();
+            ordered.remove(this);
         }
     }
 }
