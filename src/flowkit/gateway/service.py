@@ -85,8 +85,6 @@ _CONTEXT_SEC: Final = 2.0
 _CONTEXTS: Final = 1_000
 _ENGINE_SEC: Final = 30.0
 """How long an action waits for an engine."""
-_CLOSING_SEC: Final = 0.1
-"""How often a retry looks whether the workflow of the ended run has closed."""
 _TRIES: Final = 10
 """How often a change of a flow is tried that other calls change at the same time."""
 
@@ -471,30 +469,12 @@ class Gateway:
                 f"flow {flow['id']} has no run; start it with flow.start", {"id": flow["id"]}
             )
         await self.events.observe(flow)
-        await self._wait_closed(flow["task_id"])
         nodes = [str(each) for each in params.nodes] or None
         try:
             made = await self._tasks.rerun(flow["task_id"], nodes, by=_by(call))
         except ActionRejected as error:
             raise InvalidTransition(str(error), {"id": flow["id"], "run_id": run_id(flow)}) from None
         return _started(await self._note_retry(flow, made["run_seq"]), begun=True)
-
-    async def _wait_closed(self, task_id: str) -> None:
-        """Wait until the workflow of an ended run has closed: the run ends for clients a moment before.
-
-        Without an engine, this can take long. Raise StorageError then.
-        """
-        task = await self._store.task(task_id, ["closed_run_id"]) or {}
-        until = time.monotonic() + _ENGINE_SEC
-        while (closing := task.get("closed_run_id")) is not None:
-            found = await self._describe(task_id)
-            if found is None or found.close_time is not None or found.run_id != closing:
-                return
-            if time.monotonic() > until:
-                raise StorageError(
-                    f"no engine has closed {task_id} within {_ENGINE_SEC:.0f} s; try again", {"id": task_id}
-                )
-            await asyncio.sleep(_CLOSING_SEC)
 
     async def _note_retry(self, flow: Fields, run_seq: int) -> Fields:
         """Note the number of the run that a retry has started, and return the flow."""
