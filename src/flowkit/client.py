@@ -185,14 +185,28 @@ class TaskClient:
         well.
         """
         task_id = str(uuid.uuid4()) if task_id is None else task_id
+        if not await self.start_task(task_id, params=params, graph=graph, functions=functions):
+            _logger.info("task %s has already finished; it does not run again", task_id)
+        return task_id
+
+    async def start_task(
+        self,
+        task_id: str,
+        *,
+        params: dict[str, Any],
+        graph: dict[str, Any],
+        functions: Collection[str] | None = None,
+    ) -> bool:
+        """Start a task as `create_task` does. Return False if Temporal knows one with this id that has finished."""
         raise_if([problem] if (problem := new_task_id_problem(task_id)) else [])
         own_params = {} if params is None else convert_to_json("params", params)
         given = {"params": own_params, "graph": convert_to_json("graph", graph)}
         await asyncio.to_thread(self._check, task_id, given, functions)
         raise_if(await bridged_problems(self._client, self._queue, given["graph"]))
-        await self._start(task_id, given, await self._input(task_id, given))
-        await self._write_document(task_id, given)
-        return task_id
+        runs = await self._start(task_id, given, await self._input(task_id, given))
+        if runs:
+            await self._write_document(task_id, given)
+        return runs
 
     def _check(self, task_id: str, given: dict[str, Any], functions: Collection[str] | None) -> None:
         graph = validate_input(task_id, given, max_nodes=self._max_nodes, external_roles=self._external_roles)
@@ -213,7 +227,8 @@ class TaskClient:
         }
         return input_of(await StoredGraphs(self._tasks.database).put(task_id, content, **owner))
 
-    async def _start(self, task_id: str, given: dict[str, Any], workflow_input: dict[str, Any]) -> None:
+    async def _start(self, task_id: str, given: dict[str, Any], workflow_input: dict[str, Any]) -> bool:
+        """Start the workflow unless it runs. Return False if it has finished."""
         graph_name = given["graph"].get("name")
         name = pipeline_name(graph_name if isinstance(graph_name, str) else None, given["params"])
         try:
@@ -227,13 +242,14 @@ class TaskClient:
                 static_summary=truncate(name, 100) if name else None,
             )
         except WorkflowAlreadyStartedError:
-            _logger.info("task %s has already finished; it does not run again", task_id)
+            return False
         except RPCError as error:
             error.add_note(
                 f"task {task_id!r} may have started anyway: call again with task_id={task_id!r}, which starts it "
                 "only if it has not started"
             )
             raise
+        return True
 
     async def _write_document(self, task_id: str, given: dict[str, Any]) -> None:
         """Write the task document right away. The task has already started, so an error here is only logged."""

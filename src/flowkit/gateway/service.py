@@ -437,20 +437,21 @@ class Gateway:
         The flow names its task before the task exists. A start that was interrupted in between is completed.
         """
         jobs = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
-        claimed: Fields | None = flow
-        if state is not RunState.ABSENT:
-            run = flow["run"] + 1
-            claim = {
-                "run": run,
-                "run_seq": 1,
-                "task_id": new_task_id(flow, run),
-                "started_at": int(time.time()),
-            }
-            claimed = await self._store.change_flow(flow, claim, time.time())
-        if claimed is not None:
-            graph = task_graph(claimed, jobs, claimed["run"])
-            await self._tasks.create_task(params={}, graph=graph, task_id=claimed["task_id"])
-        return claimed
+        claimed = flow if state is RunState.ABSENT else await self._claim_run(flow)
+        while claimed is not None:
+            id, graph = claimed["task_id"], task_graph(claimed, jobs, claimed["run"])
+            if await self._tasks.start_task(id, params={}, graph=graph) or await self._store.task(id, ()):
+                return claimed
+            # Temporal has finished a task with this id whose database was dropped since.
+            claimed = await self._claim_run(claimed)
+        return None
+
+    async def _claim_run(self, flow: Fields) -> Fields | None:
+        """Give a flow the number and the task of its next run. Return None if another call has changed it meanwhile."""
+        run = flow["run"] + 1
+        at = time.time()
+        claim = {"run": run, "run_seq": 1, "task_id": new_task_id(flow, run), "started_at": int(at)}
+        return await self._store.change_flow(flow, claim, at)
 
     async def flow_cancel(self, call: Call, params: models.FlowCancel) -> models.Cancelled:
         """Cancel the run of a flow: stop jobs in flight, and start no further one."""

@@ -187,6 +187,19 @@ async def test_jobs_are_added_while_a_flow_runs(world: FlowWorld) -> None:
     assert (await world.call("flow.create", context_id=world.context, flow=replaced))["status"] == "Created"
 
 
+async def test_a_flow_starts_although_temporal_knows_a_run_of_a_dropped_database(world: FlowWorld) -> None:
+    await world.start()
+    for run in ("1", "2"):
+        await world.create({1: {}})
+        assert (await world.call("flow.start", **world.own))["run_id"] == world.run_id(run)
+        state = await world.until("Finished")
+        assert state["run_id"] == world.run_id(run)
+        await (await world.harness.handle(world.run_id(run))).result()
+        for name in ("tasks", "artifacts", "flows", "flow_jobs", "flow_messages"):
+            await world.harness.db[name].delete_many({})
+    assert world.supervisor.executions == {world.wire_id(1): 1, world.wire_id(1, "@40.2"): 1}
+
+
 async def test_bad_input_gets_the_codes_of_the_contract(world: FlowWorld) -> None:
     await world.start(engine=False, runs_jobs=False)
     await world.create({1: {}})
