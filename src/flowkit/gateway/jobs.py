@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from flowkit import reason_codes
 from flowkit.adapters.flows import FLOWS, JOBS, RUNNERS, key
 from flowkit.adapters.outages import retry_while_unavailable
-from flowkit.gateway.flows import ROLE, address_of, transport_id
+from flowkit.gateway.flows import RESULT_UID, ROLE, address_of, transport_id
 from flowkit.gateway.models import MessageStatus, NodeStatus, TransportStatus
 from flowkit.gateway.secret_box import SecretError
 from flowkit.gateway.supervisors import JobState, SupervisorError, WireJob, parse_destination
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 CONCURRENCY: Final = 200
 """How many jobs one worker has in flight by default."""
-
-RESULT_UID: Final = "result"
-"""The batch in which the node of a job stores its result."""
 
 _LOG_CHARS: Final = 1_000_000
 _ERROR_CHARS: Final = 100_000

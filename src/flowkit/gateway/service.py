@@ -18,6 +18,7 @@ from flowkit.errors import ActionRejected, ConfigError, GraphError
 from flowkit.gateway import models
 from flowkit.gateway.events import FlowEvents
 from flowkit.gateway.flows import (
+    RESULT_UID,
     LatestRun,
     address_of,
     all_nodes,
@@ -27,7 +28,6 @@ from flowkit.gateway.flows import (
     task_graph,
     task_node,
 )
-from flowkit.gateway.jobs import RESULT_UID
 from flowkit.gateway.models import (
     FlowNode,
     FlowStatus,
