@@ -25,8 +25,8 @@ SYNC_TIMEOUT_SEC: Final = 40.0
 POLL_TIMEOUT_SEC: Final = 90.0
 """Timeouts of jobs: up to a minute, the handler waits for the reply to `job.run`; above, it asks for the status."""
 
-FAILURES: Final = (Misbehavior.ERROR, Misbehavior.NO_OUTCOME, Misbehavior.NO_JSON, Misbehavior.OTHER_REQUEST)
-"""What fails an attempt. The first two do so in a reply to `job.run` only."""
+FAILURES: Final = (Misbehavior.ERROR, Misbehavior.NO_JSON, Misbehavior.OTHER_REQUEST, Misbehavior.NO_OUTCOME)
+"""What fails an attempt. The last one does so in a reply to `job.run` only, since other replies have no outcome."""
 INTERRUPTIONS: Final = (Misbehavior.DISCONNECT, Misbehavior.RUN_THEN_DISCONNECT, Misbehavior.STATUS_500)
 """What lets the handler deliver the job again, with the same id."""
 _ALWAYS: Final = 100
@@ -146,7 +146,7 @@ def _random_misbehavior(chance: random.Random, timeout: float) -> list[Misbehavi
     interruptions = chance.choices(INTERRUPTIONS, k=chance.choice([0, 0, 0, 1, 2]))
     if chance.random() > 0.2:
         return interruptions
-    return interruptions + [chance.choice(FAILURES if timeout <= 60 else FAILURES[2:])] * _ALWAYS
+    return interruptions + [chance.choice(FAILURES if timeout <= 60 else FAILURES[:-1])] * _ALWAYS
 
 
 # --- statuses ---------------------------------------------------------------------------------------------------
