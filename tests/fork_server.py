@@ -29,6 +29,8 @@ _LOADED = (
     *("flowkit.cli", "flowkit.plugin", "flowkit.worker.runner", "flowkit.bridge.service"),
     *("uvloop", "motor.motor_asyncio"),
 )
+_LOADED_FOR = {"gateway": "flowkit.gateway.process"}
+"""What is imported, too, before the first program with this command starts: many tests start none."""
 _HEADER_BYTES = 8
 _FILES = 4
 """File descriptors of a request: stdin, stdout, stderr, and where the process id and the exit code go."""
@@ -227,10 +229,12 @@ def _serve(requests: socket.socket) -> None:
         if not header:
             return
         header += _received(requests, _HEADER_BYTES - len(header))
-        text = _received(requests, int.from_bytes(header))
+        request = json.loads(_received(requests, int.from_bytes(header)))
+        for name in _LOADED_FOR.keys() & set(request["arguments"][:1]):
+            importlib.import_module(_LOADED_FOR[name])
         if os.fork() == 0:
             requests.close()
-            _watch(json.loads(text), files)
+            _watch(request, files)
         for file in files:
             os.close(file)
 

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Mapping, Sequence
     from datetime import datetime
 
-    from temporalio.client import Client, WorkflowHandle
+    from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.models import Graph
@@ -99,6 +99,9 @@ _logger = logging.getLogger("flowkit.client")
 _INSERT_TRIES = 3
 _WARNING_CHARS = 300
 _LONGEST_WAIT_SEC = 10 * 365 * 24 * 3600.0
+_CLOSING_SEC = 30.0
+"""How long a rerun waits until the workflow of the ended run has closed, and how often it looks."""
+_CLOSING_LOOK_SEC = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,11 +181,8 @@ class TaskClient:
         graph: dict[str, Any],
         task_id: str | None = None,
         functions: Collection[str] | None = None,
-        priority: Priority = Priority.default,
     ) -> str:
         """Start a task and return its id. If a task with this id is already running, leave it unchanged.
-
-        With `priority`, Temporal's task queues prefer the task to others, or treat it fairly, where the server can.
 
         Raise GraphError if the graph, the params or the id is invalid. The caller's objects are not changed.
         Large graphs and params (docs/limits.md) are stored in MongoDB first; raise StoreUnavailable if that fails. Once the
@@ -190,14 +190,29 @@ class TaskClient:
         well.
         """
         task_id = str(uuid.uuid4()) if task_id is None else task_id
-        raise_if([problem] if (problem := new_task_id_problem(task_id)) else [])
-        own_params = {} if params is None else convert_to_json("params", params)
-        given = {"params": own_params, "graph": convert_to_json("graph", graph)}
-        await asyncio.to_thread(self._check, task_id, given, functions)
-        raise_if(await bridged_problems(self._client, self._queue, given["graph"]))
-        await self._start(task_id, given, await self._input(task_id, given), priority)
-        await self._write_document(task_id, given)
+        if not await self.start_task(task_id, params=params, graph=graph, functions=functions):
+            _logger.info("task %s has already finished; it does not run again", task_id)
         return task_id
+
+    async def start_task(
+        self,
+        task_id: str,
+        *,
+        params: dict[str, Any],
+        graph: dict[str, Any],
+        functions: Collection[str] | None = None,
+        priority: Priority = Priority.default,
+    ) -> bool:
+        """Start a task as `create_task` does. Return False if Temporal knows one with this id that has finished.
+
+        With `priority`, Temporal's task queues prefer the task to others, or treat it fairly, where the server can.
+        """
+        given = await self._convert(task_id, params, graph, functions)
+        raise_if(await bridged_problems(self._client, self._queue, given["graph"]))
+        runs = await self._start(task_id, given, await self._input(task_id, given), priority)
+        if runs:
+            await self._write_document(task_id, given)
+        return runs
 
     async def submit_task(
         self,
@@ -214,10 +229,7 @@ class TaskClient:
         reached, GraphError if graph, params or id is invalid, and StoreUnavailable.
         """
         task_id = str(uuid.uuid4()) if task_id is None else task_id
-        raise_if([problem] if (problem := new_task_id_problem(task_id)) else [])
-        own_params = {} if params is None else convert_to_json("params", params)
-        given = {"params": own_params, "graph": convert_to_json("graph", graph)}
-        await asyncio.to_thread(self._check, task_id, given, functions)
+        given = await self._convert(task_id, params, graph, functions)
         if self._admissions is None:
             store = AdmissionStore(self._tasks.database, queue=self._queue)
             await store.prepare()
@@ -226,6 +238,20 @@ class TaskClient:
         if not ticket.accepted:
             raise AdmissionRejected(ticket.error or "", ticket.reason or "", ticket.retry_after_sec)
         return task_id
+
+    async def _convert(
+        self,
+        task_id: str,
+        params: dict[str, Any],
+        graph: dict[str, Any],
+        functions: Collection[str] | None,
+    ) -> dict[str, Any]:
+        """Return graph and params as JSON values. Raise GraphError if they, or the id, are invalid."""
+        raise_if([problem] if (problem := new_task_id_problem(task_id)) else [])
+        own_params = {} if params is None else convert_to_json("params", params)
+        given = {"params": own_params, "graph": convert_to_json("graph", graph)}
+        await asyncio.to_thread(self._check, task_id, given, functions)
+        return given
 
     def _check(self, task_id: str, given: dict[str, Any], functions: Collection[str] | None) -> None:
         graph = validate_input(task_id, given, max_nodes=self._max_nodes, external_roles=self._external_roles)
@@ -248,7 +274,8 @@ class TaskClient:
 
     async def _start(
         self, task_id: str, given: dict[str, Any], workflow_input: dict[str, Any], priority: Priority
-    ) -> None:
+    ) -> bool:
+        """Start the workflow unless it runs. Return False if it has finished."""
         graph_name = given["graph"].get("name")
         name = pipeline_name(graph_name if isinstance(graph_name, str) else None, given["params"])
         try:
@@ -263,13 +290,14 @@ class TaskClient:
                 priority=priority,
             )
         except WorkflowAlreadyStartedError:
-            _logger.info("task %s has already finished; it does not run again", task_id)
+            return False
         except RPCError as error:
             error.add_note(
                 f"task {task_id!r} may have started anyway: call again with task_id={task_id!r}, which starts it "
                 "only if it has not started"
             )
             raise
+        return True
 
     async def _write_document(self, task_id: str, given: dict[str, Any]) -> None:
         """Write the task document right away. The task has already started, so an error here is only logged."""
@@ -380,7 +408,8 @@ class TaskClient:
         By default, the nodes start that failed, were cancelled, or were skipped for a failure or the end of the task.
         Finished nodes, their artifacts and the variables stay. `params` replaces single params, and `inputs` single keys
         of the `input_inline` of nodes, by node id. The nodes in `failed_batches_of` also start; they keep their batches,
-        and try those again that they have set aside. `nodes` is then empty by default.
+        and try those again that they have set aside. `nodes` is then empty by default. A call right after the end waits
+        until Temporal has closed the ended run.
 
         Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`, start nothing.
         Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if MongoDB has no document of
@@ -421,6 +450,7 @@ class TaskClient:
         return {"task_id": task_id, "run_seq": run_seq + 1, **result}
 
     async def _start_again(self, task_id: str, given: dict[str, Any], rerun: Rerun) -> None:
+        queue = await self._closed_queue(task_id, rerun.closed_run_id)
         content = await asyncio.to_thread(pack_task, given)
         ids = {
             "namespace_id": await self._namespace.id(),
@@ -432,36 +462,48 @@ class TaskClient:
                 temporal_names.TASK,
                 rerun_input(stored, rerun),
                 id=task_id,
-                task_queue=await self._queue_of(task_id),
+                task_queue=queue,
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             )
         except WorkflowAlreadyStartedError:
             raise ActionRejected(f"task {task_id!r} runs already; another rerun has started it") from None
 
-    async def _queue_of(self, task_id: str) -> str:
-        """Return the task queue of the latest run of a task, or that of this client if Temporal does not know the task."""
+    async def _closed_queue(self, task_id: str, run_id: str) -> str:
+        """Return the task queue of the latest run of a task, or that of this client if Temporal does not know the task.
+
+        Wait until `run_id`, the run that has written the end of the task, has closed: it closes a moment later. Raise
+        ActionRejected if no engine closes it in time.
+        """
+        until = time.monotonic() + _CLOSING_SEC
+        while (latest := await self._describe(task_id)) is not None:
+            if latest.close_time is not None or latest.run_id != run_id:
+                return latest.task_queue
+            if time.monotonic() > until:
+                raise ActionRejected(
+                    f"task {task_id!r} has ended, but no engine has closed its workflow within {_CLOSING_SEC:.0f} s; "
+                    "check that an engine runs, and try again"
+                )
+            await asyncio.sleep(_CLOSING_LOOK_SEC)
+        return self._queue
+
+    async def _describe(self, task_id: str) -> WorkflowExecutionDescription | None:
+        """Return the latest run of a task in Temporal; None if Temporal does not know the task."""
         try:
-            return (await self.handle(task_id).describe()).task_queue
+            return await self.handle(task_id).describe()
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
-            return self._queue
+            return None
 
     async def _find_open(self, task_id: str, name: str) -> WorkflowHandle[Any, Any]:
         """Return the handle of a task that runs. Raise ActionRejected or UnknownTask."""
-        handle = self.handle(task_id)
-        try:
-            latest = await handle.describe()
-        except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:
-                raise
-            raise UnknownTask(task_id) from None
-        if latest.workflow_type != temporal_names.TASK:
+        latest = await self._describe(task_id)
+        if latest is None or latest.workflow_type != temporal_names.TASK:
             raise UnknownTask(task_id)
         if latest.close_time is not None:
             raise _ended(task_id, name)
-        return handle
+        return self.handle(task_id)
 
     def result(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskResult]:
         """Wait up to `timeout` seconds for a task to end, and return its result.

@@ -55,17 +55,16 @@ class Part(StrEnum):
     """A process that a play kills."""
 
     GATEWAY = "gateway"
-    OTHER_GATEWAY = "other gateway"
-    JOBS = "jobs"
+    WITH_JOBS = "gateway that dispatches jobs"
     ENGINE = "engine"
 
 
 class Processes:
-    """Two gateways, a handler of jobs and an engine, each in a process of its own."""
+    """Two gateways, of which one dispatches jobs, and an engine, each in a process of its own."""
 
     def __init__(self, harness: Harness) -> None:
         self._harness = harness
-        self._ports = {part: free_port() for part in (Part.GATEWAY, Part.OTHER_GATEWAY)}
+        self._ports = {part: free_port() for part in (Part.GATEWAY, Part.WITH_JOBS)}
         self._running: dict[Part, ForkedProcess] = {}
 
     @property
@@ -74,19 +73,23 @@ class Processes:
         return [f"http://127.0.0.1:{port}" for port in self._ports.values()]
 
     def start(self, part: Part) -> None:
-        """Start a process; kill the one before it."""
-        if part in self._running:
-            self._running[part].kill()
-            self._running[part].wait(20)
+        """Start a process."""
         self._running[part] = self._started(part)
+
+    async def replace(self, part: Part) -> None:
+        """Kill a process, and start another one in its place."""
+        self._running[part].kill()
+        self._running[part].wait(20)
+        if part is Part.ENGINE:
+            await self._harness.release_tasks()
+        self.start(part)
 
     def _started(self, part: Part) -> ForkedProcess:
         if part is Part.ENGINE:
             return self._harness.engine_process()
-        if part is Part.JOBS:
-            return self._harness.process("gateway", "jobs")
+        jobs = "--jobs" if part is Part.WITH_JOBS else "--no-jobs"
         ports = ("--port", str(self._ports[part]), "--websocket-port", str(free_port()))
-        return self._harness.process("gateway", "--no-jobs", *ports)
+        return self._harness.process("gateway", jobs, *ports)
 
 
 class FlowsPlay:
@@ -95,7 +98,7 @@ class FlowsPlay:
     def __init__(self, chance: random.Random, first_id: int, flows: int, kills: int) -> None:
         self.flows = [random_flow(chance, id) for id in range(first_id, first_id + flows)]
         parts = [*chance.sample([*Part], len(Part)), *chance.choices([*Part], k=max(0, kills - len(Part)))]
-        self._kills = [(chance.uniform(0.5, 2.0), part) for part in parts[:kills]]
+        self._kills = [(chance.uniform(0.3, 1.2), part) for part in parts[:kills]]
         self.counts: Counter[str] = Counter()
 
     async def run(self, processes: Processes, supervisor: Supervisor) -> list[str]:
@@ -124,7 +127,7 @@ class FlowsPlay:
     async def _kill(self, processes: Processes) -> None:
         for pause, part in self._kills:
             await wait_seconds(pause)
-            processes.start(part)
+            await processes.replace(part)
             self.counts[f"killed {part}"] += 1
 
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 server = pytest.mark.server
 
 SEED = 1
-FLOWS, KILLS = 12, 4
-LEASE_SEC = 3
+FLOWS, KILLS = 6, 3
+LEASE_SEC = 2
 """Time after which the attempts of a killed handler count as lost."""
 
 

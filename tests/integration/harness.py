@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from motor.motor_asyncio import AsyncIOMotorClient
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import ResetStickyTaskQueueRequest
 from temporalio.client import WorkflowFailureError
 
 from flowkit import Coordinator, CoordinatorConfig, WorkerConfig
@@ -137,6 +139,15 @@ class Harness:
         config.write_text(self.config_json())
         roles = [part for name in handlers for part in ("--role", f"tests.integration.handlers:{name}")]
         return self.process("engine", "--config", str(config), *roles)
+
+    async def release_tasks(self) -> None:
+        """Let another engine continue the open tasks of a killed one. Temporal waits for that one for ten seconds."""
+        client = await self.client()
+        query = f"TaskQueue = '{self.queue}' AND ExecutionStatus = 'Running'"
+        async for each in client.list_workflows(query):
+            execution = WorkflowExecution(workflow_id=each.id, run_id=each.run_id)
+            request = ResetStickyTaskQueueRequest(namespace=client.namespace, execution=execution)
+            await client.workflow_service.reset_sticky_task_queue(request)
 
     def config_json(self) -> str:
         """Return the engine settings of this harness as JSON text."""

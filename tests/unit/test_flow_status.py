@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -32,6 +32,9 @@ from flowkit.gateway.status import (
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import TaskStatus
 from flowkit.testing import memory_database
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NODE = FlowNode(id=1)
 T = TaskNodeStatus
@@ -198,6 +201,13 @@ class Life:
         return self.node, tuple(self.dispatches)
 
 
+def latest(node: TaskNode, dispatches: Sequence[Dispatch]) -> LatestRun:
+    """Return a run of a flow that has one node."""
+    own = {"_id": "3:40", "context_id": 3, "id": 40, "nodes": [{"id": 1}]}
+    run = Run(status=TaskStatus.RUNNING, nodes={1: node}, dispatches={1: dispatches})
+    return LatestRun({**own, "task_id": "flow:3:40/1", "run_seq": 1}, run)
+
+
 REACHED = st.sampled_from([READY, DISPATCHED, RUNNING])
 
 
@@ -214,16 +224,7 @@ def test_events_follow_the_edges_however_often_a_gateway_looks(
     looks = [each for each in moments if data.draw(st.booleans())] + [moments[-1]]
     log, events = EventLog("3:40"), []
     for node, dispatches in looks:
-        run = Run(status=TaskStatus.RUNNING, nodes={1: node}, dispatches={1: dispatches})
-        flow = {
-            "_id": "3:40",
-            "context_id": 3,
-            "id": 40,
-            "task_id": "flow:3:40/1",
-            "run_seq": 1,
-            "nodes": [{"id": 1}],
-        }
-        new = log.missing(LatestRun(flow, run), 0.0)
+        new = log.missing(latest(node, dispatches), 0.0)
         log.read(new)
         events += new
     changes = [(NodeStatus(each["from_"]), NodeStatus(each["to"])) for each in events if each["node"] == 1]
@@ -235,3 +236,11 @@ def test_events_follow_the_edges_however_often_a_gateway_looks(
     final, dispatches = moments[-1]
     assert at is status_of(final, *dispatches)
     assert [each["seq"] for each in events] == [*range(1, len(events) + 1)]
+
+
+def test_a_cancelled_node_has_no_event_of_a_job_that_ended_later() -> None:
+    log, dispatch = EventLog("3:40"), Dispatch(generation=0, retry=0, state=DISPATCHED)
+    log.read(log.missing(latest(TaskNode(status=T.CANCELLED), [dispatch]), 0.0))
+    ended = replace(dispatch, state=RUNNING, outcome="completed")
+    found = log.missing(latest(TaskNode(status=T.QUEUED, generation=1), [ended]), 0.0)
+    assert [(each["generation"], each["from_"], each["to"]) for each in found] == [(1, PENDING, READY)]

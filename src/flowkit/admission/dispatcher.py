@@ -127,10 +127,10 @@ class Dispatcher:
         """Start a task. Whatever happens, the request stays known, and upkeep finds what was not completed."""
         body = item["body"]
         try:
-            await self._tasks.create_task(
+            await self._tasks.start_task(
+                item["_id"],
                 graph=body["graph"],
                 params=body["params"],
-                task_id=item["_id"],
                 priority=Priority(priority_key=item["rank"], fairness_key=_fairness_key(item)),
             )
         except (StoreUnavailable, TemporalUnavailable, RPCError) as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowkit.adapters.flows import FLOWS
 from flowkit.gateway.flows import LatestRun, read_latest
 from flowkit.gateway.models import FlowEvent, FlowStatus, NodeStatus
-from flowkit.gateway.status import Step, flow_status, levels, node_states, steps
+from flowkit.gateway.status import EDGES, Step, flow_status, levels, node_states, steps
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -152,13 +152,23 @@ class EventLog:
             passed = steps(states[job], latest.run.dispatches.get(job) or ())
             before = self._latest.get((task_id, job))
             for number, step in enumerate(passed, 1):
-                if (task_id, job, step) not in self._known:
+                if (task_id, job, step) not in self._known and _follows(before, step):
                     found.append(_event(job, before, step, filled=number < len(passed)))
                     before = step
         return found
 
 
 _EVENT_FIELDS: Final = tuple(FlowEvent.model_fields)
+
+
+def _follows(before: Step | None, step: Step) -> bool:
+    """Return whether a status can follow the latest one whose event is stored.
+
+    A supervisor may end a job after its node was cancelled. The record of its dispatch then says more than the events.
+    """
+    if before is None or before.generation < step.generation:
+        return True
+    return before.generation == step.generation and step.status in EDGES[before.status]
 
 
 def _event(node: int, before: Step | None, step: Step, *, filled: bool) -> Fields:

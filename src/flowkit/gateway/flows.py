@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 ROLE: Final = "job"
 """The role of the nodes of a flow."""
 
+RESULT_UID: Final = "result"
+"""The batch in which the node of a job stores its result."""
+
 GRACE_SEC: Final = 60.0
 """How much longer than the timeout of its job an attempt may take, for the exchange with the supervisor."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from flowkit import reason_codes
 from flowkit.adapters.flows import FLOWS, JOBS, RUNNERS, key
 from flowkit.adapters.outages import retry_while_unavailable
-from flowkit.gateway.flows import ROLE, address_of, transport_id
+from flowkit.gateway.flows import RESULT_UID, ROLE, address_of, transport_id
 from flowkit.gateway.models import MessageStatus, NodeStatus, TransportStatus
 from flowkit.gateway.secret_box import SecretError
 from flowkit.gateway.supervisors import JobState, SupervisorError, WireJob, parse_destination
@@ -20,7 +20,7 @@ from flowkit.text import truncate
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from flowkit.adapters.flows import FlowStore
     from flowkit.gateway.secret_box import SecretBox
@@ -30,16 +30,20 @@ if TYPE_CHECKING:
 CONCURRENCY: Final = 200
 """How many jobs one worker has in flight by default."""
 
-RESULT_UID: Final = "result"
-"""The batch in which the node of a job stores its result."""
-
 _LOG_CHARS: Final = 1_000_000
 _ERROR_CHARS: Final = 100_000
 _REMEMBERED: Final = 10_000
 """How many ended jobs are remembered for late replies."""
 
-_KNOWN_NODES: Final = 50_000
-"""How many nodes the flows may have together that a worker remembers."""
+_KNOWN_CHARS: Final = 25_000_000
+"""How large the flows may be together that a worker remembers, in characters, as `FlowOfRun.size` estimates them."""
+_READ_TOGETHER: Final = 20
+"""Flows with up to so many nodes are read with all their jobs at once."""
+
+_RUNNERS_SEC: Final = 1.0
+"""How long a worker may use the runners of a context that it has read."""
+_CONTEXTS: Final = 1_000
+"""How many contexts there may be whose runners a worker remembers."""
 
 _logger = logging.getLogger("flowkit.gateway")
 
@@ -61,6 +65,13 @@ class FlowOfRun(NamedTuple):
     flow: Fields
     nodes: Mapping[int, Fields]
     """By id of the job."""
+    jobs: Mapping[int, Fields]
+    """The jobs by id; none if they are too many to be read together."""
+
+    @property
+    def size(self) -> int:
+        """The size in characters, roughly."""
+        return 500 * len(self.nodes) + sum(len(job["script"]) for job in self.jobs.values())
 
 
 class KnownFlows:
@@ -68,7 +79,7 @@ class KnownFlows:
 
     def __init__(self) -> None:
         self._flows: OrderedDict[tuple[str, int], FlowOfRun] = OrderedDict()
-        self._nodes = 0
+        self._size = 0
 
     def get(self, id: str, run: int) -> FlowOfRun | None:
         """Return a flow; None if it is not remembered."""
@@ -80,11 +91,11 @@ class KnownFlows:
     def put(self, id: str, run: int, flow: FlowOfRun) -> None:
         """Remember a flow, and forget those that were not used for the longest time."""
         before = self._flows.pop((id, run), None)
-        self._nodes += len(flow.nodes) - (len(before.nodes) if before else 0)
+        self._size += flow.size - (before.size if before else 0)
         self._flows[id, run] = flow
-        while self._nodes > _KNOWN_NODES and len(self._flows) > 1:
+        while self._size > _KNOWN_CHARS and len(self._flows) > 1:
             _, oldest = self._flows.popitem(last=False)
-            self._nodes -= len(oldest.nodes)
+            self._size -= oldest.size
 
 
 class JobHandler(RoleHandler):
@@ -103,6 +114,8 @@ class JobHandler(RoleHandler):
         self._dispatched: OrderedDict[str, str] = OrderedDict()
         """The ids of the latest dispatches, by the id of the job at its supervisor."""
         self._flows = KnownFlows()
+        self._contexts: dict[int, tuple[float, asyncio.Future[list[Fields]]]] = {}
+        """When the runners of each context were read last, and the runners."""
 
     async def load_input(self, input_ref: Fields | None, input_inline: Fields | None) -> Fields:
         """Return the ids of the job."""
@@ -156,14 +169,14 @@ class JobHandler(RoleHandler):
 
     async def _open(self, ids: Fields, ctx: RunContext) -> Dispatching:
         """Return the dispatch of this attempt: that of a lost attempt, or a new one."""
-        flow, nodes = await self._flow(ids)
-        node = nodes.get(ids["job_id"])
+        known = await self._flow(ids)
+        flow, node = known.flow, known.nodes.get(ids["job_id"])
         if node is None:
             raise JobFailed(
                 reason_codes.BAD_INPUT, f"flow {flow['id']} has no job {ids['job_id']}", permanent=True
             )
         url: str = node["supervisor_url"]
-        job, runners = await asyncio.gather(self._job(ids), self._runners(ids["context_id"], url))
+        job = await self._job(ids, ctx, known)
         dispatch = Dispatching(
             id=dispatch_id(ctx),
             job=job,
@@ -173,7 +186,7 @@ class JobHandler(RoleHandler):
         chosen: Fields | None = None
         problem: JobFailed | None = None
         try:
-            chosen = await self._choose_runner(url, job, runners)
+            chosen = await self._choose_runner(url, job)
         except JobFailed as error:
             problem = error
         record = await self._record(dispatch, ids, ctx, chosen, node)
@@ -193,15 +206,28 @@ class JobHandler(RoleHandler):
         A flow that runs is not replaced, and a flow that was replaced has another run next. So what was read once is
         used for all jobs of the run, unless it lacks a job that was added since.
         """
-        id, run = key(ids["context_id"], ids["flow_id"]), ids["run"]
+        id, run, job_id = key(ids["context_id"], ids["flow_id"]), ids["run"], ids["job_id"]
         known = self._flows.get(id, run)
-        if known is None or ids["job_id"] not in known.nodes:
-            flow = await self._find(FLOWS, id, ids, "flow_id")
-            known = FlowOfRun(flow, {node["id"]: node for node in flow["nodes"]})
+        if known is None or job_id not in known.nodes:
+            known = await self._read_flow(id, ids)
             self._flows.put(id, run, known)
         return known
 
-    async def _job(self, ids: Fields) -> Fields:
+    async def _read_flow(self, id: str, ids: Fields) -> FlowOfRun:
+        flow = await self._find(FLOWS, id, ids, "flow_id")
+        nodes = {node["id"]: node for node in flow["nodes"]}
+        jobs: dict[int, Fields] = {}
+        if len(nodes) <= _READ_TOGETHER:
+            jobs = await retry_while_unavailable(
+                lambda: self._store.jobs(ids["context_id"], ids["caller_id"], nodes)
+            )
+        return FlowOfRun(flow, nodes, jobs)
+
+    async def _job(self, ids: Fields, ctx: RunContext, flow: FlowOfRun) -> Fields:
+        """Return a job. It may have been replaced before a retry of the flow, which begins other generations."""
+        known = None if ctx.generation else flow.jobs.get(ids["job_id"])
+        if known is not None:
+            return known
         return await self._find(JOBS, key(ids["context_id"], ids["caller_id"], ids["job_id"]), ids, "job_id")
 
     async def _find(self, collection: str, stored_id: str, ids: Fields, name: str) -> Fields:
@@ -243,22 +269,38 @@ class JobHandler(RoleHandler):
             lambda: self._store.open_dispatch(dispatch.id, fields, latest, now)
         )
 
-    async def _runners(self, context_id: int, url: str) -> list[Fields]:
-        """Return the runners among which a node lets the handler choose: all of its context, or none."""
-        if url:
-            return []
-        return await retry_while_unavailable(
-            lambda: self._store.page(RUNNERS, {"context_id": context_id}, after=None, limit=1_000)
-        )
+    async def _able_runners(self, context_id: int, executor: str) -> list[Fields]:
+        """Return the runners of a context that have an executor, as they were a second ago at most."""
+        for longest in (_RUNNERS_SEC, 0.0):
+            runners = await self._runners(context_id, longest)
+            able = [each for each in runners if not each["executors"] or executor in each["executors"]]
+            if able:
+                return able
+        return []
 
-    async def _choose_runner(self, url: str, job: Fields, runners: Sequence[Fields]) -> Fields | None:
+    def _runners(self, context_id: int, longest: float) -> Awaitable[list[Fields]]:
+        """Return the runners of a context, as they were `longest` seconds ago at most."""
+        now = time.monotonic()
+        read_at, runners = self._contexts.get(context_id, (0.0, None))
+        if runners is None or now >= read_at + longest:
+            runners = asyncio.ensure_future(
+                retry_while_unavailable(
+                    lambda: self._store.page(RUNNERS, {"context_id": context_id}, after=None, limit=1_000)
+                )
+            )
+            if len(self._contexts) >= _CONTEXTS:
+                self._contexts.clear()
+            self._contexts[context_id] = (now, runners)
+        return asyncio.shield(runners)
+
+    async def _choose_runner(self, url: str, job: Fields) -> Fields | None:
         """Return the runner for a job; None if the node names the address of a supervisor."""
         if url.startswith("runner:"):
             return await self._find_runner(job["context_id"], int(url.removeprefix("runner:")))
         if url:
             return None
         context_id, executor = job["context_id"], job["executor"]
-        able = [each for each in runners if not each["executors"] or executor in each["executors"]]
+        able = await self._able_runners(context_id, executor)
         if not able:
             raise JobFailed(
                 reason_codes.NO_RUNNER, f"context {context_id} has no runner with the executor {executor!r}"

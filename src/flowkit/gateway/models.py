@@ -9,9 +9,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from flowkit.limits import PREREQUISITES
+from flowkit.server.rpc import Params
 
 MAX_ID: Final = 2**32 - 1
 MAX_NODES: Final = 10_000
@@ -66,16 +67,10 @@ class TransportStatus(StrEnum):
     FAILED = "Failed"
 
 
-class Model(BaseModel):
-    """A JSON object without unknown fields."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 # --- entities ---------------------------------------------------------------------------------------------------
 
 
-class ActorData(Model):
+class ActorData(Params):
     """A security principal."""
 
     id: Id
@@ -90,7 +85,7 @@ class Actor(ActorData):
     updated_at: Time
 
 
-class ContextData(Model):
+class ContextData(Params):
     """A tenant: who may do what with its runners, jobs and flows."""
 
     id: Id
@@ -106,7 +101,7 @@ class Context(ContextData):
     updated_at: Time
 
 
-class RunnerFields(Model):
+class RunnerFields(Params):
     """What a runner and its stored form have in common."""
 
     id: Id
@@ -140,7 +135,7 @@ class Runner(RunnerFields):
     updated_at: Time
 
 
-class JobData(Model):
+class JobData(Params):
     """A unit of work. Status and dependencies belong to the node of a flow."""
 
     id: Id
@@ -160,7 +155,7 @@ class Job(JobData):
     updated_at: Time
 
 
-class FlowNode(Model):
+class FlowNode(Params):
     """A node of a flow: a job, and what it waits for."""
 
     id: Id = Field(description="Id of the job.")
@@ -176,7 +171,7 @@ class FlowNode(Model):
     node_status: NodeStatus | None = Field(default=None, description="Ignored.")
 
 
-class FlowData(Model):
+class FlowData(Params):
     """A graph of jobs."""
 
     id: Id
@@ -208,7 +203,7 @@ class Flow(FlowData):
     updated_at: Time
 
 
-class MessageFields(Model):
+class MessageFields(Params):
     """What a message and its stored form have in common."""
 
     caller_id: Id
@@ -241,20 +236,20 @@ class Message(MessageFields):
 # --- parameters -------------------------------------------------------------------------------------------------
 
 
-class ById(Model):
+class ById(Params):
     """An actor or a context."""
 
     id: Id
 
 
-class InContext(Model):
+class InContext(Params):
     """An entity of a context."""
 
     context_id: Id
     id: Id
 
 
-class OfCaller(Model):
+class OfCaller(Params):
     """A job of a caller."""
 
     context_id: Id
@@ -262,7 +257,7 @@ class OfCaller(Model):
     id: Id
 
 
-class ByMessage(Model):
+class ByMessage(Params):
     """A message of a caller. Dispatches have a text as their id."""
 
     context_id: Id
@@ -270,7 +265,7 @@ class ByMessage(Model):
     id: Id | str
 
 
-class Page(Model):
+class Page(Params):
     """A part of a list."""
 
     after: Id | None = Field(default=None, description="List only entries with a higher id.")
@@ -295,7 +290,7 @@ class FlowPage(CallerPage):
     status: FlowStatus | None = None
 
 
-class MessagePage(Model):
+class MessagePage(Params):
     """The newest messages of a context or of one flow."""
 
     context_id: Id
@@ -303,40 +298,40 @@ class MessagePage(Model):
     limit: int = Field(default=100, ge=1, le=MAX_PAGE, strict=True)
 
 
-class ActorCreate(Model):
+class ActorCreate(Params):
     """Parameters of `actor.create`."""
 
     actor: ActorData
 
 
-class ContextCreate(Model):
+class ContextCreate(Params):
     """Parameters of `context.create`."""
 
     context: ContextData
 
 
-class RunnerCreate(Model):
+class RunnerCreate(Params):
     """Parameters of `runner.create`."""
 
     context_id: Id
     runner: RunnerData
 
 
-class JobCreate(Model):
+class JobCreate(Params):
     """Parameters of `job.create`."""
 
     context_id: Id
     job: JobData
 
 
-class FlowCreate(Model):
+class FlowCreate(Params):
     """Parameters of `flow.create`."""
 
     context_id: Id
     flow: FlowData
 
 
-class MessageCreate(Model):
+class MessageCreate(Params):
     """Parameters of `message.create`."""
 
     context_id: Id
@@ -369,7 +364,7 @@ class NodeSatisfy(InContext):
     prerequisite: Name
 
 
-class OfJob(Model):
+class OfJob(Params):
     """A job in the latest run of a flow."""
 
     context_id: Id
@@ -389,7 +384,7 @@ class FlowSubscribe(InContext):
 # --- results ----------------------------------------------------------------------------------------------------
 
 
-class Started(Model):
+class Started(Params):
     """A run of a flow."""
 
     started: bool = Field(description="Whether this call started the run. False if it was running already.")
@@ -398,7 +393,7 @@ class Started(Model):
     status: FlowStatus
 
 
-class NodeView(Model):
+class NodeView(Params):
     """A node of a flow in its latest run."""
 
     node_status: NodeStatus
@@ -410,7 +405,7 @@ class NodeView(Model):
     retry_at: Time | None = Field(default=None, description="When a failed job is tried again.")
 
 
-class FlowView(Model):
+class FlowView(Params):
     """A flow in its latest run."""
 
     flow_id: Id
@@ -424,7 +419,7 @@ class FlowView(Model):
     finished_at: Time | None = None
 
 
-class FlowDag(Model):
+class FlowDag(Params):
     """The graph of a flow, with the state of its latest run."""
 
     flow_id: Id
@@ -440,7 +435,7 @@ class FlowDag(Model):
     nodes: dict[str, NodeView]
 
 
-class FlowSummary(Model):
+class FlowSummary(Params):
     """A flow in a list."""
 
     flow_id: Id
@@ -452,7 +447,7 @@ class FlowSummary(Model):
     updated_at: Time
 
 
-class Satisfied(Model):
+class Satisfied(Params):
     """Result of `node.satisfy`."""
 
     prerequisite: str
@@ -460,7 +455,7 @@ class Satisfied(Model):
     nodes: list[Id] = Field(description="The nodes that waited for it.")
 
 
-class Cancelled(Model):
+class Cancelled(Params):
     """Result of `flow.cancel`."""
 
     flow_id: Id
@@ -468,7 +463,7 @@ class Cancelled(Model):
     requested: bool = Field(description="Whether the cancel was requested. False if no run was open.")
 
 
-class JobResult(Model):
+class JobResult(Params):
     """What the latest attempt of a job has brought."""
 
     flow_id: Id
@@ -481,7 +476,7 @@ class JobResult(Model):
     finished_at: Time | None = None
 
 
-class AttemptLog(Model):
+class AttemptLog(Params):
     """The log of one attempt of a job."""
 
     attempt: int
@@ -491,7 +486,7 @@ class AttemptLog(Model):
     error: str | None
 
 
-class JobLogs(Model):
+class JobLogs(Params):
     """The logs of a job, oldest attempt first."""
 
     flow_id: Id
@@ -500,13 +495,13 @@ class JobLogs(Model):
     attempts: list[AttemptLog]
 
 
-class Ping(Model):
+class Ping(Params):
     """Result of `runner.ping`."""
 
     runners: list[str] = Field(description="What the supervisor returns as its runners.")
 
 
-class MessageState(Model):
+class MessageState(Params):
     """Result of `message.status`."""
 
     id: Id | str
@@ -517,7 +512,7 @@ class MessageState(Model):
     updated_at: Time
 
 
-class Subscription(Model):
+class Subscription(Params):
     """Result of `flow.subscribe`. The events follow as notifications `flow.event`."""
 
     flow_id: Id
@@ -526,10 +521,10 @@ class Subscription(Model):
     after: int
 
 
-class FlowEvent(Model):
+class FlowEvent(Params):
     """A change of the status of a node, or of the flow if `node` is null: the parameters of `flow.event`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     seq: int = Field(description="Number of the event in its flow, from 1 without gaps.")
     context_id: Id
@@ -545,37 +540,37 @@ class FlowEvent(Model):
     )
 
 
-class Actors(Model):
+class Actors(Params):
     """A list of actors."""
 
     actors: list[Actor]
 
 
-class Contexts(Model):
+class Contexts(Params):
     """A list of contexts."""
 
     contexts: list[Context]
 
 
-class Runners(Model):
+class Runners(Params):
     """A list of runners."""
 
     runners: list[Runner]
 
 
-class Jobs(Model):
+class Jobs(Params):
     """A list of jobs."""
 
     jobs: list[Job]
 
 
-class Flows(Model):
+class Flows(Params):
     """A list of flows."""
 
     flows: list[FlowSummary]
 
 
-class Messages(Model):
+class Messages(Params):
     """A list of messages."""
 
     messages: list[Message]

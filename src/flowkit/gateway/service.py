@@ -18,6 +18,7 @@ from flowkit.errors import ActionRejected, ConfigError, GraphError
 from flowkit.gateway import models
 from flowkit.gateway.events import FlowEvents
 from flowkit.gateway.flows import (
+    RESULT_UID,
     LatestRun,
     address_of,
     all_nodes,
@@ -27,7 +28,6 @@ from flowkit.gateway.flows import (
     task_graph,
     task_node,
 )
-from flowkit.gateway.jobs import RESULT_UID
 from flowkit.gateway.models import (
     FlowNode,
     FlowStatus,
@@ -85,8 +85,6 @@ _CONTEXT_SEC: Final = 2.0
 _CONTEXTS: Final = 1_000
 _ENGINE_SEC: Final = 30.0
 """How long an action waits for an engine."""
-_CLOSING_SEC: Final = 0.1
-"""How often a retry looks whether the workflow of the ended run has closed."""
 _TRIES: Final = 10
 """How often a change of a flow is tried that other calls change at the same time."""
 
@@ -439,20 +437,21 @@ class Gateway:
         The flow names its task before the task exists. A start that was interrupted in between is completed.
         """
         jobs = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
-        claimed: Fields | None = flow
-        if state is not RunState.ABSENT:
-            run = flow["run"] + 1
-            claim = {
-                "run": run,
-                "run_seq": 1,
-                "task_id": new_task_id(flow, run),
-                "started_at": int(time.time()),
-            }
-            claimed = await self._store.change_flow(flow, claim, time.time())
-        if claimed is not None:
-            graph = task_graph(claimed, jobs, claimed["run"])
-            await self._tasks.create_task(params={}, graph=graph, task_id=claimed["task_id"])
-        return claimed
+        claimed = flow if state is RunState.ABSENT else await self._claim_run(flow)
+        while claimed is not None:
+            id, graph = claimed["task_id"], task_graph(claimed, jobs, claimed["run"])
+            if await self._tasks.start_task(id, params={}, graph=graph) or await self._store.task(id, ()):
+                return claimed
+            # Temporal has finished a task with this id whose database was dropped since.
+            claimed = await self._claim_run(claimed)
+        return None
+
+    async def _claim_run(self, flow: Fields) -> Fields | None:
+        """Give a flow the number and the task of its next run. Return None if another call has changed it meanwhile."""
+        run = flow["run"] + 1
+        at = time.time()
+        claim = {"run": run, "run_seq": 1, "task_id": new_task_id(flow, run), "started_at": int(at)}
+        return await self._store.change_flow(flow, claim, at)
 
     async def flow_cancel(self, call: Call, params: models.FlowCancel) -> models.Cancelled:
         """Cancel the run of a flow: stop jobs in flight, and start no further one."""
@@ -471,30 +470,12 @@ class Gateway:
                 f"flow {flow['id']} has no run; start it with flow.start", {"id": flow["id"]}
             )
         await self.events.observe(flow)
-        await self._wait_closed(flow["task_id"])
         nodes = [str(each) for each in params.nodes] or None
         try:
             made = await self._tasks.rerun(flow["task_id"], nodes, by=_by(call))
         except ActionRejected as error:
             raise InvalidTransition(str(error), {"id": flow["id"], "run_id": run_id(flow)}) from None
         return _started(await self._note_retry(flow, made["run_seq"]), begun=True)
-
-    async def _wait_closed(self, task_id: str) -> None:
-        """Wait until the workflow of an ended run has closed: the run ends for clients a moment before.
-
-        Without an engine, this can take long. Raise StorageError then.
-        """
-        task = await self._store.task(task_id, ["closed_run_id"]) or {}
-        until = time.monotonic() + _ENGINE_SEC
-        while (closing := task.get("closed_run_id")) is not None:
-            found = await self._describe(task_id)
-            if found is None or found.close_time is not None or found.run_id != closing:
-                return
-            if time.monotonic() > until:
-                raise StorageError(
-                    f"no engine has closed {task_id} within {_ENGINE_SEC:.0f} s; try again", {"id": task_id}
-                )
-            await asyncio.sleep(_CLOSING_SEC)
 
     async def _note_retry(self, flow: Fields, run_seq: int) -> Fields:
         """Note the number of the run that a retry has started, and return the flow."""

@@ -159,7 +159,7 @@ class SupervisorTimeout(RpcError):
 
 
 class Params(BaseModel):
-    """Base class for parameters: unknown fields are errors. Use it for nested models, too."""
+    """Base class for parameters: unknown fields are errors. Use it for nested models and for results, too."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,4 @@
-"""Flows whose gateway, engine and job handler are killed; and who sees what."""
+"""Flows whose engine and job handler are killed; and who sees what."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.adapters.tokens import TokenStore
-from flowkit.gateway.client import GatewayClient, GatewayUnavailable
-from flowkit.local.ports import free_port
+from flowkit.gateway.client import GatewayClient
 from flowkit.models.tokens import Right
 from flowkit.testing.supervisor import Misbehavior
 from tests.integration.flows.world import CALLER, FLOW, FlowWorld
@@ -22,61 +21,40 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 
-def door(world: FlowWorld, port: int) -> ForkedProcess:
-    """Start a gateway process that dispatches no jobs."""
-    return world.harness.process(
-        "gateway", "--no-jobs", "--port", str(port), "--websocket-port", str(free_port())
-    )
-
-
-async def until_open(world: FlowWorld, port: int) -> GatewayClient:
-    """Return a client of a gateway process, once it listens."""
-    client = await world.client(url=f"http://127.0.0.1:{port}/")
-
-    async def look() -> bool:
-        try:
-            await client.call("actor.list")
-        except GatewayUnavailable:
-            return False
-        return True
-
-    await eventually(look)
-    return client
-
-
-async def test_everything_is_killed_and_the_flow_finishes_with_each_job_run_once(world: FlowWorld) -> None:
+async def test_engine_and_handler_are_killed_and_the_flow_finishes_with_each_job_run_once(
+    world: FlowWorld,
+) -> None:
     world.harness.settings["lease_ttl_sec"] = 2
     await world.start(engine=False, runs_jobs=False)
     await world.create(
         {
-            1: {"script": "sleep:4"},
-            2: {"script": "sleep:4", "timeout": 30},
+            1: {"script": "sleep:2"},
+            2: {"script": "sleep:2", "timeout": 90},
             3: {"depends": [1, 2]},
             4: {"depends": [3], "prerequisites": ["go"]},
         }
     )
-    port = free_port()
-    processes = [world.harness.engine_process(), world.harness.process("gateway", "jobs"), door(world, port)]
-    client = await until_open(world, port)
-    await client.call("flow.start", world.own)
+    await world.call("flow.start", **world.own)
+
+    def start() -> list[ForkedProcess]:
+        return [world.harness.engine_process(), world.harness.process("gateway", "jobs")]
 
     async def both_run() -> bool:
         return len(world.supervisor.executions) == 2
 
+    started = start()
     await eventually(both_run)
-    for process in processes:
+    for process in started:
         process.kill()
         process.wait(20)
+    await world.harness.release_tasks()
     before = await world.statuses()
     assert {before["1"], before["2"]} <= {"Ready", "Dispatched", "Running"}
-    world.harness.engine_process()
-    world.harness.process("gateway", "jobs")
-    door(world, port)
-    client = await until_open(world, port)
-    assert (await client.call("flow.start", world.own))["run_id"] == world.run_id()
+    start()
+    assert (await world.call("flow.start", **world.own))["run_id"] == world.run_id()
     await world.until_node(3, "Completed")
-    assert (await client.call("flow.dag", world.own))["nodes"]["4"]["waiting_on"] == ["go"]
-    await client.call("node.satisfy", {**world.own, "prerequisite": "go"})
+    assert (await world.call("flow.dag", **world.own))["nodes"]["4"]["waiting_on"] == ["go"]
+    await world.call("node.satisfy", **world.own, prerequisite="go")
     await world.until("Finished")
     assert world.supervisor.executions == {world.wire_id(job): 1 for job in (1, 2, 3, 4)}
     for job in (1, 2, 3, 4):

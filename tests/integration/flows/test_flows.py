@@ -34,7 +34,7 @@ async def test_a_flow_with_a_prerequisite_runs_and_is_followed(world: FlowWorld)
     await world.create(
         {
             501: {"script": "env:RUN", "env_vars": {"REGION": "eu"}},
-            502: {"depends": [501], "prerequisites": ["approval:ops"]},
+            502: {"depends": [501], "prerequisites": ["approval:ops", "budget"]},
             503: {"depends": [501, 502], "supervisor_url": world.supervisor.url},
         },
         env_vars={"RUN": "nightly", "REGION": "us"},
@@ -47,12 +47,13 @@ async def test_a_flow_with_a_prerequisite_runs_and_is_followed(world: FlowWorld)
     dag = await world.call("flow.dag", **world.own)
     assert (dag["edges"], dag["roots"], dag["leaves"]) == ([[501, 502], [501, 503], [502, 503]], [501], [503])
     assert (dag["levels"], dag["completed"]) == ([[501], [502], [503]], [501])
-    assert dag["nodes"]["502"]["waiting_on"] == ["approval:ops"]
+    assert dag["nodes"]["502"]["waiting_on"] == ["approval:ops", "budget"]
     client = await world.client()
     watching = asyncio.create_task(events_until_end(client.events(world.context, FLOW), world.run_id("1")))
     given = {**world.own, "prerequisite": "approval:ops"}
     assert (await world.call("node.satisfy", **given))["satisfied"] is True
     assert (await world.call("node.satisfy", **given))["satisfied"] is False
+    await world.call("node.satisfy", **world.own, prerequisite="budget")
     events = await watching
     state = await world.until("Finished")
     assert {node["node_status"] for node in state["nodes"].values()} == {"Completed"}
@@ -144,7 +145,7 @@ async def test_failures_retries_and_their_consequences(world: FlowWorld) -> None
 
 async def test_after_a_failure_running_jobs_finish_and_no_other_starts(world: FlowWorld) -> None:
     await world.start()
-    await world.create({1: {"script": "fail:now"}, 2: {"script": "sleep:1"}, 3: {"depends": [2]}})
+    await world.create({1: {"script": "fail:now"}, 2: {"script": "sleep:0.5"}, 3: {"depends": [2]}})
     await world.call("flow.start", **world.own)
     state = await world.until("Error")
     statuses = {id: (node["node_status"], node["cause"]) for id, node in state["nodes"].items()}
@@ -186,15 +187,17 @@ async def test_jobs_are_added_while_a_flow_runs(world: FlowWorld) -> None:
     assert (await world.call("flow.create", context_id=world.context, flow=replaced))["status"] == "Created"
 
 
-async def test_a_slow_client_delays_no_other(world: FlowWorld) -> None:
-    await world.start(engine=False, runs_jobs=False)
-    assert world.gateway is not None
-    head = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
-    _, writer = await asyncio.open_connection("127.0.0.1", world.gateway.ports[0])
-    writer.write(head)
-    await writer.drain()
-    assert (await world.call("actor.list"))["actors"] == []
-    writer.close()
+async def test_a_flow_starts_although_temporal_knows_a_run_of_a_dropped_database(world: FlowWorld) -> None:
+    await world.start()
+    for run in ("1", "2"):
+        await world.create({1: {}})
+        assert (await world.call("flow.start", **world.own))["run_id"] == world.run_id(run)
+        state = await world.until("Finished")
+        assert state["run_id"] == world.run_id(run)
+        await (await world.harness.handle(world.run_id(run))).result()
+        for name in ("tasks", "artifacts", "flows", "flow_jobs", "flow_messages"):
+            await world.harness.db[name].delete_many({})
+    assert world.supervisor.executions == {world.wire_id(1): 1, world.wire_id(1, "@40.2"): 1}
 
 
 async def test_bad_input_gets_the_codes_of_the_contract(world: FlowWorld) -> None:
@@ -271,9 +274,5 @@ async def test_bad_input_gets_the_codes_of_the_contract(world: FlowWorld) -> Non
     replies = await client.post([*calls, {"jsonrpc": "2.0", "method": "actor.list"}, 5])
     assert [each.get("result", {}).get("flow_id") for each in replies] == [40, 40, 40, None]
     assert replies[3]["error"]["code"] == -32600
-    assert (await client.post([calls[0]] * 101))["error"]["code"] == -32600
-    assert json.loads((await world.raw("{"))[1])["error"]["code"] == -32700
-    assert (await world.raw(" " * 4_000_001))[0] == 413
-    assert (await world.raw("{}", **{"Content-Type": "text/plain"}))[0] == 415
-    assert (await world.raw("{}", Host="attacker.example"))[0] == 403
-    assert (await world.raw("{}", Authorization="Bearer fk_no"))[0] == 401
+    assert await world.status_of("{}", Host="attacker.example") == 403
+    assert await world.status_of("{}", Authorization="Bearer fk_no") == 401

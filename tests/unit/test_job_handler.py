@@ -1,0 +1,131 @@
+"""What the handler of jobs reads again for each job, and what it remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.adapters.flows import FLOWS, JOBS, RUNNERS, FlowStore, key
+from flowkit.gateway import jobs
+from flowkit.gateway.jobs import JobHandler
+from flowkit.gateway.models import FlowNode, JobData, RunnerData
+from flowkit.gateway.secret_box import SecretBox
+from flowkit.gateway.supervisors import Destination, JobOutcome, WireJob
+from flowkit.testing import memory_database
+from flowkit.worker import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+NODES = [FlowNode(id=id).model_dump() for id in (1, 2)]
+
+
+@dataclass
+class Sent:
+    """A supervisor that ends each job at once, and notes where each was sent, and its script."""
+
+    jobs: list[tuple[str, str]] = field(default_factory=list)
+
+    async def run(self, to: Destination, job: WireJob, *given: Any, **options: Any) -> JobOutcome:
+        """Note a job."""
+        self.jobs.append((to.address, job.payload))
+        return JobOutcome(success=True, text="done")
+
+
+class World:
+    """A handler, and the entities of a flow with two jobs."""
+
+    def __init__(self) -> None:
+        self.reads: list[str] = []
+        self.sent = Sent()
+        self.store = FlowStore(memory_database())
+        supervisors: Any = self.sent
+        self.handler = JobHandler(self.store, supervisors, SecretBox())
+
+    async def put_flow(self) -> None:
+        """Create the flow, and let the reads be counted from now on."""
+        flow = {"context_id": 3, "caller_id": 11, "id": 40, "nodes": NODES, "env_vars": {}}
+        await self.store.put(FLOWS, "3:40", flow, 0.0)
+        for name in ("load", "jobs", "page"):
+            self._count(name)
+
+    def _count(self, name: str) -> None:
+        call = getattr(self.store, name)
+
+        async def counted(*given: Any, **options: Any) -> Any:
+            self.reads.append(name)
+            return await call(*given, **options)
+
+        setattr(self.store, name, counted)
+
+    async def put_runner(self, address: str, id: int = 71, executor: str = "echo") -> None:
+        """Register a runner, or replace it."""
+        given = RunnerData(id=id, address=address, executors=[executor])
+        await self.store.put(RUNNERS, key(3, id), {**given.model_dump(), "context_id": 3}, 0.0)
+
+    async def put_job(self, id: int, script: str) -> None:
+        """Create a job, or replace it."""
+        given = JobData(id=id, caller_id=11, context_id=3, executor="echo", script=script)
+        await self.store.put(JOBS, key(3, 11, id), given.model_dump(), 0.0)
+
+    async def run(self, id: int, generation: int = 0) -> tuple[str, str] | str | None:
+        """Run a job. Return where it was sent and its script, or why it has failed."""
+
+        async def cancellable(work: Awaitable[Any]) -> Any:
+            return await work
+
+        ids = {"context_id": 3, "caller_id": 11, "flow_id": 40, "run": 1, "job_id": id}
+        attempt = {"generation": generation, "failures": 0, "attempt_epoch": 1, "kv": {}}
+        ctx: Any = SimpleNamespace(task_id="t", node_id=f"{id}", cancellable=cancellable, **attempt)
+        result = await self.handler.process_batch(Batch(batch_uid="result", payload=ids), ctx)
+        return self.sent.jobs[-1] if result.success else result.reason_code
+
+
+@pytest.fixture
+async def world() -> World:
+    """A flow with the jobs 1 and 2, and a runner."""
+    made = World()
+    await made.put_runner("http://a")
+    await made.put_job(1, "one")
+    await made.put_job(2, "two")
+    await made.put_flow()
+    return made
+
+
+async def test_jobs_of_a_run_share_what_was_read(world: World) -> None:
+    found = await world.run(1), await world.run(2)
+    assert found == (("http://a", "one"), ("http://a", "two"))
+    assert world.reads == ["load", "jobs", "page"]
+
+
+async def test_attempts_that_start_together_read_the_runners_once(world: World) -> None:
+    await asyncio.gather(world.run(1), world.run(2))
+    assert world.reads.count("page") == 1
+
+
+async def test_a_retry_of_the_flow_runs_the_job_that_replaces_another(world: World) -> None:
+    await world.run(1)
+    await world.put_job(1, "better")
+    assert await world.run(1, generation=1) == ("http://a", "better")
+
+
+async def test_a_changed_runner_is_used_within_a_second(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.run(1)
+    await world.put_runner("http://b")
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1.0, time=time.time)
+    monkeypatch.setattr(jobs, "time", later)
+    assert await world.run(2) == ("http://b", "two")
+
+
+async def test_a_runner_that_was_missing_is_used_at_once(world: World) -> None:
+    await world.put_runner("http://a", executor="other")
+    assert await world.run(1) == "no_runner"
+    await world.put_runner("http://b", id=72)
+    assert await world.run(2) == ("http://b", "two")

@@ -1,0 +1,90 @@
+"""A rerun of a task that has just ended, while its workflow still closes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from flowkit import client as flowkit_client
+from flowkit.adapters.tasks.fields import new_task
+from flowkit.adapters.tasks.store import TaskStore
+from flowkit.client import TaskClient
+from flowkit.connection import Namespace
+from flowkit.errors import ActionRejected
+from flowkit.testing import memory_database
+
+CLOSED = datetime.now(UTC)
+
+
+@dataclass
+class Description:
+    """What Temporal says about the latest run of a workflow."""
+
+    run_id: str
+    close_time: datetime | None = None
+    task_queue: str = "of the task"
+
+
+@dataclass
+class Temporal:
+    """A client whose workflow closes after some looks at it."""
+
+    looks: list[Description]
+    started: list[tuple[int, str]] = field(default_factory=list)
+    """How many looks were left at each start of a workflow, and the task queue."""
+
+    def get_workflow_handle_for(self, workflow: object, task_id: str) -> Temporal:
+        """Return the handle of the workflow."""
+        return self
+
+    async def describe(self) -> Description:
+        """Return the next description; the last one again and again."""
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+    async def start_workflow(self, *given: object, task_queue: str, **options: object) -> None:
+        """Note a start."""
+        self.started.append((len(self.looks), task_queue))
+
+
+async def rerun(temporal: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run a task again that has ended, and return the number of the new run."""
+
+    async def namespace_id(_: Namespace) -> str:
+        return "n"
+
+    monkeypatch.setattr(Namespace, "id", namespace_id)
+    db: Any = memory_database()
+    graph = {"nodes": [{"node_id": "a", "type": "quick", "depends_on": []}]}
+    task = new_task("t", {}, graph, 0.0, namespace_id="n", database_id="d")
+    task["graph"]["nodes"][0]["status"] = "failed"
+    ended = {"status": "failed", "finished_at": CLOSED, "closed_run_id": "first", "run_seq": 1}
+    await db.tasks.insert_one({**task, **ended})
+    made = await TaskClient(temporal, TaskStore(db), queue="of the client").rerun("t")
+    return int(made["run_seq"])
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        [Description("first", CLOSED)],
+        [Description("first"), Description("first"), Description("first", CLOSED)],
+        [Description("first"), Description("of another rerun")],
+    ],
+)
+async def test_rerun_waits_until_the_workflow_of_the_ended_run_has_closed(
+    looks: list[Description], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporal = Temporal(looks)
+    assert await rerun(temporal, monkeypatch) == 2
+    assert temporal.started == [(1, "of the task")]
+
+
+async def test_rerun_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flowkit_client, "_CLOSING_SEC", 0.0)
+    temporal = Temporal([Description("first")])
+    with pytest.raises(ActionRejected, match="no engine has closed its workflow"):
+        await rerun(temporal, monkeypatch)
+    assert temporal.started == []
