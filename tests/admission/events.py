@@ -1,8 +1,10 @@
-"""The documented events of executions."""
+"""The documented events of executions, and records of Kafka."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from aiokafka.structs import ConsumerRecord
 
 REQUESTED: dict[str, Any] = {
     "event_id": "6d0f0a55-1c2e-4a0e-9a57-5b0e7c1f9a11",
@@ -35,3 +37,10 @@ REQUESTED: dict[str, Any] = {
 def requested(execution_id: str, **changed: Any) -> dict[str, Any]:
     """Return the event `execution_requested` for an execution."""
     return {**REQUESTED, "execution_id": execution_id, "aggregate_id": execution_id, **changed}
+
+
+def record(
+    topic: str, offset: int, *, timestamp: int = 0, value: bytes = b""
+) -> ConsumerRecord[bytes, bytes]:
+    """Return a record of partition 0 without a key."""
+    return ConsumerRecord(topic, 0, offset, timestamp, 0, None, value, None, 0, len(value), ())

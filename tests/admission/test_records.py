@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from aiokafka.structs import ConsumerRecord
 
 from flowkit import reason_codes
 from flowkit.admission.kafka import (
@@ -25,7 +24,7 @@ from flowkit.admission.kafka import (
 from flowkit.errors import ConfigError
 from flowkit.limits import KAFKA_RECORD_BYTES
 from flowkit.models.admission import Kind, Priority, State
-from tests.admission.events import REQUESTED, requested
+from tests.admission.events import REQUESTED, record, requested
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,13 +240,9 @@ def test_a_cancel_also_concerns_what_waits_and_tasks() -> None:
     assert isinstance(ended("timeout"), TimedOut)
 
 
-def record(topic: str, offset: int, timestamp: int) -> ConsumerRecord[bytes, bytes]:
-    """Return a record of partition 0."""
-    return ConsumerRecord(topic, 0, offset, timestamp, 0, None, b"", None, 0, 0, ())
-
-
 def test_records_of_several_topics_are_ordered_by_time_and_those_of_one_stay_in_order() -> None:
-    polled = [record("b", 0, 30), record("b", 1, 10), record("a", 0, 20), record("a", 1, 40)]
+    places = [("b", 0, 30), ("b", 1, 10), ("a", 0, 20), ("a", 1, 40)]
+    polled = [record(topic, offset, timestamp=at) for topic, offset, at in places]
     assert [(each.topic, each.offset) for each in in_order(polled)] == [
         ("a", 0),
         ("b", 0),
