@@ -65,6 +65,8 @@ _logger = logging.getLogger("flowkit.admission")
 
 # --- topics -------------------------------------------------------------------------------------------------------
 
+Style = Literal["per_type", "shared"]
+
 GROUP: Final = "execution-coordinator"
 EVENTS_TOPIC: Final = "execution_events"
 RESULTS_TOPIC: Final = "execution_results"
@@ -81,7 +83,7 @@ PRODUCED: Final = (rules.ACCEPTED, rules.FAILED, rules.TIMEOUT, rules.CANCELLED,
 class AdmissionTopics:
     """The topics of an admission queue, its consumer group, and which events it sends. Raises ConfigError."""
 
-    style: Literal["per_type", "shared"] = "per_type"
+    style: Style = "per_type"
     """`per_type`: each type of events has a topic with its name. `shared`: all executions share a topic for events and one
     for commands, and a field says which type an event has."""
     prefix: str = ""
@@ -354,13 +356,14 @@ class Cancelled(Ended):
         )
 
 
-_MODELS: Final[dict[str, type[Requested | Ended]]] = {
+MODELS: Final[dict[str, type[Requested | Ended]]] = {
     rules.REQUESTED: Requested,
     rules.COMPLETED: Completed,
     rules.FAILED: Failed,
     rules.TIMEOUT: TimedOut,
     rules.CANCELLED: Cancelled,
 }
+"""The events that the queue reads."""
 
 
 class BadRecord(ValueError):
@@ -379,7 +382,7 @@ def read(topics: AdmissionTopics, topic: str, value: bytes | None) -> Requested 
     if kind is None:
         return None
     try:
-        return _MODELS[kind].model_validate(found)
+        return MODELS[kind].model_validate(found)
     except ValidationError as error:
         # The value is left out, because it may be secret.
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
@@ -406,7 +409,7 @@ def _kind_of(topics: AdmissionTopics, topic: str, given: Any) -> str | None:
     if topics.style == "shared":
         if not isinstance(given, str):
             raise BadRecord("no_event_type", "event_type is missing; this topic has events of several types")
-        return given if given in _MODELS else None
+        return given if given in MODELS else None
     kind = topic.removeprefix(topics.prefix)
     if given not in (None, kind):
         raise BadRecord("wrong_event_type", f"event_type must be {kind!r} in this topic")
@@ -498,6 +501,8 @@ class AdmissionConsumer:
             except BadRecord as error:
                 await self._set_aside(record, error)
             except StoreRefused as error:
+                if isinstance(event, Requested):
+                    await self._fail(record, event.request(), error)
                 await self._set_aside(record, BadRecord("refused", str(error)))
             self._handled.add(_place(record))
 
@@ -524,6 +529,15 @@ class AdmissionConsumer:
             async with self._alone:
                 await self._queue.submit(request)
 
+    async def _fail(self, record: Record, request: Request, error: StoreRefused) -> None:
+        """Say that a request has failed, since the queue cannot store it with its event."""
+        item: Fields = {"_id": request.execution_id, "v": 0, "user_id": request.user_id, "body": {}}
+        item["metadata"] = request.metadata
+        text, at = str(error), self._queue.clock()
+        event = rules.failed(item, at, "system_error", text, f"Failed to queue execution: {text}")
+        value = dumps(rules.envelope(item, event))
+        await self._send(record, self._topics.topic(rules.FAILED), request.execution_id.encode(), value)
+
     async def _cancel(self, item: Fields, event: Cancelled) -> None:
         """Cancel a request that waits, or a task; end an execution that runs, and have it stopped if it is not yet."""
         if item["state"] not in RUNNING or item["kind"] == Kind.TASK:
@@ -534,7 +548,7 @@ class AdmissionConsumer:
         await self._queue.report(event.execution_id, event.report(), events=stop)
 
     async def _set_aside(self, record: Record, error: BadRecord) -> None:
-        """Send a malformed record to the topic of dead letters. One that cannot go there is dropped."""
+        """Send a malformed record to the topic of dead letters."""
         headers = {
             "topic": record.topic,
             "partition": str(record.partition),
@@ -542,25 +556,38 @@ class AdmissionConsumer:
             "reason": error.reason,
             "error": str(error),
         }
-        try:
-            await self._producer.send(
-                self._topics.dead_letter_topic,
-                None if record.key is None else record.key[:_DEAD_KEY_BYTES],
-                (record.value or b"")[:DEAD_LETTER_BYTES],
-                headers=[(name, clean(text).encode()) for name, text in headers.items()],
-            )
-        except (CommandTooLarge, KafkaUnavailable) as refused:
-            self._queue.counts["kafka", "dropped"] += 1
-            self._log("dropped", record, refused)
+        await self._send(
+            record,
+            self._topics.dead_letter_topic,
+            None if record.key is None else record.key[:_DEAD_KEY_BYTES],
+            (record.value or b"")[:DEAD_LETTER_BYTES],
+            headers=[(name, clean(text).encode()) for name, text in headers.items()],
+        )
         self._queue.counts["kafka", error.reason] += 1
         self._log(error.reason, record, error)
+
+    async def _send(
+        self,
+        record: Record,
+        topic: str,
+        key: bytes | None,
+        value: bytes,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> None:
+        """Send what a record that cannot be handled leads to, or drop it, since the partition must go on."""
+        try:
+            await self._producer.send(topic, key, value, headers=headers)
+        except (CommandTooLarge, KafkaUnavailable) as error:
+            self._queue.counts["kafka", "dropped"] += 1
+            self._log("dropped", record, error)
 
     def _log(self, reason: str, record: Record, error: Exception) -> None:
         now = time.monotonic()
         if now - self._logged.get(reason, -_LOG_SEC) >= _LOG_SEC:
             self._logged[reason] = now
             _logger.warning(
-                "set a malformed record aside (topic %s, partition %d, offset %d): %s", *_place(record), error
+                "a malformed record was %s (topic %s, partition %d, offset %d): %s",
+                *("dropped" if reason == "dropped" else "set aside", *_place(record), error),
             )
 
 

@@ -159,7 +159,7 @@ async def test_malformed_records_become_dead_letters_and_block_nothing(
         name: door.queue.counts["kafka", name] for name in ("not_json", "invalid_field", "not_an_object")
     }
     assert counts == {"not_json": 2, "invalid_field": 1, "not_an_object": 1}
-    assert caplog.text.count("set a malformed record aside") == 3, "once for each reason"
+    assert caplog.text.count("a malformed record was set aside") == 3, "once for each reason"
 
 
 def headers_of(record: Any) -> dict[str, str]:
@@ -206,6 +206,9 @@ async def test_a_request_that_mongodb_refuses_takes_no_other_with_it(
     [letter] = await door.records("dead_letters", 1)
     assert headers_of(letter)["reason"] == "refused"
     assert json.loads(letter.value)["execution_id"] == "poison"
+    [event] = await door.events("execution_failed", 1)
+    assert (event["execution_id"], event["error_type"]) == ("poison", "system_error")
+    assert event["stderr"] == "Failed to queue execution: MongoDB cannot store this value"
     assert [id for id in ids if await door.queue.find(id)] == ["a", "b", "c"]
 
 
