@@ -428,22 +428,25 @@ class AdmissionStore:
         return [item async for item in found]
 
     @translate_errors
-    async def mark_sent(self, sent: Mapping[str, int]) -> None:
-        """Note up to which number the events of requests have been sent. Further ones may have been added meanwhile."""
+    async def mark_sent(self, sent: Mapping[tuple[str, str], int]) -> None:
+        """Note up to which number the events of requests, given with their places, have been sent.
+
+        Further events may have been added meanwhile. A request that was submitted again has another place.
+        """
         if not sent:
             return
         all_sent = [
             UpdateOne(
-                {"_id": id, f"events.{number}": {"$exists": False}},
+                {"_id": id, "place": place, f"events.{number}": {"$exists": False}},
                 {"$set": {"sent": number}, "$unset": {"unsent": 1}},
             )
-            for id, number in sent.items()
+            for (id, place), number in sent.items()
         ]
         done = await self._items.bulk_write(all_sent, ordered=False)
         if done.matched_count < len(sent):
             some_sent = [
-                UpdateOne({"_id": id, "sent": {"$lt": number}}, {"$set": {"sent": number}})
-                for id, number in sent.items()
+                UpdateOne({"_id": id, "place": place, "sent": {"$lt": number}}, {"$set": {"sent": number}})
+                for (id, place), number in sent.items()
             ]
             await self._items.bulk_write(some_sent, ordered=False)
 

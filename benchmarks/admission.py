@@ -99,7 +99,7 @@ class Admissions:
 
         async def relay() -> int:
             items = await store.unsent()
-            await store.mark_sent({item["_id"]: len(item["events"]) for item in items})
+            await store.mark_sent({(item["_id"], item["place"]): len(item["events"]) for item in items})
             return len(items)
 
         rate = await _drive(lambda number: queue.submit(_request(number)), start, relay)

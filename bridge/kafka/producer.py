@@ -11,6 +11,8 @@ from flowkit.bridge.kafka import clients
 from flowkit.errors import CommandTooLarge, KafkaUnavailable, SendUncertain
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flowkit.bridge.kafka.clients import KafkaConnection
 
 _logger = logging.getLogger("flowkit.bridge")
@@ -43,14 +45,19 @@ class Producer:
             await _close(client)
 
     async def send(
-        self, topic: str, key: str | None, value: bytes, partition: int | None = None
+        self,
+        topic: str,
+        key: str | bytes | None,
+        value: bytes,
+        partition: int | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
     ) -> tuple[int, int]:
         """Send a record and return its partition and offset once all in-sync replicas have it.
 
         The offset is -1 if Kafka had already stored the record but no longer knows where. Raise CommandTooLarge,
         or KafkaUnavailable, if the record was not sent, and SendUncertain if that is unknown.
         """
-        client, sent = await self._enqueue(topic, key, value, partition)
+        client, sent = await self._enqueue(topic, key, value, partition, headers)
         try:
             stored = await sent
         except clients.kafka_errors() as error:
@@ -59,16 +66,22 @@ class Producer:
         return stored.partition, _read_offset(stored)
 
     async def _enqueue(
-        self, topic: str, key: str | None, value: bytes, partition: int | None
+        self,
+        topic: str,
+        key: str | bytes | None,
+        value: bytes,
+        partition: int | None,
+        headers: Sequence[tuple[str, bytes]],
     ) -> tuple[Any, asyncio.Future[Any]]:
         """Hand the record to a client, and to another one if the first can no longer send."""
         failed: Exception | None = None
         for _ in range(_TRIES):
             client = await self._open_client()
             await self._check_partition(client, topic, partition)
-            encoded = None if key is None else key.encode()
+            encoded = key.encode() if isinstance(key, str) else key
             try:
-                return client, await client.send(topic, value, key=encoded, partition=partition)
+                sent = await client.send(topic, value, key=encoded, partition=partition, headers=[*headers])
+                return client, sent
             except clients.kafka_errors() as error:
                 failed = error
                 if _is_too_large(error) or _is_about_topic(error):

@@ -1,4 +1,4 @@
-"""The topics of external workers: their names, their creation, and the first offsets of the workers' groups."""
+"""Topics: their creation; and those of external workers, with their names and the first offsets of the groups."""
 
 from __future__ import annotations
 
@@ -79,13 +79,23 @@ class Topics:
         for role in dict.fromkeys(roles):
             named += [(f"topic_cmd_fmt for role {role!r}", self.cmd(role))]
             named += [(f"topic_status_fmt for role {role!r}", self.status(role))]
-        owner: dict[str, str] = {}
-        for setting, topic in named:
-            # Kafka maps both characters to one in the names of its metrics and refuses such pairs of topics.
-            if other := owner.get(topic.replace(".", "_")):
-                raise ConfigError(f"{other} and {setting} give the same topic {topic!r}; change one of them")
-            owner[topic.replace(".", "_")] = setting
+        check_distinct(named)
         return tuple(topic for _, topic in named)
+
+
+def check_distinct(named: Iterable[tuple[str, str]]) -> None:
+    """Raise ConfigError if two settings, each given with its topic, have the same topic."""
+    owner: dict[str, str] = {}
+    for setting, topic in named:
+        # Kafka maps both characters to one in the names of its metrics and refuses such pairs of topics.
+        if other := owner.get(topic.replace(".", "_")):
+            raise ConfigError(f"{other} and {setting} give the same topic {topic!r}; change one of them")
+        owner[topic.replace(".", "_")] = setting
+
+
+def check_topic(setting: str, topic: str) -> None:
+    """Raise ConfigError if Kafka does not allow the name of a topic."""
+    settings.check(setting, {"topic": topic}, _TOPIC)
 
 
 def _join_names(topics: Collection[str]) -> str:
@@ -95,7 +105,7 @@ def _join_names(topics: Collection[str]) -> str:
 @cache
 def _topic(template: str, role: str, setting: str) -> str:
     topic = template.replace("{type}", role)
-    settings.check(f"{setting} for role {role!r}:", {"topic": topic}, _TOPIC)
+    check_topic(f"{setting} for role {role!r}:", topic)
     return topic
 
 
@@ -109,21 +119,21 @@ class SeedResult:
     """Whether the group had members, so that Kafka accepted no offsets from outside."""
 
 
-class Provisioner:
-    """Creates the topics and commits the first offsets of the workers' groups."""
+class TopicCreator:
+    """Creates topics, as the settings `kafka_create_topics` and `kafka_replication_factor` say."""
 
     def __init__(self, connection: KafkaConnection, cfg: CoordinatorConfig) -> None:
         self._connection = connection
         self._cfg = cfg
-        self._topics = Topics.of(cfg)
-        self._created: set[str] = set()
+        self.created: set[str] = set()
+        """The topics that this object has created."""
 
-    async def ensure(self, roles: Iterable[str]) -> None:
-        """Create the topics that do not exist. Raise KafkaUnavailable if Kafka or its ACLs prevent that.
+    async def ensure(self, wanted: Mapping[str, int]) -> None:
+        """Create the topics that do not exist, each with a number of partitions.
 
-        If the setting `kafka_create_topics` is off, only check that all topics exist.
+        If the setting `kafka_create_topics` is off, only check that all topics exist. Raise KafkaUnavailable if Kafka
+        or its ACLs prevent either.
         """
-        wanted = self._partitions_by_topic(list(roles))
         async with _Admin(self._connection) as admin:
             missing = await self._find_missing(admin, wanted)
             if missing and not self._cfg.kafka_create_topics:
@@ -135,14 +145,6 @@ class Provisioner:
                 await self._create(admin, {topic: wanted[topic] for topic in missing})
                 await self._wait_for(admin, missing)
 
-    def _partitions_by_topic(self, roles: list[str]) -> dict[str, int]:
-        wanted = dict.fromkeys(self._topics.all(roles), 1)
-        for role in roles:
-            wanted |= dict.fromkeys(
-                (self._topics.cmd(role), self._topics.status(role)), self._cfg.kafka_cmd_partitions
-            )
-        return wanted
-
     async def _find_missing(self, admin: _Admin, wanted: Iterable[str]) -> set[str]:
         return set(wanted) - (await admin.usable_partitions()).keys()
 
@@ -151,7 +153,7 @@ class Provisioner:
             name = await self._read_outcome(topic, code, message)
             if name:
                 _logger.info("created the Kafka topic %s with %d partitions", name, partitions[name])
-                self._created.add(name)
+                self.created.add(name)
 
     async def _read_outcome(self, topic: str, code: int, message: str | None) -> str | None:
         """Return the topic if this call created it, and None if another client did. Raise KafkaUnavailable."""
@@ -190,6 +192,31 @@ class Provisioner:
             limit=CREATE_TIMEOUT_SEC,
         )
 
+
+class Provisioner:
+    """Creates the topics and commits the first offsets of the workers' groups."""
+
+    def __init__(self, connection: KafkaConnection, cfg: CoordinatorConfig) -> None:
+        self._connection = connection
+        self._cfg = cfg
+        self._topics = Topics.of(cfg)
+        self._creator = TopicCreator(connection, cfg)
+
+    async def ensure(self, roles: Iterable[str]) -> None:
+        """Create the topics that do not exist. Raise KafkaUnavailable if Kafka or its ACLs prevent that.
+
+        If the setting `kafka_create_topics` is off, only check that all topics exist.
+        """
+        await self._creator.ensure(self._partitions_by_topic(list(roles)))
+
+    def _partitions_by_topic(self, roles: list[str]) -> dict[str, int]:
+        wanted = dict.fromkeys(self._topics.all(roles), 1)
+        for role in roles:
+            wanted |= dict.fromkeys(
+                (self._topics.cmd(role), self._topics.status(role)), self._cfg.kafka_cmd_partitions
+            )
+        return wanted
+
     async def seed(self, role: str) -> SeedResult:
         """Commit an offset for each partition of the command topic for which the workers' group has none.
 
@@ -199,7 +226,7 @@ class Provisioner:
         """
         topic, group = self._topics.cmd(role), worker_group(role)
         what = f"committing the first offsets of the group {group}"
-        seeding = _Seeding(self._connection, topic, group, from_start=topic in self._created)
+        seeding = _Seeding(self._connection, topic, group, from_start=topic in self._creator.created)
         return await clients.call_with_retries(
             seeding.run, what=what, address=self._connection.bootstrap, limit=CREATE_TIMEOUT_SEC
         )

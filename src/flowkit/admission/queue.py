@@ -72,6 +72,8 @@ GROUP: Final = 100
 """Most requests that one step concerns."""
 _CANCEL_AGAIN_SEC: Final = 10.0
 """After this time, the end of a task is requested again if it is not confirmed."""
+_KEPT_EVENTS: Final = 20
+"""How many events of earlier tries a request keeps, by which it recognises them when they return."""
 _RESERVED_SEC: Final = 60.0
 """How long a submission waits for another one of the same id."""
 _POLL_SEC: Final = 0.02
@@ -354,11 +356,10 @@ class AdmissionQueue:
                 group.members[item["_id"]].error = ConfigError(
                     f"execution_id is {shown(item['_id'])}, which another user or queue has used; choose another id"
                 )
-            elif found["state"] in REPEATABLE and not found.get("owes") and found["place"] not in doubtful:
-                new = {
-                    name: value for name, value in item.items() if name not in ("_id", "events", "sent", "v")
-                }
-                updates.append(ItemUpdate(id=item["_id"], version=found["v"], set={**_CLEARED, **new}))
+            elif _may_repeat(found, item, doubtful):
+                new = {name: value for name, value in item.items() if name not in _OF_ALL_TRIES}
+                changed = {**_CLEARED, **new, **_latest_events(found)}
+                updates.append(ItemUpdate(id=item["_id"], version=found["v"], set=changed))
                 revived[item["_id"]] = {**item, "v": found["v"] + 1}
             else:
                 self.counts["submitted", "duplicate"] += 1
@@ -1027,11 +1028,28 @@ def _new_item(request: Request, token: str, at: float, queue: str) -> Fields:
         "requested_at": at,
         "body": request.body,
         "metadata": request.metadata,
+        "request_id": request.request_id,
         "place": token,
         "events": [],
         "sent": 0,
         "v": 0,
     }
+
+
+_OF_ALL_TRIES: Final = ("_id", "v", "events", "sent")
+
+
+def _latest_events(found: Fields) -> Fields:
+    """Return the events that a request keeps when it is submitted again: the latest ones, once all are sent."""
+    events = found["events"][-_KEPT_EVENTS:]
+    return {} if found.get("unsent") else {"events": events, "sent": len(events)}
+
+
+def _may_repeat(found: Fields, item: Fields, doubtful: Collection[str]) -> bool:
+    """Return whether a request can have the id of an earlier one, which has given back all that it held."""
+    same_event = item["request_id"] is not None and item["request_id"] == found.get("request_id")
+    settled = not found.get("owes") and found["place"] not in doubtful
+    return found["state"] in REPEATABLE and settled and not same_event
 
 
 def _owner_of(item: Fields) -> tuple[str, str, str]:

@@ -121,6 +121,8 @@ class Request:
     priority: Priority = Priority.NORMAL
     metadata: Fields = field(default_factory=dict)
     """The metadata of the event that asked for it, which the events about it repeat."""
+    request_id: str | None = None
+    """The id of that event. A request that was rejected or has expired is not submitted again by the same event."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

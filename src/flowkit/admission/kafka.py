@@ -1,0 +1,711 @@
+"""Admission over Kafka: requests and reports from topics, and the events about requests to topics.
+
+Names, fields and texts are those of the admission specification, section 4. The records are untrusted, because any program
+may write to the topics: what the queue stores of one is checked and bounded, and one that is malformed goes to a topic
+of its own. Offsets are committed after what the records change is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+
+from flowkit import reason_codes
+from flowkit.admission import rules
+from flowkit.admission.queue import owner
+from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger
+from flowkit.bridge.kafka.topics import TopicCreator, check_distinct, check_topic
+from flowkit.core.utils import dumps
+from flowkit.errors import (
+    CommandTooLarge,
+    ConfigError,
+    KafkaUnavailable,
+    SendUncertain,
+    StoreRefused,
+    StoreUnavailable,
+)
+from flowkit.limits import CANCEL_REASON_CHARS, ID_CHARS, KAFKA_RECORD_BYTES, LAST_ERROR_CHARS
+from flowkit.models.admission import (
+    DEFAULT_TENANT,
+    ENDED,
+    RUNNING,
+    Fields,
+    Kind,
+    Priority,
+    Report,
+    Request,
+    State,
+)
+from flowkit.text import clean, shorten, truncate
+from flowkit.validation import settings
+from flowkit.validation.values import YEAR_SEC, is_task_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from aiokafka import ConsumerRecord
+
+    from flowkit.admission.queue import AdmissionQueue
+    from flowkit.bridge.kafka.clients import KafkaConnection
+    from flowkit.bridge.kafka.producer import Producer
+    from flowkit.config import CoordinatorConfig
+
+    Record: TypeAlias = ConsumerRecord[bytes, bytes]
+    Place = tuple[str, int, int]
+
+_logger = logging.getLogger("flowkit.admission")
+
+# --- topics -------------------------------------------------------------------------------------------------------
+
+Style = Literal["per_type", "shared"]
+
+GROUP: Final = "execution-coordinator"
+EVENTS_TOPIC: Final = "execution_events"
+RESULTS_TOPIC: Final = "execution_results"
+"""In the shared style, executors may report here, too."""
+COMMANDS_TOPIC: Final = "saga_commands"
+
+COMMANDS: Final = (rules.CREATE_POD, rules.DELETE_POD)
+CONSUMED: Final = (rules.REQUESTED, rules.COMPLETED, rules.FAILED, rules.TIMEOUT, rules.CANCELLED)
+OPTIONAL: Final = (rules.QUEUED, rules.STARTED, rules.RUNNING)
+PRODUCED: Final = (rules.ACCEPTED, rules.FAILED, rules.TIMEOUT, rules.CANCELLED, *OPTIONAL, *COMMANDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmissionTopics:
+    """The topics of an admission queue, its consumer group, and which events it sends. Raises ConfigError."""
+
+    style: Style = "per_type"
+    """`per_type`: each type of events has a topic with its name. `shared`: all executions share a topic for events and one
+    for commands, and a field says which type an event has."""
+    prefix: str = ""
+    """What every topic begins with, separator included. The system of which the events come used `pref`."""
+    group: str = GROUP
+    dead_letters: str = "dead_letters"
+    """The topic of malformed records, without the prefix."""
+    events: Collection[str] = frozenset(OPTIONAL)
+    """Which of the optional events are sent."""
+
+    def __post_init__(self) -> None:
+        """Check names and events."""
+        given = {"style": self.style, "group": self.group}
+        settings.check(
+            "AdmissionTopics",
+            given,
+            {"style": settings.one_of("per_type", "shared"), "group": settings.text()},
+        )
+        if unknown := sorted(set(self.events) - set(OPTIONAL)):
+            raise ConfigError(
+                f"AdmissionTopics.events has {unknown[0]!r}; the optional events are {', '.join(OPTIONAL)}"
+            )
+        named = {f"the topic of {kind}": self.topic(kind) for kind in (*CONSUMED, *PRODUCED)}
+        for setting, topic in {**named, "dead_letters": self.dead_letter_topic}.items():
+            check_topic(f"AdmissionTopics: {setting}", topic)
+        distinct = {topic: setting for setting, topic in named.items()}
+        check_distinct(
+            [
+                *((setting, topic) for topic, setting in distinct.items()),
+                ("dead_letters", self.dead_letter_topic),
+            ]
+        )
+
+    @property
+    def dead_letter_topic(self) -> str:
+        """The topic of malformed records."""
+        return self.prefix + self.dead_letters
+
+    def topic(self, event_type: str) -> str:
+        """Return the topic of a type of events."""
+        if self.style == "per_type":
+            return self.prefix + event_type
+        return self.prefix + (COMMANDS_TOPIC if event_type in COMMANDS else EVENTS_TOPIC)
+
+    def sends(self, event_type: str) -> bool:
+        """Return whether events of this type are sent."""
+        return event_type not in OPTIONAL or event_type in self.events
+
+    def consumed(self) -> tuple[str, ...]:
+        """Return the topics with requests and reports."""
+        results = (self.prefix + RESULTS_TOPIC,) if self.style == "shared" else ()
+        return (*dict.fromkeys(map(self.topic, CONSUMED)), *results)
+
+    def produced(self) -> tuple[str, ...]:
+        """Return the topics to which events, commands and malformed records are sent."""
+        sent = (self.topic(kind) for kind in PRODUCED if self.sends(kind))
+        return (*dict.fromkeys(sent), self.dead_letter_topic)
+
+    async def create(self, connection: KafkaConnection, cfg: CoordinatorConfig) -> None:
+        """Create the topics that do not exist, as the settings `kafka_…` say. Raise KafkaUnavailable."""
+        wanted = dict.fromkeys((*self.consumed(), *self.produced()), cfg.kafka_cmd_partitions)
+        await TopicCreator(connection, cfg).ensure({**wanted, self.dead_letter_topic: 1})
+
+
+# --- records ------------------------------------------------------------------------------------------------------
+
+ANONYMOUS: Final = "anonymous"
+"""The user of requests that name none."""
+SCRIPT_CHARS: Final = 1 << 20
+"""Longest script of a request."""
+DEAD_LETTER_BYTES: Final = 900_000
+"""How much of a malformed record its dead letter has."""
+_DEAD_KEY_BYTES: Final = 1_000
+_LOG_SEC: Final = 60.0
+"""Malformed records are logged once in this time, for each reason."""
+_SHOWN_CHARS: Final = 300
+POLL_SEC: Final = 0.2
+"""How often events are looked for that nobody has announced."""
+TAKE_OVER_SEC: Final = 2.0
+"""After which time a process sends the events of requests of others."""
+_SLOW_SEC: Final = 10.0
+_BATCH: Final = 200
+"""Most requests whose events are sent together."""
+NUMBERED: Final = {
+    0: Priority.CRITICAL,
+    1: Priority.HIGH,
+    5: Priority.NORMAL,
+    8: Priority.LOW,
+    10: Priority.BACKGROUND,
+}
+"""The priorities by the numbers that older events have."""
+
+
+def _checked_id(text: str) -> str:
+    if not (is_task_id(text) and text.isprintable()):
+        raise ValueError(f"must be 1 to {ID_CHARS} printable characters, not '*'")
+    return text
+
+
+def _checked_tenant(text: str) -> str:
+    if "/" in text:
+        raise ValueError("must not contain '/'")
+    return _checked_id(text)
+
+
+def _by_number(value: Any) -> Any:
+    """Return the priority with a number. A bool is no number."""
+    return NUMBERED.get(value, value) if type(value) is int else value
+
+
+def _null_is(default: Any) -> BeforeValidator:
+    """Let null, and an empty text, mean the default of a field."""
+    return BeforeValidator(lambda value: default if value is None or value == "" else value)
+
+
+Id = Annotated[str, AfterValidator(_checked_id)]
+UserId = Annotated[Id, _null_is(ANONYMOUS)]
+Tenant = Annotated[str, AfterValidator(_checked_tenant), _null_is(DEFAULT_TENANT)]
+Band = Annotated[Priority, BeforeValidator(_by_number), _null_is(Priority.NORMAL)]
+Text = Annotated[str, Field(max_length=1_000)]
+Argument = Annotated[str, Field(max_length=10_000)]
+Whole = Annotated[int, Field(ge=0, le=2**53, strict=True)]
+ExitCode = Annotated[int, Field(ge=-(2**31), lt=2**31, strict=True)]
+Seconds = Annotated[int, Field(ge=1, le=YEAR_SEC, strict=True)]
+
+
+class _Part(BaseModel):
+    """A part of an event. Fields that it does not name are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Metadata(_Part):
+    """Who asks, and from which service."""
+
+    service_name: Text | None = None
+    service_version: Text | None = None
+    environment: Text | None = None
+    correlation_id: Text | None = None
+    ip_address: Text | None = None
+    user_agent: Text | None = None
+    user_id: UserId = ANONYMOUS
+    tenant: Tenant = DEFAULT_TENANT
+
+
+class ResourceUsage(_Part):
+    """What an execution has used."""
+
+    execution_time_wall_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    cpu_time_jiffies: Whole = 0
+    clk_tck_hertz: Whole = 0
+    peak_memory_kb: Whole = 0
+
+
+class Event(_Part):
+    """What all events have that the queue receives."""
+
+    execution_id: Id
+    event_id: Text | None = None
+    metadata: Annotated[Metadata, _null_is(Metadata())] = Metadata()
+
+
+class Requested(Event):
+    """`execution_requested`: an execution asks for admission."""
+
+    script: Annotated[str, Field(max_length=SCRIPT_CHARS)]
+    language: Text
+    language_version: Text
+    runtime_image: Text
+    runtime_command: Annotated[list[Argument], Field(max_length=1_000)]
+    runtime_filename: Text
+    timeout_seconds: Seconds
+    cpu_limit: Text
+    memory_limit: Text
+    cpu_request: Text
+    memory_request: Text
+    priority: Band = Priority.NORMAL
+
+    def request(self) -> Request:
+        """Return the request for the queue."""
+        return Request(
+            execution_id=self.execution_id,
+            user_id=self.metadata.user_id,
+            tenant=self.metadata.tenant,
+            kind=Kind.EXECUTION,
+            priority=self.priority,
+            body=self.model_dump(mode="json", exclude={"event_id", "metadata"}),
+            metadata=self.metadata.model_dump(exclude_unset=True, exclude_none=True),
+            request_id=self.event_id,
+        )
+
+
+class Ended(Event):
+    """An event that ends an execution."""
+
+    resource_usage: ResourceUsage | None = None
+
+    def report(self) -> Report:
+        """Return the report for the queue. It has the fields of the event without the outputs."""
+        raise NotImplementedError
+
+    def _fields(self) -> Fields:
+        return self.model_dump(mode="json", include={"exit_code", "timeout_seconds", "resource_usage"})
+
+
+class Completed(Ended):
+    """`execution_completed`."""
+
+    exit_code: Annotated[ExitCode, _null_is(0)] = 0
+
+    def report(self) -> Report:
+        """Return the report for the queue."""
+        return Report(state=State.COMPLETED, fields=self._fields())
+
+
+class Failed(Ended):
+    """`execution_failed`. A part of the system that has these events sends no `error_message`."""
+
+    exit_code: Annotated[ExitCode, _null_is(1)] = 1
+    error_type: Text | None = None
+    error_message: str | None = None
+    stderr: str | None = None
+
+    def report(self) -> Report:
+        """Return the report for the queue."""
+        text = self.error_message or self.stderr or f"exit code {self.exit_code}"
+        return Report(
+            state=State.FAILED,
+            reason=self.error_type or reason_codes.ERROR,
+            error=truncate(text, LAST_ERROR_CHARS),
+            fields=self._fields(),
+        )
+
+
+class TimedOut(Ended):
+    """`execution_timeout`."""
+
+    timeout_seconds: Whole | None = None
+
+    def report(self) -> Report:
+        """Return the report for the queue."""
+        limit = "its time" if self.timeout_seconds is None else f"{self.timeout_seconds} s"
+        return Report(
+            state=State.TIMEOUT,
+            reason=reason_codes.TIMEOUT,
+            error=f"the execution took longer than {limit}",
+            fields=self._fields(),
+        )
+
+
+class Cancelled(Ended):
+    """`execution_cancelled`: an execution has been stopped, or is to be."""
+
+    reason: str | None = None
+    cancelled_by: Annotated[Id | None, _null_is(None)] = None
+
+    @property
+    def why(self) -> str:
+        """The reason that was given."""
+        return truncate(self.reason or reason_codes.USER_REQUEST, CANCEL_REASON_CHARS)
+
+    @property
+    def by(self) -> str:
+        """Who has cancelled."""
+        return self.cancelled_by or self.metadata.user_id
+
+    def report(self) -> Report:
+        """Return the report for the queue."""
+        return Report(
+            state=State.CANCELLED, reason=reason_codes.USER_REQUEST, error=self.why, fields=self._fields()
+        )
+
+
+MODELS: Final[dict[str, type[Requested | Ended]]] = {
+    rules.REQUESTED: Requested,
+    rules.COMPLETED: Completed,
+    rules.FAILED: Failed,
+    rules.TIMEOUT: TimedOut,
+    rules.CANCELLED: Cancelled,
+}
+"""The events that the queue reads."""
+
+
+class BadRecord(ValueError):
+    """A record that is malformed."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        self.reason = reason
+        """One of a few words, for counters."""
+        super().__init__(text)
+
+
+def read(topics: AdmissionTopics, topic: str, value: bytes | None) -> Requested | Ended | None:
+    """Return the event of a record; None for one that is not for the queue. Raise BadRecord."""
+    found = _json_object(value)
+    kind = _kind_of(topics, topic, found.get("event_type"))
+    if kind is None:
+        return None
+    try:
+        return MODELS[kind].model_validate(found)
+    except ValidationError as error:
+        # The value is left out, because it may be secret.
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise BadRecord("invalid_field", shorten(clean(text), _SHOWN_CHARS)) from None
+
+
+def _json_object(value: bytes | None) -> Fields:
+    if not value:
+        raise BadRecord("no_value", "the record has no value")
+    if len(value) > KAFKA_RECORD_BYTES:
+        raise BadRecord("too_large", f"the record has {len(value):,} bytes, more than {KAFKA_RECORD_BYTES:,}")
+    try:
+        found = from_json(value)
+    except ValueError as error:
+        raise BadRecord("not_json", shorten(clean(str(error)), _SHOWN_CHARS)) from None
+    if not isinstance(found, dict):
+        raise BadRecord("not_an_object", "the record is not a JSON object")
+    return found
+
+
+def _kind_of(topics: AdmissionTopics, topic: str, given: Any) -> str | None:
+    """Return the type of an event; None for one that the queue does not read. In its own topic, it need not say so."""
+    if topics.style == "shared":
+        if not isinstance(given, str):
+            raise BadRecord("no_event_type", "event_type is missing; this topic has events of several types")
+        return given if given in MODELS else None
+    kind = topic.removeprefix(topics.prefix)
+    if given not in (None, kind):
+        raise BadRecord("wrong_event_type", f"event_type must be {kind!r} in this topic")
+    return kind
+
+
+def why_without_effect(item: Fields | None, event: Ended) -> str | None:
+    """Return why a report about a stored request has no effect, in one word or two; None if it has one.
+
+    The events of this service return to it where they share topics with those of executors. A request knows the ids of
+    its own events, so one from an earlier try of its id does not end the present one.
+    """
+    if item is None or item["state"] == State.RESERVING:
+        return "unknown"
+    if event.event_id is not None and event.event_id in {
+        rules.event_id(item, each) for each in item["events"]
+    }:
+        return "own_event"
+    if item["state"] in ENDED:
+        return "ended"
+    if isinstance(event, Cancelled):
+        return None
+    if item["kind"] == Kind.TASK:
+        return "task"  # Temporal reports the end of a task
+    return None if item["state"] in RUNNING else "not_active"
+
+
+def in_order(records: Iterable[Record]) -> list[Record]:
+    """Return records of several partitions by their time. Those of one partition keep their order."""
+    latest: dict[tuple[str, int], int] = defaultdict(int)
+    timed = []
+    for record in records:
+        place = record.topic, record.partition
+        latest[place] = max(latest[place], record.timestamp)
+        timed.append((latest[place], record))
+    return [record for _, record in sorted(timed, key=lambda each: each[0])]
+
+
+class AdmissionConsumer:
+    """Passes requests and reports to the queue. `handle` is for a `RecordConsumer` of the topics `consumed()`.
+
+    Records of one execution are handled in order, those of different ones concurrently. If MongoDB does not respond,
+    `handle` raises StoreUnavailable; when it is called with the same records again, it continues where it stopped.
+    """
+
+    def __init__(
+        self,
+        queue: AdmissionQueue,
+        topics: AdmissionTopics,
+        producer: Producer,
+        *,
+        notify: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`notify` is called after records were handled, when there may be something to start or to send."""
+        self._queue = queue
+        self._topics = topics
+        self._producer = producer
+        self._notify = notify
+        self._handled: set[Place] = set()
+        """The records of an unfinished poll that were handled."""
+        self._logged: dict[str, float] = {}
+        """When a malformed record was last logged, by reason."""
+        self._alone = asyncio.Lock()
+
+    async def handle(self, records: Sequence[Record]) -> None:
+        """Handle one poll. Return once everything is stored."""
+        chains: dict[str | Place, list[tuple[Record, Requested | Ended | BadRecord]]] = {}
+        for record in in_order(records):
+            try:
+                event = read(self._topics, record.topic, record.value)
+            except BadRecord as bad:
+                chains[_place(record)] = [(record, bad)]
+                continue
+            if event is None:
+                self._queue.counts["kafka", "other_event_type"] += 1
+            else:
+                chains.setdefault(event.execution_id, []).append((record, event))
+        results = await asyncio.gather(*map(self._handle_chain, chains.values()), return_exceptions=True)
+        self._notify()
+        _raise_first(results)
+        self._handled.clear()
+
+    async def _handle_chain(self, chain: Sequence[tuple[Record, Requested | Ended | BadRecord]]) -> None:
+        for record, event in chain:
+            if _place(record) in self._handled:
+                continue
+            try:
+                if isinstance(event, BadRecord):
+                    raise event
+                await self._apply(event)
+            except BadRecord as error:
+                await self._set_aside(record, error)
+            except StoreRefused as error:
+                if isinstance(event, Requested):
+                    await self._fail(record, event.request(), error)
+                await self._set_aside(record, BadRecord("refused", str(error)))
+            self._handled.add(_place(record))
+
+    async def _apply(self, event: Requested | Ended) -> None:
+        if isinstance(event, Requested):
+            await self._submit(event.request())
+            return
+        item = (await self._queue.store.load([event.execution_id])).get(event.execution_id)
+        if item is not None and item["queue"] != self._queue.store.queue:
+            item = None
+        why = why_without_effect(item, event)
+        if item is None or why is not None:
+            self._queue.counts["kafka", why or "unknown"] += 1
+        elif isinstance(event, Cancelled):
+            await self._cancel(item, event)
+        else:
+            await self._queue.report(event.execution_id, event.report())
+
+    async def _submit(self, request: Request) -> None:
+        """Submit a request. What MongoDB refuses fails the whole group of requests, so each is tried alone then."""
+        try:
+            await self._queue.submit(request)
+        except StoreRefused:
+            async with self._alone:
+                await self._queue.submit(request)
+        except ConfigError as error:
+            raise BadRecord("invalid_field", str(error)) from None
+
+    async def _fail(self, record: Record, request: Request, error: StoreRefused) -> None:
+        """Say that a request has failed, since the queue cannot store it with its event."""
+        item: Fields = {"_id": request.execution_id, "v": 0, "user_id": request.user_id, "body": {}}
+        item["metadata"] = request.metadata
+        text, at = str(error), self._queue.clock()
+        event = rules.failed(item, at, "system_error", text, f"Failed to queue execution: {text}")
+        value = dumps(rules.envelope(item, event))
+        await self._send(record, self._topics.topic(rules.FAILED), request.execution_id.encode(), value)
+
+    async def _cancel(self, item: Fields, event: Cancelled) -> None:
+        """Cancel a request that waits, or a task; end an execution that runs, and have it stopped if it is not yet."""
+        if item["state"] not in RUNNING or item["kind"] == Kind.TASK:
+            await self._queue.cancel(event.execution_id, reason=event.why, by=event.by)
+            return
+        known = bool(item.get("cancel"))
+        stop = [] if known else [rules.delete_pod(item, self._queue.clock(), event.why)]
+        await self._queue.report(event.execution_id, event.report(), events=stop)
+
+    async def _set_aside(self, record: Record, error: BadRecord) -> None:
+        """Send a malformed record to the topic of dead letters."""
+        headers = {
+            "topic": record.topic,
+            "partition": str(record.partition),
+            "offset": str(record.offset),
+            "reason": error.reason,
+            "error": str(error),
+        }
+        await self._send(
+            record,
+            self._topics.dead_letter_topic,
+            None if record.key is None else record.key[:_DEAD_KEY_BYTES],
+            (record.value or b"")[:DEAD_LETTER_BYTES],
+            headers=[(name, clean(text).encode()) for name, text in headers.items()],
+        )
+        self._queue.counts["kafka", error.reason] += 1
+        self._log(error.reason, record, error)
+
+    async def _send(
+        self,
+        record: Record,
+        topic: str,
+        key: bytes | None,
+        value: bytes,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> None:
+        """Send what a record that cannot be handled leads to, or drop it, since the partition must go on."""
+        try:
+            await self._producer.send(topic, key, value, headers=headers)
+        except (CommandTooLarge, KafkaUnavailable) as error:
+            self._queue.counts["kafka", "dropped"] += 1
+            self._log("dropped", record, error)
+
+    def _log(self, reason: str, record: Record, error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._logged.get(reason, -_LOG_SEC) >= _LOG_SEC:
+            self._logged[reason] = now
+            _logger.warning(
+                "a malformed record was %s (topic %s, partition %d, offset %d): %s",
+                *("dropped" if reason == "dropped" else "set aside", *_place(record), error),
+            )
+
+
+def _raise_first(results: Iterable[BaseException | None]) -> None:
+    for error in results:
+        if error is not None:
+            raise error
+
+
+def _place(record: Record) -> Place:
+    return record.topic, record.partition, record.offset
+
+
+# --- sending ------------------------------------------------------------------------------------------------------
+
+
+class EventRelay:
+    """Sends the events that requests carry, those of one execution in order, each at least once and with one id.
+
+    Each process sends the events of the requests that it has admitted or started, and those that others have left
+    unsent for some seconds. Without a producer, events only count as sent, so that they do not accumulate.
+    """
+
+    def __init__(self, queue: AdmissionQueue, topics: AdmissionTopics, producer: Producer | None) -> None:
+        self._queue = queue
+        self._topics = topics
+        self._producer = producer
+        self._wanted = asyncio.Event()
+        self._outage = OutageLogger("send the events of admission")
+        errors = (StoreUnavailable, KafkaUnavailable, SendUncertain)
+        self._loop = BackgroundLoop(
+            "events of admission", self._step, expected=Expected(errors=errors, log=self._outage.failed)
+        )
+        self.health = self._loop.health
+
+    def notify(self) -> None:
+        """Send at once what there is to send."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Run until cancelled. Outages are logged once, and the work is repeated."""
+        await self._loop.run()
+
+    async def _step(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL_SEC):
+                await self._wanted.wait()
+        self._wanted.clear()
+        await self.relay()
+        self._outage.recovered()
+
+    async def relay(self) -> int:
+        """Send the events that are due. Return their number."""
+        found = await self._queue.store.unsent(_BATCH)
+        items = [item for item in found if self._is_due(item)]
+        sent: dict[str, int] = {}
+        places = {item["_id"]: item["place"] for item in items}
+        late = asyncio.get_running_loop().call_later(_SLOW_SEC, self._note_slowness)
+        try:
+            results = await asyncio.gather(
+                *(self._send(item, sent) for item in items), return_exceptions=True
+            )
+        finally:
+            late.cancel()
+        await self._queue.store.mark_sent({(id, places[id]): number for id, number in sent.items()})
+        _raise_first(results)
+        if len(found) == _BATCH and items:
+            self.notify()
+        return sum(sent[item["_id"]] - item["sent"] for item in items)
+
+    def _is_due(self, item: Fields) -> bool:
+        """Return whether this process sends the events of a request: it is its own, or its process does not send them."""
+        own = owner(item.get("slot") or item["place"]) == self._queue.session.id
+        waiting: Sequence[Fields] = item["events"][item["sent"] :]
+        oldest = min((each["at"] for each in waiting), default=0.0)
+        return own or oldest <= self._queue.clock() - TAKE_OVER_SEC
+
+    def _note_slowness(self) -> None:
+        error = KafkaUnavailable("Kafka has not confirmed events for a while; they stay stored")
+        self._outage.failed(error)
+        self._loop.failed(error)
+
+    async def _send(self, item: Fields, sent: dict[str, int]) -> None:
+        """Send the events of one execution, and note in `sent` how many were sent so far."""
+        id, events = item["_id"], item["events"]
+        sent[id] = item["sent"]
+        for event in events[item["sent"] :]:
+            if not await self._send_event(item, event):
+                sent[id] = len(events)
+                return
+            sent[id] += 1
+
+    async def _send_event(self, item: Fields, event: Fields) -> bool:
+        """Send an event, or skip it. Return False if the execution cannot be started, so that the others are void."""
+        kind = event["type"]
+        if self._producer is None or not self._topics.sends(kind):
+            return True
+        value = dumps(rules.envelope(item, event))
+        try:
+            await self._producer.send(self._topics.topic(kind), item["_id"], value)
+        except CommandTooLarge as error:
+            if kind == rules.CREATE_POD:
+                await self._give_up(item, error)
+                return False
+            _logger.warning("the event %s of the request %s is not sent: %s", kind, item["_id"], error)
+        return True
+
+    async def _give_up(self, item: Fields, error: Exception) -> None:
+        """End an execution whose command cannot be sent."""
+        text, at = str(error), self._queue.clock()
+        stderr = f"Failed to schedule execution: {text}"
+        await self._queue.report(
+            item["_id"],
+            Report(state=State.FAILED, reason=reason_codes.START_FAILED, error=text),
+            events=[rules.failed(item, at, "system_error", text, stderr)],
+        )
