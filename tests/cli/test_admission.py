@@ -141,6 +141,12 @@ def test_known_id_is_submitted_once(side: Side, capsys: Capture) -> None:
     assert side.submit("first") == side.submit("first") == 0
     assert "it was submitted earlier with the same id" in capsys.readouterr().err
     assert side.do(lambda queue: queue.status()).pending == 1
+    run(["admission", "cancel", "first"])
+    capsys.readouterr()
+    assert side.submit("first") == 0
+    shown = capsys.readouterr()
+    assert shown.out == "request first cancelled (user_request)\n"
+    assert "flowkit admission cancel" not in shown.err
 
 
 @pytest.mark.parametrize(("state", "code"), [(State.COMPLETED, 0), (State.FAILED, 1)])

@@ -154,9 +154,13 @@ def _facts(status: QueueStatus) -> list[tuple[str, str]]:
         ),
         ("started", f"{_rate(status):,.2f} a second ({status.started_last_minute:,} in the last minute)"),
         ("mean run", "unknown yet" if mean is None else format_duration(mean)),
-        ("in doubt", f"{status.in_doubt:,} changes"),
-        ("not sent", f"{status.unsent_events:,} requests with events"),
+        ("in doubt", _count(status.in_doubt, "change")),
+        ("unsent events", f"of {_count(status.unsent_events, 'request')}"),
     ]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _rate(status: QueueStatus) -> float:

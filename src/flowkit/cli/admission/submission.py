@@ -153,6 +153,8 @@ def _print_submitted(ticket: Ticket) -> None:
     output.echo(describe(ticket))
     if ticket.duplicate:
         output.note("  it was submitted earlier with the same id, and is unchanged")
+    if ticket.state in ENDED:
+        return
     name = shlex.quote(ticket.execution_id)
     output.note(f"  stop it  flowkit admission cancel {name}")
     if ticket.kind is Kind.TASK:
