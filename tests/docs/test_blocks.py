@@ -182,7 +182,7 @@ def parse_command(group: Any, context: Any, arguments: list[str], *, whole: bool
         return
     try:
         with command.make_context(name, list(rest), parent=context) as inner:
-            if hasattr(command, "resolve_command"):
+            if hasattr(command, "resolve_command") and (rest or not command.invoke_without_command):
                 parse_command(command, inner, rest, whole=whole)
     except typer.BadParameter as error:
         if whole or type(error).__name__ != "MissingParameter":

@@ -62,7 +62,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
 
     monkeypatch.setattr("flowkit.cli.servers.servers", lambda where: Servers())
     monkeypatch.setattr("flowkit.cli.tasks.operate.log_warnings", lambda verbose: None)
-    monkeypatch.setattr("flowkit.cli.tasks.operate._user", lambda: "ada@host")
+    monkeypatch.setattr("flowkit.cli.tasks.operate.current_user", lambda: "ada@host")
     return found
 
 

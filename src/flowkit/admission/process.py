@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from flowkit.admission.dispatcher import Dispatcher
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.attempt.background import Health
 from flowkit.client import TaskClient
+from flowkit.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -23,6 +25,8 @@ class AdmissionSettings:
 
     queue: str
     """Task queue of the engine, which is also the name of the admission queue."""
+    dispatches: bool = True
+    """Whether it gives slots and starts requests. Otherwise, other processes do."""
 
 
 class AdmissionProcess:
@@ -32,19 +36,23 @@ class AdmissionProcess:
         self._store = AdmissionStore(db, queue=settings.queue)
         self.queue = AdmissionQueue(self._store)
         tasks = TaskClient(client, TaskStore(db), queue=settings.queue)
-        self._dispatcher = Dispatcher(self.queue, client, tasks)
+        self._dispatcher = Dispatcher(self.queue, client, tasks) if settings.dispatches else None
         self._started = False
 
     async def start(self) -> None:
         """Create the indexes, and start all parts. If an error is raised, nothing is left running."""
         await self._store.prepare()
-        await self._dispatcher.start()
+        if self._dispatcher is not None:
+            await self._dispatcher.start()
         self._started = True
 
     async def stop(self) -> None:
         """Accept nothing more, then stop dispatching."""
         self._started = False
-        await self._dispatcher.stop()
+        if self._dispatcher is not None:
+            return await self._dispatcher.stop()
+        with suppress(StoreUnavailable):
+            await self.queue.session.close()
 
     async def wait_stopped(self) -> None:
         """Wait until a part ends on its own, and raise its error."""
@@ -52,4 +60,5 @@ class AdmissionProcess:
 
     def health(self) -> Health:
         """Return whether all parts run."""
-        return Health(running=self._started, loops=tuple(self._dispatcher.loops))
+        loops = [] if self._dispatcher is None else self._dispatcher.loops
+        return Health(running=self._started, loops=tuple(loops))

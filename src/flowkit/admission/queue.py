@@ -24,7 +24,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -77,6 +77,8 @@ _KEPT_EVENTS: Final = 20
 _RESERVED_SEC: Final = 60.0
 """How long a submission waits for another one of the same id."""
 _POLL_SEC: Final = 0.02
+_KEPT_TIMES: Final = 100_000
+"""How many times a process keeps for metrics that nobody reads."""
 _TRIES: Final = 5
 
 _logger = logging.getLogger("flowkit.admission")
@@ -275,8 +277,10 @@ class AdmissionQueue:
         self.session = Session(store, clock=clock, new_id=new_id)
         self.counts: Counter[tuple[str, str]] = Counter()
         """How often something has happened in this process: by name and label, for the metrics."""
-        self.waits: list[tuple[int, float]] = []
+        self.waits: deque[tuple[int, float]] = deque(maxlen=_KEPT_TIMES)
         """Rank and waiting time of the requests that this process has popped since the metrics were read."""
+        self.dispatch_times: deque[float] = deque(maxlen=_KEPT_TIMES)
+        """How long each dispatch took that gave slots, in seconds, since the metrics were read."""
         self._submissions: GroupCommit[_Submission] = GroupCommit(self._submit_one, self._submit_group)
         self._endings: GroupCommit[_Ending] = GroupCommit(self._end_one, self._end_group)
         self._starts: GroupCommit[Fields] = GroupCommit(self._note_start, self._note_starts)
@@ -674,7 +678,6 @@ class AdmissionQueue:
         """End a request that is as it was read. Return it; None if it has changed meanwhile."""
         ended = await self.store.change(_end_of(item, report, events, self.clock(), None))
         if ended is not None:
-            self.counts["ended", report.state.value] += 1
             self.on_change()
         return ended
 
@@ -721,7 +724,9 @@ class AdmissionQueue:
         report = Report(state=State.FAILED, reason=reason_codes.START_FAILED, error=error)
         text = f"Failed to schedule execution: {error}"
         failed = rules.failed(item, self.clock(), "system_error", error, text)
-        return await self._end(item, report, [failed])
+        ended = await self._end(item, report, [failed])
+        self.counts["refused", ""] += ended is not None
+        return ended
 
     async def take_starting(self) -> list[Fields]:
         """Return requests whose start is due again, or is left behind by another process. This process starts them."""
@@ -754,7 +759,11 @@ class AdmissionQueue:
 
         When it begins, no eligible request with a lower band and number waits than those that get a slot.
         """
-        return await self._guarded(self._dispatch(most))
+        began = time.perf_counter()
+        popped = await self._guarded(self._dispatch(most))
+        if popped:
+            self.dispatch_times.append(time.perf_counter() - began)
+        return popped
 
     async def _dispatch(self, most: int) -> list[Fields]:
         limits = await self.limits()
@@ -854,6 +863,7 @@ class AdmissionQueue:
             for item in owing
         ]
         done = await self.store.update(updates, ("settled", token))
+        self.counts.update(("ended", item["state"]) for item in owing if item["_id"] in done)
         await self._end_step(token, step, done, {item["_id"]: item for item in owing})
 
     # --- ending steps
@@ -994,23 +1004,24 @@ _CLEARED: Final[Fields] = dict.fromkeys(
 )
 
 
-def request_of(admission: Admission, task_id: str, given: Fields) -> Request:
-    """Return the request for a task. Raise ConfigError for an invalid user, tenant or priority, or a task that is too large."""
+def request_of(admission: Admission, id: str, given: Fields, kind: Kind = Kind.TASK) -> Request:
+    """Return a request. Raise ConfigError for an invalid user, tenant or priority, or if what is to start is too large."""
     for name, value in (("user_id", admission.user_id), ("tenant", admission.tenant)):
         if not isinstance(value, str) or not 0 < len(value) <= USER_CHARS:
             raise ConfigError(f"{name} is {shown(value)}; it must be a text of 1 to {USER_CHARS} characters")
     if admission.priority not in RANKS:
         raise ConfigError(f"priority is {shown(admission.priority)}; choose from {', '.join(RANKS)}")
     if (size := len(dumps(given))) > ADMITTED_TASK_BYTES:
+        what = "graph and params have" if kind is Kind.TASK else "the execution has"
         raise ConfigError(
-            f"graph and params have {size:,} bytes; a task that waits for admission may have {ADMITTED_TASK_BYTES:,}"
+            f"{what} {size:,} bytes; a {kind} that waits for admission may have {ADMITTED_TASK_BYTES:,}"
         )
     return Request(
-        execution_id=task_id,
+        execution_id=id,
         user_id=admission.user_id,
         tenant=admission.tenant,
         priority=Priority(admission.priority),
-        kind=Kind.TASK,
+        kind=kind,
         body=given,
     )
 

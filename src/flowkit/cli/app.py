@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from flowkit.cli import output, processes
+from flowkit.cli.admission.commands import admission
 from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
 from flowkit.cli.gateway.commands import gateway
@@ -62,6 +63,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
 for name, command in _COMMANDS.items():
     app.command(name, epilog=EPILOG)(command)
 app.add_typer(gateway, name="gateway", epilog=EPILOG)
+app.add_typer(admission, name="admission", epilog=EPILOG)
 app.add_typer(tokens, name="token", epilog=EPILOG)
 
 

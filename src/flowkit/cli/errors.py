@@ -78,6 +78,7 @@ _ENDS: dict[str, tuple[Exit, str]] = {
         "start one with `flowkit gateway`, or set COORDINATOR_URL",
     ),
     reason_codes.CALL_FAILED: (Exit.USAGE, "docs/flows.md explains the error"),
+    reason_codes.ADMISSION_REJECTED: (Exit.TASK_FAILED, ""),
     reason_codes.UNKNOWN_TASK: (Exit.UNKNOWN_TASK, "run `flowkit list` to see the existing tasks"),
     reason_codes.TASK_FAILED: (Exit.TASK_FAILED, "`flowkit status` shows its nodes"),
     reason_codes.TASK_CANCELLED: (Exit.TASK_CANCELLED, "start a new one"),

@@ -1,5 +1,7 @@
 """Options that several commands share."""
 
+import getpass
+import socket
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -44,6 +46,14 @@ def _check_new_id(given: str | None) -> str | None:
     if given is not None:
         arguments.require(arguments.new_task_id_problem(given, "--task-id"))
     return given
+
+
+def current_user() -> str:
+    """Return the user and the host of this process, who is the caller of an action."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return socket.gethostname()
 
 
 MongoUrl = Annotated[str, typer.Option(envvar="MONGO_URL", help="Address of MongoDB.")]

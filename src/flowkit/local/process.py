@@ -397,6 +397,13 @@ def gateway_process(
     return FlowkitProcess(folder, "gateway", ["gateway", *options], environment)
 
 
+def admission_process(
+    folder: Path, *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> FlowkitProcess:
+    """Return a process of the admission queue with these command options."""
+    return FlowkitProcess(folder, "admission", ["admission", "run", *options], environment)
+
+
 def worker_processes(
     folder: Path,
     handlers: Sequence[str],

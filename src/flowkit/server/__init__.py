@@ -4,7 +4,10 @@ from importlib.util import find_spec
 
 from flowkit.errors import ConfigError
 
-_PACKAGES = ("aiohttp", "cryptography", "pjrpc", "ruamel", "starlette", "uvicorn", "websockets")
+_PACKAGES = (
+    *("aiohttp", "cryptography", "pjrpc", "prometheus_client", "ruamel"),
+    *("starlette", "uvicorn", "websockets"),
+)
 
 
 def check_packages() -> None:

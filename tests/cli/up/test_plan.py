@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
+from flowkit.cli.up.monitor import create_rows
 from flowkit.cli.up.plan import Plan, Ports, UpOptions, make_plan, parse_external
+from flowkit.cli.up.processes import create_processes
 from flowkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def parts(*only: str, handlers: tuple[str, ...] = (), **environment: str) -> set[str]:
@@ -77,3 +84,30 @@ def test_only_without_engine_and_bridge_says_that_no_bridge_starts() -> None:
     assert plan("bridge").notes == []
     with pytest.raises(ConfigError, match="a bridge needs roles"):
         make_plan(UpOptions(only=("bridge",)), {})
+
+
+@pytest.mark.parametrize(("option", "part"), [("gateway", "gateway"), ("admission", "admission")])
+def test_gateway_and_admission_start_only_if_they_are_wanted(option: str, part: str) -> None:
+    assert part not in {each.value for each in make_plan(UpOptions(), {}).parts}
+    options: dict[str, Any] = {option: True}
+    assert part in {each.value for each in make_plan(UpOptions(**options), {}).parts}
+    assert make_plan(UpOptions(only=(part,)), {}).uses_temporal
+    with pytest.raises(ConfigError, match=f"--{option} is given, but this command starts no {part}"):
+        make_plan(UpOptions(only=("engine",), **options), {})
+
+
+def test_the_process_of_the_admission_queue_uses_the_servers_and_the_queue_of_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {"TEMPORAL_ADDRESS": "t:1", "MONGO_URL": "mongodb://m"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    plan = make_plan(UpOptions(admission=True, queue="q", verbose=True), environment)
+    processes = create_processes(plan, tmp_path)
+    process = processes.admission
+    assert process is not None
+    assert process.command()[-3:] == ["admission", "run", "--verbose"]
+    assert {**environment, "FLOWKIT_QUEUE": "q"}.items() <= process.environment().items()
+    process.summary = "admission starts requests of queue q"
+    [row] = [row for row, found in create_rows(plan, processes) if found is process]
+    assert (row.name, row.detail) == ("admission", "starts requests of queue q")

@@ -1,8 +1,6 @@
 """The commands that change a running task, such as `flowkit pause`, or run an ended one again. They import their dependencies when they run."""
 
 import asyncio
-import getpass
-import socket
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -22,6 +20,7 @@ from flowkit.cli.options import (
     TaskNode,
     Verbose,
     Where,
+    current_user,
 )
 from flowkit.cli.output import log_warnings
 from flowkit.errors import ConfigError
@@ -402,15 +401,7 @@ def _read_input(text: str | None, pairs: Sequence[str]) -> dict[str, Any] | None
 
 
 def _common(reason: str, by: str | None, if_revision: int | None) -> dict[str, Any]:
-    return {"reason": reason, "by": _user() if by is None else by, "if_revision": if_revision}
-
-
-def _user() -> str:
-    """Return the user and the host of this process."""
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):
-        return socket.gethostname()
+    return {"reason": reason, "by": current_user() if by is None else by, "if_revision": if_revision}
 
 
 def _act(task: str, name: str, given: dict[str, Any], where: Where, *, dry_run: bool, as_json: bool) -> None:
@@ -485,7 +476,7 @@ def rerun(
         "inputs": _read_inputs(change or ()),
         "failed_batches_of": failed_batches or (),
         "reason": reason,
-        "by": _user() if by is None else by,
+        "by": current_user() if by is None else by,
         "dry_run": dry_run,
     }
     where = Where(mongo_url=mongo_url, database=database, queue=queue)

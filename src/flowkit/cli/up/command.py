@@ -31,7 +31,8 @@ def up(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Start only these: temporal, mongo, engine, bridge, gateway, worker. Separate with commas, or repeat."
+            help="Start only these: temporal, mongo, engine, bridge, gateway, admission, worker. "
+            "Separate with commas, or repeat."
         ),
     ] = None,
     external: Annotated[
@@ -67,6 +68,13 @@ def up(
         bool,
         typer.Option("--gateway", help="Start a gateway, which serves flows by JSON-RPC (docs/flows.md)."),
     ] = False,
+    admission: Annotated[
+        bool,
+        typer.Option(
+            "--admission",
+            help="Start a process that starts requests of the admission queue (docs/admission.md).",
+        ),
+    ] = False,
     queue: Queue = None,
     database: MongoDatabase = DEFAULT_DATABASE,
     install: Annotated[bool, typer.Option("--install", help="Install the servers and exit.")] = False,
@@ -96,6 +104,7 @@ def up(
         config=config,
         reload=reload,
         gateway=gateway,
+        admission=admission,
         verbose=verbose,
     )
     plan = make_plan(options, os.environ)

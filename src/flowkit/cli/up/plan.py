@@ -38,6 +38,7 @@ class Part(StrEnum):
     BRIDGE = "bridge"
     WORKER = "worker"
     GATEWAY = "gateway"
+    ADMISSION = "admission"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +91,8 @@ class UpOptions:
     reload: bool = False
     gateway: bool = False
     """Whether to start a gateway."""
+    admission: bool = False
+    """Whether to start a process of the admission queue."""
     verbose: bool = False
 
 
@@ -148,10 +151,14 @@ def parse_external(external: Sequence[str]) -> tuple[str, ...]:
 def make_plan(options: UpOptions, environment: Mapping[str, str]) -> Plan:
     """Return what to start. Raises ConfigError if options contradict each other."""
     usual = frozenset(Part) - ({Part.WORKER} if not options.handlers else set())
-    optional = {Part.BRIDGE: bool(options.external), Part.GATEWAY: options.gateway}
+    optional = {
+        Part.BRIDGE: bool(options.external),
+        Part.GATEWAY: options.gateway,
+        Part.ADMISSION: options.admission,
+    }
     parts = parse_parts(options.only) or usual - {part for part, wanted in optional.items() if not wanted}
     _check_options(options, parts)
-    runs_tasks = not parts.isdisjoint({Part.ENGINE, Part.BRIDGE, Part.GATEWAY, Part.WORKER})
+    runs_tasks = bool(parts - {Part.TEMPORAL, Part.MONGO})
     return Plan(
         options=options,
         parts=parts,
@@ -180,6 +187,7 @@ def _check_options(options: UpOptions, parts: frozenset[Part]) -> None:
         ("--function is given", options.functions, Part.ENGINE),
         ("--role is given", options.roles, Part.ENGINE),
         ("--gateway is given", options.gateway, Part.GATEWAY),
+        ("--admission is given", options.admission, Part.ADMISSION),
     ):
         if value and part not in parts:
             raise add_remedy(

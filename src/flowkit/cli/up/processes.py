@@ -40,6 +40,8 @@ class Processes:
     """Connects the engine to external workers."""
     gateway: FlowkitProcess | None = None
     """Serves flows by JSON-RPC, and dispatches their jobs."""
+    admission: FlowkitProcess | None = None
+    """Starts requests of the admission queue."""
     workers: list[FlowkitProcess] = field(default_factory=list)
 
     @property
@@ -49,8 +51,8 @@ class Processes:
 
     @property
     def flowkit(self) -> list[FlowkitProcess]:
-        """The engine, the bridge, the gateway and the workers."""
-        single = (self.engine, self.bridge, self.gateway)
+        """The engine, the bridge, the gateway, the process of the admission queue, and the workers."""
+        single = (self.engine, self.bridge, self.gateway, self.admission)
         return [*(each for each in single if each is not None), *self.workers]
 
     @property
@@ -79,6 +81,10 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
     if Part.GATEWAY in plan.parts:
         processes.gateway = flowkit_process.gateway_process(
             folder, options=[*verbose, *_gateway_ports(plan)], environment=processes.exports
+        )
+    if Part.ADMISSION in plan.parts:
+        processes.admission = flowkit_process.admission_process(
+            folder, options=verbose, environment=processes.exports
         )
     if Part.WORKER in plan.parts:
         slots = ["--concurrency", str(options.concurrency)] if options.concurrency else []

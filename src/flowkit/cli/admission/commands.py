@@ -1,0 +1,250 @@
+"""`flowkit admission`, which runs an admission queue, submits to it, and shows and changes it."""
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowkit import reason_codes
+from flowkit.cli import output
+from flowkit.cli.admission.limits import limits
+from flowkit.cli.errors import EPILOG, add_remedy
+from flowkit.cli.options import (
+    DEFAULT_DATABASE,
+    DEFAULT_HEALTH_HOST,
+    DEFAULT_MONGO_URL,
+    AsJson,
+    HealthHost,
+    HealthOptions,
+    HealthPath,
+    HealthPort,
+    MongoDatabase,
+    MongoUrl,
+    Queue,
+    Verbose,
+    Where,
+    current_user,
+)
+from flowkit.cli.output import log_processes, log_warnings
+from flowkit.cli.running import run_until_stopped
+from flowkit.core.loops import run
+from flowkit.errors import ConfigError
+from flowkit.models.admission import DEFAULT_TENANT, Admission, Priority, State
+from flowkit.text import shown
+from flowkit.validation import arguments
+
+_MOST = 1_000
+"""Most requests that `list` prints."""
+_STATES = [state.value for state in State if state is not State.RESERVING]
+
+admission = typer.Typer(
+    help="Run an admission queue in front of tasks and outside executors, submit to it, and show and change it.",
+    no_args_is_help=True,
+)
+admission.add_typer(limits, name="limits", epilog=EPILOG)
+
+
+def _check_request_id(given: str) -> str:
+    arguments.require(arguments.task_id_problem(given, "ID"))
+    return given
+
+
+def _check_new_id(given: str | None) -> str | None:
+    if given is not None:
+        arguments.require(arguments.new_task_id_problem(given, "--id"))
+    return given
+
+
+def _check_state(given: str | None) -> str | None:
+    if given is not None and given not in _STATES:
+        problem = ConfigError(f"--status {shown(given)} is no status of a request")
+        raise add_remedy(problem, f"choose from {', '.join(_STATES)}")
+    return given
+
+
+RequestId = Annotated[
+    str, typer.Argument(metavar="ID", callback=_check_request_id, help="Id of the request.")
+]
+
+
+@admission.command("run", epilog=EPILOG)
+def run_process(
+    dispatch: Annotated[
+        bool, typer.Option("--dispatch/--no-dispatch", help="Whether this process starts requests.")
+    ] = True,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    queue: Queue = None,
+    health: HealthPath = None,
+    health_port: HealthPort = None,
+    health_host: HealthHost = DEFAULT_HEALTH_HOST,
+    verbose: Verbose = False,
+) -> None:
+    """Start the requests of the queue when it is their turn, until Ctrl-C.
+
+    Any number of these processes can run in parallel. The admission queue has the name of the engine's task queue.
+    """
+    log_processes(verbose)
+    from flowkit.admission.process import AdmissionProcess, AdmissionSettings
+
+    where = Where(mongo_url=mongo_url, database=database, queue=queue)
+    settings = AdmissionSettings(queue=where.engine_queue, dispatches=dispatch)
+    reports = HealthOptions(file=health, port=health_port, host=health_host)
+
+    async def run_admission() -> None:
+        from flowkit.cli import servers
+
+        async with servers.database(where) as db:
+            client = await servers.connect_temporal()
+            process = AdmissionProcess(db=db, client=client, settings=settings)
+            does = "starts requests" if dispatch else "starts no requests"
+            await run_until_stopped(process, f"admission {does} of queue {settings.queue}", reports)
+
+    run(run_admission())
+
+
+@admission.command("status", epilog=EPILOG)
+def status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the queue until Ctrl-C.")] = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    queue: Queue = None,
+    verbose: Verbose = False,
+) -> None:
+    """Show how full the queue is, who uses it, and how fast its requests start."""
+    log_warnings(verbose)
+    if watch and as_json:
+        raise add_remedy(ConfigError("--watch does not end, so it has no JSON document"), "omit --json")
+    from flowkit.cli.admission import inspection
+
+    where = Where(mongo_url=mongo_url, database=database, queue=queue)
+    if watch:
+        return asyncio.run(inspection.watch_status(where))
+    found = asyncio.run(inspection.read_status(where))
+    if as_json:
+        return output.document(inspection.status_fields(found))
+    return inspection.print_status(found)
+
+
+@admission.command("submit", epilog=EPILOG)
+def submit(
+    user: Annotated[str, typer.Option(help="User for whom the request is submitted.")],
+    graph: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[GRAPH]", help="JSON file with a graph, or with params and graph; - reads stdin."
+        ),
+    ] = None,
+    tenant: Annotated[str, typer.Option(help="Tenant of the user.")] = DEFAULT_TENANT,
+    priority: Annotated[Priority, typer.Option(help="Band in which the request waits.")] = Priority.NORMAL,
+    params: Annotated[
+        str | None, typer.Option(help="Params as JSON, or @FILE; they override those of GRAPH key by key.")
+    ] = None,
+    request_id: Annotated[
+        str | None, typer.Option("--id", callback=_check_new_id, help="Id. Default: a new UUID.")
+    ] = None,
+    script: Annotated[
+        Path | None, typer.Option(help="In place of GRAPH: script that an outside executor runs.")
+    ] = None,
+    lang: Annotated[str | None, typer.Option(help="With --script: its language.")] = None,
+    lang_version: Annotated[str | None, typer.Option(help="With --script: version of the language.")] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="With --script: another field of the execution, such as timeout_seconds=60. Can be repeated.",
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Show what happens until the request ends.")] = False,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    queue: Queue = None,
+    verbose: Verbose = False,
+) -> None:
+    """Submit a task, or with --script an execution for an outside executor. Exit with 1 if the queue rejects it."""
+    log_warnings(verbose)
+    from flowkit.cli.admission import submission
+
+    given = submission.Given(
+        graph=graph, params=params, script=script, lang=lang, lang_version=lang_version, fields=fields or ()
+    )
+    who = Admission(user_id=user, tenant=tenant, priority=priority)
+    request = submission.read_request(given, request_id, who)
+    where = Where(mongo_url=mongo_url, database=database, queue=queue)
+    raise typer.Exit(asyncio.run(submission.submit(request, where, wait=wait, as_json=as_json)))
+
+
+@admission.command("priority", epilog=EPILOG)
+def set_priority(
+    request_id: RequestId,
+    band: Annotated[Priority, typer.Argument(help="Band in which the request waits from now on.")],
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    queue: Queue = None,
+    verbose: Verbose = False,
+) -> None:
+    """Move a waiting request to another band. It keeps its time of arrival."""
+    log_warnings(verbose)
+    from flowkit.cli.admission import submission
+
+    where = Where(mongo_url=mongo_url, database=database, queue=queue)
+    ticket = asyncio.run(submission.set_priority(request_id, band, where))
+    if as_json:
+        return output.document(asdict(ticket))
+    return output.echo(submission.describe(ticket))
+
+
+@admission.command("cancel", epilog=EPILOG)
+def cancel(
+    request_id: RequestId,
+    reason: Annotated[str, typer.Option(help="The reason, which the request keeps.")] = (
+        reason_codes.USER_REQUEST
+    ),
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    queue: Queue = None,
+    verbose: Verbose = False,
+) -> None:
+    """Cancel a request. One that waits ends at once; the end of one that runs is only requested."""
+    log_warnings(verbose)
+    from flowkit.cli.admission import submission
+
+    where = Where(mongo_url=mongo_url, database=database, queue=queue)
+    ticket = asyncio.run(submission.cancel(request_id, reason, current_user(), where))
+    if as_json:
+        return output.document(asdict(ticket))
+    return output.echo(submission.describe(ticket))
+
+
+@admission.command("list", epilog=EPILOG)
+def list_requests(
+    state: Annotated[
+        str | None, typer.Option("--status", callback=_check_state, help="Only requests with this status.")
+    ] = None,
+    user: Annotated[str | None, typer.Option(help="Only requests of this user.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only requests of this tenant.")] = None,
+    priority: Annotated[Priority | None, typer.Option(help="Only requests of this band.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=_MOST, help="Maximum number of requests.")] = 50,
+    as_json: AsJson = False,
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    queue: Queue = None,
+    verbose: Verbose = False,
+) -> None:
+    """List requests, newest first."""
+    log_warnings(verbose)
+    from flowkit.cli.admission import inspection
+
+    where = Where(mongo_url=mongo_url, database=database, queue=queue)
+    wanted = {"state": state and State(state), "user_id": user, "tenant": tenant, "priority": priority}
+    page = asyncio.run(inspection.read_page(where, wanted, limit))
+    if as_json:
+        return output.document({"requests": [asdict(each) for each in page.tickets], "total": page.total})
+    return inspection.print_page(page)
