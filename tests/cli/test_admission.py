@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
 
 from flowkit.adapters.admission import AdmissionStore
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.cli.admission.submission import describe
 from flowkit.cli.app import run
+from flowkit.local.ports import free_port
 from flowkit.models.admission import Kind, Limits, Override, Priority, QueueStatus, Report, State, Ticket
 from flowkit.testing import memory_database
 from tests.integration.handlers import Quick
@@ -433,12 +435,18 @@ class Inline(Quick):
 async def test_a_process_starts_what_other_commands_submit(harness: Harness, program: Program) -> None:
     program.write("graph.json", json.dumps(GRAPH))
     await harness.engine({"inline": Inline()})
-    process = program.start("admission", "run", env=harness.environment)
+    port = free_port()
+    process = program.start("admission", "run", "--port", str(port), env=harness.environment)
     given = ("graph.json", "--user", "dora", "--id", harness.queue, "--wait", "--json")
     submitted = await program.call("admission", "submit", *given, env=harness.environment)
     assert submitted.code == 0, submitted.err
     assert json.loads(submitted.out)["state"] == "completed"
     assert f"request {harness.queue} waits" in submitted.err
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+        async with session.get("/api/v1/admin/executions/queue") as response:
+            assert (await response.json())["queue_depth"] == 0
+        async with session.get("/metrics") as response:
+            assert "execution_queue_depth 0.0" in await response.text()
     process.send_signal(signal.SIGINT)
     _, log = await asyncio.to_thread(process.communicate)
     assert process.poll() == 0

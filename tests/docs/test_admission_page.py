@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flowkit.models.admission import Fields
 
 PAGE = (Path(__file__).parents[2] / "docs/admission.md").read_text(encoding="utf-8")
-NAMES = set(re.findall(r"`([^`]+)`", PAGE))
+NAMES = set(re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", PAGE, flags=re.DOTALL | re.MULTILINE)))
 
 ITEM = {"_id": "e", "v": 1, "place": "s-1", "user_id": "u", "rank": 3, "kind": "execution", "body": {}}
 EVENTS = [

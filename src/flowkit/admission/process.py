@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.admission import AdmissionStore
 from flowkit.adapters.tasks.store import TaskStore
+from flowkit.adapters.tokens import TokenStore
 from flowkit.admission.dispatcher import Dispatcher
+from flowkit.admission.kafka import AdmissionConsumer, AdmissionTopics, EventRelay
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.attempt.background import Health
+from flowkit.bridge.kafka.clients import KafkaConnection
+from flowkit.bridge.kafka.consumer import RecordConsumer
+from flowkit.bridge.kafka.producer import Producer
 from flowkit.client import TaskClient
 from flowkit.errors import StoreUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from temporalio.client import Client
+
+    from flowkit.attempt.background import LoopHealth
+    from flowkit.config import CoordinatorConfig
+    from flowkit.server.serving import HttpServer
+
+_logger = logging.getLogger("flowkit.admission")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,38 +41,131 @@ class AdmissionSettings:
     """Task queue of the engine, which is also the name of the admission queue."""
     dispatches: bool = True
     """Whether it gives slots and starts requests. Otherwise, other processes do."""
+    addresses: Sequence[tuple[str, int]] = ()
+    """Hosts and ports of the HTTP API. Empty for a process without it."""
+    certificate: str | None = None
+    """PEM file with the certificate of the HTTP API. None for HTTP without TLS."""
+    key: str | None = None
+    kafka: CoordinatorConfig | None = None
+    """The settings `kafka_…` of a process that reads requests from Kafka and sends events to it; None for one without."""
+    topics: AdmissionTopics = field(default_factory=AdmissionTopics)
 
 
 class AdmissionProcess:
     """Runs its parts between `start` and `stop`. Any number of processes can run in parallel."""
 
     def __init__(self, *, db: Any, client: Client, settings: AdmissionSettings) -> None:
+        self._db = db
+        self._settings = settings
         self._store = AdmissionStore(db, queue=settings.queue)
         self.queue = AdmissionQueue(self._store)
         tasks = TaskClient(client, TaskStore(db), queue=settings.queue)
-        self._dispatcher = Dispatcher(self.queue, client, tasks) if settings.dispatches else None
-        self._started = False
+        connection = KafkaConnection.from_config(settings.kafka) if settings.kafka else None
+        self._connection = connection
+        self._producer = Producer(connection) if connection else None
+        self._relay = EventRelay(self.queue, settings.topics, self._producer)
+        self._consumer = self._new_consumer()
+        self._dispatcher: Dispatcher | None = None
+        if settings.dispatches:
+            self._dispatcher = Dispatcher(self.queue, client, tasks, on_events=self._relay.notify)
+        self._server: HttpServer | None = None
+        self._running: list[asyncio.Task[None]] = []
+
+    def _new_consumer(self) -> RecordConsumer | None:
+        if self._connection is None or self._producer is None:
+            return None
+        topics = self._settings.topics
+        consumer = AdmissionConsumer(
+            self.queue, topics, self._producer, notify=lambda: self.queue.on_change()
+        )
+        return RecordConsumer(self._connection, topics.consumed(), topics.group, consumer.handle)
+
+    @property
+    def ports(self) -> list[int]:
+        """The ports on which the HTTP API listens."""
+        return [] if self._server is None else [each.port for each in self._server.bound]
 
     async def start(self) -> None:
-        """Create the indexes, and start all parts. If an error is raised, nothing is left running."""
+        """Create indexes and topics, and start all parts. If an error is raised, nothing is left running."""
         await self._store.prepare()
-        if self._dispatcher is not None:
-            await self._dispatcher.start()
-        self._started = True
+        try:
+            if self._settings.kafka is not None and self._connection is not None:
+                await self._settings.topics.create(self._connection, self._settings.kafka)
+            if self._dispatcher is not None:
+                await self._dispatcher.start()
+            loops = [self._relay.run()] if self._sends_events else []
+            loops += [self._consumer.run()] if self._consumer is not None else []
+            self._running = [asyncio.create_task(loop) for loop in loops]
+            if self._settings.addresses:
+                await self._start_server()
+        except BaseException:
+            await self.stop()
+            raise
+
+    @property
+    def _sends_events(self) -> bool:
+        """Whether it sends events, or notes that they are not to be sent. A process without Kafka leaves that to others."""
+        return self._dispatcher is not None or self._producer is not None
+
+    async def _start_server(self) -> None:
+        from flowkit.admission.api import admission_routes
+        from flowkit.admission.metrics import metrics_route
+        from flowkit.server.addresses import Address
+        from flowkit.server.app import create_app
+        from flowkit.server.auth import Authenticator
+        from flowkit.server.serving import HttpServer, Tls
+
+        settings = self._settings
+        addresses = [Address(host=host, port=port) for host, port in settings.addresses]
+        tokens = TokenStore(self._db)
+        await tokens.prepare()
+        authenticator = await Authenticator.for_addresses(tokens, addresses)
+        if not await tokens.exists():
+            _logger.warning("there are no tokens, so every call of this machine is that of an operator")
+        routes = [*admission_routes(self.queue), metrics_route(self.queue)]
+        app = create_app(routes, authenticator=authenticator, health=lambda: self.health().ok)
+        tls = None
+        if settings.certificate is not None:
+            tls = Tls(cert_file=settings.certificate, key_file=settings.key or settings.certificate)
+        self._server = HttpServer(app, addresses, tls=tls)
+        await self._server.start()
 
     async def stop(self) -> None:
-        """Accept nothing more, then stop dispatching."""
-        self._started = False
+        """Accept nothing more, then stop dispatching, and end what this process has begun."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop()
+        running, self._running = self._running, []
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         if self._dispatcher is not None:
-            return await self._dispatcher.stop()
+            await self._dispatcher.stop()
+        if self._producer is not None:
+            await self._producer.stop()
         with suppress(StoreUnavailable):
             await self.queue.session.close()
 
     async def wait_stopped(self) -> None:
         """Wait until a part ends on its own, and raise its error."""
-        await asyncio.Event().wait()
+        waits = list(self._running)
+        if self._server is not None:
+            waits.append(asyncio.create_task(self._server.wait_stopped()))
+        if not waits:
+            await asyncio.Event().wait()
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
 
     def health(self) -> Health:
         """Return whether all parts run."""
-        loops = [] if self._dispatcher is None else self._dispatcher.loops
-        return Health(running=self._started, loops=tuple(loops))
+        serves = self._server is None or self._server.health().ok
+        return Health(running=serves, loops=tuple(self._loops()))
+
+    def _loops(self) -> list[LoopHealth]:
+        loops = [] if self._dispatcher is None else list(self._dispatcher.loops)
+        if self._running and self._sends_events:
+            loops.append(self._relay.health)
+        if self._running and self._consumer is not None:
+            loops.append(self._consumer.health)
+        return loops

@@ -670,7 +670,6 @@ class AdmissionQueue:
         for id in done:
             ending, update = updates[id]
             ending.change = Change(outcome=Changed.DONE, ticket=rules.ticket_of({**items[id], **update.set}))
-            self.counts["ended", ending.report.state.value] += 1
         if done:
             self.on_change()
 

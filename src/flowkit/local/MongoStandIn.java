@@ -56,7 +56,12 @@ public final class MongoStandIn {
     }
 
     private static final class PassingDatabase extends MemoryDatabase {
-        private final Indexes<Integer> indexes = new Indexes<>();
+        private Indexes<Integer> indexes;
+
+        private Indexes<Integer> indexes() {
+            indexes = indexes == null ? new Indexes<>() : indexes;
+            return indexes;
+        }
 
         PassingDatabase(String name, CursorRegistry cursors) {
             super(name, cursors);
@@ -66,13 +71,13 @@ public final class MongoStandIn {
         protected Index<Integer> openOrCreateUniqueIndex(
                 String collection, String name, List<IndexKey> keys, boolean sparse) {
             Index<Integer> index = super.openOrCreateUniqueIndex(collection, name, keys, sparse);
-            return indexes.unique(collection, name, keys, sparse, index);
+            return indexes().unique(collection, name, keys, sparse, index);
         }
 
         @Override
         protected Index<Integer> openOrCreateSecondaryIndex(
                 String collection, String name, List<IndexKey> keys, boolean sparse) {
-            return indexes.ordered(collection, name, keys, sparse);
+            return indexes().ordered(collection, name, keys, sparse);
         }
     }
 
@@ -88,7 +93,13 @@ public final class MongoStandIn {
     }
 
     private static final class KeptDatabase extends H2Database {
-        private final Indexes<Object> indexes = new Indexes<>();
+        private Indexes<Object> indexes;
+
+        /** Return the indexes. The constructor of the library opens those of the file before this class has its fields. */
+        private Indexes<Object> indexes() {
+            indexes = indexes == null ? new Indexes<>() : indexes;
+            return indexes;
+        }
 
         KeptDatabase(String name, MVStore store, CursorRegistry cursors) {
             super(name, store, cursors);
@@ -98,13 +109,13 @@ public final class MongoStandIn {
         protected Index<Object> openOrCreateUniqueIndex(
                 String collection, String name, List<IndexKey> keys, boolean sparse) {
             Index<Object> index = super.openOrCreateUniqueIndex(collection, name, keys, sparse);
-            return indexes.unique(collection, name, keys, sparse, index);
+            return indexes().unique(collection, name, keys, sparse, index);
         }
 
         @Override
         protected Index<Object> openOrCreateSecondaryIndex(
                 String collection, String name, List<IndexKey> keys, boolean sparse) {
-            return indexes.ordered(collection, name, keys, sparse);
+            return indexes().ordered(collection, name, keys, sparse);
         }
     }
 

@@ -68,9 +68,15 @@ def test_external_accepts_only_roles_and_each_of_them_once(names: list[str]) -> 
         parse_external(names)
 
 
-def test_seven_consecutive_ports_follow_from_the_base() -> None:
+def test_eight_consecutive_ports_follow_from_the_base() -> None:
     assert Ports.from_base(5000) == Ports(
-        temporal=5000, ui=5001, mongo=5002, temporal_http=5003, kafka=5004, gateway=(5005, 5006)
+        temporal=5000,
+        ui=5001,
+        mongo=5002,
+        temporal_http=5003,
+        kafka=5004,
+        gateway=(5005, 5006),
+        admission=5007,
     )
     assert Ports.from_base(None) == Ports(temporal=7233, ui=8233, mongo=27017, temporal_http=None, kafka=9092)
 
@@ -106,7 +112,7 @@ def test_the_process_of_the_admission_queue_uses_the_servers_and_the_queue_of_th
     processes = create_processes(plan, tmp_path)
     process = processes.admission
     assert process is not None
-    assert process.command()[-3:] == ["admission", "run", "--verbose"]
+    assert process.command()[-5:] == ["admission", "run", "--verbose", "--port", "9654"]
     assert {**environment, "FLOWKIT_QUEUE": "q"}.items() <= process.environment().items()
     process.summary = "admission starts requests of queue q"
     [row] = [row for row, found in create_rows(plan, processes) if found is process]

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import typer
 
@@ -11,6 +11,7 @@ from flowkit import reason_codes
 from flowkit.cli import output
 from flowkit.cli.admission.limits import limits
 from flowkit.cli.errors import EPILOG, add_remedy
+from flowkit.cli.loading import load_config
 from flowkit.cli.options import (
     DEFAULT_DATABASE,
     DEFAULT_HEALTH_HOST,
@@ -74,6 +75,33 @@ def run_process(
     dispatch: Annotated[
         bool, typer.Option("--dispatch/--no-dispatch", help="Whether this process starts requests.")
     ] = True,
+    http: Annotated[bool, typer.Option("--http/--no-http", help="Whether it serves the HTTP API.")] = True,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Another one than loopback needs tokens.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP API.")] = 9654,
+    certificate: Annotated[
+        str | None, typer.Option(help="PEM file with a certificate, to serve HTTPS.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="PEM file with the key of the certificate.")] = None,
+    kafka: Annotated[
+        bool,
+        typer.Option(
+            "--kafka/--no-kafka", help="Whether it reads requests from Kafka, and sends events to it."
+        ),
+    ] = False,
+    topics: Annotated[
+        str, typer.Option(help="per_type: a topic for each type of events. shared: one for all events.")
+    ] = "per_type",
+    topic_prefix: Annotated[str, typer.Option(help="Prefix of every topic, with its separator.")] = "",
+    optional_event: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Send this optional event: execution_queued, execution_started, execution_running, or none. "
+            "Can be repeated.  [default: all]"
+        ),
+    ] = None,
+    config: Annotated[str | None, typer.Option(help="JSON file with the settings kafka_….")] = None,
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
     database: MongoDatabase = DEFAULT_DATABASE,
     queue: Queue = None,
@@ -84,13 +112,29 @@ def run_process(
 ) -> None:
     """Start the requests of the queue when it is their turn, until Ctrl-C.
 
-    Any number of these processes can run in parallel. The admission queue has the name of the engine's task queue.
+    It also serves the HTTP API, with metrics for Prometheus. With --kafka, it reads requests from Kafka and sends events
+    to it. Any number of these processes can run in parallel. The admission queue has the name of the engine's task queue.
     """
     log_processes(verbose)
+    if http:
+        from flowkit.server import check_packages
+
+        check_packages()
+    from flowkit.admission.kafka import OPTIONAL, AdmissionTopics
     from flowkit.admission.process import AdmissionProcess, AdmissionSettings
 
     where = Where(mongo_url=mongo_url, database=database, queue=queue)
-    settings = AdmissionSettings(queue=where.engine_queue, dispatches=dispatch)
+    events = OPTIONAL if optional_event is None else [each for each in optional_event if each != "none"]
+    settings = AdmissionSettings(
+        queue=where.engine_queue,
+        dispatches=dispatch,
+        addresses=[(host, port)] if http else [],
+        certificate=certificate,
+        key=key,
+        kafka=load_config(config, {}) if kafka else None,
+        topics=AdmissionTopics(style=_style(topics), prefix=topic_prefix, events=events),
+    )
+    serves = f"{'https' if certificate else 'http'}://{host}:{port}" if http else "no HTTP API"
     reports = HealthOptions(file=health, port=health_port, host=health_host)
 
     async def run_admission() -> None:
@@ -100,9 +144,18 @@ def run_process(
             client = await servers.connect_temporal()
             process = AdmissionProcess(db=db, client=client, settings=settings)
             does = "starts requests" if dispatch else "starts no requests"
-            await run_until_stopped(process, f"admission {does} of queue {settings.queue}", reports)
+            summary = f"admission {does} of queue {settings.queue}, and serves {serves}"
+            await run_until_stopped(process, summary + (", and uses Kafka" if kafka else ""), reports)
 
     run(run_admission())
+
+
+def _style(given: str) -> Literal["per_type", "shared"]:
+    if given in ("per_type", "shared"):
+        return cast("Literal['per_type', 'shared']", given)
+    raise add_remedy(
+        ConfigError(f"--topics {shown(given)} is no style of topics"), "choose per_type or shared"
+    )
 
 
 @admission.command("status", epilog=EPILOG)

@@ -53,10 +53,11 @@ class Ports:
     kafka: int = 9092
     gateway: tuple[int, int] = (9652, 9653)
     """For HTTP and for WebSocket."""
+    admission: int = 9654
 
     @classmethod
     def from_base(cls, base: int | None) -> Ports:
-        """Return the default ports, or seven consecutive ports from `base`."""
+        """Return the default ports, or eight consecutive ports from `base`."""
         if base is None:
             return cls()
         return cls(
@@ -66,6 +67,7 @@ class Ports:
             temporal_http=base + 3,
             kafka=base + 4,
             gateway=(base + 5, base + 6),
+            admission=base + 7,
         )
 
 

@@ -84,7 +84,7 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
         )
     if Part.ADMISSION in plan.parts:
         processes.admission = flowkit_process.admission_process(
-            folder, options=verbose, environment=processes.exports
+            folder, options=[*verbose, *_admission_options(plan)], environment=processes.exports
         )
     if Part.WORKER in plan.parts:
         slots = ["--concurrency", str(options.concurrency)] if options.concurrency else []
@@ -101,6 +101,10 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
 def _gateway_ports(plan: Plan) -> list[str]:
     http, websocket = plan.ports.gateway
     return ["--port", str(http), "--websocket-port", str(websocket)]
+
+
+def _admission_options(plan: Plan) -> list[str]:
+    return ["--port", str(plan.ports.admission), *(["--kafka"] if plan.uses_kafka else [])]
 
 
 def write_config(plan: Plan, folder: Path) -> None:
