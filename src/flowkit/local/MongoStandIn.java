@@ -393,8 +393,10 @@ public final class MongoStandIn {
         @Override
         public synchronized void updateInPlace(
                 Document old, Document changed, P position, MongoCollection<P> collection) {
-            remove(old);
-            add(changed, position, collection);
+            if (!nullAwareEqualsKeys(old, changed)) {
+                remove(old);
+                add(changed, position, collection);
+            }
         }
 
         @Override
