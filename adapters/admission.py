@@ -125,12 +125,12 @@ class AdmissionStore:
             self._index(
                 [("queue", up), ("state", up), ("lane", up), ("rank", up), ("seq", up)], "ix_admission_order"
             ),
-            self._index([("queue", up), ("state", up), ("stale_at", up)], "ix_admission_stale"),
+            self._index([("queue", up), ("due_at", up)], "ix_admission_due"),
             self._index([("queue", up), ("requested_at", DESCENDING)], "ix_admission_requested"),
-            self._index([("queue", up), ("user_id", up), ("state", up)], "ix_admission_user"),
+            self._index([("queue", up), ("user_id", up), ("requested_at", DESCENDING)], "ix_admission_user"),
             self._index([("queue", up), ("owes", up)], "ix_admission_owes"),
             self._index([("unsent", up)], "ix_admission_unsent", sparse=True),
-            self._index([("purge_at", up)], "ttl_admission_items", expireAfterSeconds=0),
+            self._index([("purge_at", up)], "ttl_admission_items", expireAfterSeconds=0, sparse=True),
         )
         try:
             await self._queues.update_one({"_id": self.queue}, {"$setOnInsert": _COUNTERS}, upsert=True)
@@ -174,12 +174,13 @@ class AdmissionStore:
         return set()
 
     @translate_errors
-    async def load(self, ids: Collection[str]) -> dict[str, Fields]:
-        """Return those of these requests that exist, by id."""
+    async def load(self, ids: Collection[str], *, with_body: bool = True) -> dict[str, Fields]:
+        """Return those of these requests that exist, by id: with their bodies and events, or without."""
+        shown = None if with_body else _WITHOUT_BODY
         if len(ids) == 1:
-            found = await self._items.find_one({"_id": next(iter(ids))})
+            found = await self._items.find_one({"_id": next(iter(ids))}, shown)
             return {} if found is None else {found["_id"]: found}
-        return {item["_id"]: item async for item in self._items.find({"_id": {"$in": list(ids)}})}
+        return {item["_id"]: item async for item in self._items.find({"_id": {"$in": list(ids)}}, shown)}
 
     @translate_errors
     async def update(self, updates: Sequence[ItemUpdate], marker: tuple[str, Any]) -> set[str]:
@@ -220,7 +221,11 @@ class AdmissionStore:
     async def first_ready(self, limit: int) -> list[Fields]:
         """Return the first requests that wait for nothing but a slot: by band, then by arrival."""
         ready = {"queue": self.queue, "state": State.QUEUED.value, "lane": None}
-        found = self._items.find(ready).sort([("rank", ASCENDING), ("seq", ASCENDING)]).limit(limit)
+        found = (
+            self._items.find(ready, {"events": 0})
+            .sort([("rank", ASCENDING), ("seq", ASCENDING)])
+            .limit(limit)
+        )
         return [item async for item in found]
 
     @translate_errors
@@ -233,9 +238,9 @@ class AdmissionStore:
         return sum(counts)
 
     @translate_errors
-    async def due(self, state: State, by: str, at: float, limit: int = _MANY) -> list[Fields]:
-        """Return requests in a state whose time `by` has come."""
-        found = self._items.find({"queue": self.queue, "state": state.value, by: {"$lte": at}}).limit(limit)
+    async def due(self, at: float, limit: int = _MANY) -> list[Fields]:
+        """Return requests whose time `due_at` has come."""
+        found = self._items.find({"queue": self.queue, "due_at": {"$lte": at}}).limit(limit)
         return [item async for item in found]
 
     @translate_errors
@@ -289,7 +294,8 @@ class AdmissionStore:
     @translate_errors
     async def owing(self, limit: int) -> list[Fields]:
         """Return requests that have ended and owe their place or slot."""
-        found = self._items.find({"queue": self.queue, "owes": {"$in": ["place", "slot"]}}).limit(limit)
+        owing = {"queue": self.queue, "owes": {"$in": ["place", "slot"]}}
+        found = self._items.find(owing, _WITHOUT_BODY).limit(limit)
         return [item async for item in found]
 
     @translate_errors

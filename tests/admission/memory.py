@@ -133,7 +133,7 @@ class MemoryStore:
 
         return await self._call(make)
 
-    async def load(self, ids: Collection[str]) -> dict[str, Fields]:
+    async def load(self, ids: Collection[str], *, with_body: bool = True) -> dict[str, Fields]:
         return await self._call(
             lambda: {id: dict(self._shared.items[id]) for id in ids if id in self._shared.items}
         )
@@ -175,10 +175,10 @@ class MemoryStore:
 
         return await self._call(make)
 
-    async def due(self, state: State, by: str, at: float, limit: int = 500) -> list[Fields]:
+    async def due(self, at: float, limit: int = 500) -> list[Fields]:
         def make() -> list[Fields]:
-            found = (each for each in self._shared.items.values() if each["state"] == state)
-            return [dict(each) for each in found if each.get(by) is not None and each[by] <= at][:limit]
+            found = (each for each in self._shared.items.values() if each.get("due_at") is not None)
+            return [dict(each) for each in found if each["due_at"] <= at][:limit]
 
         return await self._call(make)
 

@@ -270,7 +270,7 @@ class Simulation:
             with suppress(Outage, StoreUnavailable):
                 queue = self._queue()
                 self.figures["recovered steps"] += await queue.recover()
-                self.figures["expired"] += await queue.expire()
+                self.figures["expired"] += (await queue.take_due()).ended
                 self.figures["woken by the sweep"] += await queue.wake_all()
             await self._pause(50)
 

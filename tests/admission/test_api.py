@@ -396,7 +396,7 @@ async def test_expired_execution_has_timed_out(front: Front) -> None:
     id = await front.queued()
     late = front.queue.clock() + 4_000
     front.queue.clock = lambda: late
-    assert await front.queue.expire() == 1
+    assert (await front.queue.take_due()).ended == 1
     shown = await front.get(f"executions/{id}")
     assert (shown["status"], shown["state"], shown["reason"]) == ("timeout", "expired", "stale")
     listed = await front.get("admin/executions/?status=timeout", by=OPERATOR)

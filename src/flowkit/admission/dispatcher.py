@@ -149,20 +149,21 @@ class Dispatcher:
         """Do what is due by the clock, and complete what other processes have left behind."""
         queue = self._queue
         await queue.recover()
-        ended = await queue.expire() + await queue.lose_overdue()
         await queue.wake_all()
-        for item in await queue.take_cancels():
-            if item["kind"] == Kind.TASK:
-                await self._cancel(item)
-        for item in await queue.take_starting():
+        due = await queue.take_due()
+        for item in due.cancels:
+            await self._cancel(item)
+        for item in due.starts:
             self._start_soon(item)
-        if ended:
+        if due.ended:
             self._on_events()
 
     async def _cancel(self, item: Fields) -> None:
+        """Cancel a task. A request whose task has never started ends at once."""
         reason = item["cancel"]["reason"] or reason_codes.USER_REQUEST
         try:
-            await self._tasks.cancel_task(item["_id"], reason=reason)
+            if not await self._tasks.cancel_task(item["_id"], reason=reason):
+                await self._check(item, asyncio.Semaphore())
         except (TemporalUnavailable, RPCError) as error:
             _logger.warning("task %s cannot be cancelled now: %s", item["_id"], error)
 
@@ -180,7 +181,7 @@ class Dispatcher:
                 found = await self._client.get_workflow_handle(item["_id"]).describe()
             except RPCError as error:
                 if error.status is RPCStatusCode.NOT_FOUND:
-                    await self._end(item, State.FAILED, reason_codes.LOST)
+                    await self._end(item, *_absent(item))
                 return
         if found.status in _ENDS:
             await self._end(item, *_ENDS[found.status])
@@ -191,6 +192,13 @@ class Dispatcher:
         await self._queue.report(
             item["_id"], Report(state=state, reason=reason, error=text or None), events=[ended]
         )
+
+
+def _absent(item: Fields) -> tuple[State, str]:
+    """Return how a request ended whose workflow does not exist."""
+    if item.get("cancel"):
+        return State.CANCELLED, reason_codes.USER_REQUEST
+    return State.FAILED, reason_codes.LOST
 
 
 def _fairness_key(item: Fields) -> str:

@@ -70,6 +70,8 @@ LIMITS_SEC: Final = 2.0
 """How long a process uses the limits that it has read."""
 GROUP: Final = 100
 """Most requests that one step concerns."""
+_START_AGAIN_SEC: Final = 30.0
+"""After this time, a task is started again if its start is not noted."""
 _CANCEL_AGAIN_SEC: Final = 10.0
 """After this time, the end of a task is requested again if it is not confirmed."""
 _KEPT_EVENTS: Final = 20
@@ -224,6 +226,18 @@ def owner(token: str) -> str:
 def new_session_id() -> str:
     """Return an id that no other session has."""
     return secrets.token_hex(8)
+
+
+@dataclass(slots=True)
+class Due:
+    """What was due by the clock."""
+
+    ended: int = 0
+    """How many requests have ended."""
+    starts: list[Fields] = field(default_factory=list)
+    """Requests whose task is to be started again, because that failed or its process was lost."""
+    cancels: list[Fields] = field(default_factory=list)
+    """Requests whose task is to be cancelled."""
 
 
 @dataclass(eq=False, slots=True)
@@ -434,7 +448,7 @@ class AdmissionQueue:
                 "state": State.QUEUED.value,
                 "seq": number,
                 "queued_at": at,
-                "stale_at": item["requested_at"] + group.limits.stale_sec,
+                "due_at": item["requested_at"] + group.limits.stale_sec,
                 "placed": group.token,
             }
             events = rules.accepted(item, at, position, wait)
@@ -614,24 +628,12 @@ class AdmissionQueue:
         if item.get("cancel"):
             return item
         events = [rules.delete_pod(item, at, reason)] if item["kind"] == Kind.EXECUTION else []
-        wanted = {"reason": reason, "by": by, "at": at}
+        wanted: Fields = {"cancel": {"reason": reason, "by": by, "at": at}}
+        if item["kind"] == Kind.TASK:
+            wanted["due_at"] = at
         return await self.store.change(
-            ItemUpdate(
-                id=item["_id"], version=item["v"], set={"cancel": wanted, "cancel_at": at}, events=events
-            )
+            ItemUpdate(id=item["_id"], version=item["v"], set=wanted, events=events)
         )
-
-    async def take_cancels(self) -> list[Fields]:
-        """Return requests that run, and whose end was requested and not passed on yet. This process passes it on."""
-        found = []
-        for state in (State.STARTING, State.ACTIVE):
-            for item in await self.store.due(state, "cancel_at", self.clock()):
-                again = self.clock() + _CANCEL_AGAIN_SEC
-                taken = await self.store.change(
-                    ItemUpdate(id=item["_id"], version=item["v"], set={"cancel_at": again})
-                )
-                found += [taken] if taken is not None else []
-        return found
 
     async def report(self, execution_id: str, report: Report, *, events: Sequence[Fields] = ()) -> Change:
         """Note the end of a request. A dispatcher then gives its place or slot to others."""
@@ -656,7 +658,7 @@ class AdmissionQueue:
         return ()
 
     async def _end_all(self, endings: Sequence[_Ending]) -> None:
-        items = await self.store.load({each.execution_id for each in endings})
+        items = await self.store.load({each.execution_id for each in endings}, with_body=False)
         token, at, updates = secrets.token_hex(8), self.clock(), {}
         for each in endings:
             item = items.get(each.execution_id)
@@ -680,17 +682,6 @@ class AdmissionQueue:
             self.on_change()
         return ended
 
-    async def expire(self) -> int:
-        """End the requests that have waited too long. Return their number."""
-        count = 0
-        for item in await self.store.due(State.QUEUED, "stale_at", self.clock()):
-            waited = item["stale_at"] - item["requested_at"]
-            text = f"the request has waited longer than {waited:g} s"
-            report = Report(state=State.EXPIRED, reason=reason_codes.STALE, error=text)
-            expired = rules.timed_out(item, self.clock(), waited, text)
-            count += await self._end(item, report, [expired]) is not None
-        return count
-
     # --- runs
 
     async def started(self, item: Fields) -> None:
@@ -702,7 +693,7 @@ class AdmissionQueue:
 
     async def _note_starts(self, items: Sequence[Fields]) -> Collection[int]:
         at = self.clock()
-        fields = {"state": State.ACTIVE.value, "started_at": at, "try_at": None}
+        fields = {"state": State.ACTIVE.value, "started_at": at, "due_at": None}
         updates = [
             ItemUpdate(id=item["_id"], version=item["v"], set=fields, events=rules.started(item, at))
             for item in items
@@ -715,7 +706,7 @@ class AdmissionQueue:
         tries = item["tries"] + 1
         if tries >= rules.START_TRIES:
             return await self.refuse(item, error)
-        fields = {"tries": tries, "try_at": self.clock() + rules.start_pause(tries), "error": error}
+        fields = {"tries": tries, "due_at": self.clock() + rules.start_pause(tries), "error": error}
         return await self.store.change(ItemUpdate(id=item["_id"], version=item["v"], set=fields))
 
     async def refuse(self, item: Fields, error: str) -> Fields | None:
@@ -727,29 +718,40 @@ class AdmissionQueue:
         self.counts["refused", ""] += ended is not None
         return ended
 
-    async def take_starting(self) -> list[Fields]:
-        """Return requests whose start is due again, or is left behind by another process. This process starts them."""
-        due = await self.store.due(State.STARTING, "try_at", self.clock())
-        sessions = (await self.store.counters())["sessions"]
-        own = owner(await self.session.token())
-        free = [item for item in due if item["tries"] or item["starter"] not in sessions]
-        taken = {**dict.fromkeys(("try_at",), self.clock() + SESSION_SEC), "starter": own}
-        updates = [ItemUpdate(id=item["_id"], version=item["v"], set=taken) for item in free]
-        done = await self.store.update(updates, ("starter", own))
-        return [{**item, **taken, "v": item["v"] + 1} for item in free if item["_id"] in done]
+    # --- what is due by the clock
 
-    async def lose_overdue(self) -> int:
-        """End executions about which nothing was heard for too long. Return their number."""
-        count = 0
-        for item in await self.store.due(State.ACTIVE, "overdue_at", self.clock()):
-            seconds = item["body"]["timeout_seconds"]
-            text = (
-                f"the executor has not reported the end within {seconds:g} s and {rules.OVERDUE_SEC:g} s more"
-            )
-            report = Report(state=State.TIMEOUT, reason=reason_codes.TIMED_OUT, error=text)
-            expired = rules.timed_out(item, self.clock(), seconds, text)
-            count += await self._end(item, report, [expired]) is not None
-        return count
+    async def take_due(self) -> Due:
+        """End requests that have waited or run too long, and take over what else is due. The caller does the latter."""
+        due, now = Due(), self.clock()
+        for item in await self.store.due(now):
+            state = State(item["state"])
+            if state is State.QUEUED:
+                due.ended += await self._expire(item) is not None
+            elif item.get("cancel") and item["kind"] == Kind.TASK:
+                due.cancels += await self._postpone(item, now + _CANCEL_AGAIN_SEC)
+            elif state is State.STARTING:
+                due.starts += await self._postpone(item, now + _START_AGAIN_SEC)
+            elif state is State.ACTIVE:
+                due.ended += await self._lose(item) is not None
+        return due
+
+    async def _postpone(self, item: Fields, due_at: float) -> list[Fields]:
+        """Return the request, unless it has changed meanwhile. It is due again later if nothing comes of it."""
+        taken = await self.store.change(ItemUpdate(id=item["_id"], version=item["v"], set={"due_at": due_at}))
+        return [] if taken is None else [taken]
+
+    async def _expire(self, item: Fields) -> Fields | None:
+        waited = item["due_at"] - item["requested_at"]
+        text = f"the request has waited longer than {waited:g} s"
+        report = Report(state=State.EXPIRED, reason=reason_codes.STALE, error=text)
+        return await self._end(item, report, [rules.timed_out(item, self.clock(), waited, text)])
+
+    async def _lose(self, item: Fields) -> Fields | None:
+        """End an execution about which nothing was heard for too long."""
+        seconds = item["body"]["timeout_seconds"]
+        text = f"the executor has not reported the end within {seconds:g} s and {rules.OVERDUE_SEC:g} s more"
+        report = Report(state=State.TIMEOUT, reason=reason_codes.TIMED_OUT, error=text)
+        return await self._end(item, report, [rules.timed_out(item, self.clock(), seconds, text)])
 
     # --- giving slots
 
@@ -772,9 +774,8 @@ class AdmissionQueue:
         slots = await self._take_slots(limits, ready, ends)
         popped: list[Fields] = []
         if slots is not None:
-            token, taken = slots
-            popped = await self._start(token, taken)
-        if owing:
+            popped, _ = await asyncio.gather(self._start(*slots), self._settle(*ends, owing))
+        else:
             await self._settle(*ends, owing)
         if not popped:
             await self.session.end_due()
@@ -857,6 +858,8 @@ class AdmissionQueue:
 
     async def _settle(self, token: str, step: Fields, owing: Sequence[Fields]) -> None:
         """Give back what requests owe, in a step that has begun."""
+        if not owing:
+            return
         updates = [
             ItemUpdate(id=item["_id"], version=item["v"], set={"owes": None, "settled": token})
             for item in owing
@@ -996,8 +999,8 @@ def _busy(execution_id: str) -> StoreUnavailable:
 _CLEARED: Final[Fields] = dict.fromkeys(
     (
         *("reason", "error", "retry_after_sec", "report", "cancel", "lane", "owes"),
-        *("queued_at", "started_at", "ended_at", "purge_at", "seq", "stale_at"),
-        *("popped_at", "try_at", "cancel_at", "overdue_at", "starter", "tries"),
+        *("queued_at", "started_at", "ended_at", "purge_at", "seq", "due_at"),
+        *("popped_at", "tries"),
         *("placed", "slot", "moved", "settled", "rejected_by"),
     )
 )
@@ -1097,14 +1100,8 @@ def _start_of(item: Fields, token: str, at: float) -> tuple[Fields, Sequence[Fie
     """
     fields: Fields = {"slot": token, "popped_at": at}
     if item["kind"] == Kind.TASK:
-        return {
-            **fields,
-            "state": State.STARTING.value,
-            "starter": owner(token),
-            "tries": 0,
-            "try_at": at,
-        }, ()
-    fields |= {"state": State.ACTIVE.value, "started_at": at, "overdue_at": rules.overdue_at(item, at)}
+        return {**fields, "state": State.STARTING.value, "tries": 0, "due_at": at + _START_AGAIN_SEC}, ()
+    fields |= {"state": State.ACTIVE.value, "started_at": at, "due_at": rules.overdue_at(item, at)}
     return fields, rules.popped(item, at)
 
 

@@ -276,17 +276,34 @@ public final class MongoStandIn {
         }
 
         private List<List<Object>> entries(Document document) {
+            List<Object> plain = new ArrayList<>();
+            for (String key : keys()) {
+                Object value = key.indexOf('.') < 0 ? document.get(key) : LAST;
+                if (!isPlain(value)) {
+                    return entriesOfLists(document);
+                }
+                plain.add(value);
+            }
+            return withId(document, plain);
+        }
+
+        private List<List<Object>> withId(Document document, List<Object> entry) {
+            if (isSparse() && entry.stream().allMatch(Objects::isNull)) {
+                return List.of();
+            }
+            entry.add(document.get("_id"));
+            return List.of(entry);
+        }
+
+        /** Return the entries of a document in which a key may have several values. */
+        private List<List<Object>> entriesOfLists(Document document) {
             List<List<Object>> found = new ArrayList<>();
             for (KeyValue values : getKeyValues(document)) {
                 List<Object> entry = new ArrayList<>();
                 values.forEach(value -> entry.add(Missing.isNullOrMissing(value) ? null : value));
-                found.add(entry);
+                found.addAll(withId(document, entry));
             }
-            if (found.isEmpty()) {
-                found.add(new ArrayList<>(Collections.nCopies(keys().size(), null)));
-            }
-            found.forEach(entry -> entry.add(document.get("_id")));
-            return found;
+            return found.isEmpty() ? withId(document, new ArrayList<>(Collections.nCopies(keys().size(), null))) : found;
         }
 
         private static boolean isPlain(Object value) {
@@ -328,6 +345,22 @@ public final class MongoStandIn {
             return prefixes;
         }
 
+        /** Return whether a condition only names the highest value, as for what is due. */
+        private static boolean isUpperBound(Document condition) {
+            Object bound = upperBound(condition);
+            return condition.size() == 1 && bound != null && isPlain(bound);
+        }
+
+        private static Object upperBound(Document condition) {
+            return condition.getOrDefault("$lte", condition.get("$lt"));
+        }
+
+        private static List<Object> longer(List<Object> prefix, Object... more) {
+            List<Object> longer = new ArrayList<>(prefix);
+            Collections.addAll(longer, more);
+            return longer;
+        }
+
         /** Return how many of its first keys a query names, or 0 if the index does not have what the query finds. */
         private int served(Document query) {
             List<List<Object>> prefixes = prefixes(query);
@@ -357,9 +390,11 @@ public final class MongoStandIn {
         public synchronized Iterable<P> getPositions(Document query) {
             Set<P> found = new LinkedHashSet<>();
             for (List<Object> prefix : prefixes(query)) {
-                List<Object> end = new ArrayList<>(prefix);
-                end.add(LAST);
-                found.addAll(positions.subMap(prefix, true, end, false).values());
+                Object next = prefix.size() < keys().size() ? query.get(keys().get(prefix.size())) : null;
+                boolean bounded = next instanceof Document range && isUpperBound(range);
+                List<Object> start = bounded ? longer(prefix, null, LAST) : prefix;
+                List<Object> end = bounded ? longer(prefix, upperBound((Document) next), LAST) : longer(prefix, LAST);
+                found.addAll(positions.subMap(start, true, end, false).values());
             }
             return found;
         }
