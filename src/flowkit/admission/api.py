@@ -73,9 +73,6 @@ MAX_STALE_SEC: Final = 30 * 86_400
 MAX_QUEUE: Final = 1_000_000
 MAX_OVERRIDES: Final = 1_000
 
-PYTHON: Final = "python"
-PYTHON_VERSION: Final = "3.11"
-
 _HASH: Final = "request_hash"
 """The field of a request's metadata with the hash of what its client has sent."""
 _CANCEL_EVENTS: Final = frozenset({rules.CANCELLED, rules.DELETE_POD})
@@ -160,8 +157,8 @@ class ExecutionSubmission(Submission):
     script: Annotated[str, AfterValidator(_check_script)] = Field(
         min_length=1, max_length=SCRIPT_BYTES, description=f"Its UTF-8 has at most {SCRIPT_BYTES:,} bytes."
     )
-    lang: str = Field(default=PYTHON, min_length=1, max_length=50, pattern=_NO_CONTROL)
-    lang_version: str = Field(default=PYTHON_VERSION, min_length=1, max_length=50, pattern=_VERSION)
+    lang: str = Field(default=rules.PYTHON, min_length=1, max_length=50, pattern=_NO_CONTROL)
+    lang_version: str = Field(default=rules.PYTHON_VERSION, min_length=1, max_length=50, pattern=_VERSION)
     runtime_image: str | None = Field(
         default=None,
         min_length=1,
@@ -182,38 +179,30 @@ class ExecutionSubmission(Submission):
         pattern=_NO_SLASH,
         description="For Python, `main.py` if it is left out. Required for other languages.",
     )
-    timeout_seconds: int = Field(default=60, ge=1, le=MAX_TIMEOUT_SEC)
-    cpu_limit: Cpu = "1000m"
-    memory_limit: Memory = "128Mi"
-    cpu_request: Cpu = "500m"
-    memory_request: Memory = "64Mi"
+    timeout_seconds: int = Field(default=rules.EXECUTION["timeout_seconds"], ge=1, le=MAX_TIMEOUT_SEC)
+    cpu_limit: Cpu = rules.EXECUTION["cpu_limit"]
+    memory_limit: Memory = rules.EXECUTION["memory_limit"]
+    cpu_request: Cpu = rules.EXECUTION["cpu_request"]
+    memory_request: Memory = rules.EXECUTION["memory_request"]
 
     @model_validator(mode="after")
     def _require_runtime(self) -> ExecutionSubmission:
-        names = ("runtime_image", "runtime_command", "runtime_filename")
-        missing = [name for name in names if getattr(self, name) is None]
-        if self.lang != PYTHON and missing:
+        missing = [name for name in rules.RUNTIME if getattr(self, name) is None]
+        if self.lang != rules.PYTHON and missing:
             raise ValueError(f"lang is {self.lang!r}, which needs {', '.join(missing)}; pass them")
         return self
 
     @property
     def fields(self) -> Fields:
         """The fields of the event that starts the execution."""
-        given = self.model_dump(include=_EXECUTION_FIELDS)
+        given = self.model_dump(include={"script", *rules.EXECUTION, *rules.RUNTIME}, exclude_none=True)
         return {
+            **rules.default_runtime(self.lang, self.lang_version),
             **given,
             "language": self.lang,
             "language_version": self.lang_version,
-            "runtime_image": self.runtime_image or f"python:{self.lang_version}-slim",
-            "runtime_command": self.runtime_command or ["python", "/scripts/main.py"],
-            "runtime_filename": self.runtime_filename or "main.py",
             "priority": self.priority.value,
         }
-
-
-_EXECUTION_FIELDS: Final = {
-    *("script", "timeout_seconds", "cpu_limit", "memory_limit", "cpu_request", "memory_request")
-}
 
 
 class TaskSubmission(Submission):
