@@ -197,7 +197,7 @@ def ticket_of(item: Fields, *, duplicate: bool = False, **known: Any) -> Ticket:
         reason=item.get("reason"),
         error=item.get("error"),
         retry_after_sec=item.get("retry_after_sec"),
-        task_id=item["body"].get("task_id") if item["kind"] == Kind.TASK else None,
+        task_id=item["_id"] if item["kind"] == Kind.TASK else None,
         queued_at=item.get("queued_at"),
         started_at=item.get("started_at"),
         ended_at=item.get("ended_at"),
