@@ -201,16 +201,15 @@ async def test_default_image_is_that_of_the_version_of_python(front: Front) -> N
     assert stored["runtime_image"] == "python:3.13-slim"
 
 
-async def test_task_is_queued_with_its_id(front: Front) -> None:
+async def test_id_of_a_task_is_that_of_its_request(front: Front) -> None:
     _, found, _ = await front.submit({"graph": GRAPH, "params": {"n": 1}, "task_id": "t-1"})
-    assert found["task_id"] == "t-1"
-    assert await front.queue.body(found["execution_id"]) == {
-        "graph": GRAPH,
-        "params": {"n": 1},
-        "task_id": "t-1",
-    }
+    assert found["task_id"] == found["execution_id"] == "t-1"
+    assert await front.queue.body("t-1") == {"graph": GRAPH, "params": {"n": 1}}
+    assert (await front.get("executions/t-1"))["task_id"] == "t-1"
+    _, again, _ = await front.submit({"graph": GRAPH, "params": {"n": 1}, "execution_id": "t-1"})
+    assert again["task_id"] == "t-1"
     _, other, _ = await front.submit({"graph": GRAPH})
-    assert len(other["task_id"]) == 36
+    assert other["task_id"] == other["execution_id"]
 
 
 @pytest.mark.parametrize(
@@ -232,6 +231,10 @@ async def test_task_is_queued_with_its_id(front: Front) -> None:
         ({"graph": {"nodes": [{"node_id": "a", "type": "t", "depends_on": ["b"]}]}}, "'b'"),
         ({"graph": {"nodes": [{"node_id": str(i), "type": "t"} for i in range(4)]}}, "4"),
         ({"graph": GRAPH, "task_id": "*"}, "task_id"),
+        (
+            {"graph": GRAPH, "task_id": "t", "execution_id": "e"},
+            "task_id is 't', and execution_id is another",
+        ),
         ({"graph": GRAPH, "params": {"n": 2**70}}, "params.n"),
         ([SCRIPT], "the body is a list"),
     ],
@@ -476,13 +479,13 @@ async def test_ended_execution_runs_again_as_a_new_one(front: Front) -> None:
 
 
 async def test_repeated_task_gets_a_new_task_id(front: Front) -> None:
-    await front.submit({"graph": GRAPH, "params": {"n": 1}, "task_id": "t", "execution_id": "e"})
+    await front.submit({"graph": GRAPH, "params": {"n": 1}, "execution_id": "e"})
     await front.queue.cancel("e", reason="r", by="7")
     _, found, _ = await front.call("POST", f"{PREFIX}/executions/e/retry")
     body = await front.queue.body(found["execution_id"])
     assert body is not None
     assert (body["graph"], body["params"]) == (GRAPH, {"n": 1})
-    assert body["task_id"] == found["task_id"] != "t"
+    assert found["task_id"] == found["execution_id"] != "e"
 
 
 async def test_retry_does_not_give_a_user_a_priority_of_operators(front: Front) -> None:

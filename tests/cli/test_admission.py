@@ -107,7 +107,7 @@ def test_params_of_the_option_override_those_of_the_file(side: Side) -> None:
 
 
 def test_script_is_submitted_as_an_execution(side: Side, capsys: Capture) -> None:
-    given = ["--lang", "python", "--lang-version", "3.11", "--set", "timeout_seconds=60"]
+    given = ["--set", "timeout_seconds=30"]
     command = ["admission", "submit", "--user", "dora", "--script", str(side.script), *given, "--json"]
     assert run(command) == 0
     ticket = json.loads(capsys.readouterr().out)
@@ -116,13 +116,13 @@ def test_script_is_submitted_as_an_execution(side: Side, capsys: Capture) -> Non
         "script": "print(7)\n",
         "language": "python",
         "language_version": "3.11",
-        "runtime_image": "python:3.11",
-        "runtime_command": ["python"],
+        "runtime_image": "python:3.11-slim",
+        "runtime_command": ["python", "/scripts/main.py"],
         "runtime_filename": "main.py",
-        "timeout_seconds": 60,
-        "cpu_limit": "100m",
+        "timeout_seconds": 30,
+        "cpu_limit": "1000m",
         "memory_limit": "128Mi",
-        "cpu_request": "50m",
+        "cpu_request": "500m",
         "memory_request": "64Mi",
     }
 
@@ -182,15 +182,18 @@ def test_wait_shows_changes_and_exits_with_the_outcome(
         ([], "neither GRAPH nor --script is given; give one of them"),
         (["graph.json", "--script", "main.py"], "both GRAPH and --script is given"),
         (["graph.json", "--lang", "python"], "--lang needs --script; omit --lang, or give a script"),
-        (["--script", "main.py"], "--script needs --lang; add, for example, --lang python"),
-        (["--script", "main.py", "--params", "{}"], "--script needs --lang"),
+        (["--script", "main.py", "--params", "{}"], "--params needs GRAPH; omit --params"),
+        (
+            ["--script", "main.rb", "--lang", "ruby", "--set", "runtime_image=ruby:3.3"],
+            "--lang 'ruby' has no default for runtime_command, runtime_filename; give them with --set",
+        ),
         (["missing.json"], "there is no graph file 'missing.json'"),
         (["graph.json", "--id", "a\nb"], "--id"),
         (["graph.json", "--priority", "urgent"], "'critical', 'high', 'normal', 'low', 'background'"),
         (["graph.json", "--tenant", "a/b"], "it must not contain a slash"),
         (
             ["--script", "main.py", "--lang", "python", "--lang-version", "3", "--set", "cpu=1"],
-            "--set 'cpu' is no field of an execution; choose from language,",
+            "--set 'cpu' is no field of an execution; choose from runtime_image,",
         ),
         (
             ["--script", "main.py", "--lang", "python", "--lang-version", "3", "--set", "timeout_seconds=0"],

@@ -73,9 +73,6 @@ MAX_STALE_SEC: Final = 30 * 86_400
 MAX_QUEUE: Final = 1_000_000
 MAX_OVERRIDES: Final = 1_000
 
-PYTHON: Final = "python"
-PYTHON_VERSION: Final = "3.11"
-
 _HASH: Final = "request_hash"
 """The field of a request's metadata with the hash of what its client has sent."""
 _CANCEL_EVENTS: Final = frozenset({rules.CANCELLED, rules.DELETE_POD})
@@ -153,6 +150,11 @@ class Submission(Params):
         "token, or `operator`.",
     )
 
+    @property
+    def chosen_id(self) -> str | None:
+        """The id that the client has chosen; None if it is left to the queue."""
+        return self.execution_id
+
 
 class ExecutionSubmission(Submission):
     """A script for an outside executor. Without the fields of its runtime, an image of Python runs it."""
@@ -160,8 +162,8 @@ class ExecutionSubmission(Submission):
     script: Annotated[str, AfterValidator(_check_script)] = Field(
         min_length=1, max_length=SCRIPT_BYTES, description=f"Its UTF-8 has at most {SCRIPT_BYTES:,} bytes."
     )
-    lang: str = Field(default=PYTHON, min_length=1, max_length=50, pattern=_NO_CONTROL)
-    lang_version: str = Field(default=PYTHON_VERSION, min_length=1, max_length=50, pattern=_VERSION)
+    lang: str = Field(default=rules.PYTHON, min_length=1, max_length=50, pattern=_NO_CONTROL)
+    lang_version: str = Field(default=rules.PYTHON_VERSION, min_length=1, max_length=50, pattern=_VERSION)
     runtime_image: str | None = Field(
         default=None,
         min_length=1,
@@ -182,38 +184,30 @@ class ExecutionSubmission(Submission):
         pattern=_NO_SLASH,
         description="For Python, `main.py` if it is left out. Required for other languages.",
     )
-    timeout_seconds: int = Field(default=60, ge=1, le=MAX_TIMEOUT_SEC)
-    cpu_limit: Cpu = "1000m"
-    memory_limit: Memory = "128Mi"
-    cpu_request: Cpu = "500m"
-    memory_request: Memory = "64Mi"
+    timeout_seconds: int = Field(default=rules.EXECUTION["timeout_seconds"], ge=1, le=MAX_TIMEOUT_SEC)
+    cpu_limit: Cpu = rules.EXECUTION["cpu_limit"]
+    memory_limit: Memory = rules.EXECUTION["memory_limit"]
+    cpu_request: Cpu = rules.EXECUTION["cpu_request"]
+    memory_request: Memory = rules.EXECUTION["memory_request"]
 
     @model_validator(mode="after")
     def _require_runtime(self) -> ExecutionSubmission:
-        names = ("runtime_image", "runtime_command", "runtime_filename")
-        missing = [name for name in names if getattr(self, name) is None]
-        if self.lang != PYTHON and missing:
+        missing = [name for name in rules.RUNTIME if getattr(self, name) is None]
+        if self.lang != rules.PYTHON and missing:
             raise ValueError(f"lang is {self.lang!r}, which needs {', '.join(missing)}; pass them")
         return self
 
     @property
     def fields(self) -> Fields:
         """The fields of the event that starts the execution."""
-        given = self.model_dump(include=_EXECUTION_FIELDS)
+        given = self.model_dump(include={"script", *rules.EXECUTION, *rules.RUNTIME}, exclude_none=True)
         return {
+            **rules.default_runtime(self.lang, self.lang_version),
             **given,
             "language": self.lang,
             "language_version": self.lang_version,
-            "runtime_image": self.runtime_image or f"python:{self.lang_version}-slim",
-            "runtime_command": self.runtime_command or ["python", "/scripts/main.py"],
-            "runtime_filename": self.runtime_filename or "main.py",
             "priority": self.priority.value,
         }
-
-
-_EXECUTION_FIELDS: Final = {
-    *("script", "timeout_seconds", "cpu_limit", "memory_limit", "cpu_request", "memory_request")
-}
 
 
 class TaskSubmission(Submission):
@@ -221,12 +215,22 @@ class TaskSubmission(Submission):
 
     graph: dict[str, Any] = Field(description="The graph of the task.")
     params: dict[str, Any] = Field(default_factory=dict)
-    task_id: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=limits.ID_CHARS,
-        description="A new UUID if it is left out.",
+    task_id: ExecutionId | None = Field(
+        default=None, description="The same as `execution_id`, which is also the id of the task."
     )
+
+    @model_validator(mode="after")
+    def _require_one_id(self) -> TaskSubmission:
+        if self.task_id is not None and self.execution_id not in (None, self.task_id):
+            raise ValueError(
+                f"task_id is {printed(self.task_id)}, and execution_id is another one; leave one of them out"
+            )
+        return self
+
+    @property
+    def chosen_id(self) -> str | None:
+        """The id that the client has chosen under either name; None if it is left to the queue."""
+        return self.task_id if self.execution_id is None else self.execution_id
 
 
 class SubmitHeaders(Params):
@@ -504,8 +508,8 @@ class AdmissionApi:
         _permit_submission(given.caller, body)
         user_id = body.user_id or str(given.caller)
         execution_id, taken = await self._choose_id(body, user_id, given.header.idempotency_key)
-        kind, stored = await self._content_of(body)
-        sent = {**body.model_dump(mode="json", exclude={"execution_id"}), "user_id": user_id}
+        kind, stored = await self._content_of(body, execution_id)
+        sent = {**body.model_dump(mode="json", exclude={"execution_id", "task_id"}), "user_id": user_id}
         request = Request(
             execution_id=execution_id,
             user_id=user_id,
@@ -524,45 +528,44 @@ class AdmissionApi:
     async def _choose_id(self, body: Submission, user_id: str, key: str | None) -> tuple[str, HttpError]:
         """Return the id of a new request, and the error if an earlier one has it that differs."""
         if key is None:
-            id = body.execution_id or str(uuid.uuid4())
+            id = body.chosen_id or str(uuid.uuid4())
             text = f"execution_id {printed(id)} belongs to another request; use another one, or leave it out"
             taken = HttpError(409, "execution_id_taken", text)
-            if body.execution_id is not None:
+            if body.chosen_id is not None:
                 earlier = await self._queue.find(id)
                 if earlier is not None and (earlier.tenant, earlier.user_id) != (body.tenant, user_id):
                     raise taken
             return id, taken
-        if body.execution_id is not None:
-            text = f"execution_id is {printed(body.execution_id)}, but the key determines it; leave one of them out"
+        if body.chosen_id is not None:
+            text = (
+                f"execution_id is {printed(body.chosen_id)}, but the key determines it; leave one of them out"
+            )
             raise HttpError(422, "invalid_request", text)
         text = f"the Idempotency-Key {printed(key)} belongs to a request with another body; use another key"
         scope = [self._queue.store.queue, body.tenant, user_id, key]
         return stable_hash(scope), HttpError(409, "idempotency_key_reused", text)
 
-    async def _content_of(self, body: ExecutionSubmission | TaskSubmission) -> tuple[Kind, Fields]:
+    async def _content_of(
+        self, body: ExecutionSubmission | TaskSubmission, execution_id: str
+    ) -> tuple[Kind, Fields]:
         """Return what the queue stores. Raise HttpError if a graph is not valid."""
         if isinstance(body, ExecutionSubmission):
             return Kind.EXECUTION, body.fields
-        task_id = str(uuid.uuid4()) if body.task_id is None else body.task_id
-        stored = {"graph": body.graph, "params": body.params, "task_id": task_id}
+        stored = {"graph": body.graph, "params": body.params}
         try:
-            await asyncio.to_thread(self._check_task, stored)
+            await asyncio.to_thread(self._check_task, execution_id, stored)
         except GraphError as error:
             raise HttpError(422, error.code, str(error)) from None
         return Kind.TASK, stored
 
-    def _check_task(self, stored: Fields) -> None:
-        raise_if([problem] if (problem := new_task_id_problem(stored["task_id"])) else [])
-        given = {"graph": stored["graph"], "params": stored["params"]}
-        validate_input(
-            stored["task_id"], given, max_nodes=self._max_nodes, external_roles=self._external_roles
-        )
+    def _check_task(self, task_id: str, stored: Fields) -> None:
+        raise_if([problem] if (problem := new_task_id_problem(task_id)) else [])
+        validate_input(task_id, stored, max_nodes=self._max_nodes, external_roles=self._external_roles)
         raise_if(storage_problems({"body": stored}))
 
     async def _first_response(self, request: Request, taken: HttpError) -> Submitted:
         """Return the response that the first request with this id got. Raise `taken` if that request differs."""
         events = await self._queue.events(request.execution_id)
-        body = await self._queue.body(request.execution_id) or {}
         first = [each for each in events if each["event_type"] == rules.ACCEPTED]
         if not first or first[-1]["metadata"].get(_HASH) != request.metadata[_HASH]:
             raise taken
@@ -571,7 +574,7 @@ class AdmissionApi:
             status=ExecutionStatus.QUEUED,
             position=first[-1]["queue_position"],
             estimated_wait_seconds=first[-1]["estimated_wait_seconds"],
-            task_id=body.get("task_id"),
+            task_id=request.execution_id if request.kind is Kind.TASK else None,
         )
 
     async def get_execution(self, given: Given) -> Execution:
@@ -618,7 +621,7 @@ class AdmissionApi:
         return found[-1] if found else None
 
     async def retry_execution(self, given: Given) -> Submitted:
-        """Submit what an ended execution asked for again, as a new execution. A task gets a new task id.
+        """Submit what an ended execution asked for again, as a new execution, which has a new id.
 
         The priority is that of the ended execution; if the caller may not ask for it, it is normal.
         """
@@ -631,7 +634,7 @@ class AdmissionApi:
             raise HttpError(400, "not_ended", text)
         least = 1 if given.caller.is_operator else Priority.NORMAL.rank
         priority = ticket.priority if ticket.priority.rank >= least else Priority.NORMAL
-        own = {"task_id": str(uuid.uuid4())} if ticket.kind is Kind.TASK else {"priority": priority.value}
+        own = {} if ticket.kind is Kind.TASK else {"priority": priority.value}
         request = Request(
             execution_id=str(uuid.uuid4()),
             user_id=ticket.user_id,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit import reason_codes
@@ -149,6 +150,33 @@ def positions(ranks: Sequence[int], bands: Mapping[int, int]) -> list[int]:
         found.append(ahead + bands.get(rank, 0) - later.get(rank, 0))
         later[rank] = later.get(rank, 0) + 1
     return found[::-1]
+
+
+# --- executions ---------------------------------------------------------------------------------------------------
+
+PYTHON: Final = "python"
+"""The language of a script that names none."""
+PYTHON_VERSION: Final = "3.11"
+EXECUTION: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "timeout_seconds": 60,
+        "cpu_limit": "1000m",
+        "memory_limit": "128Mi",
+        "cpu_request": "500m",
+        "memory_request": "64Mi",
+    }
+)
+"""The fields of an execution that have the same default for every language."""
+RUNTIME: Final = ("runtime_image", "runtime_command", "runtime_filename")
+"""The fields of an execution that a language other than Python must name."""
+
+
+def default_runtime(language: str, version: str) -> Fields:
+    """Return the defaults of the fields `RUNTIME`. Only Python has them."""
+    if language != PYTHON:
+        return {}
+    command = ["python", "/scripts/main.py"]
+    return dict(zip(RUNTIME, (f"python:{version}-slim", command, "main.py"), strict=True))
 
 
 # --- requests -----------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ class Request:
     user_id: str
     kind: Kind
     body: Fields
-    """For a task, `graph`, `params` and `task_id`. For an execution, the fields of the event `execution_requested`."""
+    """For a task, `graph` and `params`. For an execution, the fields of the event `execution_requested`."""
     tenant: str = DEFAULT_TENANT
     priority: Priority = Priority.NORMAL
     metadata: Fields = field(default_factory=dict)
@@ -148,6 +148,7 @@ class Ticket:
     retry_after_sec: float | None = None
     """For a rejected request: after which time another try may succeed."""
     task_id: str | None = None
+    """The id of the task, which is that of its request; None for an execution of an outside executor."""
     queued_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None

@@ -98,10 +98,12 @@ def run_process(
         list[str] | None,
         typer.Option(
             help="Send this optional event: execution_queued, execution_started, execution_running, or none. "
-            "Can be repeated.  [default: all]"
+            "Can be repeated. Default: all."
         ),
     ] = None,
-    config: Annotated[str | None, typer.Option(help="JSON file with the settings kafka_….")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="With --kafka: JSON file with the settings kafka_….")
+    ] = None,
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
     database: MongoDatabase = DEFAULT_DATABASE,
     queue: Queue = None,
@@ -112,8 +114,9 @@ def run_process(
 ) -> None:
     """Start the requests of the queue when it is their turn, until Ctrl-C.
 
-    It also serves the HTTP API, with metrics for Prometheus. With --kafka, it reads requests from Kafka and sends events
-    to it. Any number of these processes can run in parallel. The admission queue has the name of the engine's task queue.
+    The process also serves the HTTP API and metrics for Prometheus. With --kafka, it reads
+    requests from Kafka and sends events to it. Any number of these processes can run in
+    parallel. The admission queue has the name of the engine's task queue.
     """
     log_processes(verbose)
     if http:
@@ -202,8 +205,10 @@ def submit(
     script: Annotated[
         Path | None, typer.Option(help="In place of GRAPH: script that an outside executor runs.")
     ] = None,
-    lang: Annotated[str | None, typer.Option(help="With --script: its language.")] = None,
-    lang_version: Annotated[str | None, typer.Option(help="With --script: version of the language.")] = None,
+    lang: Annotated[str | None, typer.Option(help="With --script: its language. Default: python.")] = None,
+    lang_version: Annotated[
+        str | None, typer.Option(help="With --script: version of the language. Default: 3.11.")
+    ] = None,
     fields: Annotated[
         list[str] | None,
         typer.Option(

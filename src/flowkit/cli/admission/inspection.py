@@ -155,7 +155,7 @@ def _facts(status: QueueStatus) -> list[tuple[str, str]]:
         ("started", f"{_rate(status):,.2f} a second ({status.started_last_minute:,} in the last minute)"),
         ("mean run", "unknown yet" if mean is None else format_duration(mean)),
         ("in doubt", _count(status.in_doubt, "change")),
-        ("unsent events", f"of {_count(status.unsent_events, 'request')}"),
+        ("unsent", f"events of {_count(status.unsent_events, 'request')}"),
     ]
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit.adapters.admission import AdmissionStore
+from flowkit.admission import rules
 from flowkit.admission.queue import AdmissionQueue, request_of
 from flowkit.cli import output, servers
 from flowkit.cli.errors import Exit, add_remedy
@@ -20,7 +21,7 @@ from flowkit.models.admission import ENDED, Changed, Kind, State
 from flowkit.text import format_duration, one_line, printed, shown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
     from flowkit.cli.options import Where
@@ -28,14 +29,12 @@ if TYPE_CHECKING:
 
 _PAUSE_SEC: Final = 0.5
 
-_EXECUTION: Final[Fields] = {
-    "timeout_seconds": 30,
-    "cpu_limit": "100m",
-    "memory_limit": "128Mi",
-    "cpu_request": "50m",
-    "memory_request": "64Mi",
+_KINDS: Final[Mapping[str, type]] = {
+    **dict.fromkeys(rules.RUNTIME, str),
+    "runtime_command": list,
+    **{name: type(value) for name, value in rules.EXECUTION.items()},
 }
-"""The fields of an execution that have the same value for every language unless `--set` gives another one."""
+"""The fields that `--set` can give, with their types."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,35 +83,38 @@ def _check_options(given: Given) -> None:
     for name, value in options.items():
         if value and given.script is None:
             raise add_remedy(ConfigError(f"{name} needs --script"), f"omit {name}, or give a script")
-        if not value and given.script is not None and name != "--set":
-            raise add_remedy(
-                ConfigError(f"--script needs {name}"), "add, for example, --lang python --lang-version 3.11"
-            )
     if given.params is not None and given.script is not None:
         raise add_remedy(ConfigError("--params needs GRAPH"), "omit --params")
 
 
 def _read_execution(given: Given, script: Path) -> Fields:
     """Return the fields of the event `execution_requested`, which the command to the executor repeats."""
-    known: Fields = {
-        "language": given.lang,
-        "language_version": given.lang_version,
-        "runtime_image": f"{given.lang}:{given.lang_version}",
-        "runtime_command": [given.lang],
-        "runtime_filename": script.name,
-        **_EXECUTION,
-    }
+    language, version = given.lang or rules.PYTHON, given.lang_version or rules.PYTHON_VERSION
     own = read_pairs(given.fields, "--set", "timeout_seconds=60")
     for name, value in own.items():
-        _check_field(name, value, known)
-    return {"script": _read_script(script), **known, **own}
+        _check_field(name, value)
+    runtime = rules.default_runtime(language, version) or {name: own.get(name) for name in rules.RUNTIME}
+    if missing := [name for name, value in runtime.items() if value is None]:
+        problem = ConfigError(f"--lang {printed(language)} has no default for {', '.join(missing)}")
+        raise add_remedy(
+            problem,
+            'give them with --set; runtime_command is a JSON list, such as ["ruby", "/scripts/main.rb"]',
+        )
+    return {
+        "script": _read_script(script),
+        "language": language,
+        "language_version": version,
+        **runtime,
+        **rules.EXECUTION,
+        **own,
+    }
 
 
-def _check_field(name: str, value: object, known: Fields) -> None:
-    if name not in known:
+def _check_field(name: str, value: object) -> None:
+    if name not in _KINDS:
         problem = ConfigError(f"--set {printed(name)} is no field of an execution")
-        raise add_remedy(problem, f"choose from {', '.join(known)}")
-    kind = type(known[name])
+        raise add_remedy(problem, f"choose from {', '.join(_KINDS)}")
+    kind = _KINDS[name]
     if type(value) is not kind or (isinstance(value, int) and value < 1):
         wanted = {int: "a whole number, 1 or more", list: "a list of texts"}.get(kind, "a text")
         raise ConfigError(f"--set {name} is {shown(value)}; it must be {wanted}")
