@@ -176,7 +176,7 @@ class AdmissionStore:
     @translate_errors
     async def load(self, ids: Collection[str], *, with_body: bool = True) -> dict[str, Fields]:
         """Return those of these requests that exist, by id: with their bodies and events, or without."""
-        shown = None if with_body else _WITHOUT_BODY
+        shown = None if with_body else dict(_WITHOUT_BODY)
         if len(ids) == 1:
             found = await self._items.find_one({"_id": next(iter(ids))}, shown)
             return {} if found is None else {found["_id"]: found}
@@ -295,7 +295,7 @@ class AdmissionStore:
     async def owing(self, limit: int) -> list[Fields]:
         """Return requests that have ended and owe their place or slot."""
         owing = {"queue": self.queue, "owes": {"$in": ["place", "slot"]}}
-        found = self._items.find(owing, _WITHOUT_BODY).limit(limit)
+        found = self._items.find(owing, dict(_WITHOUT_BODY)).limit(limit)
         return [item async for item in found]
 
     @translate_errors
@@ -487,7 +487,7 @@ class AdmittedTasks:
         """End the request of a task that has closed, if there is one. It then owes its slot."""
         if not await self._is_used():
             return
-        item = await self._db.admission_items.find_one({"_id": task_id}, _WITHOUT_BODY)
+        item = await self._db.admission_items.find_one({"_id": task_id}, dict(_WITHOUT_BODY))
         if item is None or item["kind"] != Kind.TASK or State(item["state"]) in ENDED:
             return
         fields, event = rules.closed(item, status, reason, at)
