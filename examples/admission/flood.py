@@ -17,14 +17,14 @@ async def main() -> None:
     database = mongo[os.environ.get("MONGO_DATABASE", "flowkit")]
     settings = CoordinatorConfig(queue=os.environ.get("FLOWKIT_QUEUE", "flowkit"))
     coordinator = Coordinator(db=database, cfg=settings)
-    queued, rejected = 0, []
+    queued, rejected, reason = 0, 0, ""
     for _ in range(30):
         try:
             await coordinator.create_task(params={}, graph=GRAPH, admit=Admission(user_id="flood"))
             queued += 1
         except AdmissionRejected as error:
-            rejected.append(str(error))
-    print(f"{queued} queued, {len(rejected)} rejected: {rejected[-1]}")
+            rejected, reason = rejected + 1, f": {error}"
+    print(f"{queued} queued, {rejected} rejected{reason}")
 
 
 if __name__ == "__main__":
