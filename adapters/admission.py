@@ -213,7 +213,6 @@ class AdmissionStore:
     def _operators(self, update: ItemUpdate) -> Fields:
         operators: Fields = {"$set": dict(update.set), "$inc": {"v": 1}}
         if update.events:
-            operators["$set"]["unsent"] = self.queue
             operators["$push"] = {"events": {"$each": list(update.events)}}
         return operators
 
@@ -428,6 +427,17 @@ class AdmissionStore:
     # --- events
 
     @translate_errors
+    async def send_events(self) -> None:
+        """Let the events of requests from now on be kept until a process has sent them."""
+        await self._queues.update_one({"_id": self.queue}, {"$set": {"sends_events": True}})
+
+    @translate_errors
+    async def sends_events(self) -> bool:
+        """Return whether the events of requests are to be sent."""
+        found = await self._queues.find_one({"_id": self.queue}, {"sends_events": 1}) or {}
+        return bool(found.get("sends_events"))
+
+    @translate_errors
     async def unsent(self, limit: int = _MANY) -> list[Fields]:
         """Return requests with events that have not been sent."""
         found = self._items.find({"unsent": self.queue}).limit(limit)
@@ -491,11 +501,12 @@ class AdmittedTasks:
         if item is None or item["kind"] != Kind.TASK or State(item["state"]) in ENDED:
             return
         fields, event = rules.closed(item, status, reason, at)
+        unsent = {"unsent": item["queue"]} if item.get("relayed") else {}
         open_states = {"$in": [State.STARTING.value, State.ACTIVE.value]}
         await self._db.admission_items.update_one(
             {"_id": task_id, "state": open_states},
             {
-                "$set": {**fields, "purge_at": moment(at + KEEP_SEC), "unsent": item["queue"]},
+                "$set": {**fields, "purge_at": moment(at + KEEP_SEC), **unsent},
                 "$push": {"events": event},
                 "$inc": {"v": 1},
             },

@@ -87,6 +87,7 @@ class Admissions:
 
     async def _queue(self) -> float:
         store, queue = await self._new_queue(_LIMITS)
+        await store.send_events()
         ending: set[asyncio.Task[Any]] = set()
 
         async def start(most: int) -> int:

@@ -122,6 +122,9 @@ class MemoryStore:
     async def limits(self) -> Limits:
         return self._shared.limits
 
+    async def sends_events(self) -> bool:
+        return True
+
     async def insert(self, items: Sequence[Fields]) -> set[str]:
         def make() -> set[str]:
             known = {item["_id"] for item in items if item["_id"] in self._shared.items}
@@ -146,7 +149,6 @@ class MemoryStore:
         item["v"] += 1
         if update.events:
             item["events"] += update.events
-            item["unsent"] = self.queue
         self._shared.changed(item)
         return dict(item)
 

@@ -38,6 +38,7 @@ async def served(**limits: Any) -> AsyncIterator[tuple[AdmissionQueue, HttpServe
     store = AdmissionStore(db, queue="q")
     await store.prepare()
     await store.set_limits(replace(Limits(), **limits))
+    await store.send_events()
     queue = AdmissionQueue(store)
     async with serving(TokenStore(db), Gate(), routed=[metrics_route(queue)]) as server:
         yield queue, server

@@ -613,10 +613,10 @@ class EventRelay:
     """Sends the events that requests carry, those of one execution in order, each at least once and with one id.
 
     Each process sends the events of the requests that it has admitted or started, and those that others have left
-    unsent for some seconds. Without a producer, events only count as sent, so that they do not accumulate.
+    unsent for some seconds. Events are kept for it once `AdmissionStore.send_events` was called.
     """
 
-    def __init__(self, queue: AdmissionQueue, topics: AdmissionTopics, producer: Producer | None) -> None:
+    def __init__(self, queue: AdmissionQueue, topics: AdmissionTopics, producer: Producer) -> None:
         self._queue = queue
         self._topics = topics
         self._producer = producer
@@ -688,7 +688,7 @@ class EventRelay:
     async def _send_event(self, item: Fields, event: Fields) -> bool:
         """Send an event, or skip it. Return False if the execution cannot be started, so that the others are void."""
         kind = event["type"]
-        if self._producer is None or not self._topics.sends(kind):
+        if not self._topics.sends(kind):
             return True
         value = dumps(rules.envelope(item, event))
         try:

@@ -63,11 +63,12 @@ class AdmissionProcess:
         connection = KafkaConnection.from_config(settings.kafka) if settings.kafka else None
         self._connection = connection
         self._producer = Producer(connection) if connection else None
-        self._relay = EventRelay(self.queue, settings.topics, self._producer)
+        self._relay = EventRelay(self.queue, settings.topics, self._producer) if self._producer else None
         self._consumer = self._new_consumer()
         self._dispatcher: Dispatcher | None = None
         if settings.dispatches:
-            self._dispatcher = Dispatcher(self.queue, client, tasks, on_events=self._relay.notify)
+            told = {"on_events": self._relay.notify} if self._relay else {}
+            self._dispatcher = Dispatcher(self.queue, client, tasks, **told)
         self._server: HttpServer | None = None
         self._running: list[asyncio.Task[None]] = []
 
@@ -91,21 +92,17 @@ class AdmissionProcess:
         try:
             if self._settings.kafka is not None and self._connection is not None:
                 await self._settings.topics.create(self._connection, self._settings.kafka)
+                await self._store.send_events()
             if self._dispatcher is not None:
                 await self._dispatcher.start()
-            loops = [self._relay.run()] if self._sends_events else []
-            loops += [self._consumer.run()] if self._consumer is not None else []
-            self._running = [asyncio.create_task(loop) for loop in loops]
+            self._running = [
+                asyncio.create_task(part.run()) for part in (self._relay, self._consumer) if part
+            ]
             if self._settings.addresses:
                 await self._start_server()
         except BaseException:
             await self.stop()
             raise
-
-    @property
-    def _sends_events(self) -> bool:
-        """Whether it sends events, or notes that they are not to be sent. A process without Kafka leaves that to others."""
-        return self._dispatcher is not None or self._producer is not None
 
     async def _start_server(self) -> None:
         from flowkit.admission.api import admission_routes
@@ -164,8 +161,6 @@ class AdmissionProcess:
 
     def _loops(self) -> list[LoopHealth]:
         loops = [] if self._dispatcher is None else list(self._dispatcher.loops)
-        if self._running and self._sends_events:
-            loops.append(self._relay.health)
-        if self._running and self._consumer is not None:
-            loops.append(self._consumer.health)
+        if self._running:
+            loops += [part.health for part in (self._relay, self._consumer) if part]
         return loops

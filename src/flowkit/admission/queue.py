@@ -299,6 +299,8 @@ class AdmissionQueue:
         self._endings: GroupCommit[_Ending] = GroupCommit(self._end_one, self._end_group)
         self._starts: GroupCommit[Fields] = GroupCommit(self._note_start, self._note_starts)
         self._known_limits: tuple[float, Limits] | None = None
+        self._relays = False
+        """Whether a process sends the events of the queue, read with the limits."""
         self._submitting = 0
         self.idle = True
         """Whether nothing waited or was to be settled when a dispatcher last looked."""
@@ -308,6 +310,7 @@ class AdmissionQueue:
         now = self.clock()
         if self._known_limits is None or now - self._known_limits[0] >= LIMITS_SEC:
             self._known_limits = now, await self.store.limits()
+            self._relays = await self.store.sends_events()
         return self._known_limits[1]
 
     # --- submitting
@@ -351,7 +354,10 @@ class AdmissionQueue:
         for each in submissions:
             members.setdefault(each.request.execution_id, each)
         group = _Group(await self.session.token(), await self.limits(), members)
-        items = [_new_item(each.request, group.token, each.at, self.store.queue) for each in members.values()]
+        items = [
+            _new_item(each.request, group.token, each.at, self.store.queue, relayed=self._relays)
+            for each in members.values()
+        ]
         known = await self.store.insert(items)
         fresh = [item for item in items if item["_id"] not in known]
         if known:
@@ -452,7 +458,7 @@ class AdmissionQueue:
                 "placed": group.token,
             }
             events = rules.accepted(item, at, position, wait)
-            updates.append(ItemUpdate(id=item["_id"], version=item["v"], set=fields, events=events))
+            updates.append(_change(item, fields, events))
             tickets[item["_id"]] = rules.ticket_of(item | fields, position=position, estimated_wait_sec=wait)
         done = await self.store.update(updates, ("placed", group.token))
         if len(done) < len(updates):
@@ -478,13 +484,7 @@ class AdmissionQueue:
         }
         await self.store.release(hold for item in items for hold in rules.holds_of(item))
         updates = [
-            ItemUpdate(
-                id=item["_id"],
-                version=item["v"],
-                set=fields,
-                events=[rules.rejected(item, at, text, counters["pending"])],
-            )
-            for item in items
+            _change(item, fields, [rules.rejected(item, at, text, counters["pending"])]) for item in items
         ]
         if len(await self.store.update(updates, ("rejected_by", group.token))) < len(updates):
             raise Fenced
@@ -600,9 +600,7 @@ class AdmissionQueue:
         given = item["body"]
         body = {**given, "priority": priority.value} if "priority" in given else given
         changed = {"rank": priority.rank, "lane": None, "moved": token, "body": body}
-        done = await self.store.update(
-            [ItemUpdate(id=item["_id"], version=item["v"], set=changed)], ("moved", token)
-        )
+        done = await self.store.update([_change(item, changed)], ("moved", token))
         await self._end_step(token, step, done, {item["_id"]: item})
         return {**item, **changed, "v": item["v"] + 1} if done else None
 
@@ -631,9 +629,7 @@ class AdmissionQueue:
         wanted: Fields = {"cancel": {"reason": reason, "by": by, "at": at}}
         if item["kind"] == Kind.TASK:
             wanted["due_at"] = at
-        return await self.store.change(
-            ItemUpdate(id=item["_id"], version=item["v"], set=wanted, events=events)
-        )
+        return await self.store.change(_change(item, wanted, events))
 
     async def report(self, execution_id: str, report: Report, *, events: Sequence[Fields] = ()) -> Change:
         """Note the end of a request. A dispatcher then gives its place or slot to others."""
@@ -694,10 +690,7 @@ class AdmissionQueue:
     async def _note_starts(self, items: Sequence[Fields]) -> Collection[int]:
         at = self.clock()
         fields = {"state": State.ACTIVE.value, "started_at": at, "due_at": None}
-        updates = [
-            ItemUpdate(id=item["_id"], version=item["v"], set=fields, events=rules.started(item, at))
-            for item in items
-        ]
+        updates = [_change(item, fields, rules.started(item, at)) for item in items]
         await self.store.update(updates, ("started_at", at))
         return ()
 
@@ -707,7 +700,7 @@ class AdmissionQueue:
         if tries >= rules.START_TRIES:
             return await self.refuse(item, error)
         fields = {"tries": tries, "due_at": self.clock() + rules.start_pause(tries), "error": error}
-        return await self.store.change(ItemUpdate(id=item["_id"], version=item["v"], set=fields))
+        return await self.store.change(_change(item, fields))
 
     async def refuse(self, item: Fields, error: str) -> Fields | None:
         """End a request that cannot be started."""
@@ -737,7 +730,7 @@ class AdmissionQueue:
 
     async def _postpone(self, item: Fields, due_at: float) -> list[Fields]:
         """Return the request, unless it has changed meanwhile. It is due again later if nothing comes of it."""
-        taken = await self.store.change(ItemUpdate(id=item["_id"], version=item["v"], set={"due_at": due_at}))
+        taken = await self.store.change(_change(item, {"due_at": due_at}))
         return [] if taken is None else [taken]
 
     async def _expire(self, item: Fields) -> Fields | None:
@@ -825,12 +818,7 @@ class AdmissionQueue:
         limits, at = await self.limits(), self.clock()
         allowed = await self._hold_active(limits, token, items)
         changes = {item["_id"]: _start_of(item, token, at) for item in allowed}
-        updates = [
-            ItemUpdate(
-                id=item["_id"], version=item["v"], set=changes[item["_id"]][0], events=changes[item["_id"]][1]
-            )
-            for item in allowed
-        ]
+        updates = [_change(item, *changes[item["_id"]]) for item in allowed]
         done = await self.store.update(updates, ("slot", token))
         known = {item["_id"]: item for item in items}
         await self._end_step(
@@ -860,10 +848,7 @@ class AdmissionQueue:
         """Give back what requests owe, in a step that has begun."""
         if not owing:
             return
-        updates = [
-            ItemUpdate(id=item["_id"], version=item["v"], set={"owes": None, "settled": token})
-            for item in owing
-        ]
+        updates = [_change(item, {"owes": None, "settled": token}) for item in owing]
         done = await self.store.update(updates, ("settled", token))
         self.counts.update(("ended", item["state"]) for item in owing if item["_id"] in done)
         await self._end_step(token, step, done, {item["_id"]: item for item in owing})
@@ -1028,7 +1013,7 @@ def request_of(admission: Admission, id: str, given: Fields, kind: Kind = Kind.T
     )
 
 
-def _new_item(request: Request, token: str, at: float, queue: str) -> Fields:
+def _new_item(request: Request, token: str, at: float, queue: str, *, relayed: bool) -> Fields:
     return {
         "_id": request.execution_id,
         "queue": queue,
@@ -1043,6 +1028,7 @@ def _new_item(request: Request, token: str, at: float, queue: str) -> Fields:
         "metadata": request.metadata,
         "request_id": request.request_id,
         "place": token,
+        "relayed": relayed,
         "events": [],
         "sent": 0,
         "v": 0,
@@ -1067,6 +1053,12 @@ def _may_repeat(found: Fields, item: Fields, doubtful: Collection[str]) -> bool:
 
 def _owner_of(item: Fields) -> tuple[str, str, str]:
     return item["queue"], item["tenant"], item["user_id"]
+
+
+def _change(item: Fields, fields: Fields, events: Sequence[Fields] = ()) -> ItemUpdate:
+    """Return the change of a request that is as it was read. Its events are to be sent if a process sends them."""
+    unsent = {"unsent": item["queue"]} if events and item.get("relayed") else {}
+    return ItemUpdate(id=item["_id"], version=item["v"], set={**fields, **unsent}, events=events)
 
 
 def _step(kind: str, ids: Mapping[str, Any]) -> Fields:
@@ -1119,7 +1111,7 @@ def _end_of(
         "purge_at": moment(at + KEEP_SEC),
         "owes": "place" if item["state"] == State.QUEUED else "slot",
     }
-    return ItemUpdate(id=item["_id"], version=item["v"], set=fields, events=events)
+    return _change(item, fields, events)
 
 
 def _has(item: Fields | None, hold: tuple[str, str, str]) -> bool:

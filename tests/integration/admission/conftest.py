@@ -61,6 +61,7 @@ class Door:
         """Create indexes and topics."""
         cfg = CoordinatorConfig(kafka_bootstrap=self.bootstrap, kafka_cmd_partitions=2)
         await asyncio.gather(self.queue.store.prepare(), self.topics.create(self.connection, cfg))
+        await self.queue.store.send_events()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[RecordConsumer]:

@@ -367,14 +367,6 @@ async def test_events_that_are_switched_off_are_skipped(door: Door) -> None:
     assert (await door.queue.status()).unsent_events == 0
 
 
-async def test_without_kafka_events_do_not_accumulate(door: Door) -> None:
-    await submit(door, "e")
-    relay = EventRelay(door.queue, door.topics, None)
-    assert await relay.relay() == 2
-    assert (await door.queue.status()).unsent_events == 0
-    assert len(await door.queue.events("e")) == 2
-
-
 async def test_topics_are_created_with_their_partitions(door: Door) -> None:
     offsets = Offsets(door.connection)
     counts = {topic: len(await offsets.list_partitions(topic)) for topic in door.topics.produced()}
