@@ -29,10 +29,9 @@ QUEUE = "benchmark-admission"
 DATABASES = ("admission", "bare_admission")
 WAITING, REQUESTS, IN_FLIGHT = 9_000, 2_000, 64
 USERS = 1_000
-TASKS = 200
+TASKS = 400
 AHEAD, POPS = 9_900, 40
 GROUP = 100
-_LOOKS = 12_000
 
 OUTSIDE = f"admission: {REQUESTS:,} requests, {WAITING:,} pending"
 BLOCKED = f"admission: pop behind {AHEAD:,} requests"
@@ -154,13 +153,21 @@ class Admissions:
         store, queue = await self._new_queue(_LIMITS)
         await process.start()
         try:
+            noted, all_noted = process.queue.started, asyncio.Semaphore(0)
+
+            async def note(item: dict[str, Any]) -> None:
+                await noted(item)
+                all_noted.release()
+
+            process.queue.started = note  # type: ignore[method-assign]
             began = time.perf_counter()
             await _all([partial(process.queue.submit, _task(number)) for number in range(TASKS)])
-            for _ in range(_LOOKS):
-                if await store.count_items({"state": "active"}) == TASKS:
-                    return time.perf_counter() - began
-                await asyncio.sleep(0.01)
-            raise RuntimeError("the tasks have not started")
+            for _ in range(TASKS):
+                await all_noted.acquire()
+            took = time.perf_counter() - began
+            if await store.count_items({"state": "active"}) != TASKS:
+                raise RuntimeError("the tasks have not started")
+            return took
         finally:
             await process.stop()
             await queue.session.close()
