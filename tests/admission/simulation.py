@@ -269,6 +269,8 @@ class Simulation:
                 queue = self._queue()
                 self.figures["recovered steps"] += await queue.recover()
                 self.figures["expired"] += await queue.expire()
+                for item in self.shared.of(State.RESERVING):
+                    item.pop("unsent", None)  # as a process does that sends events
                 self.figures["woken by the sweep"] += await queue.wake_all()
             await self._pause(50)
 

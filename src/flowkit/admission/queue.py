@@ -948,13 +948,17 @@ class AdmissionQueue:
             )
 
     async def _drop_reservations(self) -> None:
-        """Delete the reservations of closed sessions, and what their users hold for them. Nobody was told about them."""
+        """Delete the reservations of closed sessions, and what their users hold for them. Nobody was told about them.
+
+        One that has events of an earlier try stays until they are sent.
+        """
         counters = await self.store.counters()
         for item in await self.store.in_state(State.RESERVING):
             token = item["place"]
             if owner(token) not in counters["sessions"] and token not in counters["doubt"]:
                 await self.store.release(rules.holds_of(item))
-                await self.store.delete(item["_id"], item["v"])
+                if not item.get("unsent"):
+                    await self.store.delete(item["_id"], item["v"])
 
     async def wake_all(self) -> int:
         """Let requests become ready that wait for a user or tenant that may have another one active. Return their number."""
