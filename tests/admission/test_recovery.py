@@ -1,4 +1,4 @@
-"""What a queue does about the submissions of processes that were killed."""
+"""What a queue does about what other processes, or earlier tries, have left behind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flowkit.admission.queue import SESSION_SEC, AdmissionQueue
-from flowkit.models.admission import Kind, Limits, Request, State
+from flowkit.models.admission import Kind, Limits, Report, Request, State
 from tests.admission.memory import MemoryStore, Outage, Shared
 
 REQUEST = Request(execution_id="e", user_id="dora", kind=Kind.EXECUTION, body={})
@@ -38,3 +38,30 @@ async def test_a_rejection_is_reported_even_if_a_repeated_request_is_cut_off() -
     del shared.items["e"]["unsent"]
     await queue.recover()
     assert "e" not in shared.items
+
+
+class EndsMeanwhile(MemoryStore):
+    """A store in which a request ends while a process takes over its start."""
+
+    other: AdmissionQueue
+
+    async def due(self, *given: Any) -> list[dict[str, Any]]:
+        """Return the requests as they were before."""
+        found = await super().due(*given)
+        for item in found:
+            await self.other.report(item["_id"], Report(state=State.COMPLETED))
+        return found
+
+
+async def test_a_task_that_ends_while_its_start_is_repeated_is_not_started_again() -> None:
+    shared, now = Shared(), 0.0
+    plain: Any = MemoryStore(shared)
+    store: Any = EndsMeanwhile(shared)
+    queue = AdmissionQueue(store, clock=lambda: now)
+    store.other = AdmissionQueue(plain, clock=lambda: now)
+    await queue.submit(Request(execution_id="t", user_id="dora", kind=Kind.TASK, body={}))
+    [item] = await queue.dispatch()
+    await queue.try_again(item, "Temporal was away, but has started it")
+    now += 60
+    assert await queue.take_starting() == []
+    assert shared.items["t"]["state"] == State.COMPLETED

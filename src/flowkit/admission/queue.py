@@ -731,11 +731,11 @@ class AdmissionQueue:
         """Return requests whose start is due again, or is left behind by another process. This process starts them."""
         due = await self.store.due(State.STARTING, "try_at", self.clock())
         sessions = (await self.store.counters())["sessions"]
-        own = owner(await self.session.token())
+        token = await self.session.token()
         free = [item for item in due if item["tries"] or item["starter"] not in sessions]
-        taken = {**dict.fromkeys(("try_at",), self.clock() + SESSION_SEC), "starter": own}
+        taken = {"try_at": self.clock() + SESSION_SEC, "starter": owner(token), "taken": token}
         updates = [ItemUpdate(id=item["_id"], version=item["v"], set=taken) for item in free]
-        done = await self.store.update(updates, ("starter", own))
+        done = await self.store.update(updates, ("taken", token))
         return [{**item, **taken, "v": item["v"] + 1} for item in free if item["_id"] in done]
 
     async def lose_overdue(self) -> int:
@@ -1001,7 +1001,7 @@ _CLEARED: Final[Fields] = dict.fromkeys(
     (
         *("reason", "error", "retry_after_sec", "report", "cancel", "lane", "owes"),
         *("queued_at", "started_at", "ended_at", "purge_at", "seq", "stale_at"),
-        *("popped_at", "try_at", "cancel_at", "overdue_at", "starter", "tries"),
+        *("popped_at", "try_at", "cancel_at", "overdue_at", "starter", "taken", "tries"),
         *("placed", "slot", "moved", "settled", "rejected_by"),
     )
 )
