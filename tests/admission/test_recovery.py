@@ -65,3 +65,31 @@ async def test_a_task_that_ends_while_its_start_is_repeated_is_not_started_again
     now += 60
     assert await queue.take_starting() == []
     assert shared.items["t"]["state"] == State.COMPLETED
+
+
+class DiesAfterSettling(MemoryStore):
+    """The store of a process that is killed after it has noted that a request owes nothing any more."""
+
+    async def update(self, updates: Any, marker: tuple[str, Any]) -> set[str]:
+        """End after that note."""
+        done = await super().update(updates, marker)
+        if marker[0] == "settled":
+            raise Outage
+        return done
+
+
+async def test_the_place_of_an_expired_request_is_given_back_before_its_id_is_used_again() -> None:
+    shared, now = Shared(), 0.0
+    shared.limits = Limits(stale_sec=10.0)
+    stores: list[Any] = [MemoryStore(shared), DiesAfterSettling(shared), MemoryStore(shared)]
+    queue, killed, other = (AdmissionQueue(store, clock=lambda: now) for store in stores)
+    await queue.submit(REQUEST)
+    now += 11
+    assert await killed.expire() == 1
+    with pytest.raises(Outage):
+        await killed.dispatch()
+    assert (await queue.submit(REQUEST)).state is State.EXPIRED
+    now += SESSION_SEC + 1
+    assert await other.recover() == 1
+    assert (await other.submit(REQUEST)).state is State.QUEUED
+    assert shared.counters["pending"] == 1

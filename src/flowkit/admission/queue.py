@@ -1062,7 +1062,8 @@ def _latest_events(found: Fields) -> Fields:
 def _may_repeat(found: Fields, item: Fields, doubtful: Collection[str]) -> bool:
     """Return whether a request can have the id of an earlier one, which has given back all that it held."""
     same_event = item["request_id"] is not None and item["request_id"] == found.get("request_id")
-    settled = not found.get("owes") and found["place"] not in doubtful
+    named = [found["place"], *(found.get(marker) for marker in _MARKERS.values())]
+    settled = not found.get("owes") and not any(token in doubtful for token in named)
     return found["state"] in REPEATABLE and settled and not same_event
 
 
