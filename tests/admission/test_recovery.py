@@ -93,3 +93,36 @@ async def test_the_place_of_an_expired_request_is_given_back_before_its_id_is_us
     assert await other.recover() == 1
     assert (await other.submit(REQUEST)).state is State.QUEUED
     assert shared.counters["pending"] == 1
+
+
+class Slow(MemoryStore):
+    """The store of a process whose last call arrives when its request has been forgotten, and submitted again."""
+
+    async def update(self, updates: Any, marker: tuple[str, Any]) -> set[str]:
+        """Fail now, and make the call later."""
+        self._shared.late.append(lambda: [self._apply(each) for each in updates])
+        raise Outage
+
+
+class Meets(MemoryStore):
+    """A store at which the late calls of others arrive directly after the next request is stored."""
+
+    async def insert(self, items: Any) -> set[str]:
+        """Store requests, and let the late calls arrive."""
+        known = await super().insert(items)
+        while self._shared.late:
+            self._shared.late.pop()()
+        return known
+
+
+async def test_a_late_call_about_a_forgotten_request_does_not_change_a_later_one_of_its_id() -> None:
+    shared, now = Shared(), 0.0
+    stores: list[Any] = [Slow(shared), MemoryStore(shared), Meets(shared)]
+    slow, other, later = (AdmissionQueue(store, clock=lambda: now) for store in stores)
+    with pytest.raises(Outage):
+        await slow.submit(REQUEST)
+    now += SESSION_SEC + 1
+    assert await other.recover() == 1
+    assert shared.items == {}
+    assert (await later.submit(REQUEST)).state is State.QUEUED
+    assert shared.counters["pending"] == 1

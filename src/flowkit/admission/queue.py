@@ -1046,7 +1046,8 @@ def _new_item(request: Request, token: str, at: float, queue: str) -> Fields:
         "place": token,
         "events": [],
         "sent": 0,
-        "v": 0,
+        # An earlier request of the id may have been deleted: late calls about it must not find its version again.
+        "v": secrets.randbelow(1 << 48),
     }
 
 
