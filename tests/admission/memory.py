@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.adapters.admission import KEPT_SERVICES
-from flowkit.models.admission import Limits, State
+from flowkit.models.admission import PENDING, RUNNING, Limits, State
 
 if TYPE_CHECKING:
     import random
@@ -53,8 +53,9 @@ class Shared:
         """A heap of rank, number and id of the requests that may be ready."""
         self.lanes: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
         self.owing: dict[str, None] = {}
-        self.reserving: dict[str, None] = {}
-        self.active: dict[str, None] = {}
+        self.in_state: dict[str, dict[str, None]] = {state: {} for state in (*PENDING, *RUNNING)}
+        """The ids of the requests in each state, without those that have ended."""
+        self._states: dict[str, str] = {}
         self.late: list[Callable[[], object]] = []
         """Calls that failed at their process, and arrive later."""
 
@@ -64,14 +65,32 @@ class Shared:
         if item["state"] == State.QUEUED:
             lane = self.ready if item["lane"] is None else self.lanes[item["lane"]]
             heapq.heappush(lane, (item["rank"], item["seq"], id))
-        for index, member in (
-            (self.owing, item.get("owes")),
-            (self.reserving, item["state"] == State.RESERVING),
-            (self.active, item["state"] == State.ACTIVE),
-        ):
-            index.pop(id, None)
-            if member:
-                index[id] = None
+        self.owing.pop(id, None)
+        if item.get("owes"):
+            self.owing[id] = None
+        if self._states.get(id) != item["state"]:
+            self._forget(id)
+            self._states[id] = item["state"]
+            self.in_state.get(item["state"], {})[id] = None
+
+    def _forget(self, id: str) -> None:
+        self.in_state.get(self._states.pop(id, ""), {}).pop(id, None)
+
+    def delete(self, id: str) -> None:
+        """Delete a request that owes nothing."""
+        del self.items[id]
+        self._forget(id)
+
+    def of(self, *states: State) -> list[Fields]:
+        """Return the requests in these states, none of which is an end."""
+        return [self.items[id] for state in states for id in self.in_state[state]]
+
+    def known_counters(self) -> Fields:
+        """Return the counters as they are now. What a step concerns never changes, so it is not copied."""
+        return {
+            name: copy.copy(value) if isinstance(value, (dict, list)) else value
+            for name, value in self.counters.items()
+        }
 
     def first(self, lane: str | None, limit: int) -> list[Fields]:
         """Return the first waiting requests of a lane."""
@@ -83,7 +102,7 @@ class Shared:
             item = self.items.get(id)
             if item is None:
                 continue
-            current = (item["state"], item["lane"], item["rank"], item["seq"])
+            current = (item["state"], item["lane"], item["rank"], item.get("seq"))
             if current == (State.QUEUED, lane, rank, seq) and id not in ids:
                 ids.add(id)
                 found.append(item)
@@ -172,23 +191,21 @@ class MemoryStore:
     async def count_before(self, item: Fields) -> int:
         def make() -> int:
             key = (item["rank"], item["seq"])
-            waiting = (each for each in self._shared.items.values() if each["state"] == State.QUEUED)
-            return sum((each["rank"], each["seq"]) < key for each in waiting)
+            return sum((each["rank"], each["seq"]) < key for each in self._shared.of(State.QUEUED))
 
         return await self._call(make)
 
     async def due(self, at: float, limit: int = 500) -> list[Fields]:
         def make() -> list[Fields]:
-            found = (each for each in self._shared.items.values() if each.get("due_at") is not None)
-            return [dict(each) for each in found if each["due_at"] <= at][:limit]
+            waiting = (State.QUEUED, State.STARTING, State.ACTIVE)
+            found = (each for state in waiting for each in self._shared.of(state))
+            return [dict(each) for each in found if (each.get("due_at") or at + 1) <= at][:limit]
 
         return await self._call(make)
 
     async def in_state(self, *states: State, after: str = "", limit: int = 500) -> list[Fields]:
         assert states == (State.RESERVING,)
-        return await self._call(
-            lambda: [dict(self._shared.items[id]) for id in list(self._shared.reserving)[:limit]]
-        )
+        return await self._call(lambda: [dict(item) for item in self._shared.of(State.RESERVING)[:limit]])
 
     # --- lanes
 
@@ -245,8 +262,7 @@ class MemoryStore:
         def make() -> None:
             item = self._shared.items.get(id)
             if item is not None and item["v"] == version:
-                del self._shared.items[id]
-                self._shared.reserving.pop(id, None)
+                self._shared.delete(id)
 
         await self._call(make)
 
@@ -285,7 +301,7 @@ class MemoryStore:
     # --- counters
 
     async def counters(self) -> Fields:
-        return await self._call(lambda: copy.deepcopy(self._shared.counters))
+        return await self._call(self._shared.known_counters)
 
     async def count(self, change: Count) -> Fields | None:
         return await self._call(lambda: self._count(change))
@@ -316,7 +332,7 @@ class MemoryStore:
         own["services"] = [*own["services"], *change.services][-KEPT_SERVICES:]
         if change.renew_until is not None:
             own["sessions"][change.session] = change.renew_until
-        return copy.deepcopy(own)
+        return self._shared.known_counters()
 
     async def open_session(self, session: str, until: float) -> None:
         await self._call(lambda: self._shared.counters["sessions"].update({session: until}))

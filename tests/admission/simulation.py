@@ -102,16 +102,14 @@ class Model:
 
     def check_caps(self) -> None:
         """Check that no cap is exceeded, by counting the requests themselves."""
-        states = Counter(item["state"] for item in self._shared.items.values())
+        states = Counter({state: len(ids) for state, ids in self._shared.in_state.items()})
         active = states[State.STARTING] + states[State.ACTIVE]
         assert active <= self._limits.max_active, f"{active} are active"
         assert states[State.QUEUED] <= self._limits.max_pending, f"{states[State.QUEUED]} wait"
         self.figures["most active"] = max(self.figures["most active"], active)
         self.figures["most pending"] = max(self.figures["most pending"], states[State.QUEUED])
         users = Counter(
-            (item["user_id"], item["state"] in RUNNING)
-            for item in self._shared.items.values()
-            if item["state"] not in ENDED and item["state"] != State.RESERVING
+            (item["user_id"], item["state"] in RUNNING) for item in self._shared.of(State.QUEUED, *RUNNING)
         )
         for user_id in {user_id for user_id, _ in users}:
             override = self._limits.users.get(user_id, Override())
@@ -252,7 +250,7 @@ class Simulation:
     async def _end_runs(self) -> None:
         """End runs at random."""
         while True:
-            for id in list(self.shared.active):
+            for id in list(self.shared.in_state[State.ACTIVE]):
                 if self.chance.random() < 0.3:
                     await self._report(id, self.chance.choice([State.COMPLETED, State.FAILED]))
             await self._pause(1)
@@ -271,6 +269,8 @@ class Simulation:
                 queue = self._queue()
                 self.figures["recovered steps"] += await queue.recover()
                 self.figures["expired"] += (await queue.take_due()).ended
+                for item in self.shared.of(State.RESERVING):
+                    item.pop("unsent", None)  # as a process does that sends events
                 self.figures["woken by the sweep"] += await queue.wake_all()
             await self._pause(50)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flowkit.models.admission import Limits, Override
@@ -28,15 +30,33 @@ def _poll_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_without_faults_caps_order_and_ends_are_exact(seed: int) -> None:
-    figures = await Simulation(Plan(seed=seed, requests=3_000, users=40, limits=LIMITS)).run()
+    figures = await Simulation(Plan(seed=seed, requests=2_500, users=40, limits=LIMITS)).run()
     assert figures["started"] > 1_000
     assert figures["most pending"] >= 299
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_with_killed_processes_and_late_calls_caps_order_and_ends_are_exact(seed: int) -> None:
-    plan = Plan(seed=seed, requests=2_000, users=40, faults=0.01, kills=8, limits=LIMITS)
+    plan = Plan(seed=seed, requests=1_800, users=40, faults=0.01, kills=8, limits=LIMITS)
     figures = await Simulation(plan).run()
     assert figures["started"] > 1_000
     assert figures["kills"] == 8
     assert figures["recovered steps"] > 100
+
+
+LARGE = replace(LIMITS, max_pending=10_000, max_per_user=100, max_active=100, stale_sec=3_600.0)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize(("faults", "kills"), [(0.0, 0), (0.01, 60)])
+async def test_a_hundred_thousand_requests_of_a_thousand_users_are_exact(
+    seed: int, faults: float, kills: int
+) -> None:
+    plan = Plan(seed=seed, requests=100_000, users=1_000, faults=faults, kills=kills, limits=LARGE)
+    figures = await Simulation(plan).run()
+    assert figures["requests"] > 95_000
+    assert figures["started"] > 30_000
+    assert figures["most pending"] == 10_000
+    assert figures["kills"] == kills

@@ -936,13 +936,17 @@ class AdmissionQueue:
             )
 
     async def _drop_reservations(self) -> None:
-        """Delete the reservations of closed sessions, and what their users hold for them. Nobody was told about them."""
+        """Delete the reservations of closed sessions, and what their users hold for them. Nobody was told about them.
+
+        One that has events of an earlier try stays until they are sent.
+        """
         counters = await self.store.counters()
         for item in await self.store.in_state(State.RESERVING):
             token = item["place"]
             if owner(token) not in counters["sessions"] and token not in counters["doubt"]:
                 await self.store.release(rules.holds_of(item))
-                await self.store.delete(item["_id"], item["v"])
+                if not item.get("unsent"):
+                    await self.store.delete(item["_id"], item["v"])
 
     async def wake_all(self) -> int:
         """Let requests become ready that wait for a user or tenant that may have another one active. Return their number."""
@@ -1031,7 +1035,8 @@ def _new_item(request: Request, token: str, at: float, queue: str, *, relayed: b
         "relayed": relayed,
         "events": [],
         "sent": 0,
-        "v": 0,
+        # An earlier request of the id may have been deleted: late calls about it must not find its version again.
+        "v": secrets.randbelow(1 << 48),
     }
 
 
@@ -1047,7 +1052,8 @@ def _latest_events(found: Fields) -> Fields:
 def _may_repeat(found: Fields, item: Fields, doubtful: Collection[str]) -> bool:
     """Return whether a request can have the id of an earlier one, which has given back all that it held."""
     same_event = item["request_id"] is not None and item["request_id"] == found.get("request_id")
-    settled = not found.get("owes") and found["place"] not in doubtful
+    named = [found["place"], *(found.get(marker) for marker in _MARKERS.values())]
+    settled = not found.get("owes") and not any(token in doubtful for token in named)
     return found["state"] in REPEATABLE and settled and not same_event
 
 

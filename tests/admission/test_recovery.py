@@ -1,0 +1,128 @@
+"""What a queue does about what other processes, or earlier tries, have left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flowkit.admission.queue import SESSION_SEC, AdmissionQueue
+from flowkit.models.admission import Kind, Limits, Report, Request, State
+from tests.admission.memory import MemoryStore, Outage, Shared
+
+REQUEST = Request(execution_id="e", user_id="dora", kind=Kind.EXECUTION, body={})
+
+
+class Killed(MemoryStore):
+    """The store of a process that is killed after it has stored its request."""
+
+    async def hold(self, holds: Any) -> list[bool]:
+        """End."""
+        raise Outage
+
+
+async def test_a_rejection_is_reported_even_if_a_repeated_request_is_cut_off() -> None:
+    shared, now = Shared(), 0.0
+    shared.limits = Limits(max_per_user=0)
+    queues = []
+    for number, kind in enumerate((MemoryStore, Killed)):
+        store: Any = kind(shared)
+        queues.append(AdmissionQueue(store, clock=lambda: now, new_id=f"s{number}".format))
+    queue, killed = queues
+    assert (await queue.submit(REQUEST)).state is State.REJECTED
+    with pytest.raises(Outage):
+        await killed.submit(REQUEST)
+    now += SESSION_SEC + 1
+    await queue.recover()
+    assert [event["type"] for event in shared.items["e"]["events"]] == ["execution_failed"]
+    del shared.items["e"]["unsent"]
+    await queue.recover()
+    assert "e" not in shared.items
+
+
+class EndsMeanwhile(MemoryStore):
+    """A store in which a request ends while a process takes over its start."""
+
+    other: AdmissionQueue
+
+    async def due(self, *given: Any) -> list[dict[str, Any]]:
+        """Return the requests as they were before."""
+        found = await super().due(*given)
+        for item in found:
+            await self.other.report(item["_id"], Report(state=State.COMPLETED))
+        return found
+
+
+async def test_a_task_that_ends_while_its_start_is_repeated_is_not_started_again() -> None:
+    shared, now = Shared(), 0.0
+    plain: Any = MemoryStore(shared)
+    store: Any = EndsMeanwhile(shared)
+    queue = AdmissionQueue(store, clock=lambda: now)
+    store.other = AdmissionQueue(plain, clock=lambda: now)
+    await queue.submit(Request(execution_id="t", user_id="dora", kind=Kind.TASK, body={}))
+    [item] = await queue.dispatch()
+    await queue.try_again(item, "Temporal was away, but has started it")
+    now += 60
+    assert (await queue.take_due()).starts == []
+    assert shared.items["t"]["state"] == State.COMPLETED
+
+
+class DiesAfterSettling(MemoryStore):
+    """The store of a process that is killed after it has noted that a request owes nothing any more."""
+
+    async def update(self, updates: Any, marker: tuple[str, Any]) -> set[str]:
+        """End after that note."""
+        done = await super().update(updates, marker)
+        if marker[0] == "settled":
+            raise Outage
+        return done
+
+
+async def test_the_place_of_an_expired_request_is_given_back_before_its_id_is_used_again() -> None:
+    shared, now = Shared(), 0.0
+    shared.limits = Limits(stale_sec=10.0)
+    stores: list[Any] = [MemoryStore(shared), DiesAfterSettling(shared), MemoryStore(shared)]
+    queue, killed, other = (AdmissionQueue(store, clock=lambda: now) for store in stores)
+    await queue.submit(REQUEST)
+    now += 11
+    assert (await killed.take_due()).ended == 1
+    with pytest.raises(Outage):
+        await killed.dispatch()
+    assert (await queue.submit(REQUEST)).state is State.EXPIRED
+    now += SESSION_SEC + 1
+    assert await other.recover() == 1
+    assert (await other.submit(REQUEST)).state is State.QUEUED
+    assert shared.counters["pending"] == 1
+
+
+class Slow(MemoryStore):
+    """The store of a process whose last call arrives when its request has been forgotten, and submitted again."""
+
+    async def update(self, updates: Any, marker: tuple[str, Any]) -> set[str]:
+        """Fail now, and make the call later."""
+        self._shared.late.append(lambda: [self._apply(each) for each in updates])
+        raise Outage
+
+
+class Meets(MemoryStore):
+    """A store at which the late calls of others arrive directly after the next request is stored."""
+
+    async def insert(self, items: Any) -> set[str]:
+        """Store requests, and let the late calls arrive."""
+        known = await super().insert(items)
+        while self._shared.late:
+            self._shared.late.pop()()
+        return known
+
+
+async def test_a_late_call_about_a_forgotten_request_does_not_change_a_later_one_of_its_id() -> None:
+    shared, now = Shared(), 0.0
+    stores: list[Any] = [Slow(shared), MemoryStore(shared), Meets(shared)]
+    slow, other, later = (AdmissionQueue(store, clock=lambda: now) for store in stores)
+    with pytest.raises(Outage):
+        await slow.submit(REQUEST)
+    now += SESSION_SEC + 1
+    assert await other.recover() == 1
+    assert shared.items == {}
+    assert (await later.submit(REQUEST)).state is State.QUEUED
+    assert shared.counters["pending"] == 1
