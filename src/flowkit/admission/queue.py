@@ -982,13 +982,13 @@ class AdmissionQueue:
         return count
 
     async def _guarded(self, step: Coroutine[Any, Any, T]) -> T:
-        """Await a step. After an error, use another session: a call that seemed to fail may still arrive."""
+        """Await a step. After an error or a cancel, use another session: a call that was cut off may still arrive."""
         try:
             return await step
         except Fenced:
             self.session.abandon()
             raise StoreUnavailable("the queue was not reached for a while; try again") from None
-        except Exception:
+        except BaseException:
             self.session.abandon()
             raise
 
