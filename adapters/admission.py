@@ -161,6 +161,9 @@ class AdmissionStore:
         await self._limits.replace_one({"_id": self.queue}, stored, upsert=True)
 
     # --- requests
+    #
+    # The stand-in for MongoDB sends a document as it is by then, which may no longer match the query, with its new version.
+    # So what the queue acts on is checked once more.
 
     @translate_errors
     async def insert(self, items: Sequence[Fields]) -> set[str]:
@@ -221,7 +224,7 @@ class AdmissionStore:
         """Return the first requests that wait for nothing but a slot: by band, then by arrival."""
         ready = {"queue": self.queue, "state": State.QUEUED.value, "lane": None}
         found = self._items.find(ready).sort([("rank", ASCENDING), ("seq", ASCENDING)]).limit(limit)
-        return [item async for item in found]
+        return [item async for item in found if item["state"] == State.QUEUED and item["lane"] is None]
 
     @translate_errors
     async def count_before(self, item: Fields) -> int:
@@ -236,7 +239,7 @@ class AdmissionStore:
     async def due(self, state: State, by: str, at: float, limit: int = _MANY) -> list[Fields]:
         """Return requests in a state whose time `by` has come."""
         found = self._items.find({"queue": self.queue, "state": state.value, by: {"$lte": at}}).limit(limit)
-        return [item async for item in found]
+        return [item async for item in found if item["state"] == state]
 
     @translate_errors
     async def in_state(self, *states: State, after: str = "", limit: int = _MANY) -> list[Fields]:
@@ -247,7 +250,7 @@ class AdmissionStore:
             "_id": {"$gt": after},
         }
         found = self._items.find(wanted).sort("_id", ASCENDING).limit(limit)
-        return [item async for item in found]
+        return [item async for item in found if item["state"] in states]
 
     @translate_errors
     async def page(self, wanted: Fields, *, skip: int, limit: int) -> tuple[list[Fields], int]:
@@ -290,7 +293,7 @@ class AdmissionStore:
     async def owing(self, limit: int) -> list[Fields]:
         """Return requests that have ended and owe their place or slot."""
         found = self._items.find({"queue": self.queue, "owes": {"$in": ["place", "slot"]}}).limit(limit)
-        return [item async for item in found]
+        return [item async for item in found if item.get("owes")]
 
     @translate_errors
     async def freeze(self, ids: Collection[str], marker: tuple[str, Any]) -> dict[str, Fields]:
