@@ -76,7 +76,7 @@ large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under k
 chaos: setup ## Random tasks while processes and servers are killed: make chaos [MINUTES=10] [SEED=n] [TASKS=500].
 	@FLOWKIT_CHAOS_MINUTES="$(MINUTES)" FLOWKIT_SEED="$(SEED)" FLOWKIT_CHAOS_TASKS="$(TASKS)" $(BIN)/pytest -q -s tests/integration/test_chaos.py
 
-fuzz: setup ## Random graphs, shared limits, nodes with shards and flows of the gateway against models, and property tests with fifty times the examples: make fuzz [MINUTES=10] [SEED=n] [GRAPHS=n].
+fuzz: setup ## Random graphs, shared limits, nodes with shards, flows of the gateway and requests for admission against models, and property tests with fifty times the examples: make fuzz [MINUTES=10] [SEED=n] [GRAPHS=n].
 	FLOWKIT_FUZZ_MINUTES="$(MINUTES)" FLOWKIT_FUZZ_GRAPHS="$(GRAPHS)" FLOWKIT_SEED="$(SEED)" $(BIN)/pytest -q -s tests/fuzz
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
 		tests/unit/test_validation_fuzz.py tests/contract/test_vars_model.py tests/contract/test_group_commit.py

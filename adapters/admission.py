@@ -161,6 +161,9 @@ class AdmissionStore:
         await self._limits.replace_one({"_id": self.queue}, stored, upsert=True)
 
     # --- requests
+    #
+    # The stand-in for MongoDB sends a document as it is by then, which may no longer match the query, with its new version.
+    # So what the queue acts on is checked once more.
 
     @translate_errors
     async def insert(self, items: Sequence[Fields]) -> set[str]:
@@ -225,7 +228,7 @@ class AdmissionStore:
             .sort([("rank", ASCENDING), ("seq", ASCENDING)])
             .limit(limit)
         )
-        return [item async for item in found]
+        return [item async for item in found if item["state"] == State.QUEUED and item["lane"] is None]
 
     @translate_errors
     async def count_before(self, item: Fields) -> int:
@@ -240,7 +243,7 @@ class AdmissionStore:
     async def due(self, at: float, limit: int = _MANY) -> list[Fields]:
         """Return requests whose time `due_at` has come."""
         found = self._items.find({"queue": self.queue, "due_at": {"$lte": at}}).limit(limit)
-        return [item async for item in found]
+        return [item async for item in found if item["due_at"] is not None and item["due_at"] <= at]
 
     @translate_errors
     async def in_state(self, *states: State, after: str = "", limit: int = _MANY) -> list[Fields]:
@@ -251,7 +254,7 @@ class AdmissionStore:
             "_id": {"$gt": after},
         }
         found = self._items.find(wanted).sort("_id", ASCENDING).limit(limit)
-        return [item async for item in found]
+        return [item async for item in found if item["state"] in states]
 
     @translate_errors
     async def page(self, wanted: Fields, *, skip: int, limit: int) -> tuple[list[Fields], int]:
@@ -295,7 +298,7 @@ class AdmissionStore:
         """Return requests that have ended and owe their place or slot."""
         owing = {"queue": self.queue, "owes": {"$in": ["place", "slot"]}}
         found = self._items.find(owing, dict(_WITHOUT_BODY)).limit(limit)
-        return [item async for item in found]
+        return [item async for item in found if item.get("owes")]
 
     @translate_errors
     async def freeze(self, ids: Collection[str], marker: tuple[str, Any]) -> dict[str, Fields]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -126,3 +127,30 @@ async def test_a_late_call_about_a_forgotten_request_does_not_change_a_later_one
     assert shared.items == {}
     assert (await later.submit(REQUEST)).state is State.QUEUED
     assert shared.counters["pending"] == 1
+
+
+class Waits(MemoryStore):
+    """A store that does not respond any more once a request has its place."""
+
+    reached: asyncio.Event
+
+    async def update(self, updates: Any, marker: tuple[str, Any]) -> set[str]:
+        """Wait until the caller gives up."""
+        self.reached.set()
+        await asyncio.Event().wait()
+        return await super().update(updates, marker)
+
+
+async def test_the_place_of_a_submission_that_is_given_up_becomes_free_while_its_process_lives() -> None:
+    shared = Shared()
+    store: Any = Waits(shared)
+    store.reached = asyncio.Event()
+    queue = AdmissionQueue(store)
+    submission = asyncio.create_task(queue.submit(REQUEST))
+    await store.reached.wait()
+    submission.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await submission
+    assert shared.counters["pending"] == 1
+    assert await queue.recover() == 1
+    assert (shared.counters["pending"], shared.items) == (0, {})

@@ -22,7 +22,9 @@ SLOTS_SHARE = 1 / 6
 SHARDS_SHARE = 1 / 6
 """The part of this time for nodes with shards."""
 FLOWS_SHARE = 1 / 6
-"""The part of this time for flows of the gateway. The rest is for the scheduler."""
+"""The part of this time for flows of the gateway."""
+ADMISSION_SHARE = 1 / 6
+"""The part of this time for the admission queue. The rest is for the scheduler."""
 GRAPHS = int(os.environ.get("FLOWKIT_FUZZ_GRAPHS") or 0)
 """Least number of graphs; `make fuzz GRAPHS=n` sets it."""
 

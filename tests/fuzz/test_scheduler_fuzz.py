@@ -12,6 +12,7 @@ import pytest
 from tests.fuzz import adapter
 from tests.fuzz.adapter import SUPPORTED
 from tests.fuzz.budget import (
+    ADMISSION_SHARE,
     FLOWS_SHARE,
     GRAPHS,
     MINUTES,
@@ -60,7 +61,9 @@ def test_scheduler_matches_the_model_on_new_graphs_each_time(capsys: pytest.Capt
     seed = chosen_seed()
     show(capsys, f"seed {seed}; `make fuzz SEED={seed}` repeats the graphs and events")
     figures = campaign(
-        seed, seconds=60 * MINUTES * (1 - SLOTS_SHARE - SHARDS_SHARE - FLOWS_SHARE), graphs=GRAPHS
+        seed,
+        seconds=60 * MINUTES * (1 - SLOTS_SHARE - SHARDS_SHARE - FLOWS_SHARE - ADMISSION_SHARE),
+        graphs=GRAPHS,
     )
     show(capsys, f"seed {seed}: {figures}")
 

@@ -65,13 +65,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SESSION_SEC: Final = 30.0
-"""How long a session stays valid without being renewed."""
+"""How long a session stays valid without being renewed, and after which a task is started again whose start is not noted."""
 LIMITS_SEC: Final = 2.0
 """How long a process uses the limits that it has read."""
 GROUP: Final = 100
 """Most requests that one step concerns."""
-_START_AGAIN_SEC: Final = 30.0
-"""After this time, a task is started again if its start is not noted."""
 _CANCEL_AGAIN_SEC: Final = 10.0
 """After this time, the end of a task is requested again if it is not confirmed."""
 _KEPT_EVENTS: Final = 20
@@ -723,7 +721,7 @@ class AdmissionQueue:
             elif item.get("cancel") and item["kind"] == Kind.TASK:
                 due.cancels += await self._postpone(item, now + _CANCEL_AGAIN_SEC)
             elif state is State.STARTING:
-                due.starts += await self._postpone(item, now + _START_AGAIN_SEC)
+                due.starts += await self._postpone(item, now + SESSION_SEC)
             elif state is State.ACTIVE:
                 due.ended += await self._lose(item) is not None
         return due
@@ -970,13 +968,13 @@ class AdmissionQueue:
         return count
 
     async def _guarded(self, step: Coroutine[Any, Any, T]) -> T:
-        """Await a step. After an error, use another session: a call that seemed to fail may still arrive."""
+        """Await a step. After an error or a cancel, use another session: a call that was cut off may still arrive."""
         try:
             return await step
         except Fenced:
             self.session.abandon()
             raise StoreUnavailable("the queue was not reached for a while; try again") from None
-        except Exception:
+        except BaseException:
             self.session.abandon()
             raise
 
@@ -1032,7 +1030,7 @@ def _new_item(request: Request, token: str, at: float, queue: str, *, relayed: b
         "metadata": request.metadata,
         "request_id": request.request_id,
         "place": token,
-        "relayed": relayed,
+        "relayed": relayed or request.kind is Kind.EXECUTION,
         "events": [],
         "sent": 0,
         # An earlier request of the id may have been deleted: late calls about it must not find its version again.
@@ -1098,7 +1096,7 @@ def _start_of(item: Fields, token: str, at: float) -> tuple[Fields, Sequence[Fie
     """
     fields: Fields = {"slot": token, "popped_at": at}
     if item["kind"] == Kind.TASK:
-        return {**fields, "state": State.STARTING.value, "tries": 0, "due_at": at + _START_AGAIN_SEC}, ()
+        return {**fields, "state": State.STARTING.value, "tries": 0, "due_at": at + SESSION_SEC}, ()
     fields |= {"state": State.ACTIVE.value, "started_at": at, "due_at": rules.overdue_at(item, at)}
     return fields, rules.popped(item, at)
 

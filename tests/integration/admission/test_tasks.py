@@ -68,7 +68,9 @@ async def test_tasks_run_in_the_order_of_their_bands_and_free_their_slots(harnes
     names = [f"{harness.queue}-{number}" for number in range(6)]
     bands = ["low", "normal", "critical", "high", "background", "critical"]
     async with admission(harness, max_active=1) as process:
-        for name, band in zip(names, bands, strict=True):
+        await submit(harness, names[0], priority=bands[0])
+        await until(process.queue, names[0], State.ACTIVE)
+        for name, band in zip(names[1:], bands[1:], strict=True):
             await submit(harness, name, priority=band)
         await harness.engine({"inline": Inline()})
         tickets = [await until(process.queue, name, State.COMPLETED) for name in names]
