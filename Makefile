@@ -57,7 +57,7 @@ site: $(INSTALLED)
 	$(SITE)
 
 quick: $(INSTALLED)
-	$(BIN)/pytest -q -n $(QUICK_JOBS) -m "not server and not slow"
+	$(BIN)/pytest -q -n $(QUICK_JOBS) -m "not server and not slow and not nightly"
 
 docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 	@$(SITE)

@@ -89,7 +89,7 @@ async def test_samples_agree_with_what_has_happened() -> None:
         ("queue_enqueue_total", ""): 3,
         ("queue_schedule_total", ""): 2,
         ("queue_event_data_lost_total", ""): 0,
-        ("admission_rejected_total", "queue_full"): 1,
+        ("admission_rejections_total", "queue_full"): 1,
         ("admission_duplicates_total", ""): 1,
         ("admission_ended_total", "completed"): 1,
         ("admission_pending_limit", ""): 3,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from flowkit.admission.queue import SESSION_SEC, AdmissionQueue
-from flowkit.models.admission import Kind, Limits, Report, Request, State
+from flowkit.errors import StoreUnavailable
+from flowkit.models.admission import Changed, Kind, Limits, Priority, Report, Request, State
 from tests.admission.memory import MemoryStore, Outage, Shared
 
 REQUEST = Request(execution_id="e", user_id="dora", kind=Kind.EXECUTION, body={})
@@ -154,3 +156,40 @@ async def test_the_place_of_a_submission_that_is_given_up_becomes_free_while_its
     assert shared.counters["pending"] == 1
     assert await queue.recover() == 1
     assert (shared.counters["pending"], shared.items) == (0, {})
+
+
+class DiesAfterMoving(MemoryStore):
+    """The store of a process that is killed after it has moved a request."""
+
+    async def update(self, updates: Any, marker: tuple[str, Any]) -> set[str]:
+        """End after the move."""
+        done = await super().update(updates, marker)
+        if marker[0] == "moved":
+            raise Outage
+        return done
+
+
+async def test_a_request_moves_again_only_when_its_last_move_has_ended() -> None:
+    shared, now = Shared(), 0.0
+    stores: list[Any] = [MemoryStore(shared), DiesAfterMoving(shared)]
+    queue, killed = (AdmissionQueue(store, clock=lambda: now) for store in stores)
+    await queue.submit(REQUEST)
+    with pytest.raises(Outage):
+        await killed.set_priority(REQUEST.execution_id, Priority.HIGH)
+    with pytest.raises(StoreUnavailable):
+        await queue.set_priority(REQUEST.execution_id, Priority.LOW)
+    now += SESSION_SEC + 1
+    assert await queue.recover() == 1
+    assert (await queue.set_priority(REQUEST.execution_id, Priority.LOW)).outcome is Changed.DONE
+    await queue.session.end_due()
+    assert {rank: count for rank, count in shared.counters["bands"].items() if count} == {"4": 1}
+
+
+async def test_a_process_that_was_idle_for_long_submits_without_an_error() -> None:
+    shared, now = Shared(), 0.0
+    stores: list[Any] = [MemoryStore(shared), MemoryStore(shared)]
+    idle, other = (AdmissionQueue(store, clock=lambda: now) for store in stores)
+    await idle.submit(REQUEST)
+    now += SESSION_SEC + 1
+    await other.recover()
+    assert (await idle.submit(replace(REQUEST, execution_id="later"))).state is State.QUEUED

@@ -69,7 +69,7 @@ async def test_expired_token_is_not_active(db: Any) -> None:
 async def test_unknown_rights_of_a_newer_release_are_ignored(db: Any) -> None:
     store = TokenStore(db)
     await store.create(actor=1, rights=FLOWS)
-    await db.tokens.update_many({}, {"$set": {"rights": ["admission", "flows"]}})
+    await db.tokens.update_many({}, {"$set": {"rights": ["billing", "flows"]}})
     [token] = await store.list_tokens()
     assert token.rights == FLOWS
 

@@ -9,7 +9,7 @@ import os
 import signal
 import uuid
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -43,7 +43,7 @@ from flowkit import Admission, CoordinatorConfig
 from flowkit.adapters.admission import AdmissionStore
 from flowkit.admission import rules
 from flowkit.admission.kafka import AdmissionTopics, Requested
-from flowkit.admission.queue import AdmissionQueue, request_of
+from flowkit.admission.queue import AdmissionQueue, Fenced, request_of
 from flowkit.bridge.kafka.clients import KafkaConnection
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.producer import Producer
@@ -497,7 +497,8 @@ class Play:
             live = len(self.plant.dispatchers) + 1
             busy = counters["pending"], counters["active"], counters["doubt"], unsent
             if any(busy) or len(counters["sessions"]) > live:
-                await self.queue.session.end_due()
+                with suppress(Fenced):  # this process may be slower than its session is long
+                    await self.queue.session.end_due()
                 return False
             return await self._are_decided()
 

@@ -59,7 +59,7 @@ SHORT = Size(
     dispatchers=2,
     clients=16,
     rest=0.05,
-    session_sec=2.0,
+    session_sec=5.0,
 )
 ROUND = (KILL, KILL_KAFKA, KILL, FREEZE_MONGO, FREEZE, KILL_TEMPORAL, KILL, KILL_ENGINE)
 LONG = Size(

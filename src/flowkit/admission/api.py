@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from flowkit import limits
+from flowkit import limits, reason_codes
 from flowkit.admission import rules
 from flowkit.admission.openapi import Operation, operation_routes
 from flowkit.core.utils import stable_hash
@@ -704,7 +704,9 @@ def _submitted(ticket: Ticket) -> Submitted:
     if not ticket.accepted:
         seconds = max(1, math.ceil(ticket.retry_after_sec or 1))
         text = f"{ticket.error}; try again after {seconds} s"
-        raise HttpError(429, ticket.reason or "rejected", text, ((b"retry-after", b"%d" % seconds),))
+        raise HttpError(
+            429, ticket.reason or reason_codes.QUEUE_FULL, text, ((b"retry-after", b"%d" % seconds),)
+        )
     return Submitted(
         execution_id=ticket.execution_id,
         status=STATUSES[ticket.state],

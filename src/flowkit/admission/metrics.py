@@ -115,7 +115,7 @@ def _counters(counts: Counter[tuple[str, str]]) -> Iterator[Metric]:
     scheduled = {
         "queued": queued,
         "scheduled": popped,
-        "queue_full": sum(rejected.values()),
+        reason_codes.QUEUE_FULL: sum(rejected.values()),
         "error": counts["refused", ""],
     }
     yield _counter(
@@ -124,7 +124,7 @@ def _counters(counts: Counter[tuple[str, str]]) -> Iterator[Metric]:
     yield CounterMetricFamily("queue_enqueue", "Requests that got a place.", value=queued)
     yield CounterMetricFamily("queue_schedule", "Requests that got a slot.", value=popped)
     yield CounterMetricFamily("queue_event_data_lost", "Requests whose data was lost; stays 0.", value=0)
-    yield _counter("admission_rejected", "Requests that got no place.", "reason", rejected)
+    yield _counter("admission_rejections", "Requests that got no place.", "reason", rejected)
     duplicates = counts["submitted", "duplicate"]
     yield CounterMetricFamily("admission_duplicates", "Requests whose id was known.", value=duplicates)
     ended = {state: counts["ended", state] for state in _ENDS}

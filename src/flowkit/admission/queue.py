@@ -66,6 +66,8 @@ T = TypeVar("T")
 
 SESSION_SEC: Final = 30.0
 """How long a session stays valid without being renewed, and after which a task is started again whose start is not noted."""
+_IDLE_SHARE: Final = 2 / 3
+"""After this share of its time, a session that nothing has renewed is replaced."""
 LIMITS_SEC: Final = 2.0
 """How long a process uses the limits that it has read."""
 GROUP: Final = 100
@@ -129,8 +131,10 @@ class Session:
         """Sessions of this process that it no longer uses and has not closed yet."""
 
     async def token(self) -> str:
-        """Return a new token. Open a session if there is none."""
+        """Return a new token. Open a session if there is none, or none that is valid for a while."""
         async with self._opening:
+            if self._clock() - self._renewed_at > SESSION_SEC * _IDLE_SHARE:
+                self.abandon()
             if self.id is None:
                 session = self._new_id()
                 await self._store.open_session(session, self._clock() + SESSION_SEC)
@@ -170,6 +174,7 @@ class Session:
         if self.id is not None and (self._due or late):
             token = f"{self.id}-0"
             if await self._count(token, self._take_due(token)) is None:
+                self.abandon()
                 raise Fenced
 
     def _take_due(self, token: str) -> Tally:
@@ -591,6 +596,8 @@ class AdmissionQueue:
 
     async def _move(self, item: Fields, priority: Priority) -> Fields | None:
         """Move a request. One that waits for its user becomes ready, since it may now be the user's first."""
+        if not await self._has_moved(item):
+            return None
         token = await self.session.token()
         step = _step(MOVES, {item["_id"]: [item["rank"], priority.rank]})
         if await self.session.begin({token: step}, shifted=_shift(item["rank"], priority.rank)) is None:
@@ -601,6 +608,13 @@ class AdmissionQueue:
         done = await self.store.update([_change(item, changed)], ("moved", token))
         await self._end_step(token, step, done, {item["_id"]: item})
         return {**item, **changed, "v": item["v"] + 1} if done else None
+
+    async def _has_moved(self, item: Fields) -> bool:
+        """Return whether the last move of a request has ended. The next one would overwrite the token of its step."""
+        if item.get("moved") is None:
+            return True
+        await self.session.end_due()
+        return item["moved"] not in (await self.store.counters())["doubt"]
 
     async def cancel(self, execution_id: str, *, reason: str, by: str) -> Change:
         """Cancel a request. One that waits ends at once; one that runs ends when its end is confirmed."""
@@ -938,8 +952,9 @@ class AdmissionQueue:
 
         One that has events of an earlier try stays until they are sent.
         """
+        reserving = await self.store.in_state(State.RESERVING)
         counters = await self.store.counters()
-        for item in await self.store.in_state(State.RESERVING):
+        for item in reserving:
             token = item["place"]
             if owner(token) not in counters["sessions"] and token not in counters["doubt"]:
                 await self.store.release(rules.holds_of(item))
