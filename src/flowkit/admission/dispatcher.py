@@ -1,4 +1,4 @@
-"""The dispatcher: gives slots, starts tasks, passes cancels on, and finds ends that nobody has reported."""
+"""The dispatcher: gives slots, starts tasks, forwards cancels, and finds ends that nobody has reported."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ class Dispatcher:
         client: Client,
         tasks: TaskClient,
         *,
-        on_events: Callable[[], object] = lambda: None,
+        on_events: Callable[[], object] | None = None,
     ) -> None:
         """`on_events` is called when requests have events to be sent."""
         self._queue = queue
         self._client = client
         self._tasks = tasks
-        self._on_events = on_events
+        self._on_events = on_events or (lambda: None)
         self._wake = asyncio.Event()
         self._starting: set[asyncio.Task[None]] = set()
         self._running: list[asyncio.Task[None]] = []
         queue.on_change = self.wake
-        outage = OutageLogger("work on the admission queue")
-        expected = Expected(errors=(StoreUnavailable,), log=outage.failed)
+        self._outage = OutageLogger("work on the admission queue")
+        expected = Expected(errors=(StoreUnavailable,), log=self._outage.failed)
         steps = (
             ("admission dispatch", self._dispatch, 0.0),
             ("admission upkeep", self._keep_up, UPKEEP_SEC),
@@ -100,8 +100,6 @@ class Dispatcher:
         for task in [*self._running, *self._starting]:
             task.cancel()
         await asyncio.gather(*self._running, *self._starting, return_exceptions=True)
-        with suppress(StoreUnavailable):
-            await self._queue.session.close()
 
     # --- slots
 
@@ -157,6 +155,7 @@ class Dispatcher:
             self._start_soon(item)
         if due.ended:
             self._on_events()
+        self._outage.recovered()
 
     async def _cancel(self, item: Fields) -> None:
         """Cancel a task. A request whose task has never started ends at once."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.admission import AdmissionStore
 from flowkit.adapters.tasks.store import TaskStore
-from flowkit.adapters.tokens import TokenStore
 from flowkit.admission.dispatcher import Dispatcher
 from flowkit.admission.kafka import AdmissionConsumer, AdmissionTopics, EventRelay
 from flowkit.admission.queue import AdmissionQueue
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
     from flowkit.attempt.background import LoopHealth
     from flowkit.config import CoordinatorConfig
     from flowkit.server.serving import HttpServer
-
-_logger = logging.getLogger("flowkit.admission")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +63,8 @@ class AdmissionProcess:
         self._consumer = self._new_consumer()
         self._dispatcher: Dispatcher | None = None
         if settings.dispatches:
-            told = {"on_events": self._relay.notify} if self._relay else {}
-            self._dispatcher = Dispatcher(self.queue, client, tasks, **told)
+            on_events = self._relay.notify if self._relay else None
+            self._dispatcher = Dispatcher(self.queue, client, tasks, on_events=on_events)
         self._server: HttpServer | None = None
         self._running: list[asyncio.Task[None]] = []
 
@@ -107,25 +103,16 @@ class AdmissionProcess:
     async def _start_server(self) -> None:
         from flowkit.admission.api import admission_routes
         from flowkit.admission.metrics import metrics_route
-        from flowkit.server.addresses import Address
-        from flowkit.server.app import create_app
-        from flowkit.server.auth import Authenticator
-        from flowkit.server.serving import HttpServer, Tls
+        from flowkit.server.serving import serve
 
-        settings = self._settings
-        addresses = [Address(host=host, port=port) for host, port in settings.addresses]
-        tokens = TokenStore(self._db)
-        await tokens.prepare()
-        authenticator = await Authenticator.for_addresses(tokens, addresses)
-        if not await tokens.exists():
-            _logger.warning("there are no tokens, so every call of this machine is that of an operator")
-        routes = [*admission_routes(self.queue), metrics_route(self.queue)]
-        app = create_app(routes, authenticator=authenticator, health=lambda: self.health().ok)
-        tls = None
-        if settings.certificate is not None:
-            tls = Tls(cert_file=settings.certificate, key_file=settings.key or settings.certificate)
-        self._server = HttpServer(app, addresses, tls=tls)
-        await self._server.start()
+        self._server = await serve(
+            [*admission_routes(self.queue), metrics_route(self.queue)],
+            self._settings.addresses,
+            db=self._db,
+            health=lambda: self.health().ok,
+            certificate=self._settings.certificate,
+            key=self._settings.key,
+        )
 
     async def stop(self) -> None:
         """Accept nothing more, then stop dispatching, and end what this process has begun."""

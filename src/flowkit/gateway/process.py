@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit import WorkerConfig
 from flowkit.adapters.flows import FlowStore
 from flowkit.adapters.tasks.store import TaskStore
-from flowkit.adapters.tokens import TokenStore
 from flowkit.attempt.background import Health
 from flowkit.client import TaskClient
 from flowkit.core.version import __version__
@@ -18,11 +16,8 @@ from flowkit.gateway.flows import ROLE
 from flowkit.gateway.jobs import CONCURRENCY, JobHandler
 from flowkit.gateway.service import Gateway, methods
 from flowkit.gateway.supervisors import DEFAULT_MYCELIUM_URL, Supervisors
-from flowkit.server.addresses import Address
-from flowkit.server.app import create_app
-from flowkit.server.auth import Authenticator
 from flowkit.server.rpc import rpc_routes
-from flowkit.server.serving import HttpServer, Tls
+from flowkit.server.serving import HttpServer, serve
 from flowkit.worker import Worker
 
 if TYPE_CHECKING:
@@ -31,8 +26,6 @@ if TYPE_CHECKING:
     from temporalio.client import Client
 
     from flowkit.gateway.secret_box import SecretBox
-
-_logger = logging.getLogger("flowkit.gateway")
 
 TITLE: Final = "FlowKit gateway"
 
@@ -96,21 +89,17 @@ class GatewayProcess:
 
     async def _start_server(self, supervisors: Supervisors) -> None:
         settings = self._settings
-        addresses = [Address(host=host, port=port) for host, port in settings.addresses]
-        store = TokenStore(self._db)
-        await store.prepare()
-        authenticator = await Authenticator.for_addresses(store, addresses)
-        if not await store.exists():
-            _logger.warning("there are no tokens, so every call of this machine is that of an operator")
         tasks = TaskClient(self._client, TaskStore(self._db), queue=settings.queue)
         gateway = Gateway(self._store, tasks, supervisors, self._secrets)
         routes = rpc_routes("/", methods(gateway), {"title": TITLE, "version": __version__})
-        app = create_app(routes, authenticator=authenticator, health=lambda: self.health().ok)
-        tls = None
-        if settings.certificate is not None:
-            tls = Tls(cert_file=settings.certificate, key_file=settings.key or settings.certificate)
-        self._server = HttpServer(app, addresses, tls=tls)
-        await self._server.start()
+        self._server = await serve(
+            routes,
+            settings.addresses,
+            db=self._db,
+            health=lambda: self.health().ok,
+            certificate=settings.certificate,
+            key=settings.key,
+        )
 
     async def stop(self) -> None:
         """Stop the front door, then the worker. Jobs in flight go to another worker, which continues them."""

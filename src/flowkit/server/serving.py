@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import ssl
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from flowkit.adapters.tokens import TokenStore
 from flowkit.attempt.background import Health, error_summary
 from flowkit.errors import ConfigError
 from flowkit.server.addresses import Address
-from flowkit.server.app import BODY_LIMIT
+from flowkit.server.app import BODY_LIMIT, create_app
+from flowkit.server.auth import Authenticator
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
+    from starlette.routing import BaseRoute
     from starlette.types import ASGIApp
+
+_logger = logging.getLogger("flowkit.server")
 
 STOP_SEC = 10
 """How long `stop` waits for calls in flight before it cancels them."""
@@ -40,6 +46,32 @@ class Tls:
 
     cert_file: str
     key_file: str
+
+
+async def serve(
+    routes: Sequence[BaseRoute],
+    addresses: Sequence[tuple[str, int]],
+    *,
+    db: Any,
+    health: Callable[[], bool],
+    certificate: str | None = None,
+    key: str | None = None,
+) -> HttpServer:
+    """Serve routes to callers with tokens at these hosts and ports, and return the running server.
+
+    `certificate` and `key` are PEM files; without a key, the certificate's file has it. Raise ConfigError if other
+    machines can reach an address although there is no valid token, or if the server cannot listen on one.
+    """
+    bound = [Address(host=host, port=port) for host, port in addresses]
+    tokens = TokenStore(db)
+    await tokens.prepare()
+    authenticator = await Authenticator.for_addresses(tokens, bound)
+    if not await tokens.exists():
+        _logger.warning("there are no tokens, so every call of this machine is that of an operator")
+    tls = None if certificate is None else Tls(cert_file=certificate, key_file=key or certificate)
+    server = HttpServer(create_app(routes, authenticator=authenticator, health=health), bound, tls=tls)
+    await server.start()
+    return server
 
 
 class HttpServer:
