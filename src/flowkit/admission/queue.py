@@ -26,6 +26,7 @@ import secrets
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowkit import reason_codes
@@ -406,20 +407,27 @@ class AdmissionQueue:
 
     async def _hold(self, group: _Group, items: Sequence[Fields]) -> list[Fields]:
         """Add the items to what their users and tenants hold. Reject those that do not fit, and return the others."""
-        wanted = [
-            (item, Hold(holder=holder, list="held", entry=rules.entry_of(group.token, item["_id"]), cap=cap))
-            for item in items
-            for holder, cap in rules.total_caps(group.limits, item["tenant"], item["user_id"]).items()
-        ]
-        fit = await self.store.hold([hold for _, hold in wanted])
-        refused: dict[str, Hold] = {}
-        for (item, hold), fits in zip(wanted, fit, strict=True):
-            if not fits:
-                refused.setdefault(item["_id"], hold)
+        refused = await self._add("held", partial(rules.total_caps, group.limits), group.token, items)
         for item in items:
             if (full := refused.get(item["_id"])) is not None:
                 await self._reject(group, [item], full.holder, full.cap)
         return [item for item in items if item["_id"] not in refused]
+
+    async def _add(
+        self, name: str, caps_of: Callable[[str, str], dict[str, int]], token: str, items: Sequence[Fields]
+    ) -> dict[str, Hold]:
+        """Add the items to a list of their users and tenants. Return, by id, the first hold that does not fit."""
+        wanted = [
+            (item["_id"], Hold(holder=holder, list=name, entry=rules.entry_of(token, item["_id"]), cap=cap))
+            for item in items
+            for holder, cap in caps_of(item["tenant"], item["user_id"]).items()
+        ]
+        fit = await self.store.hold([hold for _, hold in wanted]) if wanted else ()
+        refused: dict[str, Hold] = {}
+        for (id, hold), fits in zip(wanted, fit, strict=True):
+            if not fits:
+                refused.setdefault(id, hold)
+        return refused
 
     async def _reserve(self, group: _Group, items: Sequence[Fields]) -> int:
         """Take places in the queue for as many of the items as possible. Return their number."""
@@ -828,7 +836,8 @@ class AdmissionQueue:
     async def _start(self, token: str, items: Sequence[Fields]) -> list[Fields]:
         """Give the slots of a step to the requests that still wait and may have one. Return these requests."""
         limits, at = await self.limits(), self.clock()
-        allowed = await self._hold_active(limits, token, items)
+        refused = await self._add("active", partial(rules.active_caps, limits), token, items)
+        allowed = [item for item in items if item["_id"] not in refused]
         changes = {item["_id"]: _start_of(item, token, at) for item in allowed}
         updates = [_change(item, *changes[item["_id"]]) for item in allowed]
         done = await self.store.update(updates, ("slot", token))
@@ -842,19 +851,6 @@ class AdmissionQueue:
         self.waits += [(item["rank"], at - item["queued_at"]) for item in popped]
         self.counts["popped", ""] += len(popped)
         return popped
-
-    async def _hold_active(self, limits: Limits, token: str, items: Sequence[Fields]) -> list[Fields]:
-        """Return the items whose users and tenants may have them active, and add them to what these hold."""
-        wanted = [
-            (item, Hold(holder=holder, list="active", entry=rules.entry_of(token, item["_id"]), cap=cap))
-            for item in items
-            for holder, cap in rules.active_caps(limits, item["tenant"], item["user_id"]).items()
-        ]
-        if not wanted:
-            return list(items)
-        fit = await self.store.hold([hold for _, hold in wanted])
-        full = {item["_id"] for (item, _), fits in zip(wanted, fit, strict=True) if not fits}
-        return [item for item in items if item["_id"] not in full]
 
     async def _settle(self, token: str, step: Fields, owing: Sequence[Fields]) -> None:
         """Give back what requests owe, in a step that has begun."""
@@ -973,13 +969,17 @@ class AdmissionQueue:
         """
         counters, count = await self.store.counters(), 0
         async for holder, lists in self.store.all_holders():
-            entries = [(holder, name, entry) for name, held in lists.items() for entry in held]
-            old = [each for each in entries if owner(each[2]) not in counters["sessions"]]
-            items = await self.store.load({each[2].partition("|")[2] for each in old}) if old else {}
-            stray = [each for each in old if not _has(items.get(each[2].partition("|")[2]), each)]
-            doubtful = [each for each in stray if each[2].partition("|")[0] in counters["doubt"]]
-            await self.store.release(each for each in stray if each not in doubtful)
-            count += len(stray) - len(doubtful)
+            old = {
+                (holder, name, entry): id
+                for name, entries in lists.items()
+                for entry in entries
+                for token, id in (rules.parts_of(entry),)
+                if owner(token) not in counters["sessions"] and token not in counters["doubt"]
+            }
+            items = await self.store.load(set(old.values()), with_body=False) if old else {}
+            stray = [hold for hold, id in old.items() if not _has(items.get(id), hold)]
+            await self.store.release(stray)
+            count += len(stray)
         return count
 
     async def _guarded(self, step: Coroutine[Any, Any, T]) -> T:

@@ -19,7 +19,6 @@ from flowkit.models.admission import (
     Kind,
     Limits,
     Override,
-    Priority,
     State,
     Ticket,
 )
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 SAMPLES: Final = 20
 """Service times that must be known before a wait is estimated."""
-KEPT_SAMPLES: Final = 50
 OVERDUE_SEC: Final = 300.0
 """After this time beyond its `timeout_seconds`, an execution about which nothing was heard counts as lost."""
 START_TRIES: Final = 8
@@ -226,6 +224,12 @@ def entry_of(token: str, execution_id: str) -> str:
     return f"{token}|{execution_id}"
 
 
+def parts_of(entry: str) -> tuple[str, str]:
+    """Return the token and the execution id of an entry."""
+    token, _, execution_id = entry.partition("|")
+    return token, execution_id
+
+
 def overdue_at(item: Fields, started_at: float) -> float | None:
     """Return when an execution counts as lost: some minutes after the time that it may take. None without such a time."""
     seconds = item["body"].get("timeout_seconds")
@@ -383,8 +387,3 @@ def envelope(item: Fields, stored: Fields) -> Fields:
 def iso(at: float) -> str:
     """Return a time as ISO 8601 text in UTC, with milliseconds."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def priority_of(text: str | None) -> Priority:
-    """Return the priority with this name; the default for None. Raise ValueError for an unknown one."""
-    return Priority.NORMAL if text is None else Priority(text)

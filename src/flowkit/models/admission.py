@@ -235,14 +235,3 @@ class Report:
     error: str | None = None
     fields: Fields = field(default_factory=dict)
     """Fields of the reported event, such as `exit_code` and `resource_usage`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredEvent:
-    """An event that waits in its request until it is sent."""
-
-    event_id: str
-    event_type: str
-    execution_id: str
-    body: Fields
-    """The whole event, with its envelope."""
