@@ -21,7 +21,6 @@ from flowkit.adapters.mongo import (
     codes_of,
     durable,
     ensure_index,
-    moment,
     translate_errors,
 )
 from flowkit.admission import rules
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]
 
-KEEP_SEC: Final = 30 * 86_400.0
-"""How long an ended request is kept, so that a second one with its id is recognised."""
 _LOOK_AGAIN_SEC: Final = 10.0
 """How often an engine looks whether a queue has been created."""
 _WITHOUT_BODY: Final = {"body": 0, "events": 0}
@@ -503,14 +500,14 @@ class AdmittedTasks:
         item = await self._db.admission_items.find_one({"_id": task_id}, dict(_WITHOUT_BODY))
         if item is None or item["kind"] != Kind.TASK or State(item["state"]) in ENDED:
             return
-        fields, event = rules.closed(item, status, reason, at)
+        report = rules.report_of(status, reason)
         unsent = {"unsent": item["queue"]} if item.get("relayed") else {}
         open_states = {"$in": [State.STARTING.value, State.ACTIVE.value]}
         await self._db.admission_items.update_one(
             {"_id": task_id, "state": open_states},
             {
-                "$set": {**fields, "purge_at": moment(at + KEEP_SEC), **unsent},
-                "$push": {"events": event},
+                "$set": {**rules.ending(item, report, at), **unsent},
+                "$push": {"events": rules.ended(item, at, report.state, reason or "")},
                 "$inc": {"v": 1},
             },
         )

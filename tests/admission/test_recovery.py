@@ -193,3 +193,16 @@ async def test_a_process_that_was_idle_for_long_submits_without_an_error() -> No
     now += SESSION_SEC + 1
     await other.recover()
     assert (await idle.submit(replace(REQUEST, execution_id="later"))).state is State.QUEUED
+
+
+async def test_an_event_that_was_not_sent_keeps_its_content_when_the_request_is_submitted_again() -> None:
+    shared = Shared()
+    shared.limits = Limits(max_pending=0)
+    store: Any = MemoryStore(shared)
+    queue = AdmissionQueue(store, clock=lambda: 0.0)
+    await queue.submit(replace(REQUEST, metadata={"service_name": "first"}))
+    [before] = await queue.events("e")
+    await queue.submit(replace(REQUEST, metadata={"service_name": "second"}))
+    after, latest = await queue.events("e")
+    assert after == before
+    assert [each["metadata"]["service_name"] for each in (before, latest)] == ["first", "second"]

@@ -26,13 +26,13 @@ import secrets
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowkit import reason_codes
-from flowkit.adapters.admission import KEEP_SEC, Count, Hold, ItemUpdate
+from flowkit.adapters.admission import Count, Hold, ItemUpdate
 from flowkit.adapters.group_commit import GroupCommit
-from flowkit.adapters.mongo import moment
 from flowkit.admission import rules
 from flowkit.core.utils import dumps
 from flowkit.errors import ConfigError, StoreUnavailable
@@ -87,9 +87,25 @@ _TRIES: Final = 5
 _logger = logging.getLogger("flowkit.admission")
 
 
-PLACES, SLOTS, MOVES, ENDS = "places", "slots", "moves", "ends"
-"""The kinds of steps: requests get places, get slots, move to another band, or give back what they owe."""
-_MARKERS: Final = {PLACES: "placed", SLOTS: "slot", MOVES: "moved", ENDS: "settled"}
+class StepKind(StrEnum):
+    """What happens to the requests of a step."""
+
+    PLACES = "places"
+    """They get places in the queue."""
+    SLOTS = "slots"
+    """They get slots."""
+    MOVES = "moves"
+    """They move to another band."""
+    ENDS = "ends"
+    """They have ended, and give back what they owe."""
+
+
+_MARKERS: Final[Mapping[str, str]] = {
+    StepKind.PLACES: "placed",
+    StepKind.SLOTS: "slot",
+    StepKind.MOVES: "moved",
+    StepKind.ENDS: "settled",
+}
 """The field in which a request names the step of a kind that has changed it."""
 
 
@@ -435,7 +451,7 @@ class AdmissionQueue:
         for _ in range(_TRIES):
             ranks = {item["_id"]: item["rank"] for item in items[:fits]}
             counted = await self.session.begin(
-                {group.token: _step(PLACES, ranks)},
+                {group.token: _step(StepKind.PLACES, ranks)},
                 taken=Counter(ranks.values()),
                 max_pending=group.limits.max_pending,
             )
@@ -490,7 +506,7 @@ class AdmissionQueue:
             "error": text,
             "retry_after_sec": rules.retry_after(counters["services"], group.limits.max_active),
             "ended_at": at,
-            "purge_at": moment(at + KEEP_SEC),
+            "purge_at": rules.purge_at(at),
             "rejected_by": group.token,
         }
         await self.store.release(hold for item in items for hold in rules.holds_of(item))
@@ -607,7 +623,7 @@ class AdmissionQueue:
         if not await self._has_moved(item):
             return None
         token = await self.session.token()
-        step = _step(MOVES, {item["_id"]: [item["rank"], priority.rank]})
+        step = _step(StepKind.MOVES, {item["_id"]: [item["rank"], priority.rank]})
         if await self.session.begin({token: step}, shifted=_shift(item["rank"], priority.rank)) is None:
             raise Fenced
         given = item["body"]
@@ -783,7 +799,10 @@ class AdmissionQueue:
         limits = await self.limits()
         owing, ready = await asyncio.gather(self.store.owing(GROUP), self._eligible(limits, min(most, GROUP)))
         self.idle = not owing and not ready
-        ends = (await self.session.token(), _step(ENDS, {item["_id"]: _owed(item) for item in owing}))
+        ends = (
+            await self.session.token(),
+            _step(StepKind.ENDS, {item["_id"]: _owed(item) for item in owing}),
+        )
         slots = await self._take_slots(limits, ready, ends)
         popped: list[Fields] = []
         if slots is not None:
@@ -801,7 +820,7 @@ class AdmissionQueue:
         begun = {ends[0]: ends[1]} if ends[1]["ids"] else {}
         token, fits = await self.session.token(), len(ready)
         while fits > 0:
-            step = _step(SLOTS, {item["_id"]: item["rank"] for item in ready[:fits]})
+            step = _step(StepKind.SLOTS, {item["_id"]: item["rank"] for item in ready[:fits]})
             if await self.session.begin({token: step, **begun}, active=fits, max_active=limits.max_active):
                 return token, ready[:fits]
             fits = min(fits - 1, limits.max_active - (await self._counters_of(token))["active"])
@@ -843,7 +862,7 @@ class AdmissionQueue:
         done = await self.store.update(updates, ("slot", token))
         known = {item["_id"]: item for item in items}
         await self._end_step(
-            token, _step(SLOTS, {id: item["rank"] for id, item in known.items()}), done, known
+            token, _step(StepKind.SLOTS, {id: item["rank"] for id, item in known.items()}), done, known
         )
         popped = [
             {**item, **changes[item["_id"]][0], "v": item["v"] + 1} for item in allowed if item["_id"] in done
@@ -880,18 +899,18 @@ class AdmissionQueue:
         """
         left = [id for id in step["ids"] if id not in done]
         match step["kind"]:
-            case "places":
+            case StepKind.PLACES:
                 tally.returned.update(step["ids"][id] for id in left)
-            case "moves":
+            case StepKind.MOVES:
                 for id in left:
                     tally.moved.update(_shift(*reversed(step["ids"][id])))
-            case "slots":
+            case StepKind.SLOTS:
                 tally.returned.update(step["ids"][id] for id in done)
                 tally.freed += len(left)
                 await self._release(
                     [{**items[id], "place": None, "slot": token} for id in left if id in items]
                 )
-            case "ends":
+            case StepKind.ENDS:
                 ended = [items[id] for id in done]
                 tally.returned.update(step["ids"][id] for id in done if step["ids"][id])
                 slots = [item for item in ended if not step["ids"][item["_id"]]]
@@ -1057,9 +1076,14 @@ _OF_ALL_TRIES: Final = ("_id", "v", "events", "sent")
 
 
 def _latest_events(found: Fields) -> Fields:
-    """Return the events that a request keeps when it is submitted again: the latest ones, once all are sent."""
+    """Return the events that a request keeps when it is submitted again: the latest ones, once all are sent.
+
+    Before that it keeps all, with the metadata of their try.
+    """
+    if found.get("unsent"):
+        return {"events": [{"metadata": found["metadata"], **event} for event in found["events"]]}
     events = found["events"][-_KEPT_EVENTS:]
-    return {} if found.get("unsent") else {"events": events, "sent": len(events)}
+    return {"events": events, "sent": len(events)}
 
 
 def _may_repeat(found: Fields, item: Fields, doubtful: Collection[str]) -> bool:
@@ -1080,8 +1104,8 @@ def _change(item: Fields, fields: Fields, events: Sequence[Fields] = ()) -> Item
     return ItemUpdate(id=item["_id"], version=item["v"], set={**fields, **unsent}, events=events)
 
 
-def _step(kind: str, ids: Mapping[str, Any]) -> Fields:
-    return {"kind": kind, "ids": dict(ids)}
+def _step(kind: StepKind, ids: Mapping[str, Any]) -> Fields:
+    return {"kind": kind.value, "ids": dict(ids)}
 
 
 def _shift(old: int, new: int) -> Counter[int]:
@@ -1120,17 +1144,7 @@ def _end_of(
     item: Fields, report: Report, events: Sequence[Fields], at: float, token: str | None
 ) -> ItemUpdate:
     """Return the change that ends a request."""
-    fields = {
-        "state": report.state.value,
-        "reason": report.reason,
-        "error": report.error,
-        "report": report.fields,
-        "ended_at": at,
-        "ended_by": token,
-        "purge_at": moment(at + KEEP_SEC),
-        "owes": "place" if item["state"] == State.QUEUED else "slot",
-    }
-    return _change(item, fields, events)
+    return _change(item, {**rules.ending(item, report, at), "ended_by": token}, events)
 
 
 def _has(item: Fields | None, hold: tuple[str, str, str]) -> bool:

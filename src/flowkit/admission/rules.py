@@ -19,6 +19,7 @@ from flowkit.models.admission import (
     Kind,
     Limits,
     Override,
+    Report,
     State,
     Ticket,
 )
@@ -31,6 +32,8 @@ SAMPLES: Final = 20
 """Service times that must be known before a wait is estimated."""
 OVERDUE_SEC: Final = 300.0
 """After this time beyond its `timeout_seconds`, an execution about which nothing was heard counts as lost."""
+KEEP_SEC: Final = 30 * 86_400.0
+"""How long an ended request is kept, so that a second one with its id is recognised."""
 START_TRIES: Final = 8
 """How often a task is started before its request fails."""
 _START_PAUSE_SEC: Final = 1.0
@@ -274,17 +277,30 @@ def rejected(item: Fields, at: float, text: str, pending: int) -> Fields:
     return failed(item, at, "resource_limit", text, f"Queue full: {text}. Queue size: {pending}")
 
 
-def closed(item: Fields, status: TaskStatus, reason: str | None, at: float) -> tuple[Fields, Fields]:
-    """Return what changes in the request of a task that has closed, and the event about it."""
-    state = _STATES[status]
-    fields = {
-        "state": state.value,
-        "reason": None if state is State.COMPLETED else status.value,
-        "error": None if state is State.COMPLETED else reason,
+def ending(item: Fields, report: Report, at: float) -> Fields:
+    """Return what changes in a request that ends. It then owes its place or its slot."""
+    return {
+        "state": report.state.value,
+        "reason": report.reason,
+        "error": report.error,
+        "report": report.fields,
         "ended_at": at,
-        "owes": "slot",
+        "purge_at": purge_at(at),
+        "owes": "place" if item["state"] == State.QUEUED else "slot",
     }
-    return fields, ended(item, at, state, reason or "")
+
+
+def purge_at(ended_at: float) -> datetime:
+    """Return when a request is deleted that has ended."""
+    return datetime.fromtimestamp(ended_at + KEEP_SEC, UTC)
+
+
+def report_of(status: TaskStatus, reason: str | None) -> Report:
+    """Return how the request of a task ends that has closed."""
+    state = _STATES[status]
+    if state is State.COMPLETED:
+        return Report(state=state)
+    return Report(state=state, reason=status.value, error=reason)
 
 
 _STATES: Final = {
@@ -359,10 +375,11 @@ def started(item: Fields, at: float) -> list[Fields]:
 def envelope(item: Fields, stored: Fields) -> Fields:
     """Return the whole event that is sent, with its envelope.
 
-    A command has the metadata of this service, and the user; the other events have those of the request.
+    A command has the metadata of this service, and the user; the other events have those of the request, which an event
+    of an earlier try contains.
     """
     command = stored["type"] in (CREATE_POD, DELETE_POD)
-    given = item.get("metadata") or {}
+    given = stored.get("metadata", item.get("metadata")) or {}
     metadata = {
         "service_name": _SERVICE,
         "service_version": _VERSION,
