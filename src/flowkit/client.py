@@ -26,7 +26,7 @@ from flowkit.adapters.admission import AdmissionStore
 from flowkit.adapters.tasks.fields import graph_of, new_task, owner
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
-from flowkit.admission.queue import AdmissionQueue, request_of
+from flowkit.admission.queue import AdmissionQueue, queue_with, request_of
 from flowkit.attempt.pollers import bridged_problems
 from flowkit.connection import Namespace
 from flowkit.errors import (
@@ -52,6 +52,7 @@ from flowkit.models import (
     temporal_names,
 )
 from flowkit.models.actions import PREVIEW_QUERY, RetryBatches, SkipBatches
+from flowkit.models.admission import ENDED, Changed, State
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
     check_wait,
@@ -82,7 +83,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.models import Graph
-    from flowkit.models.admission import Admission
+    from flowkit.models.admission import Admission, Ticket
 
 __all__ = [
     "TaskCancelled",
@@ -102,6 +103,8 @@ _LONGEST_WAIT_SEC = 10 * 365 * 24 * 3600.0
 _CLOSING_SEC = 30.0
 """How long a rerun waits until the workflow of the ended run has closed, and how often it looks."""
 _CLOSING_LOOK_SEC = 0.1
+_ADMISSION_LOOK_SEC = 0.5
+"""How often a result looks whether a task that waits for admission has started."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,7 +175,8 @@ class TaskClient:
         self._external_roles = frozenset(external_roles)
         self._catalog = TaskCatalog(tasks.database)
         self._namespace = Namespace(client)
-        self._admissions: AdmissionQueue | None = None
+        self._admission: AdmissionQueue | None = None
+        """The queue to which `submit_task` submits, once it has."""
 
     async def create_task(
         self,
@@ -230,11 +234,11 @@ class TaskClient:
         """
         task_id = str(uuid.uuid4()) if task_id is None else task_id
         given = await self._convert(task_id, params, graph, functions)
-        if self._admissions is None:
+        if self._admission is None:
             store = AdmissionStore(self._tasks.database, queue=self._queue)
             await store.prepare()
-            self._admissions = AdmissionQueue(store)
-        ticket = await self._admissions.submit(request_of(admission, task_id, given))
+            self._admission = AdmissionQueue(store)
+        ticket = await self._admission.submit(request_of(admission, task_id, given))
         if not ticket.accepted:
             raise AdmissionRejected(ticket.error or "", ticket.reason or "", ticket.retry_after_sec)
         return task_id
@@ -322,11 +326,33 @@ class TaskClient:
         if error:
             raise error
 
+    async def find_request(self, task_id: str) -> Ticket | None:
+        """Return how a task waits for admission, or what became of its request; None if it was not submitted.
+
+        Raise StoreUnavailable.
+        """
+        queue = await queue_with(self._tasks.database, task_id)
+        return None if queue is None else await queue.find(task_id)
+
     async def cancel_task(self, task_id: str, *, reason: str = reason_codes.USER_REQUEST) -> bool:
         """Request that a task stop, without waiting for it. Return False if it has ended or does not exist.
 
-        FlowKit stores `reason` in the task document and cuts it to 1,000 characters.
+        A task that waits for admission then ends without starting. FlowKit stores `reason` in the task document and cuts it
+        to 1,000 characters. Raise StoreUnavailable if Temporal does not know the task and MongoDB does not respond.
         """
+        if await self.cancel_workflow(task_id, reason=reason):
+            return True
+        return await self._describe(task_id) is None and await self._cancel_request(task_id, reason)
+
+    async def _cancel_request(self, task_id: str, reason: str) -> bool:
+        queue = await queue_with(self._tasks.database, task_id)
+        if queue is None:
+            return False
+        changed = await queue.cancel(task_id, reason=cancel_reason(reason), by="flowkit")
+        return changed.outcome in (Changed.DONE, Changed.REQUESTED)
+
+    async def cancel_workflow(self, task_id: str, *, reason: str = reason_codes.USER_REQUEST) -> bool:
+        """Request that the workflow of a task stop. Return False if it has ended or does not exist."""
         handle, why = self.handle(task_id), cancel_reason(reason)
         try:
             latest = await handle.describe()
@@ -509,7 +535,8 @@ class TaskClient:
         """Wait up to `timeout` seconds for a task to end, and return its result.
 
         Raise TaskFailed or TaskCancelled if the task ended that way, UnknownTask if it does not exist, and
-        TaskStillOpen (a TimeoutError) if it is still running. Any client may have started the task.
+        TaskStillOpen (a TimeoutError) if it is still running. Any client may have started the task, and it may still wait
+        for admission.
         """
         return self._result_within(task_id, timeout)
 
@@ -529,7 +556,19 @@ class TaskClient:
             raise TaskStillOpen(task_id, seconds or 0.0) from None
 
     async def _result(self, task_id: str) -> TaskResult:
-        """Return the result of the latest run. A reset ends the awaited run while another run continues the task."""
+        """Return the result of the latest run, for whose start a task may still wait."""
+        while (result := await self._workflow_result(task_id)) is None:
+            ticket = await self.find_request(task_id)
+            if ticket is None or ticket.state in ENDED:
+                return await self._result_of_ended(task_id, ticket)
+            await asyncio.sleep(_ADMISSION_LOOK_SEC)
+        return result
+
+    async def _workflow_result(self, task_id: str) -> TaskResult | None:
+        """Return the result of the latest run; None if Temporal does not know the task.
+
+        A reset ends the awaited run while another run continues the task.
+        """
         handle = self.handle(task_id)
         while True:
             try:
@@ -540,7 +579,16 @@ class TaskClient:
             except RPCError as error:
                 if error.status is not RPCStatusCode.NOT_FOUND:
                     raise
-                return _read_result(task_id, await self._catalog.document(task_id))
+                return None
+
+    async def _result_of_ended(self, task_id: str, ticket: Ticket | None) -> TaskResult:
+        """Return the result of a task that Temporal did not know before its request was read, which may have ended since."""
+        if ticket is not None and (result := await self._workflow_result(task_id)) is not None:
+            return result
+        document = await self._catalog.document(task_id)
+        if document is None and ticket is not None:
+            raise _unadmitted(ticket)
+        return _read_result(task_id, document)
 
     async def _is_running(self, handle: WorkflowHandle[Task, TaskResult]) -> bool:
         return (await handle.describe()).status is WorkflowExecutionStatus.RUNNING
@@ -578,6 +626,14 @@ def _make_end_error(task_id: str, cause: BaseException | None) -> FlowKitError:
         case temporal.TimeoutError():
             return TaskFailed(task_id, "its workflow timed out", reason_codes.TIMED_OUT)
     return TaskFailed(task_id, str(cause))
+
+
+def _unadmitted(ticket: Ticket) -> FlowKitError:
+    """Return the error of a task whose request ended before the task started."""
+    if ticket.state is State.CANCELLED:
+        return TaskCancelled(ticket.execution_id, ticket.error)
+    reason = ticket.reason or ticket.state.value
+    return TaskFailed(ticket.execution_id, ticket.error or reason, reason)
 
 
 def _read_result(task_id: str, document: dict[str, Any] | None) -> TaskResult:

@@ -223,7 +223,11 @@ def test_waiting_request_moves_and_is_cancelled(side: Side, capsys: Capture) -> 
     assert run(["admission", "priority", "second", "critical"]) == 0
     assert "request second waits: position 1, priority critical" in capsys.readouterr().out
     assert run(["admission", "cancel", "second", "--reason", "not needed"]) == 0
-    assert capsys.readouterr().out == "request second cancelled: not needed (user_request)\n"
+    cancelled = "request second cancelled: not needed (user_request)\n"
+    assert capsys.readouterr().out == cancelled
+    for options in ([], ["--watch"]):
+        assert run(["admission", "status", "second", *options]) == 0
+        assert capsys.readouterr().out == cancelled
     [*_, event] = side.do(lambda queue: queue.events("second"))
     assert event["event_type"] == "execution_cancelled"
     assert "@" in event["cancelled_by"]
@@ -242,6 +246,7 @@ def test_end_of_a_running_request_is_only_requested(side: Side, capsys: Capture)
     [
         (["priority", "unknown", "low"], 4, "there is no request 'unknown' in the admission queue 'flowkit'"),
         (["cancel", "unknown"], 4, "`flowkit admission list` shows the requests"),
+        (["status", "unknown"], 4, "there is no request 'unknown' in the admission queue 'flowkit'"),
         (["priority", "runs", "low"], 2, "request runs is starting, so its priority stays normal"),
         (["priority", "ended", "low"], 2, "request ended is completed, so its priority stays normal"),
         (["cancel", "ended"], 2, "request ended is already completed; there is nothing to cancel"),
@@ -438,8 +443,20 @@ class Inline(Quick):
 async def test_a_process_starts_what_other_commands_submit(harness: Harness, program: Program) -> None:
     program.write("graph.json", json.dumps(GRAPH))
     await harness.engine({"inline": Inline()})
+    early = f"{harness.queue}-early"
+    waits = f"request {early} waits: position 1"
+    await program.call(
+        "admission", "submit", "graph.json", "--user", "dora", "--id", early, env=harness.environment
+    )
+    waiting = await program.call("status", early, env=harness.environment)
+    assert (waiting.code, waits in waiting.out) == (0, True), waiting.err
+    watching = program.start("status", early, "--watch", env=harness.environment)
+    assert watching.stdout is not None
+    assert waits in await asyncio.to_thread(watching.stdout.readline)
     port = free_port()
     process = program.start("admission", "run", "--port", str(port), env=harness.environment)
+    watched, _ = await asyncio.to_thread(watching.communicate)
+    assert f"task {early} finished" in watched
     given = ("graph.json", "--user", "dora", "--id", harness.queue, "--wait", "--json")
     submitted = await program.call("admission", "submit", *given, env=harness.environment)
     assert submitted.code == 0, submitted.err

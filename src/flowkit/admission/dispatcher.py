@@ -161,7 +161,7 @@ class Dispatcher:
         """Cancel a task. A request whose task has never started ends at once."""
         reason = item["cancel"]["reason"] or reason_codes.USER_REQUEST
         try:
-            if not await self._tasks.cancel_task(item["_id"], reason=reason):
+            if not await self._tasks.cancel_workflow(item["_id"], reason=reason):
                 await self._check(item, asyncio.Semaphore())
         except (TemporalUnavailable, RPCError) as error:
             _logger.warning("task %s cannot be cancelled now: %s", item["_id"], error)

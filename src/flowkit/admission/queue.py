@@ -31,7 +31,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowkit import reason_codes
-from flowkit.adapters.admission import Count, Hold, ItemUpdate
+from flowkit.adapters.admission import AdmissionStore, Count, Hold, ItemUpdate
 from flowkit.adapters.group_commit import GroupCommit
 from flowkit.admission import rules
 from flowkit.core.utils import dumps
@@ -61,7 +61,7 @@ from flowkit.text import shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
-    from flowkit.adapters.admission import AdmissionStore
+    from flowkit.adapters.mongo import Database
 
 T = TypeVar("T")
 
@@ -1011,6 +1011,14 @@ class AdmissionQueue:
         except BaseException:
             self.session.abandon()
             raise
+
+
+async def queue_with(db: Database, task_id: str) -> AdmissionQueue | None:
+    """Return the queue to which a task was submitted; None if it was not. Raise StoreUnavailable."""
+    item = (await AdmissionStore(db, queue="").load([task_id], with_body=False)).get(task_id)
+    if item is None or item["kind"] != Kind.TASK:
+        return None
+    return AdmissionQueue(AdmissionStore(db, queue=item["queue"]))
 
 
 def _busy(execution_id: str) -> StoreUnavailable:

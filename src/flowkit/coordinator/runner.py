@@ -318,7 +318,7 @@ class Coordinator(RemovedAttributes):
     async def cancel_task(self, task_id: str, *, reason: str = reason_codes.USER_REQUEST) -> bool:
         """Request that a task stop, without waiting for it. Return False if it has ended or does not exist.
 
-        FlowKit stores `reason` in the task document and cuts it to 1,000 characters.
+        A task that waits for admission then ends without starting. FlowKit stores `reason` in the task document and cuts it to 1,000 characters.
         """
         require(task_id_problem(task_id))
         why = cancel_reason(reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,8 @@ import pytest
 from flowkit import Admission
 from flowkit.adapters.admission import AdmissionStore
 from flowkit.admission.process import AdmissionProcess, AdmissionSettings
-from flowkit.errors import AdmissionRejected
-from flowkit.models.admission import Changed, Limits, Priority, State
+from flowkit.errors import AdmissionRejected, TaskCancelled, TaskFailed
+from flowkit.models.admission import Changed, Limits, Priority, Report, State
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, eventually, node
 
@@ -116,6 +117,24 @@ async def test_terminated_and_unstartable_tasks_free_their_slots(
         assert running.outcome is Changed.REQUESTED
         await harness.engine({"inline": Inline()})
         await until(process.queue, f"{harness.queue}-1", State.CANCELLED, State.COMPLETED)
+
+
+async def test_the_result_of_a_task_that_waits_can_be_awaited(harness: Harness) -> None:
+    names = [f"{harness.queue}-{number}" for number in range(4)]
+    async with admission(harness, max_active=1) as process:
+        for name in names:
+            await submit(harness, name)
+        await until(process.queue, names[0], State.ACTIVE)
+        results = [asyncio.create_task(harness.coordinator.result(name)) for name in names]
+        assert await harness.coordinator.cancel_task(names[3], reason="not needed")
+        with pytest.raises(TaskCancelled, match="not needed"):
+            await results[3]
+        assert not await harness.coordinator.cancel_task(names[3])
+        await process.queue.report(names[2], Report(state=State.EXPIRED, reason="stale", error="too late"))
+        with pytest.raises(TaskFailed, match="too late"):
+            await results[2]
+        await harness.engine({"inline": Inline()})
+        assert [(await result).task_id for result in results[:2]] == names[:2]
 
 
 async def test_a_change_of_priority_keeps_the_arrival(harness: Harness) -> None:

@@ -52,6 +52,10 @@ def _check_request_id(given: str) -> str:
     return given
 
 
+def _check_known_id(given: str | None) -> str | None:
+    return None if given is None else _check_request_id(given)
+
+
 def _check_new_id(given: str | None) -> str | None:
     if given is not None:
         arguments.require(arguments.new_task_id_problem(given, "--id"))
@@ -163,20 +167,30 @@ def _style(given: str) -> Literal["per_type", "shared"]:
 
 @admission.command("status", epilog=EPILOG)
 def status(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the queue until Ctrl-C.")] = False,
+    request_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", callback=_check_known_id, help="Id of a request, to show only that."),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show the queue until Ctrl-C, or the request until it ends.")
+    ] = False,
     as_json: AsJson = False,
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
     database: MongoDatabase = DEFAULT_DATABASE,
     queue: Queue = None,
     verbose: Verbose = False,
 ) -> None:
-    """Show how full the queue is, who uses it, and how fast its requests start."""
+    """Show how full the queue is, who uses it, and how fast its requests start; or show one request."""
     log_warnings(verbose)
+    where = Where(mongo_url=mongo_url, database=database, queue=queue)
+    if request_id is not None:
+        from flowkit.cli.admission import submission
+
+        return asyncio.run(submission.show(request_id, where, watch=watch, as_json=as_json))
     if watch and as_json:
         raise add_remedy(ConfigError("--watch does not end, so it has no JSON document"), "omit --json")
     from flowkit.cli.admission import inspection
 
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     if watch:
         return asyncio.run(inspection.watch_status(where))
     found = asyncio.run(inspection.read_status(where))

@@ -21,7 +21,7 @@ from flowkit.models.admission import ENDED, Changed, Kind, State
 from flowkit.text import format_duration, one_line, printed, shown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from flowkit.cli.options import Where
@@ -140,7 +140,7 @@ async def submit(request: Request, where: Where, *, wait: bool, as_json: bool) -
         await queue.store.prepare()
         ticket = await queue.submit(request)
         if wait and ticket.accepted:
-            ticket = await _follow(queue, ticket, quiet=as_json)
+            ticket = await follow(ticket, queue.find, until=ENDED, quiet=as_json)
     if as_json:
         output.document(asdict(ticket))
     elif not ticket.accepted:
@@ -160,19 +160,25 @@ def _print_submitted(ticket: Ticket) -> None:
     name = shlex.quote(ticket.execution_id)
     output.note(f"  stop it  flowkit admission cancel {name}")
     if ticket.kind is Kind.TASK:
-        output.note(f"  once it is active  flowkit status {name} --watch")
+        output.note(f"  watch it  flowkit status {name} --watch")
 
 
-async def _follow(queue: AdmissionQueue, ticket: Ticket, *, quiet: bool) -> Ticket:
-    """Print each change of a request until it has ended, and return it."""
+async def follow(
+    ticket: Ticket,
+    find: Callable[[str], Awaitable[Ticket | None]],
+    *,
+    until: Collection[State],
+    quiet: bool,
+) -> Ticket:
+    """Print each change of a request until it has one of these states, and return it."""
     line = ""
     try:
         while True:
             line = _print_change(line, describe(ticket), quiet=quiet)
-            if ticket.state in ENDED:
+            if ticket.state in until:
                 return ticket
             await asyncio.sleep(_PAUSE_SEC)
-            ticket = await queue.find(ticket.execution_id) or ticket
+            ticket = await find(ticket.execution_id) or ticket
     except asyncio.CancelledError:
         output.note(f"stopped waiting; request {ticket.execution_id} continues")
         raise
@@ -204,6 +210,20 @@ def _wait(ticket: Ticket) -> str:
     return f"estimated wait {format_duration(ticket.estimated_wait_sec)}"
 
 
+async def show(request_id: str, where: Where, *, watch: bool, as_json: bool) -> None:
+    """Print a request, with `watch` each of its changes until it ends. Raise UnknownTask if there is none."""
+    async with open_queue(where) as queue:
+        ticket = await queue.find(request_id)
+        if ticket is None:
+            raise _unknown(request_id, where)
+        if watch:
+            ticket = await follow(ticket, queue.find, until=ENDED, quiet=as_json)
+    if as_json:
+        output.document(asdict(ticket))
+    elif not watch:
+        output.echo(describe(ticket))
+
+
 # --- changing requests
 
 
@@ -233,9 +253,11 @@ async def cancel(request_id: str, reason: str, by: str, where: Where) -> Ticket:
 
 def _known(changed: Change, request_id: str, where: Where) -> Ticket:
     if changed.ticket is None:
-        queue: Any = where.engine_queue
-        problem = UnknownTask(
-            request_id, f"there is no request {request_id!r} in the admission queue {queue!r}"
-        )
-        raise add_remedy(problem, "`flowkit admission list` shows the requests")
+        raise _unknown(request_id, where)
     return changed.ticket
+
+
+def _unknown(request_id: str, where: Where) -> UnknownTask:
+    queue: Any = where.engine_queue
+    problem = UnknownTask(request_id, f"there is no request {request_id!r} in the admission queue {queue!r}")
+    return add_remedy(problem, "`flowkit admission list` shows the requests")

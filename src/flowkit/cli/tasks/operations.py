@@ -7,6 +7,7 @@ import shlex
 import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from temporalio.service import RPCError
@@ -14,6 +15,8 @@ from temporalio.service import RPCError
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.pollers import never_polled_roles
 from flowkit.cli import output
+from flowkit.cli.admission.submission import describe as describe_request
+from flowkit.cli.admission.submission import follow
 from flowkit.cli.errors import Exit, add_remedy
 from flowkit.cli.servers import accepts_connections, database, servers
 from flowkit.cli.tasks.display import open_task_screen, task_table, tasks_table
@@ -29,6 +32,7 @@ from flowkit.client import TaskCancelled, TaskCatalog, TaskFailed, TaskStillOpen
 from flowkit.connection import temporal_address
 from flowkit.errors import ConfigError, FlowKitError, TaskIdTaken
 from flowkit.models import APPROVAL, TaskStatus
+from flowkit.models.admission import ENDED, State
 from flowkit.text import format_duration
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from flowkit.cli.servers import Servers
     from flowkit.cli.tasks.view import NodeView, TaskView
     from flowkit.client import TaskSummary
+    from flowkit.models.admission import Ticket
 
 
 _WIDE = 110
@@ -129,9 +134,12 @@ def _print_started(started: dict[str, Any], hints: list[str], as_json: bool) -> 
 
 
 async def show(task_id: str, where: Where, *, as_json: bool) -> None:
-    """Print the state of a task. Raise UnknownTask if it does not exist."""
+    """Print the state of a task, or of its request for admission. Raise UnknownTask if it does not exist."""
     async with servers(where) as both:
-        reader = await TaskReader.at(both, task_id)
+        try:
+            reader = await TaskReader.at(both, task_id)
+        except UnknownTask:
+            return _print_request(await _find_request(both, task_id), as_json=as_json)
         view = await reader.view()
         hints = await reader.hints(view)
     if as_json:
@@ -140,6 +148,21 @@ async def show(task_id: str, where: Where, *, as_json: bool) -> None:
     for hint in hints:
         output.warn(hint)
     return None
+
+
+async def _find_request(both: Servers, task_id: str) -> Ticket:
+    """Return the request of a task that has not started. Raise UnknownTask if there is none."""
+    ticket = await both.tasks.find_request(task_id)
+    if ticket is None:
+        raise UnknownTask(task_id)
+    return ticket
+
+
+def _print_request(ticket: Ticket, *, as_json: bool) -> None:
+    if as_json:
+        known = {"task_id": ticket.execution_id, "status": ticket.state, "admission": asdict(ticket)}
+        return output.document(known)
+    return output.echo(describe_request(ticket))
 
 
 def _print_task(view: TaskView) -> None:
@@ -161,7 +184,12 @@ async def cancel(task_id: str, reason: str, where: Where) -> str:
     """
     kept = cancel_reason(reason)
     async with servers(where) as both:
-        reader = await TaskReader.at(both, task_id)
+        try:
+            reader = await TaskReader.at(both, task_id)
+        except UnknownTask:
+            if await both.tasks.cancel_task(task_id, reason=kept):
+                return kept
+            raise
         _refuse_ended(await reader.view())
         if not await both.tasks.cancel_task(task_id, reason=kept):
             _refuse_ended(await reader.view())
@@ -229,7 +257,33 @@ async def watch(both: Servers, task_id: str, how: Watch) -> Exit:
 async def watch_existing(task_id: str, where: Where, how: Watch) -> Exit:
     """Watch an existing task and return the exit code. Raise UnknownTask if the task does not exist."""
     async with servers(where) as both:
-        return await watch(both, task_id, how)
+        try:
+            return await watch(both, task_id, how)
+        except UnknownTask:
+            ticket, seconds_left = await _follow_request(both, task_id, how)
+        try:
+            return await watch(both, task_id, replace(how, timeout=seconds_left))
+        except UnknownTask:
+            _print_request(ticket, as_json=how.as_json)
+            return Exit.TASK_CANCELLED if ticket.state is State.CANCELLED else Exit.TASK_FAILED
+
+
+async def _follow_request(both: Servers, task_id: str, how: Watch) -> tuple[Ticket, float | None]:
+    """Show how a task waits for admission until it starts or its request ends. Return the request, and the time left.
+
+    Raise UnknownTask if there is no request, and TaskStillOpen after the timeout.
+    """
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    ticket = await _find_request(both, task_id)
+    try:
+        async with asyncio.timeout(how.timeout):
+            ticket = await follow(
+                ticket, partial(_find_request, both), until={State.ACTIVE, *ENDED}, quiet=how.as_json
+            )
+    except TimeoutError:
+        raise add_remedy(TaskStillOpen(task_id, how.timeout or 0.0), suggest_commands(task_id)) from None
+    return ticket, None if how.timeout is None else max(0.0, how.timeout - (clock() - began))
 
 
 async def _wait_for_end(both: Servers, task_id: str, seconds: float | None) -> tuple[TaskStatus, str | None]:
