@@ -258,7 +258,8 @@ class TaskFailed(FlowKitError):
         self.task_id = task_id
         self.reason = reason
         self.cause = cause
-        """`task_failed`, `invalid_graph`, `task_id_taken`, `terminated` or `timed_out`."""
+        """`task_failed`, `invalid_graph`, `task_id_taken`, `terminated` or `timed_out`; or why a task that waited for
+        admission has not started: `stale` or `start_failed`."""
         super().__init__(f"task {task_id!r} failed: {reason}")
 
 
