@@ -113,9 +113,9 @@ screenshots: setup ## Take new screenshots for docs/web-ui.md; needs Chromium.
 	@PYTHONPATH=docs $(BIN)/python -m screenshots
 
 wheel: $(INSTALLED) ## Build the wheel, install it in a clean environment, import its packages.
-	@rm -rf build dist
+	@rm -rf build/lib build/bdist.* build/clean dist
 	@$(BIN)/python -m build --wheel --outdir dist . >/dev/null
-	@rm -rf build/clean && $(PYTHON) -m venv build/clean
+	@$(PYTHON) -m venv build/clean
 	@build/clean/bin/pip install --quiet dist/*.whl
 	@cd build && clean/bin/python -c "import flowkit.workflows.task, flowkit.activities.role_attempt, flowkit.adapters.tasks.store, flowkit.bridge, flowkit; print('wheel', flowkit.__version__, 'imports from', flowkit.__path__[0].split('build/')[-1])"
 	@build/clean/bin/flowkit --version
