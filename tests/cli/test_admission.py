@@ -440,6 +440,28 @@ class Inline(Quick):
 
 
 @pytest.mark.server
+async def test_a_task_that_waits_is_known_to_the_commands_for_tasks(
+    harness: Harness, program: Program
+) -> None:
+    program.write("graph.json", json.dumps(GRAPH))
+    submitted = ("admission", "submit", "graph.json", "--user", "dora", "--id", harness.queue)
+    ended = f"request {harness.queue} cancelled (user_request)\n"
+    for command, code, out in (
+        (submitted, 0, f"request {harness.queue} waits: position 1"),
+        (("status", harness.queue), 0, f"request {harness.queue} waits: position 1"),
+        (("status", harness.queue, "--watch", "--timeout", "0.1"), 124, "waits: position 1"),
+        (("cancel", harness.queue), 0, "requested the cancellation of task"),
+        (("status", harness.queue), 0, ended),
+        (("status", harness.queue, "--watch"), 5, ended),
+        (("cancel", harness.queue), 2, ""),
+        (("status", "unknown"), 4, ""),
+    ):
+        done = await program.call(*command, env=harness.environment)
+        assert (done.code, out in done.out) == (code, True), (command, done)
+        assert "stopped waiting" not in done.err
+
+
+@pytest.mark.server
 async def test_a_process_starts_what_other_commands_submit(harness: Harness, program: Program) -> None:
     program.write("graph.json", json.dumps(GRAPH))
     await harness.engine({"inline": Inline()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import uuid
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +21,7 @@ from flowkit.models.admission import ENDED, Changed, Kind, State
 from flowkit.text import format_duration, one_line, printed, shown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from flowkit.cli.options import Where
@@ -140,7 +140,8 @@ async def submit(request: Request, where: Where, *, wait: bool, as_json: bool) -
         await queue.store.prepare()
         ticket = await queue.submit(request)
         if wait and ticket.accepted:
-            ticket = await follow(ticket, queue.find, until=ENDED, quiet=as_json)
+            with interruptible(ticket.execution_id):
+                ticket = await follow(ticket, queue.find, until=ENDED, quiet=as_json)
     if as_json:
         output.document(asdict(ticket))
     elif not ticket.accepted:
@@ -163,6 +164,16 @@ def _print_submitted(ticket: Ticket) -> None:
         output.note(f"  watch it  flowkit status {name} --watch")
 
 
+@contextmanager
+def interruptible(request_id: str) -> Iterator[None]:
+    """Say that a request continues if Ctrl-C ends the block."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        output.note(f"stopped waiting; request {request_id} continues")
+        raise
+
+
 async def follow(
     ticket: Ticket,
     find: Callable[[str], Awaitable[Ticket | None]],
@@ -172,16 +183,12 @@ async def follow(
 ) -> Ticket:
     """Print each change of a request until it has one of these states, and return it."""
     line = ""
-    try:
-        while True:
-            line = _print_change(line, describe(ticket), quiet=quiet)
-            if ticket.state in until:
-                return ticket
-            await asyncio.sleep(_PAUSE_SEC)
-            ticket = await find(ticket.execution_id) or ticket
-    except asyncio.CancelledError:
-        output.note(f"stopped waiting; request {ticket.execution_id} continues")
-        raise
+    while True:
+        line = _print_change(line, describe(ticket), quiet=quiet)
+        if ticket.state in until:
+            return ticket
+        await asyncio.sleep(_PAUSE_SEC)
+        ticket = await find(ticket.execution_id) or ticket
 
 
 def _print_change(before: str, now: str, *, quiet: bool) -> str:
@@ -217,7 +224,8 @@ async def show(request_id: str, where: Where, *, watch: bool, as_json: bool) -> 
         if ticket is None:
             raise _unknown(request_id, where)
         if watch:
-            ticket = await follow(ticket, queue.find, until=ENDED, quiet=as_json)
+            with interruptible(request_id):
+                ticket = await follow(ticket, queue.find, until=ENDED, quiet=as_json)
     if as_json:
         output.document(asdict(ticket))
     elif not watch:

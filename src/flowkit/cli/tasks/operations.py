@@ -16,7 +16,7 @@ from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.pollers import never_polled_roles
 from flowkit.cli import output
 from flowkit.cli.admission.submission import describe as describe_request
-from flowkit.cli.admission.submission import follow
+from flowkit.cli.admission.submission import follow, interruptible
 from flowkit.cli.errors import Exit, add_remedy
 from flowkit.cli.servers import accepts_connections, database, servers
 from flowkit.cli.tasks.display import open_task_screen, task_table, tasks_table
@@ -187,9 +187,10 @@ async def cancel(task_id: str, reason: str, where: Where) -> str:
         try:
             reader = await TaskReader.at(both, task_id)
         except UnknownTask:
+            ticket = await _find_request(both, task_id)
             if await both.tasks.cancel_task(task_id, reason=kept):
                 return kept
-            raise
+            raise _already(task_id, ticket.state) from None
         _refuse_ended(await reader.view())
         if not await both.tasks.cancel_task(task_id, reason=kept):
             _refuse_ended(await reader.view())
@@ -204,9 +205,11 @@ def _explain_missing_workflow(task_id: str) -> UnknownTask:
 
 def _refuse_ended(view: TaskView) -> None:
     if view.status.closed:
-        raise add_remedy(
-            ConfigError(f"task {view.task_id} is already {view.status}"), "there is nothing to cancel"
-        )
+        raise _already(view.task_id, view.status)
+
+
+def _already(task_id: str, status: str) -> ConfigError:
+    return add_remedy(ConfigError(f"task {task_id} is already {status}"), "there is nothing to cancel")
 
 
 async def list_newest(
@@ -276,11 +279,11 @@ async def _follow_request(both: Servers, task_id: str, how: Watch) -> tuple[Tick
     clock = asyncio.get_running_loop().time
     began = clock()
     ticket = await _find_request(both, task_id)
+    decided, find = {State.ACTIVE, *ENDED}, partial(_find_request, both)
     try:
-        async with asyncio.timeout(how.timeout):
-            ticket = await follow(
-                ticket, partial(_find_request, both), until={State.ACTIVE, *ENDED}, quiet=how.as_json
-            )
+        with interruptible(task_id):
+            async with asyncio.timeout(how.timeout):
+                ticket = await follow(ticket, find, until=decided, quiet=how.as_json)
     except TimeoutError:
         raise add_remedy(TaskStillOpen(task_id, how.timeout or 0.0), suggest_commands(task_id)) from None
     return ticket, None if how.timeout is None else max(0.0, how.timeout - (clock() - began))
