@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.adapters.admission import KEPT_SERVICES
@@ -56,6 +56,8 @@ class Shared:
         self.in_state: dict[str, dict[str, None]] = {state: {} for state in (*PENDING, *RUNNING)}
         """The ids of the requests in each state, without those that have ended."""
         self._states: dict[str, str] = {}
+        self.refused: Counter[str] = Counter()
+        """How often a holder could not have another entry, because its list was full."""
         self.late: list[Callable[[], object]] = []
         """Calls that failed at their process, and arrive later."""
 
@@ -274,6 +276,7 @@ class MemoryStore:
                 entries = self._shared.holders[each.holder][each.list]
                 if each.entry not in entries and len(entries) < each.cap:
                     entries.append(each.entry)
+                self._shared.refused[each.holder] += each.entry not in entries
             return [each.entry in self._shared.holders[each.holder][each.list] for each in holds]
 
         return await self._call(make)

@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from flowkit.admission.queue import AdmissionQueue
+from flowkit.admission.rules import user_holder
 from flowkit.errors import StoreUnavailable
 from flowkit.models.admission import (
     ENDED,
@@ -52,6 +53,18 @@ class Plan:
     moves: float = 0.01
 
 
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first request that a caller knows to wait and that may start, as it was at one moment."""
+
+    place: tuple[int, int]
+    """Rank and number."""
+    id: str
+    version: int
+    refused: int
+    """How often its user had been refused another active one."""
+
+
 class Model:
     """What callers know of the requests, and what must hold about it."""
 
@@ -72,8 +85,8 @@ class Model:
 
     moved = accept
 
-    def first_eligible(self) -> tuple[int, int, str, int] | None:
-        """Return rank, number, id and version of the first request that a caller knows to wait, and that is ready."""
+    def first_eligible(self) -> First | None:
+        """Return the first request that a caller knows to wait, and that is ready."""
         passed, found = [], None
         while self._waiting:
             entry = heappop(self._waiting)
@@ -81,24 +94,32 @@ class Model:
                 continue
             passed.append(entry)
             if self._shared.items[entry[2]]["lane"] is None:
-                found = (*entry, self._shared.items[entry[2]]["v"])
+                found = self._as_first(entry[2])
                 break
         for entry in passed:
             heappush(self._waiting, entry)
         return found
+
+    def _as_first(self, id: str) -> First:
+        item = self._shared.items[id]
+        refused = self._shared.refused[user_holder(item["tenant"], item["user_id"])]
+        return First((item["rank"], item["seq"]), id, item["v"], refused)
 
     def waits(self, entry: tuple[int, int, str]) -> bool:
         """Return whether a request still waits at this place."""
         item = self._shared.items[entry[2]]
         return item["state"] == State.QUEUED and (item["rank"], item["seq"]) == entry[:2]
 
-    def check_pop(self, first: tuple[int, int, str, int] | None, popped: list[dict[str, Any]]) -> None:
-        """Check the order: if the request that was first is as it was, only earlier ones have started."""
+    def check_pop(self, first: First | None, popped: list[dict[str, Any]]) -> None:
+        """Check the order: if the request that was first is as it was, only earlier ones have started.
+
+        Its user must not have been at its cap meanwhile, which it also is while another dispatcher starts this request.
+        """
         for item in popped:
             self.started[item["_id"], item["place"]] += 1
             assert self.started[item["_id"], item["place"]] == 1, f"{item['_id']} has started twice"
-            if first is not None and self._shared.items[first[2]]["v"] == first[3]:
-                assert (item["rank"], item["seq"]) < first[:2], f"{item['_id']} has started before {first}"
+            if first is not None and self._as_first(first.id) == first:
+                assert (item["rank"], item["seq"]) < first.place, f"{item['_id']} has started before {first}"
 
     def check_caps(self) -> None:
         """Check that no cap is exceeded, by counting the requests themselves."""
@@ -156,7 +177,7 @@ class Simulation:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-        self._check_end()
+        await self._check_end()
         return self.figures
 
     async def _until(self, work: asyncio.Future[Any], others: list[asyncio.Task[Any]]) -> None:
@@ -303,9 +324,16 @@ class Simulation:
     def _open(self) -> list[Any]:
         return [item for item in self.shared.items.values() if item["state"] not in ENDED or item.get("owes")]
 
-    def _check_end(self) -> None:
-        """Check that nothing is held, counted or in doubt any more, and that each accepted request had one end."""
-        asyncio.get_running_loop()
+    async def _check_end(self) -> None:
+        """Check that nothing is held or counted any more, and that each accepted request had one end.
+
+        Of late calls, entries may be left that a sweep removes.
+        """
+        store: Any = MemoryStore(self.shared)
+        sweeper = AdmissionQueue(store, clock=lambda: self.now)
+        self.figures["stray entries"] += await sweeper.drop_stray_holds()
+        held = {holder: lists for holder, lists in self.shared.holders.items() if any(lists.values())}
+        assert not held, held
         counters = self.shared.counters
         assert counters["pending"] == counters["active"] == 0, counters
         assert set(counters["bands"].values()) <= {0}, counters
