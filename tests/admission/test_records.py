@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit import reason_codes
-from flowkit.admission import rules
 from flowkit.admission.kafka import (
     AdmissionTopics,
     BadRecord,
     Cancelled,
     Completed,
     Ended,
-    Failed,
     Requested,
     TimedOut,
     in_order,
@@ -205,12 +203,9 @@ def test_a_report_with_an_invalid_field_is_malformed(fields: dict[str, Any]) -> 
         ended("completed", **fields)
 
 
-OWN = {"type": "execution_failed", "at": 1.0, "v": 0, "fields": {}}
-
-
 def stored(state: State, **fields: Any) -> dict[str, Any]:
     """Return a request as the queue stores it."""
-    return {"_id": "a", "state": state.value, "kind": "execution", "events": [OWN], **fields}
+    return {"_id": "a", "state": state.value, "kind": "execution", "events": [], **fields}
 
 
 @pytest.mark.parametrize(
@@ -227,15 +222,6 @@ def stored(state: State, **fields: Any) -> dict[str, Any]:
 def test_a_report_ends_only_an_execution_that_runs(item: dict[str, Any] | None, why: str | None) -> None:
     for kind in ("completed", "failed", "timeout"):
         assert why_without_effect(item, ended(kind, event_id="other")) == why
-
-
-def test_an_event_of_this_service_has_no_effect_on_a_later_try() -> None:
-    own = ended(
-        "failed", event_id=rules.event_id({"_id": "a"}, OWN), exit_code=-1, error_type="resource_limit"
-    )
-    assert isinstance(own, Failed)
-    for state in (State.REJECTED, State.QUEUED, State.ACTIVE):
-        assert why_without_effect(stored(state), own) == "own_event"
 
 
 def test_a_cancel_also_concerns_what_waits_and_tasks() -> None:

@@ -160,6 +160,8 @@ _DEAD_KEY_BYTES: Final = 1_000
 _LOG_SEC: Final = 60.0
 """Malformed records are logged once in this time, for each reason."""
 _SHOWN_CHARS: Final = 300
+OWN_HEADER: Final = "flowkit-queue"
+"""The header by which the queue recognises its own events when they return; its value is the name of the queue."""
 POLL_SEC: Final = 0.2
 """How often events are looked for that nobody has announced."""
 TAKE_OVER_SEC: Final = 2.0
@@ -418,17 +420,9 @@ def _kind_of(topics: AdmissionTopics, topic: str, given: Any) -> str | None:
 
 
 def why_without_effect(item: Fields | None, event: Ended) -> str | None:
-    """Return why a report about a stored request has no effect, in one word or two; None if it has one.
-
-    The events of this service return to it where they share topics with those of executors. A request knows the ids of
-    its own events, so one from an earlier try of its id does not end the present one.
-    """
+    """Return why a report about a stored request has no effect, in one word or two; None if it has one."""
     if item is None or item["state"] == State.RESERVING:
         return "unknown"
-    if event.event_id is not None and event.event_id in {
-        rules.event_id(item, each) for each in item["events"]
-    }:
-        return "own_event"
     if item["state"] in ENDED:
         return "ended"
     if isinstance(event, Cancelled):
@@ -436,6 +430,14 @@ def why_without_effect(item: Fields | None, event: Ended) -> str | None:
     if item["kind"] == Kind.TASK:
         return "task"  # Temporal reports the end of a task
     return None if item["state"] in RUNNING else "not_active"
+
+
+def is_own(record: Record) -> bool:
+    """Return whether a queue has sent a record. Its events return to it where they share topics with those of executors.
+
+    About an earlier try of an id, such an event must not end the present one.
+    """
+    return any(name == OWN_HEADER for name, _ in record.headers)
 
 
 def in_order(records: Iterable[Record]) -> list[Record]:
@@ -479,6 +481,9 @@ class AdmissionConsumer:
         """Handle one poll. Return once everything is stored."""
         chains: dict[str | Place, list[tuple[Record, Requested | Ended | BadRecord]]] = {}
         for record in in_order(records):
+            if is_own(record):
+                self._queue.counts["kafka", "own_event"] += 1
+                continue
             try:
                 event = read(self._topics, record.topic, record.value)
             except BadRecord as bad:
@@ -541,7 +546,8 @@ class AdmissionConsumer:
         text, at = str(error), self._queue.clock()
         event = rules.failed(item, at, "system_error", text, f"Failed to queue execution: {text}")
         value = dumps(rules.envelope(item, event))
-        await self._send(record, self._topics.topic(rules.FAILED), request.execution_id.encode(), value)
+        topic, key = self._topics.topic(rules.FAILED), request.execution_id.encode()
+        await self._send(record, topic, key, value, headers=own_headers(self._queue, rules.FAILED))
 
     async def _cancel(self, item: Fields, event: Cancelled) -> None:
         """Cancel a request that waits, or a task; end an execution that runs, and have it stopped if it is not yet."""
@@ -607,6 +613,11 @@ def _place(record: Record) -> Place:
 
 
 # --- sending ------------------------------------------------------------------------------------------------------
+
+
+def own_headers(queue: AdmissionQueue, kind: str) -> list[tuple[str, bytes]]:
+    """Return the headers of an event that a queue sends. Commands have none, since executors may copy them to their reports."""
+    return [(OWN_HEADER, queue.store.queue.encode())] if kind in MODELS else []
 
 
 class EventRelay:
@@ -692,7 +703,8 @@ class EventRelay:
             return True
         value = dumps(rules.envelope(item, event))
         try:
-            await self._producer.send(self._topics.topic(kind), item["_id"], value)
+            headers = own_headers(self._queue, kind)
+            await self._producer.send(self._topics.topic(kind), item["_id"], value, headers=headers)
         except CommandTooLarge as error:
             if kind == rules.CREATE_POD:
                 await self._give_up(item, error)

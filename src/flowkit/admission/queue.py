@@ -75,8 +75,6 @@ GROUP: Final = 100
 """Most requests that one step concerns."""
 _CANCEL_AGAIN_SEC: Final = 10.0
 """After this time, the end of a task is requested again if it is not confirmed."""
-_KEPT_EVENTS: Final = 20
-"""How many events of earlier tries a request keeps, by which it recognises them when they return."""
 _RESERVED_SEC: Final = 60.0
 """How long a submission waits for another one of the same id."""
 _POLL_SEC: Final = 0.02
@@ -401,8 +399,7 @@ class AdmissionQueue:
                     f"execution_id is {shown(item['_id'])}, which another user or queue has used; choose another id"
                 )
             elif _may_repeat(found, item, doubtful):
-                new = {name: value for name, value in item.items() if name not in _OF_ALL_TRIES}
-                changed = {**_CLEARED, **new, **_latest_events(found)}
+                changed = _resubmitted(found, item)
                 updates.append(ItemUpdate(id=item["_id"], version=found["v"], set=changed))
                 revived[item["_id"]] = {**item, "v": found["v"] + 1}
             else:
@@ -1080,18 +1077,17 @@ def _new_item(request: Request, token: str, at: float, queue: str, *, relayed: b
     }
 
 
-_OF_ALL_TRIES: Final = ("_id", "v", "events", "sent")
+def _resubmitted(found: Fields, item: Fields) -> Fields:
+    """Return what changes in a request that is submitted again.
 
-
-def _latest_events(found: Fields) -> Fields:
-    """Return the events that a request keeps when it is submitted again: the latest ones, once all are sent.
-
-    Before that it keeps all, with the metadata of their try.
+    Events of its earlier tries stay until they are sent, with the metadata of their try.
     """
+    changed = {**_CLEARED, **item}
+    del changed["_id"], changed["v"]
     if found.get("unsent"):
-        return {"events": [{"metadata": found["metadata"], **event} for event in found["events"]]}
-    events = found["events"][-_KEPT_EVENTS:]
-    return {"events": events, "sent": len(events)}
+        del changed["sent"]
+        changed["events"] = [{"metadata": found["metadata"], **event} for event in found["events"]]
+    return changed
 
 
 def _may_repeat(found: Fields, item: Fields, doubtful: Collection[str]) -> bool:

@@ -269,9 +269,13 @@ async def test_an_own_rejection_does_not_end_a_later_try(door: Door) -> None:
     await submit(door, "e")
     await door.queue.dispatch()
     async with door.running():
-        [event] = await door.events("execution_failed", 1)
+        [record] = await door.records("execution_failed", 1)
+        event = json.loads(record.value)
         assert (event["execution_id"], event["exit_code"]) == ("e", -1)
+        assert list(record.headers) == [("flowkit-queue", b"q")]
         await door.until_counted("own_event", 2)
+        [command] = await door.records("create_pod_command", 1)
+        assert not command.headers
     found = await door.queue.find("e")
     assert found is not None
     assert found.state is State.ACTIVE
