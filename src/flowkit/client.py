@@ -205,15 +205,17 @@ class TaskClient:
         params: dict[str, Any],
         graph: dict[str, Any],
         functions: Collection[str] | None = None,
+        reuse: WorkflowIDReusePolicy = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
         priority: Priority = Priority.default,
     ) -> bool:
-        """Start a task as `create_task` does. Return False if Temporal knows one with this id that has finished.
+        """Start a task as `create_task` does. Return False if Temporal knows one with this id that has ended.
 
-        With `priority`, Temporal's task queues prefer the task to others, or treat it fairly, where the server can.
+        By default, a task that has failed or was cancelled starts again; `reuse` can prevent it. With `priority`,
+        Temporal's task queues prefer the task to others, or treat it fairly, where the server can.
         """
         given = await self._convert(task_id, params, graph, functions)
         raise_if(await bridged_problems(self._client, self._queue, given["graph"]))
-        runs = await self._start(task_id, given, await self._input(task_id, given), priority)
+        runs = await self._start(task_id, given, await self._input(task_id, given), reuse, priority)
         if runs:
             await self._write_document(task_id, given)
         return runs
@@ -277,9 +279,14 @@ class TaskClient:
         return input_of(await StoredGraphs(self._tasks.database).put(task_id, content, **owner))
 
     async def _start(
-        self, task_id: str, given: dict[str, Any], workflow_input: dict[str, Any], priority: Priority
+        self,
+        task_id: str,
+        given: dict[str, Any],
+        workflow_input: dict[str, Any],
+        reuse: WorkflowIDReusePolicy,
+        priority: Priority,
     ) -> bool:
-        """Start the workflow unless it runs. Return False if it has finished."""
+        """Start the workflow unless it runs. Return False if it has ended and is not to start again."""
         graph_name = given["graph"].get("name")
         name = pipeline_name(graph_name if isinstance(graph_name, str) else None, given["params"])
         try:
@@ -288,7 +295,7 @@ class TaskClient:
                 workflow_input,
                 id=task_id,
                 task_queue=self._queue,
-                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
+                id_reuse_policy=reuse,
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
                 static_summary=truncate(name, 100) if name else None,
                 priority=priority,

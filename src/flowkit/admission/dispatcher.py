@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from temporalio.client import WorkflowExecutionStatus
-from temporalio.common import Priority
+from temporalio.common import Priority, WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import reason_codes
@@ -122,13 +123,17 @@ class Dispatcher:
             task.add_done_callback(self._starting.discard)
 
     async def _start(self, item: Fields) -> None:
-        """Start a task. Whatever happens, the request stays known, and upkeep finds what was not completed."""
+        """Start a task. Whatever happens, the request stays known, and upkeep finds what was not completed.
+
+        A call that arrives late does not start a task again that has ended.
+        """
         body = item["body"]
         try:
             await self._tasks.start_task(
                 item["_id"],
                 graph=body["graph"],
                 params=body["params"],
+                reuse=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 priority=Priority(priority_key=item["rank"], fairness_key=_fairness_key(item)),
             )
         except (StoreUnavailable, TemporalUnavailable, RPCError) as error:
@@ -158,10 +163,18 @@ class Dispatcher:
         self._outage.recovered()
 
     async def _cancel(self, item: Fields) -> None:
-        """Cancel a task. A request whose task has never started ends at once."""
-        reason = item["cancel"]["reason"] or reason_codes.USER_REQUEST
+        """Cancel a task. One that Temporal does not know yet starts first, since its start may be in flight."""
+        cancel = partial(
+            self._tasks.cancel_workflow,
+            item["_id"],
+            reason=item["cancel"]["reason"] or reason_codes.USER_REQUEST,
+        )
         try:
-            if not await self._tasks.cancel_workflow(item["_id"], reason=reason):
+            cancelled = await cancel()
+            if not cancelled and item["state"] == State.STARTING:
+                await self._start(item)
+                cancelled = await cancel()
+            if not cancelled:
                 await self._check(item, asyncio.Semaphore())
         except (TemporalUnavailable, RPCError) as error:
             _logger.warning("task %s cannot be cancelled now: %s", item["_id"], error)
@@ -179,7 +192,7 @@ class Dispatcher:
             try:
                 found = await self._client.get_workflow_handle(item["_id"]).describe()
             except RPCError as error:
-                if error.status is RPCStatusCode.NOT_FOUND:
+                if error.status is RPCStatusCode.NOT_FOUND and item["state"] == State.ACTIVE:
                     await self._end(item, *_absent(item))
                 return
         if found.status in _ENDS:

@@ -722,8 +722,11 @@ class AdmissionQueue:
 
     async def _note_starts(self, items: Sequence[Fields]) -> Collection[int]:
         at = self.clock()
-        fields = {"state": State.ACTIVE.value, "started_at": at, "due_at": None}
-        updates = [_change(item, fields, rules.started(item, at)) for item in items]
+        fields = {"state": State.ACTIVE.value, "started_at": at}
+        updates = [
+            _change(item, {**fields, "due_at": _cancel_due(item, at)}, rules.started(item, at))
+            for item in items
+        ]
         await self.store.update(updates, ("started_at", at))
         return ()
 
@@ -1106,6 +1109,11 @@ def _change(item: Fields, fields: Fields, events: Sequence[Fields] = ()) -> Item
     """Return the change of a request that is as it was read. Its events are to be sent if a process sends them."""
     unsent = {"unsent": item["queue"]} if events and item.get("relayed") else {}
     return ItemUpdate(id=item["_id"], version=item["v"], set={**fields, **unsent}, events=events)
+
+
+def _cancel_due(item: Fields, at: float) -> float | None:
+    """Return when the end of a task is requested again that starts now; None if it is not to end."""
+    return at + _CANCEL_AGAIN_SEC if item.get("cancel") else None
 
 
 def _step(kind: StepKind, ids: Mapping[str, Any]) -> Fields:
