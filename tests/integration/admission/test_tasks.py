@@ -8,10 +8,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from temporalio.client import WorkflowExecutionStatus
 
 from flowkit import Admission
 from flowkit.adapters.admission import AdmissionStore
+from flowkit.adapters.tasks.store import TaskStore
+from flowkit.admission.dispatcher import Dispatcher
 from flowkit.admission.process import AdmissionProcess, AdmissionSettings
+from flowkit.admission.queue import AdmissionQueue
+from flowkit.client import TaskClient
 from flowkit.errors import AdmissionRejected, TaskCancelled, TaskFailed
 from flowkit.models.admission import Changed, Limits, Priority, Report, State
 from tests.integration.handlers import Quick
@@ -20,7 +25,6 @@ from tests.integration.harness import Harness, eventually, node
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from flowkit.admission.queue import AdmissionQueue
     from flowkit.models.admission import Ticket
 
 pytestmark = pytest.mark.server
@@ -150,3 +154,22 @@ async def test_a_change_of_priority_keeps_the_arrival(harness: Harness) -> None:
         status = await process.queue.status()
         assert (status.pending, status.active, status.by_priority) == (3, 1, {"high": 1, "normal": 2})
         assert [(load.user_id, load.pending, load.active) for load in status.top_users] == [("dora", 3, 1)]
+
+
+async def test_a_start_that_arrives_after_a_cancel_starts_nothing(harness: Harness) -> None:
+    client = await harness.client()
+    store = AdmissionStore(harness.db, queue=harness.queue)
+    queue = AdmissionQueue(store)
+    tasks = TaskClient(client, TaskStore(harness.db), queue=harness.queue)
+    dispatcher = Dispatcher(queue, client, tasks)
+    await submit(harness, harness.queue)
+    [item] = await queue.dispatch()
+    assert (await queue.cancel(harness.queue, reason="test", by="me")).outcome is Changed.REQUESTED
+    await dispatcher._keep_up()
+    await harness.engine({"inline": Inline()})
+    await until(queue, harness.queue, State.CANCELLED)
+    first = await client.get_workflow_handle(harness.queue).describe()
+    await dispatcher._start(item)
+    last = await client.get_workflow_handle(harness.queue).describe()
+    assert (last.run_id, last.status) == (first.run_id, WorkflowExecutionStatus.CANCELED)
+    assert (await until(queue, harness.queue, State.CANCELLED)).cancel_requested is False
