@@ -7,6 +7,7 @@ Each flow must end as the model allows, each job must run once under each id, an
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from collections import Counter
 from functools import partial
@@ -68,9 +69,12 @@ async def create_context(url: str) -> bool:
     return True
 
 
-async def flows_play(processes: Processes, seed: int, first_id: int = 1) -> Counter[str]:
-    """Run one play, and return what has happened how often. Raise AssertionError for all problems of its flows."""
-    play = FlowsPlay(random.Random(seed), first_id, FLOWS, KILLS)
+async def flows_play(processes: Processes, seed: int) -> Counter[str]:
+    """Run one play, and return what has happened how often. Raise AssertionError for all problems of its flows.
+
+    The ids are new ones: Temporal knows the runs of the flows in databases that other plays have used.
+    """
+    play = FlowsPlay(random.Random(seed), secrets.randbelow(40_000_000), FLOWS, KILLS)
     async with Supervisor(honours_ids=True) as supervisor:
         problems = await play.run(processes, supervisor)
     assert not problems, f"FLOWKIT_SEED={seed} repeats the play\n" + "\n".join(problems)
@@ -95,7 +99,7 @@ async def test_flows_end_as_the_model_allows_in_new_plays_each_time(
     show(capsys, f"flows, seed {seed}; `make fuzz SEED={seed}` repeats the plays")
     end = time.monotonic() + 60 * MINUTES * FLOWS_SHARE
     while time.monotonic() < end or not figures:
-        figures.update(await flows_play(processes, seed + figures["play"], 1 + FLOWS * figures["play"]))
+        figures.update(await flows_play(processes, seed + figures["play"]))
         figures["play"] += 1
     show(capsys, f"flows, seed {seed}: {dict(figures)}")
 
