@@ -32,6 +32,7 @@ async def test_an_external_node_and_its_puller_run_again_with_fewer_batches(exte
         OPEN,
     )
     await external.until_node(task_id, "enrich", "finished")
+    await external.until_reported(task_id, "enrich")
     result = await operator.retry_node(task_id, "extract", input_inline={"batches": 2})
     assert [(each["node_id"], each["from"]) for each in result["affected"]] == [
         ("extract", "finished"),
