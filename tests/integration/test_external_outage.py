@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from aiokafka.consumer.group_coordinator import GroupCoordinator
 
 from flowkit.local import Kafka
+from flowkit.testing.external import kafka as clients
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.integration.kafka_side import KafkaSide
 from tests.integration.test_external_worker import Gate
 from tests.kafka_server import Broker
@@ -49,3 +53,17 @@ async def test_a_run_survives_a_restart_of_the_broker_and_workers_end_while_it_i
             await worker.wait_for("TASK_DONE", node="a")
             await side.start("b")
             await worker.wait_for("TASK_DONE", node="b")
+
+
+async def test_a_worker_ends_although_its_consumers_do_not(
+    kafka: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As aiokafka's do now and then while the broker is down."""
+    monkeypatch.setattr(clients, "_STOP_SEC", 0.1)
+    async with KafkaSide(kafka) as side:
+        worker = side.worker(Gate().handler)
+        await worker.start()
+        monkeypatch.setattr(GroupCoordinator, "close", lambda _: asyncio.Event().wait())
+        async with asyncio.timeout(EVENT_TIMEOUT_SEC):
+            await worker.stop()
+        assert not worker.alive

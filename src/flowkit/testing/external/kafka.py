@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_STOP_SEC = 5.0
+
 
 class _Listener:
     """Reports the partitions that a consumer receives."""
@@ -116,9 +118,12 @@ class Consumer:
             await self._client.position(partition)
 
     async def stop(self) -> None:
-        """Leave the group and disconnect."""
+        """Leave the group and disconnect, in bounded time: while the broker is down, aiokafka may wait for it."""
         try:
-            await self._client.stop()
+            async with asyncio.timeout(_STOP_SEC):
+                await self._client.stop()
+        except TimeoutError:
+            await self._disconnect()
         except asyncio.CancelledError:
             # While the broker is unreachable, aiokafka passes on the cancellation of its own fetches.
             if (task := asyncio.current_task()) is not None and task.cancelling():
@@ -126,11 +131,15 @@ class Consumer:
             await self._disconnect()
 
     async def _disconnect(self) -> None:
-        """Do what remains of aiokafka's stop after its fetches."""
-        fetches = list(self._client._fetcher._pending_tasks)
-        for fetch in fetches:
-            fetch.cancel()
-        await asyncio.gather(*fetches, return_exceptions=True)
+        """Do what remains of aiokafka's stop."""
+        names = ("_coordination_task", "_heartbeat_task", "_commit_refresh_task")
+        tasks = [getattr(self._client._coordinator, name, None) for name in names]
+        fetches = getattr(self._client._fetcher, "_pending_tasks", ())
+        pending = [task for task in (*tasks, *fetches) if task is not None]
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending, timeout=_STOP_SEC)
         await self._client._client.close()
 
     async def drop(self) -> None:
