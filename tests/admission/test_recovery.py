@@ -70,13 +70,17 @@ async def test_a_task_that_ends_while_its_start_is_repeated_is_not_started_again
     assert shared.items["t"]["state"] == State.COMPLETED
 
 
-class DiesAfterSettling(MemoryStore):
-    """The store of a process that is killed after it has noted that a request owes nothing any more."""
+class DiesAfterUpdate(MemoryStore):
+    """The store of a process that is killed after it has changed requests in a step of one kind."""
+
+    def __init__(self, shared: Shared, marker: str) -> None:
+        super().__init__(shared)
+        self._marker = marker
 
     async def update(self, updates: Any, marker: tuple[str, Any]) -> set[str]:
-        """End after that note."""
+        """End after a change of that kind."""
         done = await super().update(updates, marker)
-        if marker[0] == "settled":
+        if marker[0] == self._marker:
             raise Outage
         return done
 
@@ -84,7 +88,7 @@ class DiesAfterSettling(MemoryStore):
 async def test_the_place_of_an_expired_request_is_given_back_before_its_id_is_used_again() -> None:
     shared, now = Shared(), 0.0
     shared.limits = Limits(stale_sec=10.0)
-    stores: list[Any] = [MemoryStore(shared), DiesAfterSettling(shared), MemoryStore(shared)]
+    stores: list[Any] = [MemoryStore(shared), DiesAfterUpdate(shared, "settled"), MemoryStore(shared)]
     queue, killed, other = (AdmissionQueue(store, clock=lambda: now) for store in stores)
     await queue.submit(REQUEST)
     now += 11
@@ -158,20 +162,9 @@ async def test_the_place_of_a_submission_that_is_given_up_becomes_free_while_its
     assert (shared.counters["pending"], shared.items) == (0, {})
 
 
-class DiesAfterMoving(MemoryStore):
-    """The store of a process that is killed after it has moved a request."""
-
-    async def update(self, updates: Any, marker: tuple[str, Any]) -> set[str]:
-        """End after the move."""
-        done = await super().update(updates, marker)
-        if marker[0] == "moved":
-            raise Outage
-        return done
-
-
 async def test_a_request_moves_again_only_when_its_last_move_has_ended() -> None:
     shared, now = Shared(), 0.0
-    stores: list[Any] = [MemoryStore(shared), DiesAfterMoving(shared)]
+    stores: list[Any] = [MemoryStore(shared), DiesAfterUpdate(shared, "moved")]
     queue, killed = (AdmissionQueue(store, clock=lambda: now) for store in stores)
     await queue.submit(REQUEST)
     with pytest.raises(Outage):
