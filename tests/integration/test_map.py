@@ -23,7 +23,7 @@ pytestmark = pytest.mark.server
 
 
 class Items(Quick):
-    """Records the items that it receives, and takes a while for each batch."""
+    """Records the items that it receives, takes a while for each batch, and waits before some until it may continue."""
 
     role = "items"
 
@@ -32,10 +32,15 @@ class Items(Quick):
         self.seen: Counter[Any] = Counter()
         self.firsts: list[int] = []
         self.failures = 0
+        self.held_from: int | None = None
+        """The first item that waits for `proceed`, with those after it."""
+        self.proceed = asyncio.Event()
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Record the items, or fail as often as the test says."""
         await ctx.cancellable(wait_seconds(self.seconds))
+        if self.held_from is not None and batch.payload["first"] >= self.held_from:
+            await ctx.cancellable(self.proceed.wait())
         if self.failures:
             self.failures -= 1
             return BatchResult(success=False, reason_code="flaky", error="as ordered")
@@ -125,7 +130,7 @@ async def test_an_expression_that_gives_no_list_fails_the_node(
 async def test_a_retried_node_evaluates_its_items_again_and_status_shows_how_many_are_left(
     harness: Harness,
 ) -> None:
-    engine, items = await harness.engine(), Items(0.05)
+    engine, items = await harness.engine(), Items()
     await harness.worker({"items": items}, concurrency=4)
     increment = {"io": {"fn": "vars.incr", "fn_args": {"key": "n"}}}
     task_id = await harness.coordinator.create_task(
@@ -139,7 +144,7 @@ async def test_a_retried_node_evaluates_its_items_again_and_status_shows_how_man
         },
     )
     await harness.until_node(task_id, "m", "finished")
-    items.seconds = 0.5
+    items.held_from = 6
     await engine.retry_node(task_id, "n")
 
     async def shows_progress() -> bool:
@@ -147,9 +152,10 @@ async def test_a_retried_node_evaluates_its_items_again_and_status_shows_how_man
             FLOWKIT, "status", task_id, env=harness.environment, stdout=asyncio.subprocess.PIPE
         )
         printed, _ = await command.communicate()
-        return re.search(r"2 shards on 1 worker,\s+\d of\s+10", printed.decode()) is not None
+        return re.search(r"2 shards on 1 worker,\s+6 of\s+10", printed.decode()) is not None
 
     await eventually(shows_progress)
+    items.proceed.set()
     await harness.until_node(task_id, "m", "finished")
     assert items.seen == Counter([1, 2, *[*range(101, 110)] * 2])
     await engine.decide(task_id, "open", "approve")
