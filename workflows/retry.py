@@ -104,6 +104,7 @@ def _read_report(report: dict[Any, Any], error_type: str | None, message: str) -
         worker=_short(report.get("worker"), ID_CHARS),
         version=_short(report.get("version"), VERSION_CHARS),
         pinned=_short(report.get("pinned"), VERSION_CHARS),
+        lost_at=_seconds(report.get("lost_at")),
     )
 
 
@@ -127,14 +128,24 @@ def _epoch(value: object) -> int:
     return value if isinstance(value, int) and value is not True and 0 <= value <= _LARGEST_EPOCH else 0
 
 
+def _seconds(value: object) -> float:
+    return value if isinstance(value, float) and 0 <= value < math.inf else 0.0
+
+
 def decide(
-    policy: RetryPolicy, failure: AttemptFailure, state: NodeState, random_value: float
+    policy: RetryPolicy,
+    failure: AttemptFailure,
+    state: NodeState,
+    random_value: float,
+    *,
+    loss_counts: bool = True,
 ) -> Retry | Fail:
     """Count `failure` in `state` and decide whether to retry.
 
     `retry_policy.max` limits failures, and MAX_LOSSES limits losses. Hand-overs, epoch conflicts and yields do not
-    count against any budget, but MAX_IDLE_YIELDS limits the yields of external workers in a row. A fenced attempt is outdated, so its node fails without a retry. `random_value`, from 0 to
-    1, determines the jitter.
+    count against any budget, but MAX_IDLE_YIELDS limits the yields of external workers in a row. A fenced attempt is
+    outdated, so its node fails without a retry. `random_value`, from 0 to 1, determines the jitter. `loss_counts` is
+    False for a loss that belongs to one that has counted (`is_same_loss`).
     """
     state.free = failure.kind is not FailureKind.FAILURE
     match failure.kind:
@@ -146,10 +157,19 @@ def decide(
         case FailureKind.YIELDED:
             return _after_yield(failure, state)
         case FailureKind.LOSS:
-            return _after_loss(failure, state)
+            return _after_loss(failure, state, counts=loss_counts)
         case FailureKind.FENCED:
             return Fail(code=failure.code, message=failure.message)
     return _after_failure(policy, failure, state, random_value)
+
+
+def is_same_loss(counted_at: float, lost_at: float, lease_ttl_sec: float) -> bool:
+    """Return whether two losses of attempts of one node have probably the same cause, such as a worker that ran both.
+
+    The heartbeats of a worker, and an outage of Temporal, end for all its attempts at about the same time. An attempt that
+    takes over the work of a lost one begins a lease later.
+    """
+    return lost_at < counted_at + lease_ttl_sec / 2
 
 
 def _after_yield(failure: AttemptFailure, state: NodeState) -> Retry | Fail:
@@ -164,8 +184,8 @@ def _after_yield(failure: AttemptFailure, state: NodeState) -> Retry | Fail:
     return Retry(after_sec=yield_backoff(failure.code, state.yields))
 
 
-def _after_loss(failure: AttemptFailure, state: NodeState) -> Retry | Fail:
-    state.losses += 1
+def _after_loss(failure: AttemptFailure, state: NodeState, *, counts: bool) -> Retry | Fail:
+    state.losses += counts
     if state.losses > MAX_LOSSES:
         message = (
             f"the node lost the process that ran it {state.losses} times, the last time as {failure.code}"

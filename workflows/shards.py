@@ -9,6 +9,7 @@ follows, which finds all batches processed and finishes the node.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,13 +19,14 @@ from temporalio import workflow
 from flowkit.models import AttemptFailure, FailureKind, NodeStatus
 from flowkit.workflows.display.summaries import shard_timer_summary
 from flowkit.workflows.payloads import read_shard_result
-from flowkit.workflows.retry import Fail, decide, describe_runner, note_failure
+from flowkit.workflows.retry import Fail, decide, describe_runner, is_same_loss, note_failure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import Node, NodeState, ShardStarted
+    from flowkit.workflows.retry import Retry
 
 
 class RunningNodes(Protocol):
@@ -53,12 +55,14 @@ class Shards:
         nodes: RunningNodes,
         node: Node,
         state: NodeState,
+        lease_ttl_sec: float,
         run_attempt: Callable[[int], Awaitable[Any]],
     ) -> None:
         """`run_attempt` runs the next attempt of the node for a shard. It returns the result or an AttemptFailure."""
         self._nodes = nodes
         self._node = node
         self._state = state
+        self._lease_ttl_sec = lease_ttl_sec
         self._run_attempt = run_attempt
         self._next: deque[int] = deque([1])
         """The numbers of the shards that start next."""
@@ -76,6 +80,8 @@ class Shards:
         """The epochs of the attempts in flight, by shard."""
         self.epochs: set[int] = set()
         """The same epochs. The set changes in place."""
+        self._loss_counted_at = -math.inf
+        """When the last loss that counted took place."""
         self._exhausted = False
         """Whether a shard has found no more batches, so that only those start again that have left some."""
         self._failed = False
@@ -185,10 +191,8 @@ class Shards:
 
     async def _await_retry(self, shard: int, failure: AttemptFailure) -> None:
         """Decide whether a shard runs again, and wait until it may. Its next attempt continues with what it has left."""
-        if failure.kind is FailureKind.FENCED:
-            failure = replace(failure, kind=FailureKind.LOSS)
-        policy, state, node = self._node.retry_policy, self._state, self._node
-        decision = decide(policy, failure, state, workflow.random().random() if policy.jitter else 0.0)
+        state, node = self._state, self._node
+        decision = self._decide(failure)
         if isinstance(decision, Fail):
             note_failure(state, decision.code, decision.message, describe_runner(failure))
             self._failed = True
@@ -200,6 +204,17 @@ class Shards:
                 decision.after_sec, summary=shard_timer_summary(node, shard, failure.code, decision.after_sec)
             )
         self._next.append(shard)
+
+    def _decide(self, failure: AttemptFailure) -> Retry | Fail:
+        """Decide whether a shard runs again. The shards that a lost worker ran count as one loss of the node."""
+        policy, lost_at = self._node.retry_policy, failure.lost_at
+        if failure.kind is FailureKind.FENCED:
+            failure, lost_at = replace(failure, kind=FailureKind.LOSS), workflow.now().timestamp()
+        counts = not lost_at or not is_same_loss(self._loss_counted_at, lost_at, self._lease_ttl_sec)
+        if counts and lost_at:
+            self._loss_counted_at = lost_at
+        chance = workflow.random().random() if policy.jitter else 0.0
+        return decide(policy, failure, self._state, chance, loss_counts=counts)
 
     async def _stop(self) -> None:
         """Cancel all shards, and wait until they have ended."""

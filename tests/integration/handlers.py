@@ -169,6 +169,16 @@ class Sharing(Paced):
         return await Quick.process_batch(self, batch, ctx)
 
 
+class Stuck(Sharing):
+    """Processes the first batch of its input, and never completes another one."""
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Return one metrics row, or wait until the process ends."""
+        if batch.payload["ref"]["batch_uid"] != "b0":
+            await ctx.cancellable(asyncio.Event().wait())
+        return await Quick.process_batch(self, batch, ctx)
+
+
 class Stubborn(Quick):
     """Ignores its cancel flag and takes `pause` seconds."""
 

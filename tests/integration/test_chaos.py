@@ -87,7 +87,8 @@ async def test_random_tasks_end_as_predicted_and_count_once_under_random_faults(
         assert not run.problems, "\n".join(run.problems)
         assert accepted, "no attempt ran on an external worker"
         assert run.figures.inline[INLINE], "no attempt ran inline"
-        assert run.figures.worker_lost <= run.figures.tasks // 20
+        lost = run.figures.worker_lost
+        assert len(lost) <= run.figures.tasks // 20, "\n".join(lost)
     except BaseException as error:
         error.add_note(f"seed {seed}: repeat it with `{repeat}`")
         raise

@@ -13,7 +13,7 @@ from flowkit.activities import role_attempt
 from flowkit.errors import ActionRejected
 from flowkit.models import TaskStatus
 from tests.integration.handlers import Failing, Quick
-from tests.integration.harness import FLOWKIT, Harness, node, wait_seconds
+from tests.integration.harness import FLOWKIT, Harness, eventually, node, wait_seconds
 from tests.integration.test_continue_as_new import histories, replay
 
 if TYPE_CHECKING:
@@ -60,19 +60,27 @@ async def test_shards_process_the_batches_of_a_node_together(harness: Harness) -
     await replay(await histories(harness, task_id))
 
 
-async def test_a_worker_that_dies_leaves_its_batches_to_the_others(harness: Harness) -> None:
+async def test_a_worker_that_dies_leaves_its_batches_to_the_others_and_counts_as_one_loss(
+    harness: Harness,
+) -> None:
     harness.settings["lease_ttl_sec"] = 3
     engine = await harness.engine()
     await harness.worker({"quick": Quick()})
-    dying = [harness.worker_process("Sharing") for _ in range(2)]
+    dying = harness.process("worker", "tests.integration.handlers:Stuck", "--concurrency", "8")
     task_id = await harness.create(
-        node("a", inline={"batches": 300}), wide(parallel=6), node("end", "quick", "w")
+        node("a", inline={"batches": 60}), wide(parallel=8), node("end", "quick", "w")
     )
-    await harness.until_batches(task_id, "w", 30)
-    dying[0].kill()
+
+    async def all_run() -> bool:
+        return await harness.db.node_shards.count_documents({"task_id": task_id, "status": "running"}) == 8
+
+    await eventually(all_run)
+    await harness.until_batches(task_id, "w", 1)
+    dying.kill()
+    harness.worker_process("Sharing")
     assert await engine.wait(task_id, 90) is TaskStatus.FINISHED
     rows = await harness.rows(task_id, "w")
-    assert len({row["batch_uid"] for row in rows}) == len(rows) == 300
+    assert len({row["batch_uid"] for row in rows}) == len(rows) == 60
     assert any(row.get("fence", 0) > 1 for row in rows)
     await replay(await histories(harness, task_id))
 

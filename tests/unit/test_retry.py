@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from tests.unit.property_examples import examples
 
 from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy
-from flowkit.workflows.retry import MAX_IDLE_YIELDS, MAX_LOSSES, Fail, Retry, backoff, decide
+from flowkit.workflows.retry import (
+    MAX_IDLE_YIELDS,
+    MAX_LOSSES,
+    Fail,
+    Retry,
+    backoff,
+    classify,
+    decide,
+    is_same_loss,
+)
 
 BOOM = AttemptFailure(kind=FailureKind.FAILURE, code="boom", message="it broke")
 LOST = AttemptFailure(kind=FailureKind.LOSS, code="lease_lost", message="no heartbeat")
@@ -91,6 +100,24 @@ def test_sixth_loss_ends_the_node_as_worker_lost() -> None:
     assert decision.code == "worker_lost"
     assert "lease_lost" in decision.message
     assert MAX_LOSSES == 5
+
+
+def test_losses_within_half_a_lease_have_the_same_cause_and_the_later_one_does_not_count() -> None:
+    assert is_same_loss(100.0, 100.0, 45.0)
+    assert is_same_loss(100.0, 122.4, 45.0)
+    assert is_same_loss(100.0, 40.0, 45.0)
+    assert not is_same_loss(100.0, 122.5, 45.0)
+    assert not is_same_loss(-math.inf, 100.0, 45.0)
+    state = NodeState(losses=5)
+    decision = decide(RetryPolicy(max=0), LOST, state, 0.0, loss_counts=False)
+    assert (decision, state.losses) == (Retry(after_sec=16.0), 5)
+
+
+@pytest.mark.parametrize("lost_at", ["soon", -1.0, math.inf, math.nan, True, None])
+def test_a_wrong_time_of_a_loss_counts_as_unknown(lost_at: object) -> None:
+    report = {"kind": "loss", "code": "lease_lost", "lost_at": lost_at}
+    assert classify("x", "y", [report], permanent=False).lost_at == 0.0
+    assert classify("x", "y", [{**report, "lost_at": 12.5}], permanent=False).lost_at == 12.5
 
 
 def test_waits_after_losses_grow_from_1_to_30_seconds() -> None:

@@ -126,6 +126,8 @@ class AttemptFailure:
     version: str = ""
     pinned: str = ""
     """The version that the task has fixed for the role, if the worker of a hand-over has another one."""
+    lost_at: float = 0.0
+    """When Temporal noticed the loss of a worker, in seconds since the epoch by Temporal's clock; 0 if unknown."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

@@ -80,14 +80,14 @@ class Figures:
     histories: int = 0
     inline: Counter[str] = field(default_factory=Counter)
     """Inline attempts, and those of them that fell back."""
-    worker_lost: int = 0
-    """Tasks that are not compared, because a node failed as `worker_lost`."""
+    worker_lost: list[str] = field(default_factory=list)
+    """Nodes that failed as `worker_lost`. Their tasks are not compared."""
     statuses: Counter[str] = field(default_factory=Counter)
     injected: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        given_up = f", {self.worker_lost} with worker_lost" if self.worker_lost else ""
+        given_up = f", {len(self.worker_lost)} nodes with worker_lost" if self.worker_lost else ""
         inline = f"{listed(self.inline)}, " if self.inline else ""
         seconds = ", ".join(f"{seconds:.0f} s {what}" for what, seconds in self.seconds.items())
         return (
@@ -436,7 +436,7 @@ class Run:
         counted = [node for node in calls if "applied_generation" in comparison.entries.get(node.node_id, {})]
         figures.increments += len(counted)
         if comparison.worker_lost:
-            figures.worker_lost += 1
+            figures.worker_lost += comparison.worker_lost
         else:
             self.problems += comparison.problems()
 

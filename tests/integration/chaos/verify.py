@@ -77,13 +77,14 @@ class Comparison:
         """Whether nodes may end differently from the model, because a cancel or a failure stopped the task."""
 
     @property
-    def worker_lost(self) -> bool:
-        """Whether a node failed after more losses than its budget allows. The model does not cover its task then."""
-        return any(
-            str(entry.get("last_error", "")).startswith("worker_lost")
+    def worker_lost(self) -> list[str]:
+        """The nodes that failed after more losses than their budget allows. The model does not cover their task then."""
+        return [
+            f"{self.plan.task_id}, {node_id}, epoch {entry['attempt_epoch']}: {entry['last_error']}"
+            for node_id, entry in self.entries.items()
+            if str(entry.get("last_error", "")).startswith("worker_lost")
             and entry["attempt_epoch"] > MOST_LOSSES
-            for entry in self.entries.values()
-        )
+        ]
 
     @property
     def interrupted(self) -> int:
