@@ -15,11 +15,12 @@ import aiohttp
 
 from benchmarks import baseline, flows_by_hand
 from benchmarks.flows_by_hand import CALLER, CONTEXT, TIMEOUT_SEC
-from benchmarks.processes import flowkit, free_port, process
+from benchmarks.processes import flowkit, process
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.connection import connect
 from flowkit.gateway.client import GatewayClient, GatewayUnavailable
+from flowkit.local.ports import free_port
 from flowkit.models import TaskStatus
 
 if TYPE_CHECKING:

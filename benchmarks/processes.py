@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 import subprocess
 import sys
 import time
@@ -43,13 +42,6 @@ def _with_bytecode(environment: Mapping[str, str]) -> dict[str, str]:
     Without the cache, programs compile modules at each import, and a sandboxed workflow imports its own in every run.
     """
     return {name: value for name, value in environment.items() if name != "PYTHONDONTWRITEBYTECODE"}
-
-
-def free_port() -> int:
-    """Return a TCP port of the loopback address that no program uses at the moment."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 def machine() -> str:

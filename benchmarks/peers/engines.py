@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 from benchmarks.peers.plan import Plan
 from benchmarks.peers.postgres import missing as postgres_missing
 from benchmarks.peers.postgres import postgres
-from benchmarks.processes import free_port
+from flowkit.local.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.processes import free_port
+from flowkit.local.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,6 +1,8 @@
 """A server as a child process: its start, its log and its errors."""
 
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from tests.local.processes import (
     wait_until,
 )
 
+from flowkit.local import ports
 from flowkit.local.errors import FolderInUse, FolderNotWritable, PortInUse, ServerEnded, ServerNotReady
 
 
@@ -105,3 +108,19 @@ def test_a_server_can_start_after_a_cancelled_start(tmp_path: Path) -> None:
     server.start()
     assert server.running
     server.stop()
+
+
+def test_a_free_port_is_chosen_once_although_no_server_listens_on_it_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two = [ports.free_port(), ports.free_port()]
+    monkeypatch.setattr(ports, "CANDIDATES", two)
+    with pytest.raises(StopIteration):
+        ports.free_port()
+    command = [
+        sys.executable,
+        "-c",
+        f"from flowkit.local import ports; ports.CANDIDATES = {two}; print(ports.free_port())",
+    ]
+    other = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "StopIteration" in other.stderr, "another process does not choose them either"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-TIMEOUT_SEC = 30.0
+TIMEOUT_SEC = 90.0
 IGNORES_SIGTERM = 'trap "" TERM; sh -c \'trap "" TERM; echo $$ > "$0"; while :; do sleep 1; done\' "$0"'
 """A shell and its child, both of which ignore SIGTERM; the child writes its id into the file named as $0."""
 

@@ -175,26 +175,31 @@ class Dispatcher:
                 await self._start(item)
                 cancelled = await cancel()
             if not cancelled:
-                await self._check(item, asyncio.Semaphore())
+                await self._check(item)
         except (TemporalUnavailable, RPCError) as error:
             _logger.warning("task %s cannot be cancelled now: %s", item["_id"], error)
 
     async def _reconcile(self) -> None:
         """Look at the workflows of active tasks, and end the requests whose workflow has ended."""
         limit, after = asyncio.Semaphore(_CHECKS), ""
+
+        async def check(item: Fields) -> None:
+            async with limit:
+                await self._check(item)
+
         while items := await self._queue.store.in_state(State.ACTIVE, after=after):
             after = items[-1]["_id"]
             tasks = [item for item in items if item["kind"] == Kind.TASK]
-            await asyncio.gather(*(self._check(item, limit) for item in tasks))
+            await asyncio.gather(*(check(item) for item in tasks))
 
-    async def _check(self, item: Fields, limit: asyncio.Semaphore) -> None:
-        async with limit:
-            try:
-                found = await self._client.get_workflow_handle(item["_id"]).describe()
-            except RPCError as error:
-                if error.status is RPCStatusCode.NOT_FOUND and item["state"] == State.ACTIVE:
-                    await self._end(item, *_absent(item))
-                return
+    async def _check(self, item: Fields) -> None:
+        """End a request whose workflow has ended or, while it is active, does not exist."""
+        try:
+            found = await self._client.get_workflow_handle(item["_id"]).describe()
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND and item["state"] == State.ACTIVE:
+                await self._end(item, *_absent(item))
+            return
         if found.status in _ENDS:
             await self._end(item, *_ENDS[found.status])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +19,32 @@ HOST = "127.0.0.1"
 CANDIDATES = range(20_000, 32_768)
 
 
+_MOST_RESERVED = 200
+_reserved: deque[int] = deque()
+"""File descriptors of the UDP sockets that reserve ports."""
+
+
 def free_port() -> int:
-    """Return a random free port. Random, so that processes that choose at the same time rarely collide."""
-    return next(port for port in random.SystemRandom().sample(CANDIDATES, len(CANDIDATES)) if is_free(port))
+    """Return a random free port. No other process receives it from this function while this process runs.
+
+    The server on the port may start much later, and start again. A process reserves the last 200 ports that it chose.
+    """
+    ports = random.SystemRandom().sample(CANDIDATES, len(CANDIDATES))
+    return next(port for port in ports if is_free(port) and _reserve(port))
+
+
+def _reserve(port: int) -> bool:
+    """Bind the UDP port of this number, on which no server listens: a lock that ends with the process."""
+    lock = socket.socket(type=socket.SOCK_DGRAM)
+    try:
+        lock.bind((HOST, port))
+    except OSError:
+        lock.close()
+        return False
+    _reserved.append(lock.detach())
+    if len(_reserved) > _MOST_RESERVED:
+        os.close(_reserved.popleft())
+    return True
 
 
 def is_free(port: int) -> bool:
