@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Fields = dict[str, Any]
 
 USERS: Final = 40
+FLOODER: Final = "u2"
+FLOODER_MOST: Final = 3
+"""How many requests of this user may be open."""
 LIMITS: Final = Limits(
     max_pending=40,
     max_per_user=6,
@@ -26,7 +29,7 @@ LIMITS: Final = Limits(
     users={
         "u0": Override(max_active=1),
         "u1": Override(max_active=2, max_total=5),
-        "u2": Override(max_active=1, max_total=3),
+        FLOODER: Override(max_active=1, max_total=FLOODER_MOST),
     },
 )
 ENDS: Final = {
@@ -64,7 +67,7 @@ class Wanted:
     id: str
     user_id: str
     priority: Priority
-    is_task: bool
+    is_task: bool = False
     doors: Sequence[Door]
     """Through which doors it is submitted, at the same time."""
     repeat: Door | None = None

@@ -18,6 +18,8 @@ import aiohttp
 from aiokafka import AIOKafkaConsumer
 from tests.admission.events import requested
 from tests.fuzz.admission_model import (
+    FLOODER,
+    FLOODER_MOST,
     LIMITS,
     USERS,
     Door,
@@ -196,6 +198,9 @@ class Executor:
         self._running: dict[str, str] = {}
         """Users of the executions that run, as the queue must see it."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self.may_end = asyncio.Event()
+        """Executions do not end while it is not set."""
+        self.may_end.set()
 
     def receive(self, kind: str, body: Fields) -> None:
         """Note a command. One that is repeated has no effect."""
@@ -232,6 +237,7 @@ class Executor:
         waits = [asyncio.create_task(wait_seconds(seconds)), asyncio.create_task(stop.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         waits[1].cancel()
+        await self.may_end.wait()
         self._journal.reports[id] = State.CANCELLED if stop.is_set() else ended
         self._running.pop(id, None)
         await self._play.send(f"execution_{self._journal.reports[id].value}", id, exit_code=0)
@@ -255,6 +261,10 @@ class Play:
         calm = [self._calm_request(f"{name}-calm-{number}") for number in range(CALM)]
         rest = [random_request(chance, f"{name}-{number}", size.rest) for number in range(size.requests)]
         self.calm, self._rest = calm, rest
+        self._flood = [
+            Wanted(id=f"{name}-flood-{number}", user_id=FLOODER, priority=Priority.NORMAL, doors=[door])
+            for number, door in enumerate([*[Door.QUEUE] * (FLOODER_MOST + 1), Door.HTTP])
+        ]
         self._faults = [
             (chance.uniform(*size.pause), kind, chance.uniform(*size.away)) for kind in size.faults
         ]
@@ -277,7 +287,7 @@ class Play:
     @property
     def requests(self) -> list[Wanted]:
         """All requests."""
-        return [*self.calm, *self._rest]
+        return [*self.calm, *self._flood, *self._rest]
 
     async def run(self) -> list[str]:
         """Play, wait until everything has ended, and return all problems."""
@@ -305,6 +315,7 @@ class Play:
 
     async def _play_and_drain(self, reader: AIOKafkaConsumer) -> None:
         await eventually(lambda: self._have_started(self.calm))
+        await self._exceed_limit()
         self.plant.running.extend(self.plant.dispatchers[1:])
         left = iter(self._rest)
         async with asyncio.TaskGroup() as group:
@@ -319,6 +330,13 @@ class Play:
         await self._check_counters()
         await self._check_tasks()
         await eventually(partial(self._has_read_all, reader))
+
+    async def _exceed_limit(self) -> None:
+        """Submit more requests of one user than may be open, while none of them ends."""
+        self.executor.may_end.clear()
+        for wanted in self._flood:
+            await self._submit(wanted, wanted.doors[0])
+        self.executor.may_end.set()
 
     async def _have_started(self, some: Sequence[Wanted]) -> bool:
         items = await self.queue.store.load({wanted.id for wanted in some})
