@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -61,10 +62,14 @@ async def test_busy_process_ends_with_its_worker(tmp_path: Path, how: signal.Sig
     script, reported = tmp_path / "worker.py", tmp_path / "pid"
     script.write_text(WORKER, encoding="utf-8")
     worker = await asyncio.create_subprocess_exec(sys.executable, str(script), str(reported))
-    computing = await pid_in(reported)
-    worker.send_signal(how)
-    await worker.wait()
-    await until_gone(computing)
+    try:
+        computing = await pid_in(reported)
+        worker.send_signal(how)
+        await worker.wait()
+        await until_gone(computing)
+    finally:
+        with suppress(ProcessLookupError):
+            worker.kill()
 
 
 # --- concurrent batches -------------------------------------------------------------------------------------------
