@@ -577,10 +577,7 @@ async def _run_shards(nodes: RunningNodes, node: Node, state: NodeState) -> Node
     The loop begins with the wait for a retry of the attempt that follows them, as `_run_attempts` does.
     """
     await _wait_for_retry(nodes, node, state)
-    lease_ttl_sec = nodes.settings.lease_ttl_sec
-    shards = Shards(
-        nodes, node, state, lease_ttl_sec, lambda shard: _run_activity(nodes, node, state, None, shard)
-    )
+    shards = Shards(nodes, node, state, lambda shard: _run_activity(nodes, node, state, None, shard))
     nodes.shards[node.index], nodes.scheduler.shard_epochs[node.index] = shards, shards.epochs
     try:
         processed = await shards.run()

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from flowkit.models import Node, NodeState, ShardStarted
+    from flowkit.models import Node, NodeState, Settings, ShardStarted
     from flowkit.workflows.retry import Retry
 
 
 class RunningNodes(Protocol):
     """What shards need of the running nodes of their task (`node.RunningNodes`)."""
 
+    settings: Settings
     before_immediate_retry: Callable[[], Awaitable[None]]
 
     def starts_no_attempt_of(self, node: Node) -> bool:
@@ -55,14 +56,12 @@ class Shards:
         nodes: RunningNodes,
         node: Node,
         state: NodeState,
-        lease_ttl_sec: float,
         run_attempt: Callable[[int], Awaitable[Any]],
     ) -> None:
         """`run_attempt` runs the next attempt of the node for a shard. It returns the result or an AttemptFailure."""
         self._nodes = nodes
         self._node = node
         self._state = state
-        self._lease_ttl_sec = lease_ttl_sec
         self._run_attempt = run_attempt
         self._next: deque[int] = deque([1])
         """The numbers of the shards that start next."""
@@ -210,7 +209,9 @@ class Shards:
         policy, lost_at = self._node.retry_policy, failure.lost_at
         if failure.kind is FailureKind.FENCED:
             failure, lost_at = replace(failure, kind=FailureKind.LOSS), workflow.now().timestamp()
-        counts = not lost_at or not is_same_loss(self._loss_counted_at, lost_at, self._lease_ttl_sec)
+        counts = not lost_at or not is_same_loss(
+            self._loss_counted_at, lost_at, self._nodes.settings.lease_ttl_sec
+        )
         if counts and lost_at:
             self._loss_counted_at = lost_at
         chance = workflow.random().random() if policy.jitter else 0.0

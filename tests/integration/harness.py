@@ -157,6 +157,18 @@ class Harness:
         """Start a worker in its own process, for handlers of `handlers.py`."""
         return self.process("worker", *(f"tests.integration.handlers:{name}" for name in handlers))
 
+    async def command(self, *arguments: str) -> str:
+        """Return what a `flowkit` command prints, with its errors, on lines of up to 200 characters."""
+        running = await asyncio.create_subprocess_exec(
+            FLOWKIT,
+            *arguments,
+            env=self.environment | {"COLUMNS": "200"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        printed, _ = await running.communicate()
+        return printed.decode()
+
     async def create(self, *nodes: dict[str, Any], **graph: Any) -> str:
         """Start a task of these nodes."""
         return await self.coordinator.create_task(params={}, graph={"nodes": list(nodes), **graph})

@@ -12,7 +12,7 @@ import pytest
 from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
 from tests.integration.handlers import Quick
-from tests.integration.harness import FLOWKIT, Harness, eventually, node, wait_seconds
+from tests.integration.harness import Harness, eventually, node, wait_seconds
 from tests.integration.test_continue_as_new import histories, replay
 
 if TYPE_CHECKING:
@@ -148,11 +148,8 @@ async def test_a_retried_node_evaluates_its_items_again_and_status_shows_how_man
     await engine.retry_node(task_id, "n")
 
     async def shows_progress() -> bool:
-        command = await asyncio.create_subprocess_exec(
-            FLOWKIT, "status", task_id, env=harness.environment, stdout=asyncio.subprocess.PIPE
-        )
-        printed, _ = await command.communicate()
-        return re.search(r"2 shards on 1 worker,\s+6 of\s+10", printed.decode()) is not None
+        printed = await harness.command("status", task_id)
+        return re.search(r"2 shards on 1 worker,\s+6 of\s+10", printed) is not None
 
     await eventually(shows_progress)
     items.proceed.set()

@@ -15,7 +15,7 @@ from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
 from flowkit.workflows.task import Task
 from tests.integration.handlers import Quick
-from tests.integration.harness import FLOWKIT, Harness, eventually, node
+from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_continue_as_new import histories, replay
 
 if TYPE_CHECKING:
@@ -87,30 +87,17 @@ async def test_failed_batches_are_set_aside_and_the_node_finishes(harness: Harne
     result = await harness.result(task_id)
     assert result.failed_batches == {"p": 3}
     assert (await harness.document(task_id))["result"]["failed_batches"] == {"p": 3}
-    printed = await call(harness, "batches", task_id, "p", "--failed")
+    printed = await harness.command("batches", task_id, "p", "--failed")
     assert re.search(r"b3 +failed +\d .*OSError: cannot read b3 \(set aside after 2 tries\)", printed), (
         printed
     )
     assert printed.splitlines()[-1] == "failed batches 1 to 3 of 3"
-    assert "3 batches are set aside" in await call(harness, "status", task_id)
+    assert "3 batches are set aside" in await harness.command("status", task_id)
     shown = f"3 batches are set aside in p: `flowkit batches {task_id} p --failed`"
-    assert shown in await call(harness, "result", task_id)
+    assert shown in await harness.command("result", task_id)
     details = await (await harness.handle(task_id)).query("__temporal_workflow_metadata")
     assert "3 batches are set aside" in str(details)
     await replay(await histories(harness, task_id))
-
-
-async def call(harness: Harness, *arguments: str) -> str:
-    """Return what a command prints."""
-    command = await asyncio.create_subprocess_exec(
-        FLOWKIT,
-        *arguments,
-        env=harness.environment | {"COLUMNS": "200"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    printed, _ = await command.communicate()
-    return printed.decode()
 
 
 @pytest.mark.parametrize(
@@ -232,7 +219,7 @@ async def test_an_operator_tries_batches_again_and_skips_others(harness: Harness
         ("p", "finished", "finished")
     ]
     assert (await harness.node(task_id, "p"))["failed_batches"] == 1
-    printed = await call(harness, "batches", task_id, "p", "--failed")
+    printed = await harness.command("batches", task_id, "p", "--failed")
     assert re.search(r"b3 +skipped ", printed), printed
     await engine.retry_batches(task_id, "p")
     await until_known(harness, task_id, "child", 5)
@@ -286,7 +273,7 @@ async def test_a_rerun_tries_only_the_batches_that_were_set_aside(harness: Harne
     handler.tries.clear()
     with pytest.raises(ActionRejected, match="node 'a' has set no batch aside"):
         await engine.rerun(task_id, failed_batches_of=["a"])
-    shown = await call(harness, "rerun", task_id, "--failed-batches", "p")
+    shown = await harness.command("rerun", task_id, "--failed-batches", "p")
     assert f"task {task_id} runs again as run 2, with 2 nodes" in shown
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
     assert tried(handler) == {"b1": 1, "b3": 1}

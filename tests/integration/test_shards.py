@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from flowkit.activities import role_attempt
 from flowkit.errors import ActionRejected
 from flowkit.models import TaskStatus
 from tests.integration.handlers import Failing, Quick
-from tests.integration.harness import FLOWKIT, Harness, eventually, node, wait_seconds
+from tests.integration.harness import Harness, eventually, node, wait_seconds
 from tests.integration.test_continue_as_new import histories, replay
 
 if TYPE_CHECKING:
@@ -90,15 +89,8 @@ async def test_status_and_details_show_how_far_the_shards_are(harness: Harness) 
     await harness.worker({"quick": Quick(), "shared": Shared(0.2)}, concurrency=4)
     task_id = await harness.create(node("a", inline={"batches": 500}), wide(parallel=3))
     await harness.until_batches(task_id, "w", 12)
-    command = await asyncio.create_subprocess_exec(
-        FLOWKIT,
-        "status",
-        task_id,
-        env=harness.environment | {"COLUMNS": "200"},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    printed, _ = await command.communicate()
-    shown = next(line for line in printed.decode().splitlines() if line.startswith("w "))
+    printed = await harness.command("status", task_id)
+    shown = next(line for line in printed.splitlines() if line.startswith("w "))
     assert re.search(r"3 shards on 1 worker, \d+ of 500, [\d.]+/s, .* left", shown), shown
     details = await (await harness.handle(task_id)).query("__temporal_workflow_metadata")
     assert "3 shards of up to 3" in str(details)

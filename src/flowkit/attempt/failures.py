@@ -104,9 +104,9 @@ def handed_over(message: str) -> AttemptFailure:
     return AttemptFailure(kind=FailureKind.HANDOVER, code=reason_codes.WORKER_SHUTDOWN, message=message)
 
 
-def lost(code: str, message: str) -> AttemptFailure:
+def lost(code: str, message: str, lost_at: float = 0.0) -> AttemptFailure:
     """Return the loss of an attempt whose worker disappeared or cannot run it."""
-    return AttemptFailure(kind=FailureKind.LOSS, code=code, message=message)
+    return AttemptFailure(kind=FailureKind.LOSS, code=code, message=message, lost_at=lost_at)
 
 
 def cut(text: str) -> str:

@@ -191,8 +191,8 @@ class Attempt:
         worker_id, version = holder or ("", "")
         shown = f"worker {worker_id} (version {version})" if version else f"worker {worker_id}"
         named = f"{shown}, which ran this attempt," if worker_id else "the worker that ran this attempt"
-        loss = lost(reason_codes.LEASE_LOST, f"{named} stopped sending heartbeats")
-        return replace(loss, lost_at=self._info.current_attempt_scheduled_time.timestamp())
+        noticed_at = self._info.current_attempt_scheduled_time.timestamp()
+        return lost(reason_codes.LEASE_LOST, f"{named} stopped sending heartbeats", noticed_at)
 
     async def _run_checked(self) -> AttemptResult:
         """Check that engine and worker share a database, then run the executor. Raise AttemptFailed, or Flagged as is."""
