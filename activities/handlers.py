@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from flowkit.activities.context import RunContext
 
 
+PERMANENT_ERRORS = (TypeError, ValueError, KeyError)
+"""The errors that `RoleHandler.classify_error` takes for bad input."""
+
+
 class Batch(BaseModel):
     """One portion of a node's input. If `batch_uid` is None, FlowKit uses a hash of the payload.
 
@@ -140,7 +144,7 @@ class RoleHandler:
 
     def classify_error(self, exc: BaseException) -> tuple[str, bool]:
         """Return `(reason_code, permanent)` for an exception that another method raised."""
-        if isinstance(exc, (TypeError, ValueError, KeyError)):
+        if isinstance(exc, PERMANENT_ERRORS):
             return reason_codes.BAD_INPUT, True
         return reason_codes.UNEXPECTED_ERROR, False
 
