@@ -174,6 +174,34 @@ def misspelled_hook(handler: RoleHandler) -> str | None:
     return None
 
 
+_ARGUMENTS = {
+    "init": ("info",),
+    "load_input": ("input_ref", "input_inline"),
+    "iter_batches": ("loaded",),
+    "process_batch": ("batch", "ctx"),
+    "finalize": ("ctx",),
+    "finalize_attempt": ("ctx",),
+    "classify_error": ("exc",),
+}
+"""The arguments with which FlowKit calls each hook."""
+
+
+def unfit_hook(handler: RoleHandler) -> str | None:
+    """Return the problem of a handler with a hook that cannot be called with FlowKit's arguments, or None."""
+    for name, arguments in _ARGUMENTS.items():
+        try:
+            signature = inspect.signature(getattr(handler, name))
+        except (TypeError, ValueError):
+            continue
+        given = {"ctx": None} if "ctx" in signature.parameters and "ctx" not in arguments else {}
+        try:
+            signature.bind(*arguments, **given)
+        except TypeError as error:
+            needed = ", ".join(("self", *arguments))
+            return f"{type(handler).__name__}.{name}{signature} does not fit: {error}; write {name}({needed})"
+    return None
+
+
 _VERSION = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{VERSION_CHARS - 1}}}")
 _HASH_CHARS = 12
 _PACKAGE_CHARS = 40
