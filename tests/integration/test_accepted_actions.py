@@ -16,7 +16,6 @@ from flowkit.workflows.slots import ConcurrencySlots
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_generations import act, puller
-from tests.integration.test_large_graphs import run_ids
 from tests.integration.test_quarantine import Picky
 
 pytestmark = pytest.mark.server
@@ -29,50 +28,23 @@ AWAITS = {
 """What a run awaits while it prepares the next one, besides the handlers of updates."""
 
 
-class Preparation:
-    """Lets a run that prepares the next one wait at one place, until it has accepted all `actions` but the first."""
+def hold_preparation(monkeypatch: pytest.MonkeyPatch, place: str, until_revision: int) -> threading.Event:
+    """Let the first run of a task wait at one place of its preparation of the next run, and return an event of that.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, place: str, actions: int) -> None:
-        self._monkeypatch, self._actions = monkeypatch, actions
-        self.reached = threading.Event()
-        self._applied = 0
-        self._waits = False
-        owner, name = AWAITS[place]
-        self._patch_prepare_cancel()
-        self._patch_audit()
-        original = getattr(owner, name)
+    It waits until the task has this revision, so that all actions before arrive in this place.
+    """
+    owner, name = AWAITS[place]
+    original, reached = getattr(owner, name), threading.Event()
 
-        async def held(*given: Any, **more: Any) -> None:
-            await original(*given, **more)
-            if self._waits:
-                self._waits = False
-                self.reached.set()
-                await workflow.wait_condition(lambda: self._applied >= self._actions)
+    async def held(*given: Any, **more: Any) -> None:
+        await original(*given, **more)
+        task: Any = workflow.instance()
+        if task._nodes.stopping and workflow.info().continued_run_id is None:
+            reached.set()
+            await workflow.wait_condition(lambda: task._actions._audit.revision >= until_revision)
 
-        monkeypatch.setattr(owner, name, held)
-
-    def begin(self) -> None:
-        """Let the next action make the run full."""
-        self._monkeypatch.setattr(updates, "FULL_UPDATES", 1)
-
-    def _patch_prepare_cancel(self) -> None:
-        original = RunningNodes.prepare_cancel
-
-        def prepare(nodes: RunningNodes) -> None:
-            original(nodes)
-            self._waits = not self.reached.is_set()
-            self._monkeypatch.setattr(updates, "FULL_UPDATES", 1_500)
-
-        self._monkeypatch.setattr(RunningNodes, "prepare_cancel", prepare)
-
-    def _patch_audit(self) -> None:
-        original = updates.TaskActions._take_effect
-
-        def apply(*given: Any) -> None:
-            self._applied += 1
-            original(*given)
-
-        self._monkeypatch.setattr(updates.TaskActions, "_take_effect", apply)
+    monkeypatch.setattr(owner, name, held)
+    return reached
 
 
 def _approval(name: str, *parents: str, **fields: Any) -> dict[str, Any]:
@@ -87,6 +59,10 @@ def _aside(name: str) -> dict[str, Any]:
     }
 
 
+BEFORE: dict[str, dict[str, Any]] = {
+    "decide": {"node_id": "retried", "decision": "approve"},
+    "pause": {"scopes": ["node:resumed"]},
+}
 ACTIONS: dict[str, dict[str, Any]] = {
     "pause": {"scopes": ["node:paused"]},
     "resume": {"scopes": ["node:resumed"]},
@@ -135,8 +111,8 @@ async def _started(harness: Harness) -> str:
         await harness.until_node(task_id, name, "deferred", epoch=0)
     for name in ("again", "without"):
         await harness.until_node(task_id, name, "finished")
-    await act(harness, task_id, "decide", node_id="retried", decision="approve")
-    await act(harness, task_id, "pause", scopes=["node:resumed"])
+    for name, given in BEFORE.items():
+        await act(harness, task_id, name, **given)
     await harness.until_node(task_id, "retried", "finished", epoch=0)
     return task_id
 
@@ -149,15 +125,15 @@ async def test_actions_that_arrive_while_a_run_prepares_the_next_one_have_their_
     picky.broken = {"b0"}
     if place == "slots":
         harness.settings["max_global_running"] = 10
-    preparation = Preparation(monkeypatch, place, len(ACTIONS) + 4)
+    monkeypatch.setattr(updates, "FULL_UPDATES", len(BEFORE) + 1)
+    reached = hold_preparation(monkeypatch, place, len(BEFORE) + 2 + len(ACTIONS))
     await harness.engine()
     await harness.worker({"quick": Quick(), "picky": picky})
     task_id = await _started(harness)
     handle = await harness.handle(task_id)
     first_run = (await handle.describe()).run_id
-    preparation.begin()
     await act(harness, task_id, "pause", scopes=["node:after"])
-    assert await asyncio.to_thread(preparation.reached.wait, 60)
+    assert await asyncio.to_thread(reached.wait, 60)
     picky.broken.clear()
     sent = {f"{place}-{name}": (name, given) for name, given in ACTIONS.items()}
     sent[f"{place}-reject"] = ("decide", REJECT)
