@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from temporalio import workflow
 
+from flowkit.adapters.tasks.store import TaskStore
+from flowkit.models import TaskStatus
+from flowkit.worker import Batch
 from flowkit.workflows import updates
 from flowkit.workflows.document import TaskDocument
 from flowkit.workflows.node import RunningNodes
 from flowkit.workflows.slots import ConcurrencySlots
-from tests.integration.handlers import Quick
+from tests.integration.handlers import Quick, Relay
 from tests.integration.harness import Harness, eventually, node
+from tests.integration.test_continue_as_new import histories, replay
 from tests.integration.test_generations import act, puller
 from tests.integration.test_quarantine import Picky
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.models import RecordTask, ResetNodes
+    from flowkit.worker import BatchResult
+    from flowkit.worker.context import RunContext
 
 pytestmark = pytest.mark.server
 
@@ -157,3 +169,125 @@ async def test_actions_that_arrive_while_a_run_prepares_the_next_one_have_their_
     assert {each.split()[0] for each in view["paused"]} == {"node:after", "node:paused"}
     await harness.coordinator.cancel_task(task_id)
     await harness.until_status(task_id, "cancelled")
+
+
+class HeldResets:
+    """Lets the resets of nodes wait until the test releases them, by node id."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *node_ids: str) -> None:
+        self.gates, write = {name: threading.Event() for name in node_ids}, TaskStore.reset_nodes
+
+        async def held(store: TaskStore, record: ResetNodes, artifacts: ArtifactStore) -> list[int]:
+            await asyncio.to_thread(self.gates[record.nodes[0].node_id].wait, 60)
+            return await write(store, record, artifacts)
+
+        monkeypatch.setattr(TaskStore, "reset_nodes", held)
+
+    def release(self, *node_ids: str) -> None:
+        """Let the resets of these nodes continue, or all."""
+        for name in node_ids or self.gates:
+            self.gates[name].set()
+
+
+@pytest.mark.parametrize("ends", [TaskStatus.FAILED, TaskStatus.CANCELLED])
+async def test_nodes_end_as_persons_have_decided_although_the_task_stops_meanwhile(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, ends: TaskStatus
+) -> None:
+    held = HeldResets(monkeypatch, "first", "failed", "completed", "skipped")
+    engine = await harness.engine()
+    task_id = await harness.create(*(node(name, "approval") for name in held.gates))
+    await harness.until_node(task_id, "skipped", "deferred", epoch=0)
+    for name in ("first", "failed"):
+        await act(harness, task_id, "fail_node", node_id=name, reason="as agreed")
+    await act(harness, task_id, "complete_node", node_id="completed", metrics={"total": 7})
+    await act(harness, task_id, "skip_node", node_id="skipped")
+    handle = await harness.handle(task_id)
+    if ends is TaskStatus.CANCELLED:
+        await engine.cancel_task(task_id)
+        held.release()
+    else:
+        held.release("first")
+
+        async def has_failed() -> bool:
+            view = await handle.query("status", result_type=dict)
+            return bool(view["nodes"][0]["status"] == "failed")
+
+        await eventually(has_failed)
+        held.release()
+    assert await engine.wait(task_id, 60) is ends
+    assert await harness.statuses(task_id) == {
+        "first": "failed",
+        "failed": "failed",
+        "completed": "finished",
+        "skipped": "skipped",
+    }
+    assert (await harness.node(task_id, "skipped"))["skip_reason"] == "user"
+    assert (await harness.node(task_id, "failed"))["last_error"] == "failed_by_user: failed: as agreed"
+    marker: Any = await harness.db.artifacts.find_one({"node_id": "completed", "status": "complete"})
+    assert marker["meta"] == {"total": 7}
+    await replay(await histories(harness, task_id))
+
+
+async def test_a_stop_waits_only_for_the_grace_until_a_decision_replaces_an_attempt(harness: Harness) -> None:
+    harness.settings["cancel_grace_sec"] = 1
+    engine = await harness.engine()
+    harness.worker_process("Stubborn")
+    task_id = await harness.create(node("a", "stubborn", inline={"pause": 20}))
+    await harness.until_node(task_id, "a", "running")
+    await act(harness, task_id, "fail_node", node_id="a", interrupt=True)
+    await engine.cancel_task(task_id)
+    assert await engine.wait(task_id, 15) is TaskStatus.CANCELLED
+    entry = await harness.node(task_id, "a")
+    assert (entry["status"], entry["reason_code"]) == ("failed", "failed_by_user")
+
+
+class Generations(Quick):
+    """Names its batches by their generation. The first one of the first generation ignores cancels, and waits."""
+
+    role = "generations"
+
+    def __init__(self) -> None:
+        self.waits, self.go_on = asyncio.Event(), asyncio.Event()
+        self._attempts = 0
+
+    async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+        """Yield two batches."""
+        self._attempts += 1
+        for number in range(2):
+            yield Batch(batch_uid=f"{self._attempts}-{number}", payload={"number": number})
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Return one metrics row. In the first generation, wait before."""
+        if batch.batch_uid == "1-0":
+            self.waits.set()
+            await self.go_on.wait()
+        elif ctx.generation == 0:
+            await ctx.cancellable(asyncio.Event().wait())
+        return await super().process_batch(batch, ctx)
+
+
+async def test_a_node_does_not_start_on_a_batch_of_an_attempt_that_an_action_stops(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, record, done = Generations(), TaskStore.record, threading.Event()
+
+    async def slow(store: TaskStore, given: RecordTask) -> None:
+        if given.actions.applied:
+            await asyncio.to_thread(done.wait, 60)
+        await record(store, given)
+
+    monkeypatch.setattr(TaskStore, "record", slow)
+    engine = await harness.engine()
+    await harness.worker({"quick": Quick(), "generations": source, "relay": Relay()})
+    child = puller("c", "s")
+    child["io"]["start_when"] = "first_batch"
+    task_id = await harness.create(node("p"), node("s", "generations", "p"), child)
+    await source.waits.wait()
+    await act(harness, task_id, "retry_node", node_id="p", interrupt=True)
+    source.go_on.set()
+    await harness.until_batches(task_id, "s", 1)
+    done.set()
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert {row["batch_uid"] for row in await harness.rows(task_id, "c")} == {"2-0", "2-1"}
+    assert (await harness.node(task_id, "c"))["attempt_epoch"] == 1
+    await replay(await histories(harness, task_id))
