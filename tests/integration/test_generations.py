@@ -165,14 +165,14 @@ async def test_a_finished_node_starts_again_with_its_descendants_and_an_interrup
     await replay(await histories(harness, task_id))
 
 
-class Flaky(Quick):
-    """Fails in the second batch of its first attempt."""
+class Flaky(Relay):
+    """Fails in its first attempt once it has stored a batch."""
 
     role = "flaky"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Fail, or return one metrics row."""
-        if ctx.attempt_epoch == 1 and batch.payload["number"] == 1:
+        if ctx.attempt_epoch == 1 and ctx.kv.get("seen"):
             return BatchResult(success=False, reason_code="flaky", error="not yet")
         return await super().process_batch(batch, ctx)
 
@@ -182,11 +182,12 @@ async def test_a_retry_in_the_backoff_starts_the_next_attempt_now_in_the_same_ge
     harness: Harness, *, paused: bool
 ) -> None:
     engine = await harness.engine()
-    await harness.worker({"flaky": Flaky(), "relay": Relay()})
+    await harness.worker({"quick": Quick(), "flaky": Flaky(), "relay": Relay()})
     follower = puller("b", "a")
     follower["io"]["start_when"] = "first_batch"
     policy = {"max": 1, "backoff_sec": 3600}
-    task_id = await harness.create(node("a", "flaky", inline={"batches": 3}, retry_policy=policy), follower)
+    flaky = puller("a", "source", retry_policy=policy) | {"type": "flaky"}
+    task_id = await harness.create(node("source", inline={"batches": 3}), flaky, follower)
     await harness.until_node(task_id, "a", "deferred")
     await harness.until_node(task_id, "b", "running")
     if paused:
