@@ -52,7 +52,7 @@ from flowkit.workflows.retry import (
 )
 from flowkit.workflows.scheduling.actions import Decision, list_function_sources
 from flowkit.workflows.scheduling.scheduler import HOLD
-from flowkit.workflows.shards import Shards
+from flowkit.workflows.shards import RetryWaits, Shards
 from flowkit.workflows.slots import Slots, TaskSlots, concurrency_slots_of
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ class RunningNodes:
         self.concurrency = concurrency_slots_of(state, is_draining=self.starts_no_attempts, on_change=wake)
         self._task_slots = TaskSlots(Slots(limit=settings.max_in_flight, window=settings.window))
         self._flights: Counter[int] = Counter()
+        self.retry_waits = RetryWaits()
         self.shards: dict[int, Shards] = {}
         """The shards of the nodes that run shards."""
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -350,6 +351,17 @@ class RunningNodes:
             )
         self.scheduler.changed.add(index)
         self._ended.append((index, NodeStatus.FINISHED if decision.approves else NodeStatus.FAILED))
+
+    def end_wait(self, index: int) -> None:
+        """Let a node, and its shards, start the next attempt without the rest of the wait for a retry.
+
+        A paused node starts it when it is resumed.
+        """
+        state = self.scheduler.states[index]
+        state.next_retry_at = state.retry_left = None
+        self.retry_waits.end(index)
+        self.document.write_node(index)
+        self.wake()
 
     def fail_with(self, error: Exception) -> None:
         """Let the main loop raise an unexpected error, which fails the workflow task, so that Temporal shows it."""
@@ -838,18 +850,21 @@ def _prepare_retry(nodes: RunningNodes, node: Node, state: NodeState, failure: A
 
 
 async def _wait_for_retry(nodes: RunningNodes, node: Node, state: NodeState) -> None:
-    """Wait until `next_retry_at`. After a yield, the wait ends early if a source node starts an attempt or ends."""
+    """Wait until `next_retry_at`, or until an action ends the wait.
+
+    After a yield, the wait also ends if a source node starts an attempt or ends.
+    """
     wait_sec = (state.next_retry_at or 0.0) - workflow.now().timestamp()
     if wait_sec <= 0:
         return
     summary = timer_summary(node, state, wait_sec)
     if state.reason_code != FailureKind.YIELDED:
-        await workflow.sleep(wait_sec, summary=summary)
+        await nodes.retry_waits.wait(node.index, wait_sec, summary)
         return
     progress = _source_progress(nodes.scheduler, node)
     with suppress(TimeoutError):
         await workflow.wait_condition(
-            lambda: _source_progress(nodes.scheduler, node) != progress,
+            lambda: state.next_retry_at is None or _source_progress(nodes.scheduler, node) != progress,
             timeout=wait_sec,
             timeout_summary=summary,
         )

@@ -22,7 +22,7 @@ from flowkit.workflows.payloads import read_shard_result
 from flowkit.workflows.retry import Fail, decide, describe_runner, is_same_loss, note_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import Node, NodeState, Settings, ShardStarted
@@ -33,6 +33,7 @@ class RunningNodes(Protocol):
     """What shards need of the running nodes of their task (`node.RunningNodes`)."""
 
     settings: Settings
+    retry_waits: RetryWaits
     before_immediate_retry: Callable[[], Awaitable[None]]
 
     def starts_no_attempt_of(self, node: Node) -> bool:
@@ -46,6 +47,37 @@ class RunningNodes(Protocol):
 
     def fail_with(self, error: Exception) -> None:
         """Let the main loop raise an unexpected error."""
+
+
+class RetryWaits:
+    """The waits for retries of a task's nodes, and of their shards. An action can end them."""
+
+    def __init__(self) -> None:
+        self._timers: dict[int, dict[asyncio.Task[None], None]] = {}
+        """The timers that run, by the index of the node."""
+
+    @property
+    def nodes(self) -> Collection[int]:
+        """The indexes of the nodes that wait, or of which a shard waits."""
+        return self._timers.keys()
+
+    async def wait(self, index: int, seconds: float, summary: str) -> None:
+        """Wait for so long, or until `end` is called for the node."""
+        timer = asyncio.create_task(workflow.sleep(seconds, summary=summary))
+        timers = self._timers.setdefault(index, {})
+        timers[timer] = None
+        try:
+            await workflow.wait([timer])
+        finally:
+            timer.cancel()
+            del timers[timer]
+            if not timers:
+                self._timers.pop(index, None)
+
+    def end(self, index: int) -> None:
+        """End the waits of a node and its shards."""
+        for timer in self._timers.get(index, ()):
+            timer.cancel()
 
 
 class Shards:
@@ -199,8 +231,10 @@ class Shards:
         self._left.add(shard)
         if decision.after_sec > 0:
             note_failure(state, failure.code, failure.message, describe_runner(failure))
-            await workflow.sleep(
-                decision.after_sec, summary=shard_timer_summary(node, shard, failure.code, decision.after_sec)
+            await self._nodes.retry_waits.wait(
+                node.index,
+                decision.after_sec,
+                shard_timer_summary(node, shard, failure.code, decision.after_sec),
             )
         self._next.append(shard)
 

@@ -405,11 +405,12 @@ class Task:
 
     @workflow.update(
         name=RETRY_NODE,
-        description="Start a node that has ended or is held again, and what depends on it. "
+        description="Start a node again that has ended, is held or, with interrupt, runs, and what depends on it; or end "
+        "its wait for a retry. "
         'Input: {"node_id": "a", "input_inline": {"limit": 5}, "interrupt": false, "reason": "", "by": ""}',
     )
     async def retry_node(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
-        """Start a new generation of a node and of its descendants, and return what this affects."""
+        """Start a new generation of a node and of its descendants, or end its wait, and return what this affects."""
         return await self._apply(RETRY_NODE, action)
 
     @workflow.update(

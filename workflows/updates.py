@@ -142,6 +142,8 @@ class TaskActions:
     def _take_effect(self, planned: Plan, action: Action, now: float) -> None:
         if planned.resets:
             self._start_reset(planned, action)
+        elif planned.ends_wait is not None:
+            self._nodes.end_wait(planned.ends_wait)
         elif planned.decision is not None:
             self._nodes.decide(planned.decision)
         elif planned.satisfies is not None:
@@ -510,6 +512,7 @@ class TaskActions:
             pauses=scheduler.pauses,
             revision=self._audit.revision,
             resetting=scheduler.resetting,
+            waiting=self._nodes.retry_waits.nodes,
             changes_graph=self._changes_graph,
             changed_bytes=json_bytes(self._state.changed),
             satisfied=self._state.satisfied,

@@ -11,7 +11,7 @@ from tests.unit.graphs import node
 from flowkit.errors import ActionRejected
 from flowkit.graph.validation import parse_graph
 from flowkit.models import Graph, NodeState, NodeStatus, SkipReason
-from flowkit.models.actions import Action, Decide, FailNode, RetryNode, Satisfy, SkipNode
+from flowkit.models.actions import Action, Decide, FailNode, PausedScope, RetryNode, Satisfy, SkipNode
 from flowkit.models.graphs import Approval
 from flowkit.workflows.scheduling.actions import (
     Pauses,
@@ -120,6 +120,45 @@ def test_running_descendants_need_an_interrupt() -> None:
     assert planned.resets == (sample.index["a"], sample.index["b"])
 
 
+WAITS = NodeState(status=DEFERRED, epoch=2, failures=1, next_retry_at=9.0, reason_code="flaky")
+
+
+def test_retry_of_a_node_in_its_backoff_ends_the_wait_and_resets_nothing() -> None:
+    sample = Sample(a=WAITS, b=RUNNING)
+    planned = sample.plan(RetryNode(node_id="a"))
+    assert (planned.ends_wait, planned.resets, planned.interrupts) == (sample.index["a"], (), ())
+    assert sample.changes(RetryNode(node_id="a")) == {"a": ("deferred", "deferred, due now")}
+
+
+@pytest.mark.parametrize("more", [{"interrupt": True}, {"timeout_sec": 5.0}])
+def test_restart_or_changed_input_in_the_backoff_begins_a_new_generation(more: dict[str, Any]) -> None:
+    sample = Sample(a=WAITS)
+    planned = sample.plan(RetryNode(node_id="a", **more))
+    assert (planned.ends_wait, planned.resets) == (None, (sample.index["a"],))
+
+
+def test_restart_stops_a_running_node_and_what_runs_below_it() -> None:
+    sample = Sample(a=RUNNING, b=RUNNING)
+    planned = sample.plan(RetryNode(node_id="a", interrupt=True))
+    assert planned.interrupts == planned.resets == (sample.index["a"], sample.index["b"])
+
+
+def test_retry_of_a_wide_node_ends_the_waits_of_its_shards_while_others_run() -> None:
+    sample = Sample(a=RUNNING)
+    planned = sample.plan(RetryNode(node_id="a"), waiting=[sample.index["a"]])
+    assert (planned.ends_wait, planned.changes[0].to) == (sample.index["a"], "running")
+
+
+def test_retry_of_a_paused_node_that_was_in_its_backoff_takes_effect_after_the_pause() -> None:
+    sample = Sample(a=NodeState(status=DEFERRED, epoch=2, retry_left=60.0))
+    pauses = Pauses(sample.nodes, [PausedScope(scope="node:a", since=1.0)])
+    planned = plan(RetryNode(node_id="a"), Task(nodes=sample.nodes, states=sample.states, pauses=pauses))
+    assert (planned.ends_wait, planned.changes[0].to) == (sample.index["a"], "paused")
+    sample.states[0].retry_left = None
+    with pytest.raises(ActionRejected, match="it continues after the pause, which resume ends"):
+        plan(RetryNode(node_id="a"), Task(nodes=sample.nodes, states=sample.states, pauses=pauses))
+
+
 def test_notes_name_functions_that_count_again() -> None:
     notes = Sample(**ALL).plan(RetryNode(node_id="a")).notes
     assert notes == ("functions that take effect once more: sum", "variables keep their values")
@@ -133,22 +172,57 @@ BY_USER = NodeState(status=SKIPPED, skip_reason=SkipReason.USER)
     ("action", "given", "problem"),
     [
         (RetryNode(node_id="aa"), {}, "the task has no node 'aa'; did you mean 'a'?"),
-        (RetryNode(node_id="a"), {}, "node 'a' is queued; retry_node starts a node again that has ended"),
-        (RetryNode(node_id="a"), {"a": RUNNING}, "node 'a' is running; retry_node starts"),
+        (RetryNode(node_id="a"), {}, "node 'a' is queued; change_graph changes its input before it starts"),
+        (
+            RetryNode(node_id="a", interrupt=True),
+            {},
+            "node 'a' is queued; change_graph changes its input",
+        ),
+        (
+            RetryNode(node_id="a"),
+            {"a": RUNNING},
+            "node 'a' is running; retry_node with interrupt=true stops its",
+        ),
+        (
+            RetryNode(node_id="a"),
+            {"a": DEFERRED},
+            "it continues as soon as it can; interrupt=true starts it again",
+        ),
+        (
+            RetryNode(node_id="last", interrupt=True),
+            {
+                "a": FAILED,
+                "b": NodeState(status=SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED),
+                "last": NodeState(status=SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED),
+            },
+            "node 'last' is skipped; retry_node of a, because of which it was skipped, starts it again",
+        ),
+        (
+            RetryNode(node_id="b"),
+            {
+                "a": NodeState(status=SKIPPED, skip_reason=SkipReason.USER),
+                "b": NodeState(status=SKIPPED, skip_reason=SkipReason.USER),
+            },
+            "retry_node of a, because of which it was skipped",
+        ),
         (
             RetryNode(node_id="b"),
             {"a": FAILED, "b": NodeState(status=SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED)},
-            "node 'b' was skipped because of a; retry or complete those",
+            "retry_node of a, because of which it was skipped, starts it again",
         ),
         (
             RetryNode(node_id="fix"),
             {"a": FINISHED, "fix": NodeState(status=SKIPPED, skip_reason=SkipReason.ROUTING)},
-            "no route leads to it",
+            "retry_node of a, which has not routed to it, starts it again",
         ),
         (SkipNode(node_id="a"), {"a": RUNNING}, "node 'a' is running; interrupt=true stops its attempt"),
         (SkipNode(node_id="a"), {"a": BY_USER}, "node 'a' is skipped already"),
         (FailNode(node_id="a"), {"a": FAILED}, "node 'a' is failed already"),
-        (Decide(node_id="a", decision="approve"), {"a": HELD}, "node 'a' is no approval; retry_node"),
+        (
+            Decide(node_id="a", decision="approve"),
+            {"a": HELD},
+            "node 'a' is no approval, and it is held; retry_node",
+        ),
         (Satisfy(prerequisite="x"), {}, "no node of the task names the prerequisite 'x'; its nodes have no"),
         (
             RetryNode(node_id="any_pull", input_inline={"input_args": {"from_nodes": ["side"]}}),
