@@ -208,8 +208,13 @@ class RunningNodes:
         return self.draining or cancel_requested()
 
     def starts_no_attempt_of(self, node: Node) -> bool:
-        """Return whether this node must not start an attempt, also because it is paused."""
-        return self.starts_no_attempts() or node.index in self.scheduler.pauses.held
+        """Return whether this node must not start an attempt, also because it is paused or no further node starts."""
+        scheduler = self.scheduler
+        return (
+            self.starts_no_attempts()
+            or node.index in scheduler.pauses.held
+            or scheduler.must_not_start(node.index)
+        )
 
     def prepare_cancel(self) -> None:
         """Start no more attempts, because the main loop has ended and `cancel` ends the running nodes."""
@@ -221,8 +226,8 @@ class RunningNodes:
         return bool(self._ended) or self._error is not None
 
     def start(self, indexes: Iterable[int]) -> None:
-        """Start these nodes."""
-        indexes = [*indexes]
+        """Start these nodes, except those that must not start any more."""
+        indexes = [index for index in indexes if not self.scheduler.must_not_start(index)]
         for index in indexes:
             if self.scheduler.states[index].held_until is not None:
                 self._hold(index)
@@ -276,7 +281,7 @@ class RunningNodes:
         """Let the main loop process the end of a node, or hold its failure until an operator decides."""
         if index in self.scheduler.resetting:
             self._running.pop(index, None)
-        elif status is NodeStatus.FAILED and self.scheduler.nodes[index].hold_sec is not None:
+        elif status is NodeStatus.FAILED and self.scheduler.holds_failure(index):
             self._running.pop(index, None)
             self.scheduler.states[index].held_until = HOLD
             self._hold(index)
