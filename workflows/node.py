@@ -209,12 +209,13 @@ class RunningNodes:
         return self.draining or cancel_requested()
 
     def starts_no_attempt_of(self, node: Node) -> bool:
-        """Return whether this node must not start an attempt, also because it is paused or being reset."""
+        """Return whether this node must not start an attempt, also because it is paused, being reset, or after a failure."""
         scheduler = self.scheduler
         return (
             self.starts_no_attempts()
             or node.index in scheduler.pauses.held
             or node.index in scheduler.resetting
+            or scheduler.must_not_start(node.index)
         )
 
     def prepare_cancel(self) -> None:
@@ -227,8 +228,8 @@ class RunningNodes:
         return bool(self._ended) or self._error is not None
 
     def start(self, indexes: Iterable[int]) -> None:
-        """Start these nodes."""
-        indexes = [*indexes]
+        """Start these nodes, except those that must not start any more."""
+        indexes = [index for index in indexes if not self.scheduler.must_not_start(index)]
         for index in indexes:
             if self.scheduler.states[index].held_until is not None:
                 self._hold(index)
@@ -280,7 +281,7 @@ class RunningNodes:
 
     def _end(self, index: int, status: NodeStatus) -> None:
         """Let the main loop process the end of a node, or hold its failure until an operator decides."""
-        if status is NodeStatus.FAILED and self.scheduler.nodes[index].hold_sec is not None:
+        if status is NodeStatus.FAILED and self.scheduler.holds_failure(index):
             self._running.pop(index, None)
             self.scheduler.states[index].held_until = HOLD
             self._hold(index)

@@ -225,6 +225,7 @@ class Task:
         for source in self._event_sources:
             if source.has_events:
                 source.process_events()
+        self._nodes.detach(self._scheduler.end_holds())
         if self._scheduler.changed and not self._scheduler.must_stop:
             self._document.write_changed_nodes()
 
