@@ -62,6 +62,7 @@ from flowkit.validation.arguments import (
     task_id_problem,
     whole_problem,
 )
+from flowkit.validation.json_keys import EqualKeys, to_json_types
 from flowkit.workflows.display.task_status import pipeline_name
 from flowkit.workflows.scheduling.actions import (
     changeable,
@@ -384,6 +385,7 @@ class TaskClient:
         UnknownTask if it does not exist.
         """
         action = parse_action(name, {**given})
+        _check_keys(name, given)
         handle = await self._find_open(task_id, name)
         if isinstance(action, (RetryBatches, SkipBatches)):
             await self._check_set_aside(task_id, action.node_id, action.batch_uids)
@@ -415,6 +417,7 @@ class TaskClient:
         Raise ActionRejected and UnknownTask as `act` does.
         """
         parse_action(name, {**given})
+        _check_keys(name, given)
         handle = await self._find_open(task_id, name)
         try:
             result: dict[str, Any] = await handle.query(
@@ -455,6 +458,7 @@ class TaskClient:
             raise ActionRejected(
                 f"task {task_id!r} has not ended; retry_node starts a node of an open task again"
             )
+        _check_keys("rerun", {"params": params, "inputs": inputs})
         given = {"params": {**document["params"], **(params or {})}, "graph": graph_of(document)}
         await asyncio.to_thread(self._check, task_id, given, None)
         parsed = normalized(given["graph"])
@@ -705,6 +709,16 @@ def _ended_state(entry: Mapping[str, Any]) -> NodeState:
         skip_reason=SkipReason(reason) if reason else None,
         epoch=entry.get("attempt_epoch") or 0,
     )
+
+
+def _check_keys(name: str, given: Mapping[str, Any]) -> None:
+    """Raise ActionRejected if JSON would drop a part of the input of an action."""
+    try:
+        to_json_types({**given})
+    except EqualKeys as error:
+        raise ActionRejected(f"{name}: {error}") from None
+    except (ValueError, RecursionError):
+        return  # no JSON at all, which the checks of the single values report
 
 
 def _text_of(error: BaseException) -> str:
