@@ -29,6 +29,7 @@ from flowkit.validation.values import (
     NODE_ID_RULE,
     SHORTEST_SEC,
     YEAR_SEC,
+    has_blank_end,
     is_node_id,
     is_number,
     is_role,
@@ -376,12 +377,12 @@ def _check_prerequisites(value: object) -> Iterator[str]:
     if len(texts) != len(given) or len(given) > limits.PREREQUISITES:
         yield (
             f"prerequisites {printed(value)} must be a list of at most {limits.PREREQUISITES} different texts of 1 to "
-            f"{limits.PREREQUISITE_CHARS} printable characters"
+            f"{limits.PREREQUISITE_CHARS} printable characters, without blanks at their ends"
         )
 
 
 def _is_prerequisite(text: str) -> bool:
-    return 1 <= len(text) <= limits.PREREQUISITE_CHARS and text.isprintable()
+    return 1 <= len(text) <= limits.PREREQUISITE_CHARS and text.isprintable() and not has_blank_end(text)
 
 
 def _check_time_limit(key: str, value: object) -> Iterator[str]:
