@@ -865,8 +865,8 @@ def find_resets(
 
     `children` are those of the nodes, if the caller knows them.
 
-    A node below that has started or ended starts again, unless it has started by a gate that needs only some parents
-    (`any`, `count:n`), and uses nothing that a reset node has stored.
+    A node below that has started in its generation, or ended, starts again, unless it has started by a gate that needs
+    only some parents (`any`, `count:n`), and uses nothing that a reset node has stored.
     """
     children = _children_of(nodes) if children is None else children
     resets, unstarted, waiting = {target}, set[int](), [target]
@@ -875,7 +875,7 @@ def find_resets(
             state = states[child]
             if child in resets:
                 continue
-            if not (state.status.ended or state.status.begun):
+            if not (state.status.ended or state.status.begun or state.kept):
                 unstarted.add(child)
             elif uses or not _stays(nodes[child], state):
                 resets.add(child)
