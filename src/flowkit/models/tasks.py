@@ -251,6 +251,7 @@ class NodeRecord:
     held_until: float | None = None
     reason_code: str | None = None
     decided: bool = False
+    """Whether the node no longer waits for anything that the document may say that it waits for."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
