@@ -209,8 +209,14 @@ class RunningNodes:
         return self.draining or cancel_requested()
 
     def starts_no_attempt_of(self, node: Node) -> bool:
-        """Return whether this node must not start an attempt, also because it is paused."""
-        return self.starts_no_attempts() or node.index in self.scheduler.pauses.held
+        """Return whether this node must not start an attempt, also because it is paused, being reset, or after a failure."""
+        scheduler = self.scheduler
+        return (
+            self.starts_no_attempts()
+            or node.index in scheduler.pauses.held
+            or node.index in scheduler.resetting
+            or scheduler.must_not_start(node.index)
+        )
 
     def prepare_cancel(self) -> None:
         """Start no more attempts, because the main loop has ended and `cancel` ends the running nodes."""
@@ -222,8 +228,8 @@ class RunningNodes:
         return bool(self._ended) or self._error is not None
 
     def start(self, indexes: Iterable[int]) -> None:
-        """Start these nodes."""
-        indexes = [*indexes]
+        """Start these nodes, except those that must not start any more."""
+        indexes = [index for index in indexes if not self.scheduler.must_not_start(index)]
         for index in indexes:
             if self.scheduler.states[index].held_until is not None:
                 self._hold(index)
@@ -247,7 +253,7 @@ class RunningNodes:
         except Exception as error:
             self._error = error
             raise
-        if self.is_detached():
+        if self.is_given_up(node.index):
             return
         self._held_back.discard(node.index)
         if status is not None:
@@ -258,7 +264,7 @@ class RunningNodes:
 
     def _end_cancelled(self, index: int) -> NodeStatus | None:
         """Return how a node ends whose asyncio task was cancelled; None if it continues later, or does not count."""
-        if self.is_detached():
+        if self.is_given_up(index):
             return None
         if index in self.stops:
             failure, state = self.stops[index], self.scheduler.states[index]
@@ -269,15 +275,13 @@ class RunningNodes:
             raise asyncio.CancelledError
         return None
 
-    def is_detached(self) -> bool:
-        """Return whether the present asyncio task runs a node of an earlier generation."""
-        return asyncio.current_task() in self._detached
+    def is_given_up(self, index: int) -> bool:
+        """Return whether the present asyncio task runs a generation of a node that an action gives up, or has given up."""
+        return index in self.scheduler.resetting or asyncio.current_task() in self._detached
 
     def _end(self, index: int, status: NodeStatus) -> None:
         """Let the main loop process the end of a node, or hold its failure until an operator decides."""
-        if index in self.scheduler.resetting:
-            self._running.pop(index, None)
-        elif status is NodeStatus.FAILED and self.scheduler.nodes[index].hold_sec is not None:
+        if status is NodeStatus.FAILED and self.scheduler.holds_failure(index):
             self._running.pop(index, None)
             self.scheduler.states[index].held_until = HOLD
             self._hold(index)
@@ -285,7 +289,10 @@ class RunningNodes:
             self._ended.append((index, status))
 
     def _hold(self, index: int) -> None:
-        """Keep a failed node open until an operator decides about it, at most for its `hold_sec`."""
+        """Keep a failed node open until an operator decides about it, at most for its `hold_sec`.
+
+        A run that ends hands `held_until` over to the next one, which waits.
+        """
         node, state, now = (
             self.scheduler.nodes[index],
             self.scheduler.states[index],
@@ -297,7 +304,8 @@ class RunningNodes:
         state.status, state.next_retry_at, state.waits_for = NodeStatus.DEFERRED, None, None
         state.deadline_at = state.deadline_left = None
         self.document.write_node(index)
-        self._running[index] = asyncio.create_task(self._await_decision(node, state))
+        if not self.stopping:
+            self._running[index] = asyncio.create_task(self._await_decision(node, state))
         self.wake()
 
     async def _await_decision(self, node: Node, state: NodeState) -> None:
@@ -338,19 +346,29 @@ class RunningNodes:
 
     def decide(self, decision: Decision) -> None:
         """End a node that waits for an approval."""
-        index = decision.index
-        state = self.scheduler.states[index]
-        self.detach([index])
-        state.waits_for = None
         by = f" by {decision.by}" if decision.by else ""
-        if not decision.approves:
-            note_failure(
-                state,
-                reason_codes.REJECTED,
-                f"rejected{by}" + (f": {decision.comment}" if decision.comment else ""),
-            )
-        self.scheduler.changed.add(index)
-        self._ended.append((index, NodeStatus.FINISHED if decision.approves else NodeStatus.FAILED))
+        why = f"rejected{by}" + (f": {decision.comment}" if decision.comment else "")
+        self.scheduler.changed.add(decision.index)
+        if decision.approves:
+            self.end_as_decided(decision.index, NodeStatus.FINISHED)
+        else:
+            self.end_as_decided(decision.index, NodeStatus.FAILED, (reason_codes.REJECTED, why))
+
+    def end_as_decided(self, index: int, status: NodeStatus, failure: tuple[str, str] | None = None) -> None:
+        """End an open node in the state of the task, at once, as a person has decided.
+
+        `failure` has the reason code and the text of a node that fails. The document of a finished one is up to date.
+        """
+        self.detach([index])
+        state = self.scheduler.states[index]
+        state.waits_for = None
+        if failure is not None:
+            note_failure(state, *failure)
+        self.scheduler.end_as_decided(index, status, self.active)
+        if status is not NodeStatus.FINISHED:
+            self.scheduler.changed.add(index)
+        self.document.write_changed_nodes()
+        self.wake()
 
     def end_wait(self, index: int) -> None:
         """Let a node, and its shards, start the next attempt without the rest of the wait for a retry.
@@ -541,7 +559,10 @@ class RunningNodes:
             self._cancel(index)
 
     async def cancel(self, grace_sec: float) -> None:
-        """Cancel the running nodes and wait until they stop, at most `grace_sec`. 0 means without a limit."""
+        """Cancel the running nodes and wait until they stop, at most `grace_sec`. 0 means without a limit.
+
+        Nothing waits for the attempts that have not stopped by then.
+        """
         running = [*self._running.values(), *self._detached]
         for each in running:
             each.cancel()
@@ -556,6 +577,7 @@ class RunningNodes:
             if each.done() and not each.cancelled():
                 each.exception()  # Mark the exception as retrieved; otherwise, asyncio logs it.
         self._running.clear()
+        self.flying.clear()
 
 
 def cancel_requested() -> bool:
@@ -640,7 +662,7 @@ async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> No
             if nodes.starts_no_attempt_of(node):
                 return None
             failure = await _run_attempt(nodes, node, state, local)
-        if nodes.stopping or nodes.is_detached():
+        if nodes.stopping or nodes.is_given_up(node.index):
             return None
         interrupted = INTERRUPTED if nodes.take_interrupt(node.index) else None
         failure = nodes.stops.get(node.index) or interrupted or failure

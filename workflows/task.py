@@ -220,17 +220,21 @@ class Task:
         Of these nodes, only failed ones are written here: the attempt of a finished node has written its status itself.
         After a failure that stops the task, `_stop` writes the changes.
         """
-        ended = self._nodes.pop_ended()
+        self._process_ends()
         self._wake_requested, self._progressed = False, True
-        for index, status in ended:
-            self._scheduler.end(index, status)
-            if status is NodeStatus.FAILED:
-                self._scheduler.changed.add(index)
         for source in self._event_sources:
             if source.has_events:
                 source.process_events()
+        self._nodes.detach(self._scheduler.end_holds())
         if self._scheduler.changed and not self._scheduler.must_stop:
             self._document.write_changed_nodes()
+
+    def _process_ends(self) -> None:
+        """Report ended nodes to the scheduler. Raise the unexpected error of a node or an action if there is one."""
+        for index, status in self._nodes.pop_ended():
+            self._scheduler.end(index, status)
+            if status is NodeStatus.FAILED:
+                self._scheduler.changed.add(index)
 
     def _should_continue_as_new(self) -> bool:
         """Return whether the history is long enough to continue as new, and no attempt is in flight.
@@ -273,17 +277,20 @@ class Task:
     async def _prepare_continue_as_new(self) -> TaskResult | TaskState:
         """End all waits and writes, and return the state for the next run. If the task was cancelled, stop it.
 
-        Actions that arrive meanwhile take effect before.
+        What arrives or ends meanwhile takes effect before.
         """
         self._nodes.prepare_cancel()
         await self._cancel_nodes(grace_sec=0)
         self._show_silent([])
-        await self._document.flush()
         if self._nodes.concurrency is not None:
             await self._nodes.concurrency.flush()
-        while not (workflow.all_handlers_finished() and self._actions.is_idle and self._document.is_idle):
+        is_settled = False
+        while not is_settled:
             await workflow.wait_condition(lambda: workflow.all_handlers_finished() and self._actions.is_idle)
+            self._process_ends()
+            self._document.write_changed_nodes()
             await self._document.flush()
+            is_settled = workflow.all_handlers_finished() and self._actions.is_idle
         return await self._stop() if cancel_requested() else self._state
 
     async def _stop(self) -> TaskResult:
@@ -304,7 +311,6 @@ class Task:
         if fails:
             self._publisher.set_status(TaskStatus.FAILED)
         self._document.write_task(cancel_reason=reason)
-        await self._actions.cancel()
         self._nodes.cancel_local()
         with suppress(TimeoutError):
             await workflow.wait_condition(
@@ -382,7 +388,8 @@ class Task:
     @report_silence.validator
     def _check_silence(self, report: SilenceReport) -> None:
         """Reject a report that is outdated or changes nothing."""
-        problem = self._silence.problem(report) if self._is_open else "the task is not open"
+        is_running = self._is_open and not self._nodes.stopping
+        problem = self._silence.problem(report) if is_running else "the task is not open, or its run ends"
         if problem is not None:
             raise ApplicationError(problem, type=reason_codes.FENCED, non_retryable=True)
 

@@ -99,6 +99,40 @@ async def test_a_hold_that_no_person_ends_fails_the_node(harness: Harness) -> No
     assert not {"waits_for", "held_until_ms"} & entry.keys()
 
 
+async def test_finish_running_waits_for_running_attempts_and_not_for_people_and_times(
+    harness: Harness,
+) -> None:
+    gated = Gated()
+    engine = await harness.engine()
+    await harness.worker({"fragile": Fragile(), "gated": gated})
+    graph = {
+        "nodes": [
+            node("held", "fragile", inline=BROKEN, hold_on_failure=True),
+            node("ask", "approval"),
+            node("later", "delay", inline={"sec": 2_592_000}),
+            node("a", "gated"),
+            node("b", "fragile", "a", inline=BROKEN),
+            node("runs", "gated"),
+        ],
+        "on_node_failure": "finish_running",
+    }
+    task_id = await engine.create_task(params={}, graph=graph)
+    await until_held(harness, task_id, "held")
+    await gated.until(("a", 1), ("runs", 1))
+    gated.gate("a").set()
+    await harness.until_node(task_id, "b", "failed")
+    assert (await harness.until_node(task_id, "held", "failed"))["reason_code"] == "broken"
+    assert (await harness.document(task_id))["status"] == "running"
+    gated.gate("runs").set()
+    assert await engine.wait(task_id, 60) is TaskStatus.FAILED
+    document = await harness.document(task_id)
+    ends = {
+        entry["node_id"]: (entry["status"], entry.get("skip_reason")) for entry in document["graph"]["nodes"]
+    }
+    skipped = ("skipped", "task_failed")
+    assert (ends["ask"], ends["later"], ends["runs"]) == (skipped, skipped, ("finished", None))
+
+
 @pytest.mark.parametrize(
     ("action", "given", "statuses", "ends"),
     [

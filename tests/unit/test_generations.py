@@ -430,6 +430,72 @@ def test_finish_running_starts_nothing_new_and_stops_when_all_that_started_have_
     assert scheduler.must_stop
 
 
+FINISHING = {"on_node_failure": "finish_running"}
+DELAY = {"type": "delay", "io": {"input_inline": {"sec": 60}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "waits"),
+    [
+        ({}, NodeState(status=RUNNING, epoch=1), True),
+        ({}, NodeState(status=NodeStatus.CANCELLING, epoch=1), True),
+        ({}, NodeState(status=DEFERRED, epoch=1, next_retry_at=60.0), True),
+        ({}, NodeState(waits_for="a slot"), False),
+        ({"type": "approval"}, NodeState(status=DEFERRED), False),
+        (DELAY, NodeState(status=DEFERRED, next_retry_at=60.0), False),
+    ],
+    ids=["running", "cancelling", "backoff", "slot", "approval", "delay"],
+)
+def test_finish_running_waits_for_attempts_and_retries_and_not_for_people_and_times(
+    fields: dict[str, Any], state: NodeState, waits: bool
+) -> None:
+    sample = Sample({"nodes": [node("a"), {**node("b"), **fields}], **FINISHING}, a=RUNNING, b=state)
+    scheduler = scheduler_of(sample)
+    scheduler.end(0, FAILED)
+    assert scheduler.must_stop is not waits
+
+
+def test_finish_running_does_not_wait_for_a_paused_node_without_an_attempt() -> None:
+    sample = Sample({"nodes": [node("a"), node("b")], **FINISHING}, a=RUNNING, b=RUNNING)
+    scheduler = scheduler_of(sample)
+    scheduler.pauses.change([PausedScope(scope="node:b", since=0.0)], ())
+    scheduler.end(0, FAILED)
+    assert not scheduler.must_stop
+    scheduler.states[1].status = DEFERRED
+    assert scheduler.must_stop
+
+
+def test_finish_running_fails_a_held_node_with_its_own_error_and_holds_no_other() -> None:
+    held = NodeState(status=DEFERRED, epoch=1, held_until=60.0, reason_code="boom", last_error="boom: no")
+    nodes = [node("a"), node("b", hold_on_failure=True), node("c", depends_on=["b"]), node("d")]
+    nodes[3]["hold_on_failure"] = True
+    scheduler = scheduler_of(Sample({"nodes": nodes, **FINISHING}, a=RUNNING, b=held, d=RUNNING))
+    assert scheduler.end_holds() == []
+    assert scheduler.holds_failure(3)
+    scheduler.end(0, FAILED)
+    assert (scheduler.end_holds(), scheduler.end_holds()) == ([1], [])
+    assert [(state.status, state.last_error) for state in scheduler.states[1:3]] == [
+        (FAILED, "boom: no"),
+        (SKIPPED, None),
+    ]
+    assert {1, 2} <= scheduler.changed
+    assert not scheduler.holds_failure(3)
+
+
+def test_finish_running_waits_for_the_source_of_a_node_that_has_yielded_and_not_for_the_node() -> None:
+    yielded = NodeState(status=DEFERRED, epoch=1, reason_code="yielded", next_retry_at=30.0)
+    follower = node("f", depends_on=["s"], io={"start_when": "first_batch", **pull("s")})
+    raw = {"nodes": [node("a"), node("s"), follower], **FINISHING}
+    scheduler = scheduler_of(Sample(raw, a=RUNNING, s=RUNNING, f=yielded))
+    scheduler.end(0, FAILED)
+    assert not scheduler.must_stop
+    scheduler.states[1].status = QUEUED
+    assert scheduler.must_stop
+    scheduler.states[1].status = RUNNING
+    scheduler.end(1, FINISHED)
+    assert not scheduler.must_stop, "the node processes the rest of what its source has stored"
+
+
 def test_prerequisites_hold_a_node_whose_gate_is_open() -> None:
     sample = Sample({"nodes": [node("a"), node("b", depends_on=["a"])]})
     for index in (0, 1):

@@ -18,6 +18,7 @@ from flowkit.limits import (
     ACTION_AFFECTED,
     ACTION_BATCHES,
     ACTION_INPUT_BYTES,
+    ACTION_RESULTS_BYTES,
     ACTION_SCOPES,
     ACTION_TEXT_CHARS,
     APPLIED_ACTIONS,
@@ -1196,15 +1197,27 @@ class Audit:
 
     entries: list[AppliedAction] = field(default_factory=list)
     """The list changes in place, because it is part of the state of the task."""
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The results of the latest of them, by the id of the update. The dictionary changes in place, too."""
 
     @property
     def revision(self) -> int:
         """The number of actions that were applied."""
         return self.entries[-1].revision if self.entries else 0
 
-    def find(self, update_id: str) -> AppliedAction | None:
-        """Return the entry of an update that was applied before, in this run or in an earlier one."""
-        return next((each for each in self.entries if each.update_id == update_id), None)
+    def find(self, update_id: str) -> dict[str, Any] | None:
+        """Return the result of an update that was applied before, in this run or in an earlier one."""
+        if update_id in self.results:
+            return self.results[update_id]
+        entry = next((each for each in self.entries if each.update_id == update_id), None)
+        return None if entry is None else _forgotten_result(entry)
+
+    def keep_result(self, update_id: str, result: dict[str, Any]) -> dict[str, Any]:
+        """Keep the result of an update, and forget the oldest ones if all together are too large. Return the result."""
+        self.results[update_id] = result
+        while self.results and json_bytes(self.results) > ACTION_RESULTS_BYTES:
+            del self.results[next(iter(self.results))]
+        return result
 
     def add(self, name: str, action: Action, planned: Plan, at: float, update_id: str) -> None:
         """Note an action that is applied now."""
@@ -1241,10 +1254,10 @@ def result_of(planned: Plan, nodes: Sequence[Node], revision: int) -> dict[str, 
     }
 
 
-def repeated_result(entry: AppliedAction) -> dict[str, Any]:
-    """Return the result of an update whose id was applied before."""
-    return {
-        "revision": entry.revision,
-        "affected": [],
-        "notes": [f"this update was applied before, as revision {entry.revision}; it is not applied again"],
-    }
+def _forgotten_result(entry: AppliedAction) -> dict[str, Any]:
+    """Return the result of an update that was applied before, and whose own result the task no longer keeps."""
+    note = (
+        f"this update was applied before, as revision {entry.revision}, to {entry.affected:,} nodes; it is not applied "
+        "again, and the task no longer keeps which nodes these were"
+    )
+    return {"revision": entry.revision, "affected": [], "notes": [note]}

@@ -241,6 +241,8 @@ class ActionState:
 
     applied: list[AppliedAction] = field(default_factory=list)
     """The latest of these actions."""
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The results of the latest of them, by the id of their update, which returns the same when it is repeated."""
     paused: list[PausedScope] = field(default_factory=list)
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By node id, the fields of nodes that actions have changed."""
