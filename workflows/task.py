@@ -177,6 +177,8 @@ class Task:
         if self._state.rerun is not None:
             self._actions.start_rerun(self._state.rerun)
             self._state.rerun = None
+        if workflow.info().continued_run_id is None:
+            self._document.write_prerequisites(range(len(graph.nodes)))
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
 

@@ -147,6 +147,7 @@ class TaskActions:
             self._nodes.decide(planned.decision)
         elif planned.satisfies is not None:
             self._scheduler.satisfy(planned.satisfies)
+            self._document.write_prerequisites(each.index for each in planned.changes)
         elif planned.pauses or planned.resumes or planned.interrupts:
             self._change_pauses(planned, action, now)
 
@@ -340,6 +341,7 @@ class TaskActions:
         else:
             scheduler.rebuild(self._nodes.active)
             self._document.write_changed_nodes()
+        self._document.write_prerequisites(planned.resets)
 
     async def _change_graph(self, planned: Plan, action: ChangeGraph) -> None:
         """Let an activity validate and write a change of the graph, then apply it. Raise ApplicationError if it is rejected.
@@ -418,6 +420,7 @@ class TaskActions:
         self._scheduler.change_graph(changed, added, done.epochs)
         self._nodes.change_graph()
         self._document.change_graph()
+        self._document.write_prerequisites(node.index for node in (*changed, *added))
 
     def _withdraw_change(self, replaced: Sequence[int]) -> None:
         """Let nodes start that a rejected change has held back. What was decided meanwhile is decided again."""

@@ -216,10 +216,10 @@ def _may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
 
 
 def unset_of_decisions(nodes: Iterable[NodeRecord]) -> Fields:
-    """Return the `$unset` for nodes that have ended, and that may have waited for a decision before."""
+    """Return the `$unset` for nodes that no longer wait for a decision or for prerequisites."""
     names = (WAITS_FOR, "held_until_ms")
-    ended = (node for node in nodes if node.decided)
-    return {f"graph.nodes.{node.index}.{name}": "" for node in ended for name in names}
+    decided = (node for node in nodes if node.decided)
+    return {f"graph.nodes.{node.index}.{name}": "" for node in decided for name in names}
 
 
 def node_fields(node: NodeRecord, at: float, run_id: str) -> Fields:

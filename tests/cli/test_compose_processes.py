@@ -73,9 +73,12 @@ def in_checkout(path: str) -> str:
 async def run(program: str, *arguments: str, env: dict[str, str]) -> tuple[int, str]:
     """Run a program of the image until it exits, and return its exit code and its output."""
     here = {"flowkit": str(FLOWKIT), "python": sys.executable}
-    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.STDOUT}
     process = await asyncio.create_subprocess_exec(
-        here.get(program, program), *map(in_checkout, arguments), env=env, **pipes
+        here.get(program, program),
+        *map(in_checkout, arguments),
+        env=env,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     printed, _ = await asyncio.wait_for(process.communicate(), EVENT_TIMEOUT_SEC)
     assert process.returncode is not None

@@ -319,13 +319,24 @@ async def test_prerequisites_and_delays_hold_nodes(harness: Harness) -> None:
         node("wait", "delay", "a", inline={"sec": 1}),
         node("b", "quick", "wait", prerequisites=["late"]),
     )
-    await harness.until_status(task_id, "running", "deferred")
+    await _until_waits(harness, task_id, a="the prerequisites data:eu and data:us", b="the prerequisite late")
     await act(harness, task_id, "satisfy", prerequisite="late")
     await act(harness, task_id, "satisfy", prerequisite="data:eu")
+    await _until_waits(harness, task_id, a="the prerequisite data:us", b=None)
     assert (await harness.statuses(task_id))["a"] == "queued"
     await act(harness, task_id, "satisfy", prerequisite="data:us")
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
     assert set((await harness.statuses(task_id)).values()) == {"finished"}
+    await _until_waits(harness, task_id, a=None, b=None)
+
+
+async def _until_waits(harness: Harness, task_id: str, **waits: str | None) -> None:
+    """Wait until the task document shows what these nodes wait for."""
+
+    async def look() -> bool:
+        return {name: (await harness.node(task_id, name)).get("waits_for") for name in waits} == waits
+
+    await eventually(look)
 
 
 async def test_a_rerun_starts_what_failed_and_keeps_the_rest(harness: Harness) -> None:

@@ -10,7 +10,7 @@ from tests.unit.graphs import node
 
 from flowkit.errors import ActionRejected
 from flowkit.graph.validation import parse_graph
-from flowkit.models import Graph, NodeState, NodeStatus, SkipReason
+from flowkit.models import FirstBatch, Graph, NodeState, NodeStatus, SkipReason
 from flowkit.models.actions import Action, Decide, FailNode, PausedScope, RetryNode, Satisfy, SkipNode
 from flowkit.models.graphs import Approval
 from flowkit.workflows.scheduling.actions import (
@@ -508,3 +508,63 @@ def test_prerequisites_hold_a_node_whose_gate_is_open() -> None:
     assert (scheduler.pop_ready(), scheduler.missing_prerequisites(1)) == ([], ["y"])
     scheduler.satisfy("y")
     assert scheduler.pop_ready() == [1]
+
+
+STREAM: dict[str, Any] = {
+    "nodes": [
+        node("p"),
+        node("s", depends_on=["p"]),
+        node("c", depends_on=["s"], io={**pull("s"), "start_when": "first_batch"}),
+    ]
+}
+
+
+def given_up(**given: Any) -> tuple[Sample, Scheduler]:
+    """Return a scheduler in which the node `s`, which `c` follows, runs its first attempt, which an action gives up."""
+    sample = Sample(STREAM, p=FINISHED, s=NodeState(status=RUNNING, epoch=1, **given))
+    scheduler = Scheduler(sample.graph, sample.states)
+    scheduler.pop_ready()
+    scheduler.resetting.add(sample.index["s"])
+    scheduler.rebuild({sample.index["s"]})
+    return sample, scheduler
+
+
+def test_first_batch_of_an_attempt_that_is_given_up_opens_no_gate() -> None:
+    sample, scheduler = given_up()
+    assert not scheduler.accept_batch(FirstBatch(node_id="s", run_id="r", epoch=1))
+    assert not sample.states[sample.index["s"]].streamed
+    assert scheduler.pop_ready() == []
+
+
+def test_first_batch_that_came_before_its_attempt_was_given_up_opens_no_gate_any_more() -> None:
+    _, scheduler = given_up(streamed=True)
+    assert scheduler.pop_ready() == []
+
+
+def test_end_of_an_attempt_that_is_given_up_does_not_count() -> None:
+    sample, scheduler = given_up()
+    scheduler.end(sample.index["s"], FAILED)
+    assert [state.status for state in sample.states] == [FINISHED, RUNNING, QUEUED]
+    assert scheduler.hard_failure is None
+
+
+@pytest.mark.parametrize("status", [FINISHED, FAILED, SKIPPED])
+@pytest.mark.parametrize("parent", [FAILED, NodeState(status=SKIPPED, skip_reason=SkipReason.CONDITION)])
+def test_a_person_ends_a_node_whatever_its_gate_says(status: NodeStatus, parent: Any) -> None:
+    raw = {"nodes": [node("a", allow_failure=True), node("b", depends_on=["a"]), node("c", depends_on=["b"])]}
+    sample = Sample(raw, a=parent)
+    scheduler = Scheduler(sample.graph, sample.states)
+    assert sample.states[1].status is SKIPPED
+    scheduler.renew([1, 2])
+    scheduler.end_as_decided(1, status, set())
+    assert sample.states[1].status is status
+    assert sample.states[1].skip_reason is (SkipReason.USER if status is SKIPPED else None)
+    assert scheduler.pop_ready() == ([2] if status is FINISHED else [])
+
+
+def test_a_person_completes_a_streaming_node_although_its_parents_have_failed() -> None:
+    sample = Sample(STREAM, p=FINISHED, s=FAILED, c=NodeState(status=DEFERRED, held_until=9.0, epoch=1))
+    scheduler = Scheduler(sample.graph, sample.states)
+    scheduler.renew([sample.index["c"]])
+    scheduler.end_as_decided(sample.index["c"], FINISHED, set())
+    assert sample.states[sample.index["c"]].status is FINISHED

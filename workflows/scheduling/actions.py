@@ -59,7 +59,7 @@ from flowkit.models.actions import (
 )
 from flowkit.protocol.messages import FINAL_UID
 from flowkit.text import clean, names, printed, suggestion, truncate
-from flowkit.validation.values import is_whole
+from flowkit.validation.values import batch_uid_problem, is_whole
 from flowkit.workflows.scheduling.gates import inherited_reason
 
 if TYPE_CHECKING:
@@ -295,8 +295,8 @@ def _check_batches(value: object) -> str | None:
     if good and json_bytes([*listed]) <= ACTION_INPUT_BYTES:
         return None
     return (
-        f"a list of at most {ACTION_BATCHES:,} objects with a 'batch_uid' of 1 to {BATCH_UID_CHARS} characters that no "
-        f"other has, 'metrics' and optionally 'artifacts_ref', and of at most {ACTION_INPUT_BYTES:,} bytes of JSON"
+        f"a list of at most {ACTION_BATCHES:,} objects with a 'batch_uid' of 1 to {BATCH_UID_CHARS} characters, without "
+        f"NUL, that no other has and that is not {FINAL_UID!r}, 'metrics' and optionally 'artifacts_ref', and of at most {ACTION_INPUT_BYTES:,} bytes of JSON"
     )
 
 
@@ -315,7 +315,7 @@ def _check_batch_uids(value: object) -> str | None:
 
 def _is_batch(given: dict[str, Any]) -> bool:
     uid, ref = given.get("batch_uid"), given.get("artifacts_ref")
-    named = isinstance(uid, str) and 1 <= len(uid) <= BATCH_UID_CHARS and uid != FINAL_UID
+    named = batch_uid_problem(uid) is None
     is_known = given.keys() <= {"batch_uid", "metrics", "artifacts_ref"}
     return named and is_known and isinstance(given.get("metrics", {}), dict) and isinstance(ref, dict | None)
 
@@ -865,8 +865,8 @@ def find_resets(
 
     `children` are those of the nodes, if the caller knows them.
 
-    A node below that has started or ended starts again, unless it has started by a gate that needs only some parents
-    (`any`, `count:n`), and uses nothing that a reset node has stored.
+    A node below that has started in its generation, or ended, starts again, unless it has started by a gate that needs
+    only some parents (`any`, `count:n`), and uses nothing that a reset node has stored.
     """
     children = _children_of(nodes) if children is None else children
     resets, unstarted, waiting = {target}, set[int](), [target]
@@ -875,7 +875,7 @@ def find_resets(
             state = states[child]
             if child in resets:
                 continue
-            if not (state.status.ended or state.status.begun):
+            if not (state.status.ended or state.status.begun or state.kept):
                 unstarted.add(child)
             elif uses or not _stays(nodes[child], state):
                 resets.add(child)

@@ -145,7 +145,7 @@ class Scheduler:
             new = NodeState(epoch=old.epoch, ordinary=old.ordinary)
             if index in kept:
                 new.first_epoch, new.generation = old.first_epoch, old.generation
-                new.evaluated = old.evaluated
+                new.kept = True
             else:
                 new.first_epoch, new.generation = old.epoch, old.generation + 1
             self.states[index] = new

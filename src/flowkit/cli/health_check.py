@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -89,7 +89,7 @@ def own_problem(file: Path) -> str:
     return "" if reported["ok"] else f"not running: {_ended(reported)}"
 
 
-def _ended(reported: dict[str, object]) -> str:
+def _ended(reported: dict[str, Any]) -> str:
     """Return what has ended: loops of the process, some of its several processes, or the process with its error."""
     match reported:
         case {"running": True, "processes": [*processes]}:
