@@ -301,6 +301,9 @@ class Coordinator(RemovedAttributes):
     ) -> str:
         """Start a task and return its id. Raise GraphError (a ValueError) if graph, params or id is invalid.
 
+        If a task with this id runs or has finished, leave it unchanged. Raise TaskIdTaken, which names what differs, if
+        it started with other params or another graph.
+
         With `admit`, submit the task to the admission queue instead (docs/admission.md): a process of
         `flowkit admission run` starts it when it is its turn. Raise AdmissionRejected if a limit is reached.
 
