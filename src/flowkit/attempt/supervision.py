@@ -36,7 +36,7 @@ from flowkit.attempt.failures import (
     yielded,
 )
 from flowkit.attempt.storage import check_database
-from flowkit.core.user_code import Contained, contain_tasks, error_text
+from flowkit.core.user_code import Contained, contain_tasks, error_text, warn_of_blocked_loops
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld
 from flowkit.models import COORDINATOR_FN, FailureKind
 from flowkit.text import clean
@@ -212,7 +212,7 @@ class Attempt:
             raise AttemptFailed(unexpected(error)) from None
 
     async def _run_executor(self) -> AttemptResult:
-        contain_tasks()
+        contain_tasks(f"node {self._attempt.node_id!r} of task {self._attempt.task_id}")
         return await Contained(self._executor.run())
 
     def _start_supervision(self) -> asyncio.TimerHandle:
@@ -328,6 +328,7 @@ class Attempt:
         pause = heartbeats.pause_sec(lease_ttl_sec) - _UNSUPERVISED_SEC
         while True:
             await asyncio.sleep(pause)
+            warn_of_blocked_loops()
             waits_for = self._waits_for()
             activity.heartbeat(*([{"state": "running", "waits_for": waits_for}] if waits_for else []))
             pause = heartbeats.pause_sec(lease_ttl_sec)
