@@ -57,6 +57,8 @@ class AttemptInput:
     """Whether the attempt processes stored items (`map` of a node)."""
     failures: int = 0
     """Number of failed attempts of the node in its generation."""
+    kept: bool = False
+    """Whether the node runs again in its generation, so that its shards also look for claims that were released."""
     source_first_epochs: dict[str, int] = field(default_factory=dict)
     """The same of the nodes whose rows the attempt reads, by node id, without those that were never reset."""
 
