@@ -638,6 +638,15 @@ class ArtifactStore:
         return int(await self._artifacts.count_documents(stored | of_generation(attempt.first_epoch)))
 
     @translate_errors
+    async def count_settled(self, attempt: AttemptInput) -> int:
+        """Return the number of batches that the node of an attempt has stored or set aside, in its present generation.
+
+        It grows only with batches that the generation had neither stored nor set aside before.
+        """
+        settled = {"$or": [{"status": "partial"}, SET_ASIDE]}
+        return int(await self._artifacts.count_documents(_of_node(attempt) | settled))
+
+    @translate_errors
     async def batch_uids(self, task_id: str, node_id: str, first_epoch: int = 0) -> set[str]:
         """Return the uids of a node's batches whose artifact and metrics row, if any, are both stored.
 
