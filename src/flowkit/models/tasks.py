@@ -254,6 +254,7 @@ class NodeRecord:
     held_until: float | None = None
     reason_code: str | None = None
     decided: bool = False
+    """Whether the node no longer waits for anything that the document may say that it waits for."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -382,6 +383,8 @@ class RecordTask:
     status_history: list[StatusChange]
     cancel_reason: str | None = None
     """If set, the same write sets the cancel flags of the task."""
+    reason: str | None = None
+    """Why the task fails, if `status` says so already."""
     deployment: str = ""
     """Database id of the task document. Empty for tasks of an earlier release."""
     status_history_omitted: int = 0
