@@ -142,10 +142,11 @@ def decide(
 ) -> Retry | Fail:
     """Count `failure` in `state` and decide whether to retry.
 
-    `retry_policy.max` limits failures, and MAX_LOSSES limits losses without progress. Hand-overs, epoch conflicts and yields do not
-    count against any budget, but MAX_IDLE_YIELDS limits the yields of external workers in a row. A fenced attempt is
-    outdated, so its node fails without a retry. `random_value`, from 0 to 1, determines the jitter. `loss_counts` is
-    False for a loss that belongs to one that has counted (`is_same_loss`).
+    `retry_policy.max` limits failures, and MAX_LOSSES limits losses in a row without progress: the generation has stored or
+    set aside no further batch meanwhile. Hand-overs, epoch conflicts and yields do not count against any budget, but
+    MAX_IDLE_YIELDS limits the yields of external workers in a row. A fenced attempt is outdated, so its node fails without
+    a retry. `random_value`, from 0 to 1, determines the jitter. `loss_counts` is False for a loss that belongs to one that
+    has counted (`is_same_loss`).
     """
     state.free = failure.kind is not FailureKind.FAILURE
     match failure.kind:
