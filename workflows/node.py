@@ -833,6 +833,7 @@ def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: 
         maps=node.map is not None,
         quarantine=node.quarantine,
         first_epoch=state.first_epoch,
+        kept=state.kept,
         failures=state.failures,
         source_first_epochs={}
         if not scheduler.has_generations

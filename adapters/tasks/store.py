@@ -370,8 +370,9 @@ class TaskStore:
         if record.skips:
             await artifacts.skip_quarantined(attempt, uids)
         else:
-            await artifacts.forget_quarantined(attempt, uids)
-            await self.tries.forget(attempt, uids)
+            chosen = await artifacts.choose_quarantined(attempt, uids)
+            await self.tries.forget(attempt, chosen)
+            await artifacts.forget_quarantined(attempt, chosen)
         left = await artifacts.count_quarantined(attempt)
         entry = f"graph.nodes.{record.index}"
         own = {

@@ -69,6 +69,9 @@ class NodeState:
     """The epoch that the latest reset of the node has reserved: its attempts have higher ones. 0 without a reset."""
     failures: int = 0
     losses: int = 0
+    """Number of losses since the last one before which the generation had settled further batches."""
+    settled: int = 0
+    """Largest number of batches that the generation had stored or set aside, as its failed attempts report it."""
     yields: int = 0
     """Number of consecutive yields for the same reason; yields use no budget."""
     free: bool = False
