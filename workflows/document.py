@@ -87,6 +87,8 @@ class TaskDocument:
         self._changed_nodes: dict[int, NodeRecord] = {}
         self._task_changed = False
         self._cancel_reason: str | None = None
+        self.parked: set[int] = set()
+        """The nodes that would start an attempt, but are paused. `RunningNodes` changes the set."""
         self.silent: list[int] = []
         """The nodes that the document shows as silent."""
         self._actions_changed = False
@@ -252,7 +254,10 @@ class TaskDocument:
     def _make_node_record(self, index: int, cancel_reason: str | None = None) -> NodeRecord:
         node = self._scheduler.nodes[index]
         pulled = node.node_id in self.pulled
-        return node_record(node, self._scheduler.states[index], pulled=pulled, cancel_reason=cancel_reason)
+        record = node_record(node, self._scheduler.states[index], pulled=pulled, cancel_reason=cancel_reason)
+        if index not in self._scheduler.streams.holders:
+            return record
+        return replace(record, paused=index in self.parked and not record.status.ended)
 
 
 async def open_document(new: NewTask) -> Opened:

@@ -34,6 +34,9 @@ NODE_STATES: Fields = {
 WAITS_FOR = "waits_for"
 """Field of a node with a text about what its attempt waits for; only while no external worker has accepted it."""
 
+PAUSED = "paused"
+"""Field of a node that is paused and runs no attempt, if it follows a node with `max_ahead`."""
+
 PINNED = "coordinator.pinned"
 """Field with the version of each role that a task has fixed (`version_policy`). `/` replaces the dots in a role."""
 

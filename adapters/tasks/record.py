@@ -15,12 +15,12 @@ from pymongo import UpdateOne
 from flowkit.adapters.entries import utc
 from flowkit.adapters.mongo import fits, moment
 from flowkit.adapters.tasks.cancel_flags import set_of_node_flag, set_of_task_flag
-from flowkit.adapters.tasks.fields import NODE_STATES, WAITS_FOR, history, nodes_of
+from flowkit.adapters.tasks.fields import NODE_STATES, PAUSED, WAITS_FOR, history, nodes_of
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
 from flowkit.models.actions import AppliedAction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from flowkit.models import CloseTask, NodeRecord, RecordTask
     from flowkit.models.actions import ActionRecord
@@ -217,11 +217,13 @@ def _may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
     return known and stored.get("attempt_epoch", 0) <= node.epoch
 
 
-def unset_of_decisions(nodes: Iterable[NodeRecord]) -> Fields:
-    """Return the `$unset` for nodes that have ended, and that may have waited for a decision before."""
+def unset_of_decisions(nodes: Sequence[NodeRecord]) -> Fields:
+    """Return the `$unset` for nodes that have ended, and may have waited for a decision, or that are not paused."""
     names = (WAITS_FOR, "held_until_ms")
-    ended = (node for node in nodes if node.decided)
-    return {f"graph.nodes.{node.index}.{name}": "" for node in ended for name in names}
+    ended = (node.index for node in nodes if node.decided)
+    continued = (node.index for node in nodes if node.paused is False)
+    left = [*((index, name) for index in ended for name in names), *((index, PAUSED) for index in continued)]
+    return {f"graph.nodes.{index}.{name}": "" for index, name in left}
 
 
 def node_fields(node: NodeRecord, at: float, run_id: str) -> Fields:
@@ -241,6 +243,8 @@ def node_fields(node: NodeRecord, at: float, run_id: str) -> Fields:
         fields[f"{path}.finished_at"] = moment(at)
     if node.waits_for is not None:
         fields[f"{path}.waits_for"] = node.waits_for
+    if node.paused:
+        fields[f"{path}.{PAUSED}"] = True
     if node.held_until is not None:
         fields[f"{path}.held_until_ms"] = int(node.held_until * 1000)
     if node.reason_code is not None:

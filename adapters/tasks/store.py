@@ -26,6 +26,7 @@ from flowkit.adapters.tasks.close import Closing
 from flowkit.adapters.tasks.extend import Extending
 from flowkit.adapters.tasks.fields import (
     NODE_STATES,
+    PAUSED,
     PINNED,
     WIRING,
     graph_difference,
@@ -63,6 +64,7 @@ _GRAPH = {
     "graph.edges_ex": 1,
 }
 _RUNNING = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
+_BEFORE_ATTEMPT = [NodeStatus.QUEUED.value, NodeStatus.DEFERRED.value]
 _CONDITION_VALUES = {
     "_id": 0,
     "params": 1,
@@ -425,6 +427,18 @@ class TaskStore:
         found = await asyncio.gather(*map(is_running, native))
         running = external | dict(zip(native, found, strict=True))
         return {node_id for node_id, runs in running.items() if runs}
+
+    @translate_errors
+    async def paused(self, task_id: str, node_ids: Sequence[str]) -> set[str]:
+        """Return which of these nodes are paused and run no attempt. Only nodes that follow one with `max_ahead` say so."""
+
+        async def is_paused(node_id: str) -> bool:
+            entry = {"node_id": node_id, PAUSED: True, "status": {"$in": _BEFORE_ATTEMPT}}
+            found = {"id": task_id, "graph.nodes": {"$elemMatch": entry}}
+            return await self._tasks.find_one(found, {"_id": 1}) is not None
+
+        found = await asyncio.gather(*map(is_paused, node_ids))
+        return {node_id for node_id, paused in zip(node_ids, found, strict=True) if paused}
 
     @translate_errors
     async def record(self, record: RecordTask) -> None:

@@ -34,7 +34,7 @@ RUNTIME_KEYS = frozenset(
     {"status", "attempt_epoch", "lease", "stats", "streaming", "started_at", "finished_at", "run_id"}
     | {"last_event_recv_ms", "next_retry_at_ms", "last_error", "stats_cached_at", "cancel_requested_at"}
     | {"coordinator", "skip_reason", "applied_generation", "vars_write", "waits_for", "liveness"}
-    | {"generation", "first_epoch", "reset_by", "reason_code", "held_until_ms", "failed_batches"}
+    | {"generation", "first_epoch", "reset_by", "reason_code", "held_until_ms", "failed_batches", "paused"}
 )
 """Fields of a node that the engine writes. FlowKit ignores them in graphs that were copied from a task document."""
 
@@ -249,6 +249,8 @@ class NodeRecord:
     held_until: float | None = None
     reason_code: str | None = None
     decided: bool = False
+    paused: bool | None = None
+    """Whether the node is paused and runs no attempt; None unless a source with `max_ahead` asks for it."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
