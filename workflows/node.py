@@ -53,7 +53,7 @@ from flowkit.workflows.retry import (
 )
 from flowkit.workflows.scheduling.actions import Decision, list_function_sources
 from flowkit.workflows.scheduling.scheduler import HOLD
-from flowkit.workflows.shards import Shards
+from flowkit.workflows.shards import RetryWaits, Shards
 from flowkit.workflows.slots import Slots, TaskSlots, concurrency_slots_of
 
 if TYPE_CHECKING:
@@ -155,6 +155,7 @@ class RunningNodes:
         self.concurrency = concurrency_slots_of(state, is_draining=self.starts_no_attempts, on_change=wake)
         self._task_slots = TaskSlots(Slots(limit=settings.max_in_flight, window=settings.window))
         self._flights: Counter[int] = Counter()
+        self.retry_waits = RetryWaits()
         self.shards: dict[int, Shards] = {}
         """The shards of the nodes that run shards."""
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -209,11 +210,12 @@ class RunningNodes:
         return self.draining or cancel_requested()
 
     def starts_no_attempt_of(self, node: Node) -> bool:
-        """Return whether this node must not start an attempt, also because it is paused or no further node starts."""
+        """Return whether this node must not start an attempt, also because it is paused, being reset, or after a failure."""
         scheduler = self.scheduler
         return (
             self.starts_no_attempts()
             or node.index in scheduler.pauses.held
+            or node.index in scheduler.resetting
             or scheduler.must_not_start(node.index)
         )
 
@@ -252,7 +254,7 @@ class RunningNodes:
         except Exception as error:
             self._error = error
             raise
-        if self.is_detached():
+        if self.is_given_up(node.index):
             return
         self._held_back.discard(node.index)
         if status is not None:
@@ -263,7 +265,7 @@ class RunningNodes:
 
     def _end_cancelled(self, index: int) -> NodeStatus | None:
         """Return how a node ends whose asyncio task was cancelled; None if it continues later, or does not count."""
-        if self.is_detached():
+        if self.is_given_up(index):
             return None
         if index in self.stops:
             failure, state = self.stops[index], self.scheduler.states[index]
@@ -274,15 +276,13 @@ class RunningNodes:
             raise asyncio.CancelledError
         return None
 
-    def is_detached(self) -> bool:
-        """Return whether the present asyncio task runs a node of an earlier generation."""
-        return asyncio.current_task() in self._detached
+    def is_given_up(self, index: int) -> bool:
+        """Return whether the present asyncio task runs a generation of a node that an action gives up, or has given up."""
+        return index in self.scheduler.resetting or asyncio.current_task() in self._detached
 
     def _end(self, index: int, status: NodeStatus) -> None:
         """Let the main loop process the end of a node, or hold its failure until an operator decides."""
-        if index in self.scheduler.resetting:
-            self._running.pop(index, None)
-        elif status is NodeStatus.FAILED and self.scheduler.holds_failure(index):
+        if status is NodeStatus.FAILED and self.scheduler.holds_failure(index):
             self._running.pop(index, None)
             self.scheduler.states[index].held_until = HOLD
             self._hold(index)
@@ -290,7 +290,10 @@ class RunningNodes:
             self._ended.append((index, status))
 
     def _hold(self, index: int) -> None:
-        """Keep a failed node open until an operator decides about it, at most for its `hold_sec`."""
+        """Keep a failed node open until an operator decides about it, at most for its `hold_sec`.
+
+        A run that ends hands `held_until` over to the next one, which waits.
+        """
         node, state, now = (
             self.scheduler.nodes[index],
             self.scheduler.states[index],
@@ -302,7 +305,8 @@ class RunningNodes:
         state.status, state.next_retry_at, state.waits_for = NodeStatus.DEFERRED, None, None
         state.deadline_at = state.deadline_left = None
         self.document.write_node(index)
-        self._running[index] = asyncio.create_task(self._await_decision(node, state))
+        if not self.stopping:
+            self._running[index] = asyncio.create_task(self._await_decision(node, state))
         self.wake()
 
     async def _await_decision(self, node: Node, state: NodeState) -> None:
@@ -343,19 +347,40 @@ class RunningNodes:
 
     def decide(self, decision: Decision) -> None:
         """End a node that waits for an approval."""
-        index = decision.index
-        state = self.scheduler.states[index]
-        self.detach([index])
-        state.waits_for = None
         by = f" by {decision.by}" if decision.by else ""
-        if not decision.approves:
-            note_failure(
-                state,
-                reason_codes.REJECTED,
-                f"rejected{by}" + (f": {decision.comment}" if decision.comment else ""),
-            )
-        self.scheduler.changed.add(index)
-        self._ended.append((index, NodeStatus.FINISHED if decision.approves else NodeStatus.FAILED))
+        why = f"rejected{by}" + (f": {decision.comment}" if decision.comment else "")
+        self.scheduler.changed.add(decision.index)
+        if decision.approves:
+            self.end_as_decided(decision.index, NodeStatus.FINISHED)
+        else:
+            self.end_as_decided(decision.index, NodeStatus.FAILED, (reason_codes.REJECTED, why))
+
+    def end_as_decided(self, index: int, status: NodeStatus, failure: tuple[str, str] | None = None) -> None:
+        """End an open node in the state of the task, at once, as a person has decided.
+
+        `failure` has the reason code and the text of a node that fails. The document of a finished one is up to date.
+        """
+        self.detach([index])
+        state = self.scheduler.states[index]
+        state.waits_for = None
+        if failure is not None:
+            note_failure(state, *failure)
+        self.scheduler.end_as_decided(index, status, self.active)
+        if status is not NodeStatus.FINISHED:
+            self.scheduler.changed.add(index)
+        self.document.write_changed_nodes()
+        self.wake()
+
+    def end_wait(self, index: int) -> None:
+        """Let a node, and its shards, start the next attempt without the rest of the wait for a retry.
+
+        A paused node starts it when it is resumed.
+        """
+        state = self.scheduler.states[index]
+        state.next_retry_at = state.retry_left = None
+        self.retry_waits.end(index)
+        self.document.write_node(index)
+        self.wake()
 
     def fail_with(self, error: Exception) -> None:
         """Let the main loop raise an unexpected error, which fails the workflow task, so that Temporal shows it."""
@@ -466,8 +491,11 @@ class RunningNodes:
 
         `seen` is the progress of the sources when the attempt began that has yielded. While no source runs, such as one
         that is held or paused, a further attempt would find nothing, so the wait then has no limit. If `seen` is unknown,
-        because the wait began in an earlier run or before a pause, one attempt looks.
+        because the wait began in an earlier run or before a pause, one attempt looks. An action can end the wait.
         """
+        await self.retry_waits.wait(node.index, self._await_sources(node, wait_sec, seen, summary))
+
+    async def _await_sources(self, node: Node, wait_sec: float, seen: int | None, summary: str) -> None:
         scheduler, state = self.scheduler, self.scheduler.states[node.index]
         known = scheduler.source_progress(node) if seen is None else seen
         with suppress(TimeoutError):
@@ -568,7 +596,10 @@ class RunningNodes:
             self._cancel(index)
 
     async def cancel(self, grace_sec: float) -> None:
-        """Cancel the running nodes and wait until they stop, at most `grace_sec`. 0 means without a limit."""
+        """Cancel the running nodes and wait until they stop, at most `grace_sec`. 0 means without a limit.
+
+        Nothing waits for the attempts that have not stopped by then.
+        """
         running = [*self._running.values(), *self._detached]
         for each in running:
             each.cancel()
@@ -583,6 +614,7 @@ class RunningNodes:
             if each.done() and not each.cancelled():
                 each.exception()  # Mark the exception as retrieved; otherwise, asyncio logs it.
         self._running.clear()
+        self.flying.clear()
 
 
 def cancel_requested() -> bool:
@@ -669,7 +701,7 @@ async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> No
                 return None
             seen = nodes.scheduler.source_progress(node)
             failure = await _run_attempt(nodes, node, state, local)
-        if nodes.stopping or nodes.is_detached():
+        if nodes.stopping or nodes.is_given_up(node.index):
             return None
         interrupted = INTERRUPTED if nodes.take_interrupt(node.index) else None
         failure = nodes.stops.get(node.index) or interrupted or failure
@@ -879,12 +911,12 @@ def _prepare_retry(nodes: RunningNodes, node: Node, state: NodeState, failure: A
 
 
 async def _wait_for_retry(nodes: RunningNodes, node: Node, state: NodeState, seen: int | None = None) -> None:
-    """Wait until `next_retry_at`, or after a yield until `RunningNodes.await_sources` returns."""
+    """Wait until `next_retry_at`, or after a yield until `RunningNodes.await_sources` returns. An action can end the wait."""
     wait_sec = (state.next_retry_at or 0.0) - workflow.now().timestamp()
     if wait_sec <= 0:
         return
     summary = timer_summary(node, state, wait_sec)
     if state.reason_code != FailureKind.YIELDED:
-        await workflow.sleep(wait_sec, summary=summary)
+        await nodes.retry_waits.wait(node.index, workflow.sleep(wait_sec, summary=summary))
     else:
         await nodes.await_sources(node, wait_sec, seen, summary)

@@ -23,7 +23,7 @@ from flowkit.workflows.payloads import read_shard_result
 from flowkit.workflows.retry import Fail, decide, describe_runner, is_same_loss, note_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection, Coroutine
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import Node, NodeState, Settings, ShardStarted
@@ -36,6 +36,7 @@ class RunningNodes(Protocol):
 
     settings: Settings
     scheduler: Scheduler
+    retry_waits: RetryWaits
     before_immediate_retry: Callable[[], Awaitable[None]]
 
     def starts_no_attempt_of(self, node: Node) -> bool:
@@ -52,6 +53,37 @@ class RunningNodes(Protocol):
 
     def fail_with(self, error: Exception) -> None:
         """Let the main loop raise an unexpected error."""
+
+
+class RetryWaits:
+    """The waits for retries of a task's nodes, and of their shards. An action can end them."""
+
+    def __init__(self) -> None:
+        self._timers: dict[int, dict[asyncio.Task[None], None]] = {}
+        """The timers that run, by the index of the node."""
+
+    @property
+    def nodes(self) -> Collection[int]:
+        """The indexes of the nodes that wait, or of which a shard waits."""
+        return self._timers.keys()
+
+    async def wait(self, index: int, wait: Coroutine[Any, Any, None]) -> None:
+        """Wait until `wait` returns, or until `end` is called for the node."""
+        timer = asyncio.create_task(wait)
+        timers = self._timers.setdefault(index, {})
+        timers[timer] = None
+        try:
+            await workflow.wait([timer])
+        finally:
+            timer.cancel()
+            del timers[timer]
+            if not timers:
+                self._timers.pop(index, None)
+
+    def end(self, index: int) -> None:
+        """End the waits of a node and its shards."""
+        for timer in self._timers.get(index, ()):
+            timer.cancel()
 
 
 class Shards:
@@ -226,7 +258,7 @@ class Shards:
         if failure.code == reason_codes.YIELDED:
             await self._nodes.await_sources(self._node, wait_sec, self._seen[shard], summary)
         else:
-            await workflow.sleep(wait_sec, summary=summary)
+            await self._nodes.retry_waits.wait(self._node.index, workflow.sleep(wait_sec, summary=summary))
         del self._retries[shard]
 
     def _decide(self, failure: AttemptFailure) -> Retry | Fail:

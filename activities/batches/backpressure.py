@@ -159,10 +159,8 @@ class Backpressure:
         Ignore the notifications that arrived meanwhile, because the read may have included their claims.
         """
         began, before = time.monotonic(), self._claims
-        self._running, self._paused, self._claims = await asyncio.gather(
-            retry_while_unavailable(self._read_running),
-            retry_while_unavailable(self._read_paused),
-            retry_while_unavailable(self._read_claims),
+        (self._running, self._paused), self._claims = await asyncio.gather(
+            retry_while_unavailable(self._read_holders), retry_while_unavailable(self._read_claims)
         )
         if self._attempt.shard:
             await self._read_stored_by_others()
@@ -177,11 +175,12 @@ class Backpressure:
         stored = await retry_while_unavailable(lambda: self._artifacts.count_stored(self._attempt))
         self._by_others = max(0, stored - len(self._stored or ()))
 
-    async def _read_running(self) -> set[str]:
-        return await self._tasks.running(self._attempt.task_id, self._attempt.followers, time.time())
-
-    async def _read_paused(self) -> set[str]:
-        return await self._tasks.paused(self._attempt.task_id, self._attempt.followers)
+    async def _read_holders(self) -> tuple[set[str], set[str]]:
+        """Return the followers that run, and those that are paused. A pause that begins between the reads is seen."""
+        task_id, followers = self._attempt.task_id, self._attempt.followers
+        running = await self._tasks.running(task_id, followers, time.time())
+        rest = [follower for follower in followers if follower not in running]
+        return running, await self._tasks.paused(task_id, rest)
 
     async def _read_claims(self) -> dict[str, int]:
         attempt = self._attempt

@@ -218,11 +218,14 @@ def _may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
 
 
 def unset_of_decisions(nodes: Sequence[NodeRecord]) -> Fields:
-    """Return the `$unset` for nodes that have ended, and may have waited for a decision, or that are not paused."""
+    """Return the `$unset` for nodes that no longer wait for a decision or for prerequisites, or that are not paused."""
     names = (WAITS_FOR, "held_until_ms")
-    ended = (node.index for node in nodes if node.decided)
+    decided = (node.index for node in nodes if node.decided)
     continued = (node.index for node in nodes if node.paused is False)
-    left = [*((index, name) for index in ended for name in names), *((index, PAUSED) for index in continued)]
+    left = [
+        *((index, name) for index in decided for name in names),
+        *((index, PAUSED) for index in continued),
+    ]
     return {f"graph.nodes.{index}.{name}": "" for index, name in left}
 
 

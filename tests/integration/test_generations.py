@@ -201,6 +201,63 @@ async def test_a_finished_node_starts_again_with_its_descendants_and_an_interrup
     await replay(await histories(harness, task_id))
 
 
+class Flaky(Relay):
+    """Fails in its first attempt once it has stored a batch."""
+
+    role = "flaky"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Fail, or return one metrics row."""
+        if ctx.attempt_epoch == 1 and ctx.kv.get("seen"):
+            return BatchResult(success=False, reason_code="flaky", error="not yet")
+        return await super().process_batch(batch, ctx)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_retry_in_the_backoff_starts_the_next_attempt_now_in_the_same_generation(
+    harness: Harness, *, paused: bool
+) -> None:
+    engine = await harness.engine()
+    await harness.worker({"quick": Quick(), "flaky": Flaky(), "relay": Relay()})
+    follower = puller("b", "a")
+    follower["io"]["start_when"] = "first_batch"
+    policy = {"max": 1, "backoff_sec": 3600}
+    flaky = puller("a", "source", retry_policy=policy) | {"type": "flaky"}
+    task_id = await harness.create(node("source", inline={"batches": 3}), flaky, follower)
+    await harness.until_node(task_id, "a", "deferred")
+    await harness.until_node(task_id, "b", "running")
+    if paused:
+        await engine.pause(task_id, ["node:a"])
+    result = await engine.retry_node(task_id, "a")
+    to = "paused" if paused else "deferred, due now"
+    assert result["affected"] == [{"node_id": "a", "from": "deferred", "to": to}]
+    if paused:
+        await engine.resume(task_id)
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    entry = await harness.node(task_id, "a")
+    assert (entry.get("generation", 0), entry["attempt_epoch"]) == (0, 2)
+    assert sorted(row["attempt_epoch"] for row in await harness.rows(task_id, "a")) == [1, 2, 2]
+    assert (await harness.node(task_id, "b"))["attempt_epoch"] == 1
+    await replay(await histories(harness, task_id))
+
+
+async def test_a_running_node_is_restarted_with_another_input(harness: Harness) -> None:
+    gated = Gated()
+    engine = await harness.engine()
+    await harness.worker({"gated": gated})
+    task_id = await harness.create(node("a", "gated", inline={"limit": 1}))
+    await gated.until(("a", 1))
+    with pytest.raises(ActionRejected, match="node 'a' is running; retry_node with interrupt=true stops"):
+        await engine.retry_node(task_id, "a", input_inline={"limit": 2})
+    await engine.retry_node(task_id, "a", input_inline={"limit": 2}, interrupt=True)
+    await gated.until(("a", 1), ("a", 3))
+    gated.gate("a").set()
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    entry = await harness.node(task_id, "a")
+    assert (entry["generation"], entry["io"]["input_inline"]) == (1, {"limit": 2})
+    await replay(await histories(harness, task_id))
+
+
 async def test_holds_and_generations_survive_a_new_run(short_runs: Harness) -> None:
     engine = await short_runs.engine()
     await short_runs.worker({"fragile": Fragile(), "quick": Quick(), "relay": Relay()})
@@ -264,13 +321,24 @@ async def test_prerequisites_and_delays_hold_nodes(harness: Harness) -> None:
         node("wait", "delay", "a", inline={"sec": 1}),
         node("b", "quick", "wait", prerequisites=["late"]),
     )
-    await harness.until_status(task_id, "running", "deferred")
+    await _until_waits(harness, task_id, a="the prerequisites data:eu and data:us", b="the prerequisite late")
     await act(harness, task_id, "satisfy", prerequisite="late")
     await act(harness, task_id, "satisfy", prerequisite="data:eu")
+    await _until_waits(harness, task_id, a="the prerequisite data:us", b=None)
     assert (await harness.statuses(task_id))["a"] == "queued"
     await act(harness, task_id, "satisfy", prerequisite="data:us")
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
     assert set((await harness.statuses(task_id)).values()) == {"finished"}
+    await _until_waits(harness, task_id, a=None, b=None)
+
+
+async def _until_waits(harness: Harness, task_id: str, **waits: str | None) -> None:
+    """Wait until the task document shows what these nodes wait for."""
+
+    async def look() -> bool:
+        return {name: (await harness.node(task_id, name)).get("waits_for") for name in waits} == waits
+
+    await eventually(look)
 
 
 async def test_a_rerun_starts_what_failed_and_keeps_the_rest(harness: Harness) -> None:

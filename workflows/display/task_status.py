@@ -19,6 +19,7 @@ from flowkit.workflows.display.details import (
     SlotLimits,
     TaskQueues,
     describe_decision,
+    describe_outside,
     render,
 )
 from flowkit.workflows.payloads import json_size, longest_prefix, truncate_longest
@@ -269,9 +270,7 @@ def _describe_wait(node: Node, state: NodeState, scheduler: Scheduler) -> str | 
         return decision
     if state.status in _BEFORE_ATTEMPT and node.index in scheduler.pauses.held:
         return RESUME
-    if state.status is NodeStatus.QUEUED and (missing := scheduler.missing_prerequisites(node.index)):
-        return f"the prerequisites {names(missing)}"
-    return state.waits_for
+    return describe_outside(node, state, scheduler.missing_prerequisites(node.index)) or state.waits_for
 
 
 def _view_node(node: Node, scheduler: Scheduler) -> dict[str, Any]:

@@ -58,7 +58,8 @@ class Scheduler:
         self.states = states
         self.satisfied = [] if satisfied is None else satisfied
         self.resetting: set[int] = set()
-        """The nodes whose reset or change is in progress. They neither start nor end meanwhile."""
+        """The nodes whose reset or change is in progress. They neither start nor end meanwhile, whatever their attempts
+        still report."""
         self.has_generations = any(state.first_epoch for state in states)
         """Whether a node has had more than one generation."""
         self.rounds: Counter[int] = Counter()
@@ -105,7 +106,7 @@ class Scheduler:
 
     def _rebuild(self) -> None:
         for index, state in enumerate(self.states):
-            if state.streamed:
+            if state.streamed and index not in self.resetting:
                 for child in self.streams.children.get(index, ()):
                     self._gates.count_batch(child, index)
         ended = [i for i, state in enumerate(self.states) if state.status.ended]
@@ -144,7 +145,7 @@ class Scheduler:
             new = NodeState(epoch=old.epoch, ordinary=old.ordinary)
             if index in kept:
                 new.first_epoch, new.generation = old.first_epoch, old.generation
-                new.evaluated = old.evaluated
+                new.kept = True
             else:
                 new.first_epoch, new.generation = old.epoch, old.generation + 1
             self.states[index] = new
@@ -427,12 +428,23 @@ class Scheduler:
         """End a node with `status`, and skip the nodes whose gates close as a result, parents before children.
 
         The skipped nodes are added to `changed`. The node itself is not, unless it ends with another status: a node
-        that a batch has started fails as `upstream_failed` if failed parents would have kept it from starting.
+        that a batch has started fails as `upstream_failed` if failed parents would have kept it from starting. The end of
+        an attempt whose node is being reset does not count.
         """
         state = self.states[index]
-        if not state.status.ended:
+        if not state.status.ended and index not in self.resetting:
             state.status, state.skip_reason = self._checked(index, status), reason
             self._settle(self._record_end(index))
+
+    def end_as_decided(self, index: int, status: NodeStatus, active: Collection[int]) -> None:
+        """End an open node as a person has decided, whatever its gate and its parents say.
+
+        The gates are decided anew, as after a reset, with the end of the node in place. `active` are those of `rebuild`.
+        """
+        state = self.states[index]
+        state.status = status
+        state.skip_reason = SkipReason.USER if status is NodeStatus.SKIPPED else None
+        self.rebuild(active)
 
     def _settle(self, nodes: Iterable[int]) -> None:
         """Note which of these nodes may start, and skip those that no longer can, with the nodes below them."""
@@ -474,7 +486,12 @@ class Scheduler:
         return self.add_batch(index)
 
     def is_current(self, index: int, epoch: int) -> bool:
-        """Return whether an epoch is that of the latest attempt of a node, or of one of its shards that run."""
+        """Return whether an epoch is that of the latest attempt of a node, or of one of its shards that run.
+
+        A node that is being reset has no such attempt: what its attempts store or report belongs to what it gives up.
+        """
+        if index in self.resetting:
+            return False
         return self.states[index].epoch == epoch or epoch in self.shard_epochs.get(index, ())
 
     def add_batch(self, index: int) -> bool:

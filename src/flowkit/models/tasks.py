@@ -91,6 +91,8 @@ class NodeState:
     """Seconds that remain until the deadline of the node after a pause. Set while it is paused and runs no attempt."""
     evaluated: bool = False
     """Whether the values by expression of this generation are evaluated and stored."""
+    kept: bool = False
+    """Whether the node has started again in its generation, so that it keeps its values by expression."""
     failed_batches: int = 0
     """Number of batches that the node has set aside."""
     ordinary: bool = False
@@ -249,6 +251,7 @@ class NodeRecord:
     held_until: float | None = None
     reason_code: str | None = None
     decided: bool = False
+    """Whether the node no longer waits for anything that the document may say that it waits for."""
     paused: bool | None = None
     """Whether the node is paused and runs no attempt; None unless a source with `max_ahead` asks for it."""
 
@@ -454,6 +457,8 @@ class EvaluateConditions:
     """The node whose values by expression to evaluate and to store; empty for conditions."""
     generation: int = 0
     """The generation of this node."""
+    keeps: bool = False
+    """Whether the node runs again in this generation, so that the values that it has stored stay as they are."""
     map_over: str = ""
     """The expression of this node whose value is a list, to be stored in batches; empty for a node without `map`."""
     map_batch_size: int = 1
