@@ -226,6 +226,7 @@ class TaskDocument:
             paused=[*state.paused],
             applied=[*state.applied],
             drained=[each.scope for each in state.paused if each.scope in self._drained],
+            satisfied=[*state.satisfied],
         )
 
     def _make_close_record(self, result: TaskResult, reason: str | None) -> CloseTask:

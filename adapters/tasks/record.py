@@ -15,7 +15,7 @@ from pymongo import UpdateOne
 from flowkit.adapters.entries import utc
 from flowkit.adapters.mongo import fits, moment
 from flowkit.adapters.tasks.cancel_flags import set_of_node_flag, set_of_task_flag
-from flowkit.adapters.tasks.fields import NODE_STATES, PAUSED, WAITS_FOR, history, nodes_of
+from flowkit.adapters.tasks.fields import NODE_STATES, PAUSED, SATISFIED, WAITS_FOR, history, nodes_of
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
 from flowkit.models.actions import AppliedAction
 
@@ -137,7 +137,9 @@ def _set_of_actions(record: ActionRecord) -> Fields:
         }
         for each in record.applied
     ]
+    satisfied = {SATISFIED: record.satisfied} if record.satisfied else {}
     return {
+        **satisfied,
         "coordinator.paused": paused,
         "coordinator.actions": applied,
         "coordinator.revision": record.applied[-1].revision,

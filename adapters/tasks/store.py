@@ -28,12 +28,14 @@ from flowkit.adapters.tasks.fields import (
     NODE_STATES,
     PAUSED,
     PINNED,
+    SATISFIED,
     WIRING,
     graph_difference,
     new_task,
     nodes_of,
     opened_history,
     owner,
+    read_satisfied,
 )
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.queries import TaskQueries
@@ -75,6 +77,7 @@ _EARLIER = {
     "_id": 0,
     "run_seq": 1,
     "coordinator.actions": 1,
+    SATISFIED: 1,
     **{
         f"graph.nodes.{name}": 1
         for name in (
@@ -359,15 +362,7 @@ class TaskStore:
     @translate_errors
     async def settle_batches(self, record: SettleBatches, artifacts: ArtifactStore) -> int:
         """Skip batches that a node has set aside, or forget that they have failed. Return how many are still set aside."""
-        attempt = AttemptInput(
-            task_id=record.task_id,
-            node_id=record.node_id,
-            index=record.index,
-            role="",
-            epoch=record.epoch,
-            generation=record.generation,
-            first_epoch=record.first_epoch,
-        )
+        attempt = latest_attempt(record)
         uids = record.batch_uids or None
         if record.skips:
             await artifacts.skip_quarantined(attempt, uids)
@@ -498,11 +493,25 @@ def earlier_run(stored: Fields) -> EarlierRun:
         reason_codes=_texts(nodes, "reason_code"),
         failed_batches={i: count for i, node in enumerate(nodes) if (count := node.get("failed_batches"))},
         applied=read_actions(stored),
+        satisfied=read_satisfied(stored),
     )
 
 
 def _texts(nodes: Sequence[Fields], name: str) -> dict[int, str]:
     return {index: node[name] for index, node in enumerate(nodes) if isinstance(node.get(name), str)}
+
+
+def latest_attempt(record: SettleBatches) -> AttemptInput:
+    """Return the latest attempt of the node whose batches a record names."""
+    return AttemptInput(
+        task_id=record.task_id,
+        node_id=record.node_id,
+        index=record.index,
+        role="",
+        epoch=record.epoch,
+        generation=record.generation,
+        first_epoch=record.first_epoch,
+    )
 
 
 def is_same_database(deployment: str, other: str) -> bool:

@@ -189,6 +189,8 @@ class EarlierRun:
     failed_batches: dict[int, int] = field(default_factory=dict)
     applied: list[AppliedAction] = field(default_factory=list)
     """The actions that were applied to the task in its earlier runs, as far as the document lists them."""
+    satisfied: list[str] = field(default_factory=list)
+    """The prerequisites that were satisfied in its earlier runs."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -288,7 +290,7 @@ class NodeReset:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class SettleBatches:
-    """Input of `settle_batches`: what to do with batches that a node has set aside."""
+    """Input of `check_batches` and `settle_batches`: what to do with batches that a node has set aside."""
 
     task_id: str
     index: int
@@ -309,6 +311,13 @@ class BatchesSettled:
     """Result of `settle_batches`: how many batches the node has still set aside."""
 
     left: int = 0
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class BatchesChecked:
+    """Result of `check_batches`: those of the named batches that the node has not set aside."""
+
+    unknown: list[str] = field(default_factory=list)
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
