@@ -491,11 +491,8 @@ class RunningNodes:
 
         `seen` is the progress of the sources when the attempt began that has yielded. While no source runs, such as one
         that is held or paused, a further attempt would find nothing, so the wait then has no limit. If `seen` is unknown,
-        because the wait began in an earlier run or before a pause, one attempt looks. An action can end the wait.
+        because the wait began in an earlier run or before a pause, one attempt looks.
         """
-        await self.retry_waits.wait(node.index, self._await_sources(node, wait_sec, seen, summary))
-
-    async def _await_sources(self, node: Node, wait_sec: float, seen: int | None, summary: str) -> None:
         scheduler, state = self.scheduler, self.scheduler.states[node.index]
         known = scheduler.source_progress(node) if seen is None else seen
         with suppress(TimeoutError):
@@ -917,6 +914,7 @@ async def _wait_for_retry(nodes: RunningNodes, node: Node, state: NodeState, see
         return
     summary = timer_summary(node, state, wait_sec)
     if state.reason_code != FailureKind.YIELDED:
-        await nodes.retry_waits.wait(node.index, workflow.sleep(wait_sec, summary=summary))
+        wait = workflow.sleep(wait_sec, summary=summary)
     else:
-        await nodes.await_sources(node, wait_sec, seen, summary)
+        wait = nodes.await_sources(node, wait_sec, seen, summary)
+    await nodes.retry_waits.run(node.index, wait)

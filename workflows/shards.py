@@ -59,31 +59,33 @@ class RetryWaits:
     """The waits for retries of a task's nodes, and of their shards. An action can end them."""
 
     def __init__(self) -> None:
-        self._timers: dict[int, dict[asyncio.Task[None], None]] = {}
-        """The timers that run, by the index of the node."""
+        self._waits: dict[int, dict[asyncio.Task[None], None]] = {}
+        """The waits in progress, by the index of the node."""
 
     @property
     def nodes(self) -> Collection[int]:
         """The indexes of the nodes that wait, or of which a shard waits."""
-        return self._timers.keys()
+        return self._waits.keys()
 
-    async def wait(self, index: int, wait: Coroutine[Any, Any, None]) -> None:
-        """Wait until `wait` returns, or until `end` is called for the node."""
-        timer = asyncio.create_task(wait)
-        timers = self._timers.setdefault(index, {})
-        timers[timer] = None
+    async def run(self, index: int, wait: Coroutine[Any, Any, None]) -> None:
+        """Await `wait`, or until `end` is called for the node."""
+        task = asyncio.create_task(wait)
+        waits = self._waits.setdefault(index, {})
+        waits[task] = None
         try:
-            await workflow.wait([timer])
+            await workflow.wait([task])
+            if not task.cancelled():
+                task.result()
         finally:
-            timer.cancel()
-            del timers[timer]
-            if not timers:
-                self._timers.pop(index, None)
+            task.cancel()
+            del waits[task]
+            if not waits:
+                self._waits.pop(index, None)
 
     def end(self, index: int) -> None:
         """End the waits of a node and its shards."""
-        for timer in self._timers.get(index, ()):
-            timer.cancel()
+        for task in self._waits.get(index, ()):
+            task.cancel()
 
 
 class Shards:
@@ -256,9 +258,10 @@ class Shards:
         summary = shard_timer_summary(self._node, shard, failure.code, wait_sec)
         self._retries[shard] = workflow.now().timestamp() + wait_sec
         if failure.code == reason_codes.YIELDED:
-            await self._nodes.await_sources(self._node, wait_sec, self._seen[shard], summary)
+            wait = self._nodes.await_sources(self._node, wait_sec, self._seen[shard], summary)
         else:
-            await self._nodes.retry_waits.wait(self._node.index, workflow.sleep(wait_sec, summary=summary))
+            wait = workflow.sleep(wait_sec, summary=summary)
+        await self._nodes.retry_waits.run(self._node.index, wait)
         del self._retries[shard]
 
     def _decide(self, failure: AttemptFailure) -> Retry | Fail:
