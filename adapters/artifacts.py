@@ -682,6 +682,12 @@ class ArtifactStore:
         return int(await self._artifacts.count_documents(_set_aside(attempt) | _NOT_SKIPPED))
 
     @translate_errors
+    async def find_set_aside(self, attempt: AttemptInput, batch_uids: Sequence[str]) -> set[str]:
+        """Return those of these uids whose batches the node has set aside, up to this attempt, also if they are skipped."""
+        named = _up_to(attempt) | {"batch_uid": {"$in": [*batch_uids]}}
+        return {uid_text(row["batch_uid"]) async for row in self._artifacts.find(named, {"batch_uid": 1})}
+
+    @translate_errors
     async def skipped(self, attempt: AttemptInput) -> set[str]:
         """Return the uids of those of these batches that are skipped."""
         cursor = self._artifacts.find(_set_aside(attempt) | _SKIPPED, {"_id": 0, "batch_uid": 1})

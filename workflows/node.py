@@ -142,7 +142,7 @@ class RunningNodes:
         """Whether the main loop has ended, so that the task as a whole ends its running nodes."""
         self.flying: set[int] = set()
         """The nodes whose attempts are scheduled or running."""
-        self.parked: set[int] = set()
+        self.parked = document.parked
         """The nodes that would start an attempt, but are paused."""
         self._interrupted: set[int] = set()
         """The nodes whose attempts a pause stops."""
@@ -413,8 +413,7 @@ class RunningNodes:
             self._deadlines.resume(index, now)
             if state.retry_left is not None:
                 state.next_retry_at, state.retry_left = now + state.retry_left, None
-            if state.status is NodeStatus.DEFERRED:
-                self.document.write_node(index)
+            self._write_parked(index)
         self.start(index for index in freed if not self.scheduler.states[index].status.ended)
 
     def _park(self, index: int) -> None:
@@ -431,9 +430,14 @@ class RunningNodes:
             state.next_retry_at = None
         if state.epoch > state.first_epoch and state.status is not NodeStatus.DEFERRED:
             state.status = NodeStatus.DEFERRED
-        if state.status is NodeStatus.DEFERRED:
-            self.document.write_node(index)
+        self._write_parked(index)
         self.wake()
+
+    def _write_parked(self, index: int) -> None:
+        """Write a node that a pause begins or ends to hold, if the document shows it."""
+        is_deferred = self.scheduler.states[index].status is NodeStatus.DEFERRED
+        if is_deferred or index in self.scheduler.streams.holders:
+            self.document.write_node(index)
 
     def take_interrupt(self, index: int) -> bool:
         """Return whether a pause has stopped the attempt of a node that has just ended, and forget it."""

@@ -44,6 +44,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "have_restarted": lambda tasks: tasks.have_restarted(TASK, {"a": 1}),
     "node_states": lambda tasks: tasks.node_states(TASK),
     "running": lambda tasks: tasks.running(TASK, ["a"], AT),
+    "paused": lambda tasks: tasks.paused(TASK, ["a"]),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),
     "open_rerun": lambda tasks: tasks.open_rerun(opening("a"), Rerun(run_seq=1, closed_run_id=RUN, nodes=[])),

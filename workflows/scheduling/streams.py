@@ -25,6 +25,8 @@ class Streams:
         self._nodes = nodes
         self.children: dict[int, list[int]] = {}
         """For each node from which others stream, the indexes of these."""
+        self.holders: set[int] = set()
+        """The nodes for which a node with `max_ahead` waits."""
         self._parents: dict[int, list[int]] = {}
         """All parents of each node that streams from at least one of them."""
         self.change_graph()
@@ -39,6 +41,12 @@ class Streams:
                 self._parents[node.index] = [index_of[parent] for parent in node.depends_on]
             for parent in node.streams_from:
                 self.children.setdefault(index_of[parent], []).append(node.index)
+        self.holders = {
+            child
+            for index, children in self.children.items()
+            for child in children
+            if self._nodes[index].max_ahead and self._nodes[index].node_id in self._nodes[child].pulls_from
+        }
 
     def followers(self, node: Node) -> tuple[str, ...]:
         """Return the ids of the nodes that may start on a batch of this node and pull its batches."""
