@@ -47,10 +47,9 @@ from flowkit.adapters.mongo import (
     translate_errors,
 )
 from flowkit.errors import Fenced
-from flowkit.limits import BATCH_UID_CHARS
 from flowkit.models import NodeStatus
 from flowkit.protocol.messages import FINAL_UID
-from flowkit.text import truncate
+from flowkit.validation.values import batch_uid_problem
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
@@ -64,7 +63,6 @@ _NODE_BATCH = [("task_id", ASCENDING), ("node_id", ASCENDING), ("batch_uid", ASC
 
 _CLAIM = [(name, ASCENDING) for name in ("task_id", "consumer_node", "from_node", "batch_uid")]
 
-_SHOWN_UID_CHARS = 80
 
 _REPLACED_FIELDS = ("artifacts_ref", "error", "quarantined")
 """Optional fields of an artifact that a new write of the same batch removes unless it sets them."""
@@ -158,12 +156,9 @@ class ClaimNotifier(Notifier[Claimed]):
 
 
 def check_uid(uid: str) -> None:
-    """Raise BadBatchUid if a uid is too long. Indexes, claims and the ids of events contain it."""
-    if len(uid) > BATCH_UID_CHARS:
-        raise BadBatchUid(
-            f"batch uid {truncate(uid, _SHOWN_UID_CHARS)!r} has {len(uid):,} characters, more than {BATCH_UID_CHARS}: "
-            "use a shorter one, for example a hash"
-        )
+    """Raise BadBatchUid if a uid cannot identify a batch. Indexes, claims and the ids of events contain it."""
+    if problem := batch_uid_problem(uid):
+        raise BadBatchUid(problem)
 
 
 def replaceable(epoch: int, fence: int) -> dict[str, Any]:

@@ -5,6 +5,8 @@ Pure functions. Paths address a node by its index, `graph.nodes.<i>`, and every 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.mongo import iso, moment
@@ -85,8 +87,32 @@ def new_task(
         "last_event_recv_ms": int(at * 1000),
         "updated_at": moment(at),
         "run_seq": 0,
+        INPUT_DIGEST: input_digest(params, graph),
         **owner(namespace_id, database_id),
     }
+
+
+INPUT_DIGEST = "input_digest"
+"""The field with the hashes of the params and of the graph with which a task started. Actions and reruns change neither."""
+
+
+def input_digest(params: Fields, graph: Fields) -> dict[str, str]:
+    """Return the hashes of params and graph. The order of keys, and 1 or 1.0, make no difference."""
+    return {"params": _hash(params), "graph": _hash(graph)}
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
+
+
+def _canonical(value: Any) -> Any:
+    """Return a value of JSON with whole numbers as integers, which converters may write as `1` or `1.0`."""
+    if isinstance(value, dict):
+        return {key: _canonical(held) for key, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(held) for held in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def pin_path(role: str) -> str:

@@ -17,7 +17,7 @@ from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
 from flowkit.adapters.input_values import InputValues
 from flowkit.adapters.mongo import Database, durable, ensure_index, translate_errors
 from flowkit.adapters.shards import ShardProgress, ShardStore
-from flowkit.adapters.tasks.fields import PINNED, WAITS_FOR, WIRING, nodes_of, read_pins
+from flowkit.adapters.tasks.fields import INPUT_DIGEST, PINNED, WAITS_FOR, WIRING, nodes_of, read_pins
 from flowkit.adapters.tasks.reset import read_first_epochs
 from flowkit.graph.input_adapters import PULL, replace_alias
 from flowkit.graph.validation import parents_by_node
@@ -90,6 +90,7 @@ _RERUN = {
     "run_seq": 1,
     "closed_run_id": 1,
     "finished_at": 1,
+    "coordinator.cancelled": 1,
 }
 
 
@@ -215,6 +216,15 @@ class TaskQueries:
         require(task_id_problem(task_id))
         found: dict[str, Any] | None = await self._db.tasks.find_one({"id": task_id}, {"_id": 0})
         return found
+
+    @translate_errors
+    async def input_digest(self, task_id: str) -> dict[str, str] | None:
+        """Return the hashes of the params and the graph with which a task started; `{}` if its document has none.
+
+        Return None if there is no document.
+        """
+        found = await self._db.tasks.find_one({"id": task_id}, {"_id": 0, INPUT_DIGEST: 1})
+        return None if found is None else found.get(INPUT_DIGEST) or {}
 
     @translate_errors
     async def ended_task(self, task_id: str, *, namespace_id: str) -> dict[str, Any] | None:

@@ -104,6 +104,8 @@ def _task_fields(record: RecordTask) -> Fields:
         **omitted_changes(record),
         **_set_of_actions(record.actions),
     }
+    if record.reason is not None:
+        fields["reason"] = record.reason
     if record.cancel_reason is not None:
         fields |= set_of_task_flag(record.cancel_reason, record.at, record.run_id)
     return fields
@@ -216,10 +218,10 @@ def _may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
 
 
 def unset_of_decisions(nodes: Iterable[NodeRecord]) -> Fields:
-    """Return the `$unset` for nodes that have ended, and that may have waited for a decision before."""
+    """Return the `$unset` for nodes that no longer wait for a decision or for prerequisites."""
     names = (WAITS_FOR, "held_until_ms")
-    ended = (node for node in nodes if node.decided)
-    return {f"graph.nodes.{node.index}.{name}": "" for node in ended for name in names}
+    decided = (node for node in nodes if node.decided)
+    return {f"graph.nodes.{node.index}.{name}": "" for node in decided for name in names}
 
 
 def node_fields(node: NodeRecord, at: float, run_id: str) -> Fields:

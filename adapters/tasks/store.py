@@ -67,8 +67,7 @@ _CONDITION_VALUES = {
     "_id": 0,
     "params": 1,
     "coordinator.vars": 1,
-    "graph.nodes.node_id": 1,
-    "graph.nodes.stats": 1,
+    **{f"graph.nodes.{name}": 1 for name in ("node_id", "stats", "attempt_epoch", "first_epoch")},
 }
 _EARLIER = {
     "_id": 0,
@@ -95,6 +94,8 @@ class StoredValues:
     """The ids of all nodes, in the order of the graph."""
     stats: dict[str, dict[str, Any]]
     """The stats of each node that has some, by node id."""
+    begun: frozenset[str]
+    """The ids of the nodes of which an attempt of the present generation has begun, in any run of the task."""
 
 
 class TaskStore:
@@ -326,6 +327,11 @@ class TaskStore:
             variables=(stored.get("coordinator") or {}).get("vars") or {},
             node_ids=[node["node_id"] for node in nodes],
             stats={node["node_id"]: node["stats"] for node in nodes if node.get("stats")},
+            begun=frozenset(
+                node["node_id"]
+                for node in nodes
+                if (node.get("attempt_epoch") or 0) > (node.get("first_epoch") or 0)
+            ),
         )
 
     @translate_errors

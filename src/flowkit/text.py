@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,14 +54,6 @@ def shown_address(address: str) -> str:
         scheme = _SCHEME.match(address)
         return f"{scheme[0] if scheme else ''}…"
     return f"{parts['scheme']}://{parts['hosts']}" if parts["scheme"] else parts["hosts"]
-
-
-def error_text(error: BaseException) -> str:
-    """Return the type and the message of an exception, even if its `__str__` raises."""
-    message = "its message cannot be read"
-    with suppress(Exception):
-        message = str(error)
-    return clean(f"{type(error).__name__}: {message}")
 
 
 def did_you_mean(name: object, known: Iterable[str], *, otherwise: str = "") -> str:

@@ -71,6 +71,7 @@ def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = N
                 streamed=True,
                 ordinary=True,
                 evaluated=True,
+                kept=True,
                 next_retry_at=99.25,
                 last_error="flaky: no",
                 reason_code="flaky",

@@ -11,7 +11,6 @@ import pytest
 from flowkit.text import (
     clean,
     did_you_mean,
-    error_text,
     format_duration,
     kind_of,
     names,
@@ -57,15 +56,6 @@ def test_the_article_fits_the_name_of_the_type(value: Any, kind: str) -> None:
 def test_lone_surrogates_become_escapes() -> None:
     assert clean("a\ud800b") == "a\\ud800b"
     assert clean("ü") == "ü"
-
-
-def test_an_exception_without_a_readable_message_has_a_text() -> None:
-    class Broken(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError
-
-    assert error_text(Broken()) == "Broken: its message cannot be read"
-    assert error_text(KeyError("source")) == "KeyError: 'source'"
 
 
 @pytest.mark.parametrize(

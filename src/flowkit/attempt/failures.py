@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from flowkit import reason_codes
+from flowkit.core.user_code import error_text, place_of
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld, StoreUnavailable, VersionPinned
 from flowkit.graph.expressions import hide
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
-from flowkit.text import clean, error_text, truncate
+from flowkit.text import clean, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_RAISED_CHARS = LAST_ERROR_CHARS - 900
+"""Longest text of an exception; the rest of `last_error` is for its reason code, its place, an advice and the worker."""
 
 
 def refusal(error: FlowKitError) -> ApplicationError:
@@ -79,7 +84,17 @@ def failure(code: str, message: str, *, permanent: bool) -> AttemptFailure:
 
 def unexpected(error: BaseException) -> AttemptFailure:
     """Return the failure for an exception that no handler classified. It uses one retry of the node's retry budget."""
-    return failure(reason_codes.UNEXPECTED_ERROR, error_text(error), permanent=False)
+    return failure(reason_codes.UNEXPECTED_ERROR, describe_raised(error), permanent=False)
+
+
+def describe_raised(error: BaseException, *, advice: str = "") -> str:
+    """Return the text of an exception, the line of the user's code that raised it, and what to do about it.
+
+    A long text is cut before the place, so that `last_error` always has the place.
+    """
+    place = place_of(error)
+    ending = f"{place and f', at {place}'}{advice and f'; {advice}'}"
+    return f"{truncate(error_text(error), _RAISED_CHARS)}{ending}"
 
 
 def without_values(found: AttemptFailure, values: Mapping[str, Any]) -> AttemptFailure:

@@ -36,9 +36,10 @@ from flowkit.attempt.failures import (
     yielded,
 )
 from flowkit.attempt.storage import check_database
+from flowkit.core.user_code import Contained, contain_tasks, error_text
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld
 from flowkit.models import COORDINATOR_FN, FailureKind
-from flowkit.text import clean, error_text
+from flowkit.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -211,7 +212,8 @@ class Attempt:
             raise AttemptFailed(unexpected(error)) from None
 
     async def _run_executor(self) -> AttemptResult:
-        return await self._executor.run()
+        contain_tasks()
+        return await Contained(self._executor.run())
 
     def _start_supervision(self) -> asyncio.TimerHandle:
         """Return the timer that starts the supervision. A very short attempt ends before it, and costs no task."""

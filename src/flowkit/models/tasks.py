@@ -91,6 +91,8 @@ class NodeState:
     """Seconds that remain until the deadline of the node after a pause. Set while it is paused and runs no attempt."""
     evaluated: bool = False
     """Whether the values by expression of this generation are evaluated and stored."""
+    kept: bool = False
+    """Whether the node has started again in its generation, so that it keeps its values by expression."""
     failed_batches: int = 0
     """Number of batches that the node has set aside."""
     ordinary: bool = False
@@ -249,6 +251,7 @@ class NodeRecord:
     held_until: float | None = None
     reason_code: str | None = None
     decided: bool = False
+    """Whether the node no longer waits for anything that the document may say that it waits for."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -377,6 +380,8 @@ class RecordTask:
     status_history: list[StatusChange]
     cancel_reason: str | None = None
     """If set, the same write sets the cancel flags of the task."""
+    reason: str | None = None
+    """Why the task fails, if `status` says so already."""
     deployment: str = ""
     """Database id of the task document. Empty for tasks of an earlier release."""
     status_history_omitted: int = 0
@@ -450,6 +455,8 @@ class EvaluateConditions:
     """The node whose values by expression to evaluate and to store; empty for conditions."""
     generation: int = 0
     """The generation of this node."""
+    keeps: bool = False
+    """Whether the node runs again in this generation, so that the values that it has stored stay as they are."""
     map_over: str = ""
     """The expression of this node whose value is a list, to be stored in batches; empty for a node without `map`."""
     map_batch_size: int = 1
