@@ -322,7 +322,8 @@ class RunningNodes:
 
     def detach(self, indexes: Iterable[int]) -> None:
         """Forget nodes that start a new generation, and cancel what they wait for or run. How that ends does not count."""
-        for index in indexes:
+        gone = {*indexes}
+        for index in sorted(gone):
             running = self._running.pop(index, None)
             if running is not None:
                 self._detached[running] = None
@@ -331,7 +332,7 @@ class RunningNodes:
             for known in (self.parked, self._interrupted, self._held_back):
                 known.discard(index)
             self.stops.pop(index, None)
-            self._ended = [each for each in self._ended if each[0] != index]
+        self._ended = [each for each in self._ended if each[0] not in gone]
 
     def flag(self, indexes: Iterable[int]) -> None:
         """Show attempts as being cancelled, and write their cancel flags."""
@@ -662,7 +663,7 @@ async def _await_approval(nodes: RunningNodes, node: Node, state: NodeState) -> 
     state.status = NodeStatus.DEFERRED
     nodes.document.write_node(node.index)
     nodes.wake()
-    await workflow.wait_condition(lambda: False)
+    await asyncio.get_running_loop().create_future()  # A condition would be checked after each event.
 
 
 async def _await_delay(nodes: RunningNodes, node: Node, state: NodeState) -> NodeStatus | None:

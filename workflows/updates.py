@@ -183,7 +183,8 @@ class TaskActions:
         """Start nodes again. Attempts that run end first, then the task document shows the new generations."""
         scheduler, nodes = self._scheduler, self._nodes
         scheduler.resetting.update(planned.resets)
-        waiting = [index for index in planned.resets if index not in planned.interrupts]
+        interrupted = {*planned.interrupts}
+        waiting = [index for index in planned.resets if index not in interrupted]
         nodes.detach([*waiting, *planned.unblocks])
         nodes.flag(planned.interrupts)
         if planned.changed is not None:
