@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from pymongo import DESCENDING
 
 from flowkit import reason_codes
-from flowkit.adapters.artifacts import SET_ASIDE
 from flowkit.adapters.batch_uids import uid_text
 from flowkit.adapters.dispatches import ACTIVE_STATES, OutcomeKind
 from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
 from flowkit.adapters.input_values import InputValues
 from flowkit.adapters.mongo import Database, durable, ensure_index, translate_errors
 from flowkit.adapters.shards import ShardProgress, ShardStore
-from flowkit.adapters.tasks.fields import PINNED, WAITS_FOR, WIRING, nodes_of, read_pins
+from flowkit.adapters.tasks.fields import INPUT_DIGEST, PINNED, WAITS_FOR, WIRING, nodes_of, read_pins
 from flowkit.adapters.tasks.reset import read_first_epochs
 from flowkit.graph.input_adapters import PULL, replace_alias
 from flowkit.graph.validation import parents_by_node
@@ -90,6 +89,7 @@ _RERUN = {
     "run_seq": 1,
     "closed_run_id": 1,
     "finished_at": 1,
+    "coordinator.cancelled": 1,
 }
 
 
@@ -217,6 +217,15 @@ class TaskQueries:
         return found
 
     @translate_errors
+    async def input_digest(self, task_id: str) -> dict[str, str] | None:
+        """Return the hashes of the params and the graph with which a task started; `{}` if its document has none.
+
+        Return None if there is no document.
+        """
+        found = await self._db.tasks.find_one({"id": task_id}, {"_id": 0, INPUT_DIGEST: 1})
+        return None if found is None else found.get(INPUT_DIGEST) or {}
+
+    @translate_errors
     async def ended_task(self, task_id: str, *, namespace_id: str) -> dict[str, Any] | None:
         """Return what a rerun needs of a task of this namespace, also of an open one; None if there is no such task.
 
@@ -290,13 +299,6 @@ class TaskQueries:
         markers = {"task_id": task_id, "batch_uid": {"$exists": False}, "status": "complete", **earlier}
         found = self._db.artifacts.find(markers, {"_id": 0, "node_id": 1, "meta": 1, "artifacts_ref": 1})
         return {row["node_id"]: _stored_result(row) async for row in found}
-
-    @translate_errors
-    async def set_aside(self, task_id: str, node_id: str, batch_uids: Sequence[str]) -> set[str]:
-        """Return those of these batches that a node has set aside."""
-        own = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$in": [*batch_uids]}}
-        found = self._db.artifacts.find(own | SET_ASIDE, {"batch_uid": 1})
-        return {uid_text(row["batch_uid"]) async for row in found}
 
     @translate_errors
     async def batch_page(

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ActionRejected
 from flowkit.graph.validation import parse_graph
@@ -29,6 +30,9 @@ from flowkit.models.actions import (
     SkipNode,
 )
 from flowkit.workflows.scheduling.actions import Pauses, Task, changeable, plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PAGE = Path(__file__).parents[2] / "docs" / "actions.md"
 TABLE = re.compile(r"(?<=<!-- table: begin -->\n).*?(?=<!-- table: end -->)", re.DOTALL)
@@ -100,9 +104,20 @@ def cells() -> dict[str, dict[str, str]]:
 def _outcome(words: str, node_id: str, state: NodeState, make: Any) -> str:
     """Return the next state, with `interrupt` if only that allows the action, or DASH if the task rejects it."""
     for interrupt in (False, True):
-        if (found := _next_state(words, node_id, state, make(node_id, interrupt))) is not None:
-            return f"{found}{WITH_INTERRUPT}" if interrupt else found
+        with suppress(ActionRejected):
+            if (found := _next_state(words, node_id, state, make(node_id, interrupt))) is not None:
+                return f"{found}{WITH_INTERRUPT}" if interrupt else found
     return DASH
+
+
+def refusals() -> Iterator[tuple[str, str, str]]:
+    """Yield the state, the action and the error of each cell in which the task rejects the action."""
+    for words, (node_id, state) in _STATES.items():
+        for name, make in _ACTIONS.items():
+            try:
+                _next_state(words, node_id, state, make(node_id, True))
+            except ActionRejected as error:
+                yield words, name.strip("`"), str(error)
 
 
 def _next_state(words: str, node_id: str, state: NodeState, action: Action) -> str | None:
@@ -117,10 +132,7 @@ def _next_state(words: str, node_id: str, state: NodeState, action: Action) -> s
         pauses=Pauses(nodes, paused),
         resetting={index} if words.startswith("being reset") else (),
     )
-    try:
-        changes = plan(action, task).changes
-    except ActionRejected:
-        return None
+    changes = plan(action, task).changes
     return next((each.to for each in changes if each.index == index), None)
 
 

@@ -157,6 +157,30 @@ async def test_failures_of_shards_count_for_the_node(harness: Harness, permanent
     await replay(await histories(harness, task_id))
 
 
+async def test_a_retry_ends_the_waits_of_shards(harness: Harness) -> None:
+    engine = await harness.engine()
+    await harness.worker({"quick": Quick(), "failing": Failing()}, concurrency=4)
+    inline = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["a"]}, "failures": 1}
+    policy = {"max": 1, "backoff_sec": 3600}
+    task_id = await harness.create(
+        node("a", inline={"batches": 20}),
+        node("w", "failing", "a", inline=inline, parallel=2, retry_policy=policy),
+    )
+
+    async def retried() -> bool:
+        try:
+            await engine.retry_node(task_id, "w")
+        except ActionRejected:
+            return False
+        return True
+
+    await eventually(retried)
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    rows = await harness.rows(task_id, "w")
+    assert (len(rows), (await harness.node(task_id, "w")).get("generation", 0)) == (20, 0)
+    await replay(await histories(harness, task_id))
+
+
 async def test_a_wide_node_is_paused_retried_and_skipped_like_others(harness: Harness) -> None:
     engine, shared = await harness.engine(), Shared(0.1)
     await harness.worker({"quick": Quick(), "shared": shared}, concurrency=4)

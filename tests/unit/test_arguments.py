@@ -129,7 +129,7 @@ async def test_clients_reject_an_invalid_task_id(call: Call) -> None:
 
 async def test_new_task_requires_a_printable_id() -> None:
     value: Any
-    for value in [*NO_TASK_IDS[1:], "a\0b", "a\nb", "\x1b[2J", "\x7f"]:
+    for value in [*NO_TASK_IDS[1:], "a\0b", "a\nb", "\x1b[2J", "\x7f", " ", "a ", "\u2003a"]:
         with pytest.raises(GraphError) as caught:
             await a_client().create_task(
                 params={}, graph={"nodes": [{"node_id": "a", "type": "t"}]}, task_id=value

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
-from flowkit.graph.description import format_parent
+from flowkit.graph.description import format_parents
 from flowkit.limits import VERSION_CHARS
 from flowkit.models import NodeStatus, SkipReason, StartWhen, TaskStatus
 from flowkit.models.temporal_names import role_queue
@@ -341,7 +341,7 @@ def _describe_parents(notes: Notes, node: Node) -> str:
         return ""
     parents = notes.open(node.depends_on)
     if node.streams_from:
-        parents = [format_parent(node, parent) for parent in parents if not _has_batch(notes, node, parent)]
+        parents = format_parents(node, [each for each in parents if not _has_batch(notes, node, each)])
     if node.streams_from and node.io.start_when is StartWhen.FIRST_BATCH:
         without = [each for each in notes.open(node.streams_from) if not _has_batch(notes, node, each)]
         batch = f"the first batch of {names(without, last=' or ')}"
@@ -356,7 +356,7 @@ def _describe_parents(notes: Notes, node: Node) -> str:
 
 
 def _has_batch(notes: Notes, node: Node, parent: str) -> bool:
-    return parent in node.streams_from and notes.state(parent).streamed
+    return notes.state(parent).streamed and notes.scheduler.streams.leads(notes.index(parent), node.index)
 
 
 def _name_some(needed: int, parents: list[str]) -> str:
@@ -433,6 +433,13 @@ def _describe_prerequisites(notes: Notes, node: Node) -> str:
 def _describe_pause(notes: Notes, node: Node) -> str:
     paused = notes.scheduler.pauses.scope_of(node.index)
     return f"resume of {paused.scope}" if paused is not None else ""
+
+
+def describe_sources(node: Node, scheduler: Scheduler) -> str:
+    """Return for which nodes one waits that has yielded to them: those from which it pulls and that have not ended."""
+    states, index_of = scheduler.states, scheduler.index_of
+    waits = [source for source in node.pulls_from if not states[index_of[source]].status.ended]
+    return f"{names(waits, last=' or ')} to run"
 
 
 def format_pause(paused: PausedScope) -> str:

@@ -29,6 +29,7 @@ from flowkit.validation.values import (
     NODE_ID_RULE,
     SHORTEST_SEC,
     YEAR_SEC,
+    has_blank_end,
     is_node_id,
     is_number,
     is_role,
@@ -140,10 +141,17 @@ _NODES_WORDS = ("tasks", "steps", "ops", "jobs", "operators", "templates")
 """What other systems call the nodes of a graph."""
 
 
+def wrong_graph(graph: object) -> str:
+    """Return the problem of a graph that is no object."""
+    is_text = isinstance(graph, (str, bytes))
+    hint = "; load the text first, for example with json.loads or yaml.safe_load" if is_text else ""
+    return f"graph must be an object with 'nodes', not {printed(graph)}{hint}"
+
+
 def graph_problems(graph: object) -> Iterator[str]:
     """Yield every problem with the keys and values of `graph`. Relations between nodes are not checked here."""
     if not isinstance(graph, dict):
-        yield f"graph must be an object with 'nodes', not {printed(graph)}"
+        yield wrong_graph(graph)
         return
     nodes = graph.get("nodes")
     if not isinstance(nodes, list) or not nodes:
@@ -369,12 +377,12 @@ def _check_prerequisites(value: object) -> Iterator[str]:
     if len(texts) != len(given) or len(given) > limits.PREREQUISITES:
         yield (
             f"prerequisites {printed(value)} must be a list of at most {limits.PREREQUISITES} different texts of 1 to "
-            f"{limits.PREREQUISITE_CHARS} printable characters"
+            f"{limits.PREREQUISITE_CHARS} printable characters, without blanks at their ends"
         )
 
 
 def _is_prerequisite(text: str) -> bool:
-    return 1 <= len(text) <= limits.PREREQUISITE_CHARS and text.isprintable()
+    return 1 <= len(text) <= limits.PREREQUISITE_CHARS and text.isprintable() and not has_blank_end(text)
 
 
 def _check_time_limit(key: str, value: object) -> Iterator[str]:

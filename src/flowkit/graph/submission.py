@@ -8,18 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import PydanticSerializationError
 
 from flowkit import limits
 from flowkit.errors import BadInput, GraphError
 from flowkit.graph.conditions import condition_problems
-from flowkit.graph.field_checks import json_bytes
+from flowkit.graph.field_checks import json_bytes, wrong_graph
 from flowkit.graph.input_adapters import PULL, parse_pull
 from flowkit.graph.params import params_problems
 from flowkit.graph.validation import parse_graph, raise_if, shards_of
 from flowkit.limits import EXTERNAL_NODES, ID_CHARS, NODE_STATE_BYTES, TASK_DOCUMENT_BYTES
 from flowkit.models import RUNTIME_KEYS, VersionPolicy
 from flowkit.text import clean, did_you_mean, printed, shorten, truncate
+from flowkit.validation.json_keys import EqualKeys, to_json_types
 from flowkit.validation.storable import storage_problems, stored_bytes
 from flowkit.validation.values import is_task_id
 
@@ -78,7 +79,7 @@ def _outer_problems(given: object) -> list[str]:
     if "graph" not in given:
         problems.append("the input of a task has no 'graph'")
     elif not isinstance(given["graph"], dict):
-        problems.append(f"graph must be an object with 'nodes', not {printed(given['graph'])}")
+        problems.append(wrong_graph(given["graph"]))
     if not isinstance(given.get("params"), (dict, type(None))):
         problems.append(f"params must be an object, not {printed(given['params'])}")
     return problems
@@ -130,10 +131,12 @@ def is_large(task: Mapping[str, Any]) -> bool:
 def convert_to_json(name: str, value: Any) -> Any:
     """Return a copy of `value` in JSON types: tuples become lists, and datetimes become ISO text.
 
-    Raise GraphError, which contains `name`, if JSON cannot represent the value.
+    Raise GraphError, which contains `name`, if JSON cannot represent the value, or would drop a part of it.
     """
     try:
-        return to_jsonable_python(value)
+        return to_json_types(value)
+    except EqualKeys as error:
+        raise GraphError([f"{name}: {error}"]) from None
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         text = shorten(clean(str(error)), _REASON_CHARS)
         raise GraphError([f"{name} cannot be written as JSON: {text}"]) from None
