@@ -840,6 +840,7 @@ def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: 
         first_epoch=state.first_epoch,
         kept=state.kept,
         failures=state.failures,
+        streams=bool(node.streams_from),
         source_first_epochs={}
         if not scheduler.has_generations
         else _first_epochs(scheduler, (*node.pulls_from, *followers, *list_function_sources(node))),

@@ -18,6 +18,7 @@ from temporalio.exceptions import ApplicationError
 
 from flowkit.errors import GraphError
 from flowkit.graph import validation
+from flowkit.graph.streams import unread_warnings
 from flowkit.graph.submission import NewTask, parse_input
 from flowkit.graph.validation import normalized, normalizing, parse_graph
 from flowkit.models import (
@@ -161,7 +162,7 @@ def rejection(error: GraphError) -> ApplicationError:
 
 async def _open(new: NewTask, graph: Graph) -> tuple[TaskState, Graph]:
     """Open the task document, and return the state in which the task begins."""
-    for warning in graph.warnings:
+    for warning in (*graph.warnings, *unread_warnings(graph.nodes)):
         workflow.logger.warning("graph: %s", warning)
     return _opened_state(new, graph, await open_document(new))
 

@@ -55,6 +55,8 @@ class AttemptInput:
     """When the executor sets a batch aside; None if a failed batch fails the attempt."""
     maps: bool = False
     """Whether the attempt processes stored items (`map` of a node)."""
+    streams: bool = False
+    """Whether the node starts on batches of its parents, so that it must read some."""
     failures: int = 0
     """Number of failed attempts of the node in its generation."""
     kept: bool = False
