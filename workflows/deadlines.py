@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 _SHORTEST_TIMER_SEC = 0.001
-_IN_FLIGHT = {NodeStatus.RUNNING, NodeStatus.CANCELLING}
 
 
 class DeadlineTimer:
@@ -233,7 +232,7 @@ class SilentAttempts:
         return index is not None and self._is_current(index, attempt.epoch)
 
     def _is_current(self, index: int, epoch: int) -> bool:
-        return self._states[index].status in _IN_FLIGHT and self._scheduler.is_current(index, epoch)
+        return self._states[index].status.in_flight and self._scheduler.is_current(index, epoch)
 
 
 def _is_lost(attempt: SilentAttempt, report: SilenceReport) -> bool:

@@ -206,6 +206,7 @@ class TaskDocument:
             status=self._publisher.status,
             status_history=self._publisher.history,
             cancel_reason=cancel_reason,
+            reason=self._publisher.reason,
             deployment=self._state.opened.settings.deployment,
             status_history_omitted=self._publisher.omitted,
             silent={index: self._scheduler.nodes[index].node_id for index in self.silent},

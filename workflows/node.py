@@ -35,6 +35,7 @@ from flowkit import reason_codes
 from flowkit.limits import ACTIVATION_INPUT_BYTES
 from flowkit.models import APPROVE, AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.models.temporal_names import role_queue
+from flowkit.workflows.display.details import describe_sources
 from flowkit.workflows.display.summaries import attempt_summary, delay_summary, hold_summary, timer_summary
 from flowkit.workflows.engine_calls import cause_of
 from flowkit.workflows.evaluations import evaluate_values, value_failure, value_request
@@ -370,6 +371,13 @@ class RunningNodes:
         self.document.write_changed_nodes()
         self.wake()
 
+    def defer(self, index: int, until: float) -> None:
+        """Show that a node waits for its retry, and runs no attempt meanwhile."""
+        state = self.scheduler.states[index]
+        state.status, state.next_retry_at = NodeStatus.DEFERRED, until
+        self.wake()
+        self.document.write_node(index)
+
     def end_wait(self, index: int) -> None:
         """Let a node, and its shards, start the next attempt without the rest of the wait for a retry.
 
@@ -417,12 +425,17 @@ class RunningNodes:
         self.start(index for index in freed if not self.scheduler.states[index].status.ended)
 
     def _park(self, index: int) -> None:
-        """Let a paused node wait without a slot. Its deadline and its wait for a retry stand still."""
+        """Let a paused node wait without a slot. Its deadline and its wait for a retry stand still.
+
+        A delay with `until` keeps its moment: it reads it again when it continues.
+        """
         state, now = self.scheduler.states[index], workflow.now().timestamp()
         self.parked.add(index)
         self._deadlines.pause(index, now)
         if state.next_retry_at is not None:
-            state.retry_left, state.next_retry_at = max(0.0, state.next_retry_at - now), None
+            delay, left = self.scheduler.nodes[index].delay, max(0.0, state.next_retry_at - now)
+            state.retry_left = left if delay is None or delay.until is None else None
+            state.next_retry_at = None
         if state.epoch > state.first_epoch and state.status is not NodeStatus.DEFERRED:
             state.status = NodeStatus.DEFERRED
         if state.status is NodeStatus.DEFERRED:
@@ -475,6 +488,30 @@ class RunningNodes:
     def queue_of(self, node: Node) -> str:
         """Return the task queue of the node's next attempt."""
         return queue_of(node, self.settings, self.pins.get(node.type, ""))
+
+    async def await_sources(self, node: Node, wait_sec: float, seen: int | None, summary: str) -> None:
+        """Wait after a yield until a source of the node starts an attempt or ends, at most `wait_sec`.
+
+        `seen` is the progress of the sources when the attempt began that has yielded. While no source runs, such as one
+        that is held or paused, a further attempt would find nothing, so the wait then has no limit. If `seen` is unknown,
+        because the wait began in an earlier run or before a pause, one attempt looks.
+        """
+        scheduler, state = self.scheduler, self.scheduler.states[node.index]
+        known = scheduler.source_progress(node) if seen is None else seen
+        with suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: scheduler.source_progress(node) != known, timeout=wait_sec, timeout_summary=summary
+            )
+        if seen is None or not scheduler.is_stalled(node, seen):
+            return
+        if state.status is NodeStatus.DEFERRED:
+            state.next_retry_at, state.waits_for = None, describe_sources(node, scheduler)
+            self.document.write_node(node.index)
+            self.wake()
+        try:
+            await workflow.wait_condition(lambda: not scheduler.is_stalled(node, seen))
+        finally:
+            state.waits_for = None
 
     async def reserve_input_bytes(self, size: int) -> None:
         """Reserve `size` bytes for the input of an activity.
@@ -653,14 +690,16 @@ async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> No
 
     The loop begins with the wait for a retry, because a new run of the workflow (continue-as-new) may start during one.
     """
+    seen: int | None = None
     while not nodes.starts_no_attempt_of(node):
-        await _wait_for_retry(nodes, node, state)
+        await _wait_for_retry(nodes, node, state, seen)
         async with nodes.slot_of(node, state):
             local = await _choose_local(nodes, node, state)
             if local is None:
                 await nodes.reserve_input_bytes(_input_bytes(nodes.scheduler, node))
             if nodes.starts_no_attempt_of(node):
                 return None
+            seen = nodes.scheduler.source_progress(node)
             failure = await _run_attempt(nodes, node, state, local)
         if nodes.stopping or nodes.is_given_up(node.index):
             return None
@@ -864,35 +903,17 @@ def _prepare_retry(nodes: RunningNodes, node: Node, state: NodeState, failure: A
         return False
     if decision.after_sec > 0:
         note_failure(state, failure.code, failure.message, describe_runner(failure))
-        state.status = NodeStatus.DEFERRED
-        state.next_retry_at = workflow.now().timestamp() + decision.after_sec
-        nodes.wake()
-        nodes.document.write_node(node.index)
+        nodes.defer(node.index, workflow.now().timestamp() + decision.after_sec)
     return True
 
 
-async def _wait_for_retry(nodes: RunningNodes, node: Node, state: NodeState) -> None:
-    """Wait until `next_retry_at`, or until an action ends the wait.
-
-    After a yield, the wait also ends if a source node starts an attempt or ends.
-    """
+async def _wait_for_retry(nodes: RunningNodes, node: Node, state: NodeState, seen: int | None = None) -> None:
+    """Wait until `next_retry_at`, or after a yield until `RunningNodes.await_sources` returns. An action can end the wait."""
     wait_sec = (state.next_retry_at or 0.0) - workflow.now().timestamp()
     if wait_sec <= 0:
         return
     summary = timer_summary(node, state, wait_sec)
     if state.reason_code != FailureKind.YIELDED:
-        await nodes.retry_waits.wait(node.index, wait_sec, summary)
-        return
-    progress = _source_progress(nodes.scheduler, node)
-    with suppress(TimeoutError):
-        await workflow.wait_condition(
-            lambda: state.next_retry_at is None or _source_progress(nodes.scheduler, node) != progress,
-            timeout=wait_sec,
-            timeout_summary=summary,
-        )
-
-
-def _source_progress(scheduler: Scheduler, node: Node) -> int:
-    """Return a number that increases when a node from which this one pulls artifacts starts an attempt, or ends."""
-    states = (scheduler.states[scheduler.index_of[source]] for source in node.pulls_from)
-    return sum(2 * state.epoch + state.status.ended for state in states)
+        await nodes.retry_waits.run(node.index, workflow.sleep(wait_sec, summary=summary))
+    else:
+        await nodes.retry_waits.run(node.index, nodes.await_sources(node, wait_sec, seen, summary))

@@ -311,7 +311,7 @@ class Task:
         self._scheduler.mark_cancelling()
         self._document.write_changed_nodes()
         if fails:
-            self._publisher.set_status(TaskStatus.FAILED)
+            self._publisher.set_status(TaskStatus.FAILED, overdue or failure_text(self._scheduler))
         self._document.write_task(cancel_reason=reason)
         self._nodes.cancel_local()
         with suppress(TimeoutError):
@@ -340,13 +340,13 @@ class Task:
         raise ApplicationError(reason, type=reason_codes.TASK_FAILED, non_retryable=True)
 
     async def _close(self, status: TaskStatus, reason: str | None = None) -> TaskResult:
-        """Publish the final status and close the task document."""
+        """Publish the final status and close the task document. Earlier writes end before, so that none has this status."""
         self._closing = True
         await self._document.write_many_unfinished()
-        self._publisher.set_status(status)
+        await self._document.flush()
+        self._publisher.set_status(status, reason)
         if self._publisher.may_wait:
             self._publisher.show_waits()
-        self._publisher.finish(reason if status is TaskStatus.CANCELLED else None)
         self._show_silent([])
         if self._nodes.concurrency is not None:
             await self._nodes.concurrency.close()
@@ -580,9 +580,13 @@ class Task:
 
     @workflow.query
     def status(self) -> dict[str, Any]:
-        """Return the statuses of task and nodes, the nodes' epochs, errors and next retries, and handled failures."""
+        """Return the statuses of task and nodes, the nodes' epochs, errors and next retries, and handled failures.
+
+        A task that has failed or was cancelled also has a `reason`.
+        """
         if not self._is_open:
             return status_view(TaskStatus.QUEUED, None, None)
         view = status_view(self._publisher.status, self._scheduler, self._result)
         silent = sorted(self._publisher.silent_nodes)
-        return {**view, **({"silent_nodes": silent} if silent else {}), **self._actions.view()}
+        reason = {"reason": self._publisher.reason} if self._publisher.reason else {}
+        return {**view, **reason, **({"silent_nodes": silent} if silent else {}), **self._actions.view()}

@@ -90,6 +90,7 @@ _RERUN = {
     "run_seq": 1,
     "closed_run_id": 1,
     "finished_at": 1,
+    "coordinator.cancelled": 1,
 }
 
 

@@ -104,6 +104,8 @@ def _task_fields(record: RecordTask) -> Fields:
         **omitted_changes(record),
         **_set_of_actions(record.actions),
     }
+    if record.reason is not None:
+        fields["reason"] = record.reason
     if record.cancel_reason is not None:
         fields |= set_of_task_flag(record.cancel_reason, record.at, record.run_id)
     return fields

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.adapters.tasks.record import Recording
 from flowkit.errors import ActionRejected
-from flowkit.models import TaskStatus
+from flowkit.models import RecordTask, TaskStatus
 from flowkit.worker import BatchResult
 from tests.integration.handlers import Quick, Relay
 from tests.integration.harness import Harness, eventually, node
@@ -387,6 +389,72 @@ async def _failed(harness: Harness, engine: Any) -> str:
     task_id = await harness.create(node("a", "unknown", deadline_sec=0.2), node("c", "quick"))
     assert await engine.wait(task_id, 60) is TaskStatus.FAILED
     return task_id
+
+
+class Deaf(Quick):
+    """Ignores every cancellation until the test releases it."""
+
+    role = "deaf"
+
+    def __init__(self) -> None:
+        self.release = asyncio.Event()
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Wait for the release."""
+        while not self.release.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.release.wait()
+        return await super().process_batch(batch, ctx)
+
+
+async def test_a_failed_status_comes_with_its_reason_and_a_rerun_waits_for_the_end(harness: Harness) -> None:
+    harness.settings["cancel_grace_sec"] = 30
+    gated, deaf = Gated(), Deaf()
+    engine = await harness.engine()
+    await harness.worker({"fragile": Fragile(), "gated": gated, "deaf": deaf}, concurrency=4)
+    task_id = await harness.create(
+        node("a", "gated"), node("b", "fragile", "a", inline=BROKEN), node("c", "deaf")
+    )
+    await harness.until_node(task_id, "c", "running")
+    gated.gate("a").set()
+
+    async def failed() -> dict[str, Any] | None:
+        document = await harness.document(task_id)
+        return document if document["status"] == "failed" else None
+
+    document = await eventually(failed)
+    reason = "node 'b' failed: broken: no data"
+    assert document["reason"].startswith(reason)
+    assert document["finished_at"] is None
+    assert (await (await harness.handle(task_id)).query("status"))["reason"] == document["reason"]
+    rerun = asyncio.create_task(engine.rerun(task_id, inputs={"b": {"broken": False}}))
+    deaf.release.set()
+    assert (await rerun)["run_seq"] == 2
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert (await harness.document(task_id))["reason"] is None
+
+
+async def test_no_write_shows_a_final_status_before_the_close_of_the_task(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[RecordTask] = []
+    write = Recording.write
+
+    async def note(self: Recording, record: RecordTask) -> None:
+        written.append(record)
+        await write(self, record)
+
+    monkeypatch.setattr(Recording, "write", note)
+    engine = await harness.engine()
+    await harness.worker({"fragile": Fragile()})
+    graph = {
+        "on_node_failure": "continue",
+        "nodes": [node("a", "fragile", inline=BROKEN), node("b", "fragile", "a"), node("c", "fragile", "b")],
+    }
+    task_id = await engine.create_task(params={}, graph=graph)
+    assert await engine.wait(task_id, 60) is TaskStatus.FAILED
+    assert written
+    assert not [each for each in written if each.status.closed]
 
 
 async def test_a_rerun_that_leaves_stopped_nodes_fails_and_names_them(harness: Harness) -> None:

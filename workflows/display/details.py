@@ -435,6 +435,13 @@ def _describe_pause(notes: Notes, node: Node) -> str:
     return f"resume of {paused.scope}" if paused is not None else ""
 
 
+def describe_sources(node: Node, scheduler: Scheduler) -> str:
+    """Return for which nodes one waits that has yielded to them: those from which it pulls and that have not ended."""
+    states, index_of = scheduler.states, scheduler.index_of
+    waits = [source for source in node.pulls_from if not states[index_of[source]].status.ended]
+    return f"{names(waits, last=' or ')} to run"
+
+
 def format_pause(paused: PausedScope) -> str:
     """Return what is paused, by whom and why, in words."""
     by = f" by {paused.by}" if paused.by else ""

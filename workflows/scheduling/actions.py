@@ -579,7 +579,7 @@ def _plan_retry(action: RetryNode, task: Task) -> Plan:
     if is_restart or state.status.ended or state.held_until is not None:
         planned = _plan_reset(RETRY_NODE, node, task, interrupt=action.interrupt, to=NodeStatus.QUEUED.value)
         return replace(planned, changed=changed)
-    if not _waits_for_retry(state):
+    if not _waits_for_retry(node, state, task):
         raise ActionRejected(
             f"node {printed(node.node_id)} waits for no retry: it continues "
             f"{'after the pause, which resume ends' if node.index in task.pauses.held else 'as soon as it can'}; "
@@ -588,8 +588,9 @@ def _plan_retry(action: RetryNode, task: Task) -> Plan:
     return _plan_end_of_wait(node, state, task)
 
 
-def _waits_for_retry(state: NodeState) -> bool:
-    return state.next_retry_at is not None or state.retry_left is not None
+def _waits_for_retry(node: Node, state: NodeState, task: Task) -> bool:
+    waits = state.next_retry_at is not None or state.retry_left is not None
+    return waits or node.index in task.waiting
 
 
 def _plan_end_of_wait(node: Node, state: NodeState, task: Task) -> Plan:
@@ -631,7 +632,7 @@ def _describe_way(node: Node, state: NodeState, task: Task) -> str:
     if node.delay is not None and state.status.begun:
         return "complete_node or skip_node ends its delay"
     if state.status.begun:
-        now = "" if _waits_for_retry(state) else " with interrupt=true"
+        now = "" if _waits_for_retry(node, state, task) else " with interrupt=true"
         return f"retry_node{now} starts it again"
     if node.index in task.pauses.held:
         return "it is paused: resume ends the pause, and change_graph changes its input before it starts"

@@ -249,6 +249,20 @@ class Scheduler:
             return False
         return any(not self.states[self.index_of[source]].status.ended for source in node.pulls_from)
 
+    def source_progress(self, node: Node) -> int:
+        """Return a number that increases when a node from which this one pulls starts an attempt, or ends."""
+        states = (self.states[self.index_of[source]] for source in node.pulls_from)
+        return sum(2 * state.epoch + state.status.ended for state in states)
+
+    def is_stalled(self, node: Node, seen: int) -> bool:
+        """Return whether a node that has yielded would find nothing new: no source runs, and one has not ended.
+
+        `seen` is the progress of its sources when the attempt began that has yielded.
+        """
+        sources = [self.states[self.index_of[source]].status for source in node.pulls_from]
+        is_idle = not any(status.in_flight for status in sources)
+        return is_idle and not all(status.ended for status in sources) and self.source_progress(node) == seen
+
     @property
     def finishes_running(self) -> bool:
         """Whether no further node starts, because one has failed in a graph with `finish_running`."""

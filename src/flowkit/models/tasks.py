@@ -380,6 +380,8 @@ class RecordTask:
     status_history: list[StatusChange]
     cancel_reason: str | None = None
     """If set, the same write sets the cancel flags of the task."""
+    reason: str | None = None
+    """Why the task fails, if `status` says so already."""
     deployment: str = ""
     """Database id of the task document. Empty for tasks of an earlier release."""
     status_history_omitted: int = 0

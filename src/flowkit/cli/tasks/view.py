@@ -569,6 +569,7 @@ def read_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) -> 
             _read_node(node, node.get("next_retry_at"), batches, silent=node["node_id"] in silent)
             for node in nodes
         ),
+        reason=state.get("reason"),
         handled_failures=tuple(state.get("handled_failures") or ()),
         revision=state.get("revision", 0),
         paused=tuple(state.get("paused") or ()),
