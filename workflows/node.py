@@ -914,6 +914,7 @@ async def _wait_for_retry(nodes: RunningNodes, node: Node, state: NodeState, see
         return
     summary = timer_summary(node, state, wait_sec)
     if state.reason_code != FailureKind.YIELDED:
-        await nodes.retry_waits.run(node.index, workflow.sleep(wait_sec, summary=summary))
+        wait = workflow.sleep(wait_sec, summary=summary)
     else:
-        await nodes.retry_waits.run(node.index, nodes.await_sources(node, wait_sec, seen, summary))
+        wait = nodes.await_sources(node, wait_sec, seen, summary)
+    await nodes.retry_waits.run(node.index, wait)

@@ -35,8 +35,8 @@ class RunningNodes(Protocol):
     """What shards need of the running nodes of their task (`node.RunningNodes`)."""
 
     settings: Settings
-    retry_waits: RetryWaits
     scheduler: Scheduler
+    retry_waits: RetryWaits
     before_immediate_retry: Callable[[], Awaitable[None]]
 
     def starts_no_attempt_of(self, node: Node) -> bool:
@@ -71,24 +71,24 @@ class RetryWaits:
         return self._waits.keys()
 
     async def run(self, index: int, wait: Coroutine[Any, Any, None]) -> None:
-        """Run a wait of a node until it returns, or until `end` is called for the node."""
-        waiting = asyncio.create_task(wait)
+        """Await `wait`, or until `end` is called for the node."""
+        task = asyncio.create_task(wait)
         waits = self._waits.setdefault(index, {})
-        waits[waiting] = None
+        waits[task] = None
         try:
-            await workflow.wait([waiting])
+            await workflow.wait([task])
+            if not task.cancelled():
+                task.result()
         finally:
-            waiting.cancel()
-            del waits[waiting]
+            task.cancel()
+            del waits[task]
             if not waits:
                 self._waits.pop(index, None)
-        if not waiting.cancelled():
-            waiting.result()
 
     def end(self, index: int) -> None:
         """End the waits of a node and its shards."""
-        for waiting in self._waits.get(index, ()):
-            waiting.cancel()
+        for task in self._waits.get(index, ()):
+            task.cancel()
 
 
 class Shards:
@@ -259,20 +259,16 @@ class Shards:
 
     async def _wait(self, shard: int, failure: AttemptFailure, wait_sec: float) -> None:
         """Wait for a retry. While all shards do, so does the node: others see that nothing of it runs."""
-        nodes, node = self._nodes, self._node
-        summary = shard_timer_summary(node, shard, failure.code, wait_sec)
+        summary = shard_timer_summary(self._node, shard, failure.code, wait_sec)
         self._retries[shard] = workflow.now().timestamp() + wait_sec
         if not (self._epochs or self._next or self._waiting):
-            nodes.defer(node.index, min(self._retries.values()))
-        waiting = (
-            nodes.await_sources(node, wait_sec, self._seen[shard], summary)
-            if failure.code == reason_codes.YIELDED
-            else workflow.sleep(wait_sec, summary=summary)
-        )
-        try:
-            await nodes.retry_waits.run(node.index, waiting)
-        finally:
-            del self._retries[shard]
+            self._nodes.defer(self._node.index, min(self._retries.values()))
+        if failure.code == reason_codes.YIELDED:
+            wait = self._nodes.await_sources(self._node, wait_sec, self._seen[shard], summary)
+        else:
+            wait = workflow.sleep(wait_sec, summary=summary)
+        await self._nodes.retry_waits.run(self._node.index, wait)
+        del self._retries[shard]
 
     def _decide(self, failure: AttemptFailure) -> Retry | Fail:
         """Decide whether a shard runs again. The shards that a lost worker ran count as one loss of the node."""

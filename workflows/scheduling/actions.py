@@ -589,8 +589,8 @@ def _plan_retry(action: RetryNode, task: Task) -> Plan:
 
 
 def _waits_for_retry(node: Node, state: NodeState, task: Task) -> bool:
-    waits = state.next_retry_at is not None or state.retry_left is not None
-    return waits or node.index in task.waiting
+    """Return whether a node waits for a retry, also after the pause that holds it, or for its sources."""
+    return state.next_retry_at is not None or state.retry_left is not None or node.index in task.waiting
 
 
 def _plan_end_of_wait(node: Node, state: NodeState, task: Task) -> Plan:
