@@ -150,12 +150,12 @@ class Deadlines:
 
     def pop_overdue(self, now: float) -> list[int]:
         """Return the indexes of the open nodes that have exceeded their deadlines, each only once."""
-        overdue: list[int] = []
+        overdue: dict[int, None] = {}
         while self._due and self._due[0][0] <= now:
             at, index = heapq.heappop(self._due)
-            if self._is_due(at, index) and index not in overdue:
-                overdue.append(index)
-        return overdue
+            if self._is_due(at, index):
+                overdue[index] = None
+        return [*overdue]
 
     def task_failure(self, now: float) -> str | None:
         """Return why the task must fail if it has exceeded its deadline, otherwise None."""

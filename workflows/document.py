@@ -87,6 +87,8 @@ class TaskDocument:
         self._changed_nodes: dict[int, NodeRecord] = {}
         self._task_changed = False
         self._cancel_reason: str | None = None
+        self.parked: set[int] = set()
+        """The nodes that would start an attempt, but are paused. `RunningNodes` changes the set."""
         self.silent: list[int] = []
         """The nodes that the document shows as silent."""
         self._actions_changed = False
@@ -224,6 +226,7 @@ class TaskDocument:
             paused=[*state.paused],
             applied=[*state.applied],
             drained=[each.scope for each in state.paused if each.scope in self._drained],
+            satisfied=[*state.satisfied],
         )
 
     def _make_close_record(self, result: TaskResult, reason: str | None) -> CloseTask:
@@ -260,13 +263,16 @@ class TaskDocument:
 
     def _make_node_record(self, index: int, cancel_reason: str | None = None) -> NodeRecord:
         node = self._scheduler.nodes[index]
-        return node_record(
+        record = node_record(
             node,
             self._scheduler.states[index],
             pulled=node.node_id in self.pulled,
             missing=self._scheduler.missing_prerequisites(index),
             cancel_reason=cancel_reason,
         )
+        if index not in self._scheduler.streams.holders:
+            return record
+        return replace(record, paused=index in self.parked and not record.status.ended)
 
 
 async def open_document(new: NewTask) -> Opened:

@@ -142,7 +142,7 @@ class RunningNodes:
         """Whether the main loop has ended, so that the task as a whole ends its running nodes."""
         self.flying: set[int] = set()
         """The nodes whose attempts are scheduled or running."""
-        self.parked: set[int] = set()
+        self.parked = document.parked
         """The nodes that would start an attempt, but are paused."""
         self._interrupted: set[int] = set()
         """The nodes whose attempts a pause stops."""
@@ -322,7 +322,8 @@ class RunningNodes:
 
     def detach(self, indexes: Iterable[int]) -> None:
         """Forget nodes that start a new generation, and cancel what they wait for or run. How that ends does not count."""
-        for index in indexes:
+        gone = {*indexes}
+        for index in sorted(gone):
             running = self._running.pop(index, None)
             if running is not None:
                 self._detached[running] = None
@@ -331,7 +332,7 @@ class RunningNodes:
             for known in (self.parked, self._interrupted, self._held_back):
                 known.discard(index)
             self.stops.pop(index, None)
-            self._ended = [each for each in self._ended if each[0] != index]
+        self._ended = [each for each in self._ended if each[0] not in gone]
 
     def flag(self, indexes: Iterable[int]) -> None:
         """Show attempts as being cancelled, and write their cancel flags."""
@@ -420,8 +421,7 @@ class RunningNodes:
             self._deadlines.resume(index, now)
             if state.retry_left is not None:
                 state.next_retry_at, state.retry_left = now + state.retry_left, None
-            if state.status is NodeStatus.DEFERRED:
-                self.document.write_node(index)
+            self._write_parked(index)
         self.start(index for index in freed if not self.scheduler.states[index].status.ended)
 
     def _park(self, index: int) -> None:
@@ -438,9 +438,14 @@ class RunningNodes:
             state.next_retry_at = None
         if state.epoch > state.first_epoch and state.status is not NodeStatus.DEFERRED:
             state.status = NodeStatus.DEFERRED
-        if state.status is NodeStatus.DEFERRED:
-            self.document.write_node(index)
+        self._write_parked(index)
         self.wake()
+
+    def _write_parked(self, index: int) -> None:
+        """Write a node that a pause begins or ends to hold, if the document shows it."""
+        is_deferred = self.scheduler.states[index].status is NodeStatus.DEFERRED
+        if is_deferred or index in self.scheduler.streams.holders:
+            self.document.write_node(index)
 
     def take_interrupt(self, index: int) -> bool:
         """Return whether a pause has stopped the attempt of a node that has just ended, and forget it."""
@@ -665,7 +670,7 @@ async def _await_approval(nodes: RunningNodes, node: Node, state: NodeState) -> 
     state.status = NodeStatus.DEFERRED
     nodes.document.write_node(node.index)
     nodes.wake()
-    await workflow.wait_condition(lambda: False)
+    await asyncio.get_running_loop().create_future()  # A condition would be checked after each event.
 
 
 async def _await_delay(nodes: RunningNodes, node: Node, state: NodeState) -> NodeStatus | None:
@@ -840,6 +845,7 @@ def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: 
         maps=node.map is not None,
         quarantine=node.quarantine,
         first_epoch=state.first_epoch,
+        kept=state.kept,
         failures=state.failures,
         source_first_epochs={}
         if not scheduler.has_generations

@@ -19,7 +19,7 @@ from temporalio import workflow
 from flowkit import reason_codes
 from flowkit.models import AttemptFailure, FailureKind, NodeStatus
 from flowkit.workflows.display.summaries import shard_timer_summary
-from flowkit.workflows.payloads import read_shard_result
+from flowkit.workflows.payloads import has_more
 from flowkit.workflows.retry import Fail, decide, describe_runner, is_same_loss, note_failure
 
 if TYPE_CHECKING:
@@ -215,8 +215,7 @@ class Shards:
                 return result
             self._note_withdrawal(shard)
             return None
-        batches, more = read_shard_result(result)
-        self._note_end(shard, batches, more=more)
+        self._note_end(shard, more=has_more(result))
         return None
 
     def _note_withdrawal(self, shard: int) -> None:
@@ -226,10 +225,8 @@ class Shards:
             self._left.add(shard)
             self._next.append(shard)
 
-    def _note_end(self, shard: int, batches: int, *, more: bool) -> None:
+    def _note_end(self, shard: int, *, more: bool) -> None:
         self._left.discard(shard)
-        if batches:
-            self._state.losses = 0
         if more:
             self._next.append(shard)
         else:

@@ -54,7 +54,7 @@ from flowkit.models import (
     TaskStatus,
     temporal_names,
 )
-from flowkit.models.actions import PREVIEW_QUERY, RetryBatches, SkipBatches
+from flowkit.models.actions import PREVIEW_QUERY
 from flowkit.models.admission import ENDED, Changed, State
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
@@ -444,11 +444,9 @@ class TaskClient:
         Raise ActionRejected, which says why and what is allowed, if the task rejects the action or has ended, and
         UnknownTask if it does not exist.
         """
-        action = parse_action(name, {**given})
+        parse_action(name, {**given})
         _check_keys(name, given)
         handle = await self._find_open(task_id, name)
-        if isinstance(action, (RetryBatches, SkipBatches)):
-            await self._check_set_aside(task_id, action.node_id, action.batch_uids)
         try:
             result: dict[str, Any] = await handle.execute_update(
                 name, {**given}, id=update_id, result_type=dict
@@ -460,16 +458,6 @@ class TaskClient:
                 raise
             raise _ended(task_id, name) from None
         return result
-
-    async def _check_set_aside(self, task_id: str, node_id: str, batch_uids: Sequence[str]) -> None:
-        """Raise ActionRejected if the node has not set one of these batches aside."""
-        known = await self._catalog.set_aside(task_id, node_id, batch_uids) if batch_uids else set()
-        for uid in batch_uids:
-            if uid not in known:
-                raise ActionRejected(
-                    f"batch_uids has {shown(uid)}, which node {node_id!r} has not set aside; "
-                    f"`flowkit batches {task_id} {node_id} --failed` lists the batches"
-                )
 
     async def preview(self, task_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return what an action would affect, in the form of `act`. It changes nothing.

@@ -19,6 +19,7 @@ from flowkit.workflows.scheduling.actions import (
     Task,
     changeable,
     changes_of,
+    children_of,
     find_resets,
     parse_action,
     plan,
@@ -72,7 +73,7 @@ class Sample:
         return {self.nodes[each.index].node_id: (each.from_, each.to) for each in self.plan(action).changes}
 
     def resets(self, target: str) -> tuple[set[str], set[str]]:
-        found = find_resets(self.index[target], self.nodes, self.states)
+        found = find_resets([self.index[target]], self.nodes, self.states, children_of(self.nodes))
         return tuple({self.nodes[index].node_id for index in each} for each in found)  # type: ignore[return-value]
 
 

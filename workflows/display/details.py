@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
-from flowkit.graph.description import format_parent
+from flowkit.graph.description import format_parents
 from flowkit.limits import VERSION_CHARS
 from flowkit.models import NodeStatus, SkipReason, StartWhen, TaskStatus
 from flowkit.models.temporal_names import role_queue
@@ -341,7 +341,7 @@ def _describe_parents(notes: Notes, node: Node) -> str:
         return ""
     parents = notes.open(node.depends_on)
     if node.streams_from:
-        parents = [format_parent(node, parent) for parent in parents if not _has_batch(notes, node, parent)]
+        parents = format_parents(node, [each for each in parents if not _has_batch(notes, node, each)])
     if node.streams_from and node.io.start_when is StartWhen.FIRST_BATCH:
         without = [each for each in notes.open(node.streams_from) if not _has_batch(notes, node, each)]
         batch = f"the first batch of {names(without, last=' or ')}"
@@ -356,7 +356,7 @@ def _describe_parents(notes: Notes, node: Node) -> str:
 
 
 def _has_batch(notes: Notes, node: Node, parent: str) -> bool:
-    return parent in node.streams_from and notes.state(parent).streamed
+    return notes.state(parent).streamed and notes.scheduler.streams.leads(notes.index(parent), node.index)
 
 
 def _name_some(needed: int, parents: list[str]) -> str:

@@ -98,7 +98,7 @@ class Change:
     to: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What an action changes."""
 
@@ -132,10 +132,10 @@ class Plan:
     replaces: tuple[int, ...] = ()
     """Indexes of the nodes that change before they start."""
 
-    @property
+    @cached_property
     def kept(self) -> frozenset[int]:
         """Indexes of the nodes that start again in their generation, with the batches that they have stored."""
-        return frozenset(each.index for each in self.batches if each.index in self.resets)
+        return frozenset(each.index for each in self.batches).intersection(self.resets)
 
     @property
     def changes_graph(self) -> bool:
@@ -174,7 +174,7 @@ class Decision:
     by: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """What the rules see of a running task."""
 
@@ -192,6 +192,11 @@ class Task:
     """Size of the fields of nodes that earlier actions have changed, as JSON."""
     satisfied: Collection[str] = ()
     """The prerequisites that are satisfied."""
+
+    @cached_property
+    def index_of(self) -> dict[str, int]:
+        """The index of each node by its id."""
+        return {node.node_id: node.index for node in self.nodes}
 
 
 # --- reading an action ----------------------------------------------------------------------------------------------
@@ -404,17 +409,19 @@ def nodes_below(nodes: Sequence[Node], index: int) -> set[int]:
     A node depends on its parents, on the nodes from which it pulls, on the nodes that its function names, and on the
     nodes that route to it.
     """
-    children = _children_of(nodes)
-    found: set[int] = set()
-    waiting = [index]
+    return _find_below(children_of(nodes), index)
+
+
+def _find_below(children: Sequence[Collection[int]], index: int) -> set[int]:
+    found, waiting = {index}, [index]
     while waiting:
-        new = children[waiting.pop()].keys() - found - {index}
-        found |= new
+        new = [child for child in children[waiting.pop()] if child not in found]
+        found.update(new)
         waiting += new
-    return found
+    return found - {index}
 
 
-def _children_of(nodes: Sequence[Node]) -> list[dict[int, bool]]:
+def children_of(nodes: Sequence[Node]) -> list[dict[int, bool]]:
     """Return the children of each node, with whether they use what the node has stored, or start by its route."""
     index_of = {node.node_id: node.index for node in nodes}
     children: list[dict[int, bool]] = [{} for _ in nodes]
@@ -451,7 +458,7 @@ class Pauses:
     @cached_property
     def children(self) -> list[dict[int, bool]]:
         """The children of each node, with whether they use its results. Only a change of the graph changes them."""
-        return _children_of(self._nodes)
+        return children_of(self._nodes)
 
     def change_graph(self) -> None:
         """Find the nodes of all scopes again, because the graph has changed."""
@@ -484,13 +491,13 @@ class Pauses:
             )
         if kind == "node":
             return (index,)
-        below = nodes_below(self._nodes, index)
+        below = _find_below(self.children, index)
         if not below:
             raise ActionRejected(f"scopes has {printed(scope)}, but no node depends on {printed(name)}")
         return below
 
     def _nodes_of_role(self, scope: str, role: str) -> Collection[int]:
-        found = [node.index for node in self._nodes if node.type == role]
+        found = frozenset(node.index for node in self._nodes if node.type == role)
         if not found:
             roles = sorted({node.type for node in self._nodes})
             raise ActionRejected(f"scopes has {printed(scope)}, but the roles of the task are {names(roles)}")
@@ -554,15 +561,15 @@ def name_state(node: Node, state: NodeState) -> str:
 
 def _find_node(node_id: str, task: Task) -> Node:
     """Return a node that an action names. Raise ActionRejected if there is none, or if its reset is in progress."""
-    found = next((node for node in task.nodes if node.node_id == node_id), None)
-    if found is None:
+    index = task.index_of.get(node_id)
+    if index is None:
         hint = suggestion(node_id, (node.node_id for node in task.nodes))
         raise ActionRejected(f"the task has no node {printed(node_id)}{hint}")
-    if found.index in task.resetting:
+    if index in task.resetting:
         raise ActionRejected(
             f"an earlier action resets node {printed(node_id)} at present; try again when it is queued"
         )
-    return found
+    return task.nodes[index]
 
 
 def _plan_retry(action: RetryNode, task: Task) -> Plan:
@@ -764,7 +771,7 @@ def _describe_batches(node: Node, action: RetryBatches | SkipBatches) -> str:
 
 def _plan_reset(name: str, node: Node, task: Task, *, interrupt: bool, to: str) -> Plan:
     """Return the plan that starts new generations of a node and of what depends on it. `to` is its next state."""
-    resets, unblocks = find_resets(node.index, task.nodes, task.states, task.pauses.children)
+    resets, unblocks = find_resets([node.index], task.nodes, task.states, task.pauses.children)
     if busy := [task.nodes[index].node_id for index in resets & {*task.resetting}]:
         raise ActionRejected(f"an earlier action resets {names(busy)} at present; try again when it is done")
     running = sorted(index for index in resets if task.states[index].status in _IN_FLIGHT)
@@ -800,10 +807,7 @@ def plan_rerun(
     The nodes in `keeps` keep their batches, and try those again that they have set aside.
     """
     index_of = {node.node_id: node.index for node in nodes}
-    resets, children = set[int](), _children_of(nodes)
-    for node_id in node_ids:
-        if index_of[node_id] not in resets:
-            resets |= find_resets(index_of[node_id], nodes, states, children)[0]
+    resets, _ = find_resets([index_of[node_id] for node_id in node_ids], nodes, states, children_of(nodes))
     return Plan(
         what=names(node_ids),
         changes=[
@@ -857,20 +861,17 @@ def is_incomplete(state: NodeState) -> bool:
 
 
 def find_resets(
-    target: int,
+    targets: Sequence[int],
     nodes: Sequence[Node],
     states: Sequence[NodeState],
-    children: Sequence[Mapping[int, bool]] | None = None,
+    children: Sequence[Mapping[int, bool]],
 ) -> tuple[set[int], set[int]]:
-    """Return the nodes that start a new generation with `target`, and the open ones below them that have not started.
-
-    `children` are those of the nodes, if the caller knows them.
+    """Return the nodes that start a new generation with `targets`, and the open ones below them that have not started.
 
     A node below that has started in its generation, or ended, starts again, unless it has started by a gate that needs
     only some parents (`any`, `count:n`), and uses nothing that a reset node has stored.
     """
-    children = _children_of(nodes) if children is None else children
-    resets, unstarted, waiting = {target}, set[int](), [target]
+    resets, unstarted, waiting = {*targets}, set[int](), [*targets]
     while waiting:
         for child, uses in children[waiting.pop()].items():
             state = states[child]
@@ -1032,18 +1033,20 @@ def _plan_satisfaction(action: Satisfy, task: Task) -> Plan:
         raise ActionRejected(f"the prerequisite {printed(action.prerequisite)} is satisfied already")
     open_nodes = [node for node in named if task.states[node.index].status is NodeStatus.QUEUED]
     satisfied = {*task.satisfied, action.prerequisite}
-    lacking = [node.node_id for node in open_nodes if {*node.prerequisites} - satisfied]
+    lacking = {node.index: node.node_id for node in open_nodes if {*node.prerequisites} - satisfied}
     return Plan(
         what=action.prerequisite,
         changes=[
             Change(
                 index=node.index,
                 from_=WAITING,
-                to=WAITING if node.node_id in lacking else NodeStatus.QUEUED.value,
+                to=WAITING if node.index in lacking else NodeStatus.QUEUED.value,
             )
             for node in open_nodes
         ],
-        notes=(f"nodes that wait for further prerequisites: {names(lacking)}",) if lacking else (),
+        notes=(f"nodes that wait for further prerequisites: {names([*lacking.values()])}",)
+        if lacking
+        else (),
         satisfies=action.prerequisite,
     )
 
@@ -1111,7 +1114,8 @@ def _plan_pause(action: Pause, task: Task) -> Plan:
             f"{names(scopes)} {'is' if len(scopes) == 1 else 'are'} paused already; resume ends a pause, and "
             "interrupt=true stops attempts that still run"
         )
-    held = pauses.held_with(new) | {*interrupts}
+    stopped = {*interrupts}
+    held = pauses.held_with(new) | stopped
     open_nodes = [
         index
         for index in sorted(held)
@@ -1120,7 +1124,7 @@ def _plan_pause(action: Pause, task: Task) -> Plan:
     if not open_nodes:
         raise ActionRejected(f"all nodes of {names(scopes)} have ended, or wait for a decision")
     in_flight = [index for index in open_nodes if states[index].status in _IN_FLIGHT]
-    finish = [index for index in in_flight if index not in interrupts]
+    finish = {index for index in in_flight if index not in stopped}
     notes = []
     if finish:
         notes.append(f"attempts that run until their end: {len(finish):,}; interrupt=true stops them")

@@ -57,6 +57,7 @@ class Scheduler:
         self.nodes: Sequence[Node] = graph.nodes
         self.states = states
         self.satisfied = [] if satisfied is None else satisfied
+        self._satisfied = {*self.satisfied}
         self.resetting: set[int] = set()
         """The nodes whose reset or change is in progress. They neither start nor end meanwhile, whatever their attempts
         still report."""
@@ -95,8 +96,9 @@ class Scheduler:
 
         `active` are nodes that the workflow has started, and that do not become ready again.
         """
+        self.streams.forget()
         self.routing = Routing(self.nodes)
-        self._gates = Gates(self.nodes, self.states, self._conditions)
+        self._gates = Gates(self.nodes, self.states, self._conditions, self.streams)
         self._open_nodes = len(self.nodes)
         self._hard_failure: int | None = None
         self._ready: list[int] = []
@@ -140,6 +142,7 @@ class Scheduler:
         Those in `kept` start again in their generation. Attempts of the earlier generation that have not ended keep its state, which no longer counts.
         """
         self.has_generations = True
+        self.streams.forget()
         for index in indexes:
             old = self.states[index]
             new = NodeState(epoch=old.epoch, ordinary=old.ordinary)
@@ -193,12 +196,13 @@ class Scheduler:
     def satisfy(self, prerequisite: str) -> None:
         """Note that a prerequisite is satisfied, and start the nodes that have waited only for it."""
         self.satisfied.append(prerequisite)
+        self._satisfied.add(prerequisite)
         named = (node.index for node in self.nodes if prerequisite in node.prerequisites)
         self._settle(index for index in named if not self.states[index].status.ended)
 
     def missing_prerequisites(self, index: int) -> list[str]:
         """Return the prerequisites of a node that are not satisfied."""
-        return [each for each in self.nodes[index].prerequisites if each not in self.satisfied]
+        return [each for each in self.nodes[index].prerequisites if each not in self._satisfied]
 
     def _skip_unreachable(self) -> None:
         """Skip the conditional nodes to which no route can lead."""
@@ -354,7 +358,7 @@ class Scheduler:
     @property
     def any_due(self) -> bool:
         """Whether conditions have become due since the last call of `pop_due`."""
-        return bool(self._conditions.due) and not self.finishes_running
+        return self._conditions.any_due and not self.finishes_running
 
     def pop_due(self) -> list[Due]:
         """Return the conditions that have become due since the last call, in the order of becoming due.
@@ -388,6 +392,8 @@ class Scheduler:
         """Store the results of conditions that still matter, and only then start and skip nodes."""
         awaited = [(due, result) for due, result in results.items() if self.awaits(due)]
         nodes: list[int] = []
+        if any(due.parent is not None for due, _ in awaited):
+            self.streams.forget()
         for due, result in awaited:
             self._conditions.store(due, result)
             if due.parent is not None:
@@ -403,11 +409,12 @@ class Scheduler:
 
         Those whose failure is held become ready, with `held_until` HOLD.
         """
-        held = [index for index in indexes if self.holds_failure(index)]
+        held = {index: None for index in indexes if self.holds_failure(index)}
         for index in held:
             self.states[index].held_until = HOLD
             self._add_begun(index)
-        self._ready += [index for index in held if index not in self._ready]
+        ready = {*self._ready}
+        self._ready += [index for index in held if index not in ready]
         failed = [index for index in indexes if index not in held]
         self._settle(self._end_together(failed, NodeStatus.FAILED))
 
@@ -549,6 +556,7 @@ class Scheduler:
         """
         state, targets = self.states[index], self.routing.targets(index)
         self._open_nodes -= 1
+        self.streams.note_end(state)
         self._note_hard_failure(self.routing.end(index, state))
         for child in self._children[index]:
             self._gates.count_end(child, index)

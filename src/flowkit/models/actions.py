@@ -262,3 +262,5 @@ class ActionRecord:
     paused: list[PausedScope] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
     """The paused scopes in which no attempt runs any more."""
+    satisfied: list[str] = field(default_factory=list)
+    """The prerequisites that are satisfied."""
