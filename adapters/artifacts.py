@@ -362,6 +362,19 @@ class ArtifactStore:
         )
 
     @translate_errors
+    async def restore_batch(self, attempt: AttemptInput, batch_uid: str) -> None:
+        """Write the artifact of a batch again that an outdated external worker has overwritten, from its metrics row.
+
+        Workers write artifacts, but no metrics rows. Do nothing unless a later attempt than this one has stored the batch.
+        """
+        key = _key(attempt, batch_uid)
+        later = {**key, "attempt_epoch": {"$gt": attempt.epoch}, "failed": False}
+        row = await self._metrics.find_one(later, {"metrics": 1, "attempt_epoch": 1})
+        if row is not None:
+            own = {**key, "attempt_epoch": row["attempt_epoch"]}
+            await self._artifacts.update_one(own, {"$set": {"meta": row["metrics"]}})
+
+    @translate_errors
     async def seal(self, attempt: AttemptInput) -> None:
         """Let no shard of the node replace results that shards have stored: a lost one may have taken over a batch and return.
 

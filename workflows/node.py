@@ -372,6 +372,13 @@ class RunningNodes:
         self.document.write_changed_nodes()
         self.wake()
 
+    def defer(self, index: int, until: float) -> None:
+        """Show that a node waits for its retry, and runs no attempt meanwhile."""
+        state = self.scheduler.states[index]
+        state.status, state.next_retry_at = NodeStatus.DEFERRED, until
+        self.wake()
+        self.document.write_node(index)
+
     def end_wait(self, index: int) -> None:
         """Let a node, and its shards, start the next attempt without the rest of the wait for a retry.
 
@@ -903,10 +910,7 @@ def _prepare_retry(nodes: RunningNodes, node: Node, state: NodeState, failure: A
         return False
     if decision.after_sec > 0:
         note_failure(state, failure.code, failure.message, describe_runner(failure))
-        state.status = NodeStatus.DEFERRED
-        state.next_retry_at = workflow.now().timestamp() + decision.after_sec
-        nodes.wake()
-        nodes.document.write_node(node.index)
+        nodes.defer(node.index, workflow.now().timestamp() + decision.after_sec)
     return True
 
 

@@ -45,6 +45,9 @@ class RunningNodes(Protocol):
     def slot_of(self, node: Node, state: NodeState) -> AbstractAsyncContextManager[None]:
         """Return a context manager that holds a slot for the next attempt."""
 
+    def defer(self, index: int, until: float) -> None:
+        """Show that a node waits for its retry."""
+
     async def await_sources(self, node: Node, wait_sec: float, seen: int | None, summary: str) -> None:
         """Wait after a yield until an attempt may find new batches."""
 
@@ -252,8 +255,11 @@ class Shards:
         self._next.append(shard)
 
     async def _wait(self, shard: int, failure: AttemptFailure, wait_sec: float) -> None:
+        """Wait for a retry. While all shards do, so does the node: others see that nothing of it runs."""
         summary = shard_timer_summary(self._node, shard, failure.code, wait_sec)
         self._retries[shard] = workflow.now().timestamp() + wait_sec
+        if not (self._epochs or self._next or self._waiting):
+            self._nodes.defer(self._node.index, min(self._retries.values()))
         if failure.code == reason_codes.YIELDED:
             wait = self._nodes.await_sources(self._node, wait_sec, self._seen[shard], summary)
         else:
