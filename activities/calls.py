@@ -9,14 +9,14 @@ import inspect
 import logging
 from collections.abc import AsyncIterable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.adapters.outages import clock_stopped
+from flowkit.core.user_code import Contained, ContainedItems, contained
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
 
     from flowkit.activities.context import RunContext
 
@@ -31,7 +31,7 @@ _END = object()
 
 
 class Threads:
-    """Calls functions, up to `slots` plain ones at once.
+    """Calls functions of users, up to `slots` plain ones at once. All that they raise is an Exception or a cancel.
 
     Python cannot stop a thread. A call whose caller was cancelled keeps its thread until it returns, and `leaked`
     counts that thread until then. The call's slot becomes free at once, so another thread can take its place.
@@ -53,9 +53,9 @@ class Threads:
         The time spent waiting for a free slot does not count toward the attempt's time limit.
         """
         if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
-            return await function(*args, **kwargs)
+            return await Contained(function(*args, **kwargs), name_of(function))
         result = await self._run(functools.partial(function, *args, **kwargs))
-        return await result if inspect.isawaitable(result) else result
+        return await Contained(result, name_of(function)) if inspect.isawaitable(result) else result
 
     async def iterate(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
@@ -69,8 +69,8 @@ class Threads:
         else:
             produced = await self.call(function, *args, **kwargs)
         if isinstance(produced, AsyncIterable):
-            async with _closing(produced):
-                async for item in produced:
+            async with aclosing(ContainedItems(aiter(produced))) as contained_items:
+                async for item in contained_items:
                     yield item
             return
         if not isinstance(produced, Iterable):
@@ -101,7 +101,7 @@ class Threads:
 
     async def _run_on_thread(self, function: Callable[..., T], *args: Any) -> T:
         context = contextvars.copy_context()
-        running = self._executor.submit(context.run, _without_stop_iteration, function, *args)
+        running = self._executor.submit(context.run, _call_contained, function, *args)
         try:
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError:
@@ -123,15 +123,16 @@ class Threads:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _closing(items: AsyncIterable[Any]) -> AbstractAsyncContextManager[Any]:
-    """Return a context manager that closes `items` at its end, if `items` is a generator."""
-    return aclosing(items) if inspect.isasyncgen(items) else nullcontext()
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function or of the type of another object that can be called."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def _without_stop_iteration(function: Callable[..., T], *args: Any) -> T:
+def _call_contained(function: Callable[..., T], *args: Any) -> T:
     """Call `function`, and turn a StopIteration into a RuntimeError, because a future cannot hold a StopIteration."""
     try:
-        return function(*args)
+        with contained:
+            return function(*args)
     except StopIteration as error:
         raise RuntimeError("the function raised StopIteration") from error
 

@@ -19,6 +19,7 @@ from flowkit.activities.builtin_functions import CoordinatorAdapters
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.tasks.attempts import NumberedWrite, StoredParams
 from flowkit.adapters.vars import changes, rules
+from flowkit.core.user_code import Contained
 from flowkit.errors import AdapterError, StoreUnavailable
 from flowkit.text import shown
 from flowkit.validation.values import is_unicode
@@ -381,7 +382,7 @@ class Resources:
         while self._clean_ups:
             clean_up = self._clean_ups.pop()
             try:
-                await _call(clean_up)
+                await Contained(_call(clean_up))
             except (Exception, asyncio.CancelledError):
                 _logger.exception("a cleanup callback failed; the others still run")
 

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from flowkit.activities.context import RunContext
 
 
+PERMANENT_ERRORS = (TypeError, ValueError, KeyError)
+"""The errors that `RoleHandler.classify_error` takes for bad input."""
+
+
 class Batch(BaseModel):
     """One portion of a node's input. If `batch_uid` is None, FlowKit uses a hash of the payload.
 
@@ -140,7 +144,7 @@ class RoleHandler:
 
     def classify_error(self, exc: BaseException) -> tuple[str, bool]:
         """Return `(reason_code, permanent)` for an exception that another method raised."""
-        if isinstance(exc, (TypeError, ValueError, KeyError)):
+        if isinstance(exc, PERMANENT_ERRORS):
             return reason_codes.BAD_INPUT, True
         return reason_codes.UNEXPECTED_ERROR, False
 
@@ -167,6 +171,34 @@ def misspelled_hook(handler: RoleHandler) -> str | None:
                 f"{kind.__name__}.{name} is not a hook of RoleHandler, so FlowKit never calls it; did you mean "
                 f"{close[0]!r}? If it is a helper, begin its name with '_'"
             )
+    return None
+
+
+_ARGUMENTS = {
+    "init": ("info",),
+    "load_input": ("input_ref", "input_inline"),
+    "iter_batches": ("loaded",),
+    "process_batch": ("batch", "ctx"),
+    "finalize": ("ctx",),
+    "finalize_attempt": ("ctx",),
+    "classify_error": ("exc",),
+}
+"""The arguments with which FlowKit calls each hook."""
+
+
+def unfit_hook(handler: RoleHandler) -> str | None:
+    """Return the problem of a handler with a hook that cannot be called with FlowKit's arguments, or None."""
+    for name, arguments in _ARGUMENTS.items():
+        try:
+            signature = inspect.signature(getattr(handler, name))
+        except (TypeError, ValueError):
+            continue
+        given = {"ctx": None} if "ctx" in signature.parameters and "ctx" not in arguments else {}
+        try:
+            signature.bind(*arguments, **given)
+        except TypeError as error:
+            needed = ", ".join(("self", *arguments))
+            return f"{type(handler).__name__}.{name}{signature} does not fit: {error}; write {name}({needed})"
     return None
 
 

@@ -6,15 +6,19 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.outages import clock_stopped
+from flowkit.core.user_code import UserCodeError, contained, error_text, original, place_of
+from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -147,11 +151,14 @@ class _Process:
         """Run a batch, and kill the process if this call is cancelled."""
         running = self._started().submit(_process, role, batch, view)
         try:
-            return await asyncio.wrap_future(running)
+            pickled = await asyncio.wrap_future(running)
         except asyncio.CancelledError:
             if not running.done():
                 self._kill()
             raise
+        with contained:
+            outcome: _Outcome = pickle.loads(pickled)
+        return outcome.read()
 
     async def cancel_when_set(self, flag: asyncio.Event) -> None:
         """Wait for `flag`, then show the process that its run is cancelled."""
@@ -196,7 +203,12 @@ def _begin(handlers: Mapping[str, RoleHandler], shared: Any) -> None:
     global _handlers, _shared
     _handlers, _shared = handlers, shared
     shared[_PID] = os.getpid()
+    signal.signal(signal.SIGINT, _ignore)
     threading.Thread(target=_end_with_the_worker, name="flowkit-parent", daemon=True).start()
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Do nothing on Ctrl-C, which a terminal sends to this process, too. Its worker decides what happens to the batch."""
 
 
 def _end_with_the_worker() -> None:
@@ -207,9 +219,63 @@ def _end_with_the_worker() -> None:
         os._exit(1)
 
 
-def _process(role: str, batch: Batch, view: ProcessContext) -> tuple[Any, dict[str, Any]]:
+@dataclass(kw_only=True)
+class _Outcome:
+    """How a batch ended: with its result and the scratch space, or with an error."""
+
+    result: Any = None
+    kv: dict[str, Any] = field(default_factory=dict)
+    error: BaseException | None = None
+    traceback: str = ""
+    place: str = ""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        """Keep the error of the block, if any, in place of a result."""
+        if error is not None:
+            raised = original(error)
+            self.result, self.kv, self.error = None, {}, _picklable(raised)
+            self.traceback, self.place = "\n" + "".join(format_exception(raised)), place_of(raised)
+        return True
+
+    def read(self) -> tuple[Any, dict[str, Any]]:
+        """Return the result and the scratch space, or raise the error."""
+        error = self.error
+        if error is None:
+            return self.result, self.kv
+        error.__cause__ = _RemoteTraceback(self.traceback)
+        if isinstance(error, (FlowKitError, asyncio.CancelledError)):
+            raise error
+        raise UserCodeError(error, place=self.place)
+
+
+class _RemoteTraceback(Exception):
+    """The traceback of an error in a separate process, as the cause of that error."""
+
+
+def _process(role: str, batch: Batch, view: ProcessContext) -> bytes:
+    """Run a batch and return the pickled _Outcome. The pool could not pass on every error, or every result."""
     if _shared[_STATE] == _GIVEN_UP:  # The batch was abandoned before this process had started.
         os._exit(1)
     _shared[_BEGUN] = 1
-    hook: Any = _handlers[role].process_batch
-    return hook(batch, view), view.kv
+    outcome = _Outcome()
+    with outcome, contained:
+        hook: Any = _handlers[role].process_batch
+        outcome.result, outcome.kv = hook(batch, view), view.kv
+        return pickle.dumps(outcome)
+    return pickle.dumps(outcome)
+
+
+def _picklable(error: BaseException) -> BaseException:
+    """Return the error if the worker can unpickle it; otherwise one of the nearest built-in type, with the same text."""
+    with suppress(Exception), contained:
+        if isinstance(pickle.loads(pickle.dumps(error)), type(error)):
+            return error
+    kinds = [kind for kind in type(error).__mro__ if kind.__module__ == "builtins"]
+    for kind in kinds:
+        with suppress(Exception):
+            nearest: BaseException = kind(error_text(error))
+            return nearest
+    return RuntimeError(error_text(error))

@@ -17,7 +17,7 @@ from flowkit.activities.batches.backpressure import backpressure
 from flowkit.activities.batches.inputs import DistinctUids, Input, InputSettings, Wait
 from flowkit.activities.calls import context_for
 from flowkit.activities.context import ArtifactsWriter, RunContext
-from flowkit.activities.handlers import BatchResult, FinalizeResult
+from flowkit.activities.handlers import PERMANENT_ERRORS, BatchResult, FinalizeResult, RoleHandler
 from flowkit.activities.process_pool import ProcessDied
 from flowkit.adapters.artifacts import check_uid, first_fence
 from flowkit.adapters.batch_tries import LostTries
@@ -25,14 +25,14 @@ from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.adapters.outages import clock_stopped, retry_while_unavailable
 from flowkit.adapters.shards import FAILED, FINISHED
 from flowkit.adapters.tasks.attempts import TriedBefore
-from flowkit.attempt.failures import failure, from_error, lost, unexpected, without_values
+from flowkit.attempt.failures import describe_raised, failure, from_error, lost, unexpected, without_values
 from flowkit.attempt.signals import AttemptSignal, first_batch_of, shard_started
 from flowkit.attempt.storage import AttemptStorage, complete_end, resolve
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
+from flowkit.core.user_code import contained, is_missing_variable, original
 from flowkit.core.utils import stable_hash
 from flowkit.errors import EpochTaken, FlowKitError
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind, temporal_names
-from flowkit.text import error_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from flowkit.activities.attempt_log import AttemptLog, EventLog
     from flowkit.activities.batches.backpressure import Backpressure
     from flowkit.activities.calls import Threads
-    from flowkit.activities.handlers import Batch, RoleHandler
+    from flowkit.activities.handlers import Batch
     from flowkit.activities.process_pool import ProcessPool
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.attempt.role_lease import RoleLease
@@ -359,7 +359,8 @@ class RoleExecutor:
             raise EpochTaken(self._attempt.epoch)
         batches = await complete_end(self._artifacts, self._attempt) if earlier.finished else None
         if batches is None:
-            raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier)))
+            settled = await self._storage.count_settled()
+            raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier), settled=settled))
         return AttemptResult(worker_id=self._worker_id, batches=batches, version=self._attempt.version)
 
     async def _signal_earlier_batches(self) -> None:
@@ -613,15 +614,26 @@ class RoleExecutor:
     def _classify(self, error: Exception) -> AttemptFailure:
         if isinstance(error, ProcessDied):
             return failure(reason_codes.WORKER_PROCESS_DIED, str(error), permanent=False)
-        _logger.warning(
-            "node %s of task %s failed", self._attempt.node_id, self._attempt.task_id, exc_info=error
-        )
+        attempt, raised = self._attempt, original(error)
+        _logger.warning("node %s of task %s failed", attempt.node_id, attempt.task_id, exc_info=raised)
         try:
-            code, permanent = self._handler.classify_error(error)
-            return failure(code, error_text(error), permanent=permanent)
+            with contained:
+                code, permanent = self._handler.classify_error(raised)
+            advice = _explain_permanent(self._handler, raised) if permanent else ""
+            return failure(code, describe_raised(error, advice=advice), permanent=permanent)
         except Exception:
             _logger.exception("classify_error of role %s raised an exception", self._attempt.role)
             return unexpected(error)
+
+
+def _explain_permanent(handler: RoleHandler, error: BaseException) -> str:
+    """Return why an error is not retried that the default `classify_error` calls permanent; empty for any other."""
+    if type(handler).classify_error is not RoleHandler.classify_error:
+        return ""
+    kind = next(kind.__name__ for kind in PERMANENT_ERRORS if isinstance(error, kind))
+    why = f"not retried, because classify_error takes every {kind} for bad input"
+    missing = is_missing_variable(error)
+    return f"set this environment variable for the worker; {why}" if missing else why
 
 
 _NONE_LOST = LostTries()

@@ -30,7 +30,7 @@ from flowkit.models import (
     TaskStatus,
     temporal_names,
 )
-from flowkit.models.actions import SATISFY, ActionState
+from flowkit.models.actions import ActionState
 from flowkit.models.columns import statuses_of
 from flowkit.text import clean, truncate
 from flowkit.workflows.document import open_document
@@ -122,8 +122,7 @@ def continued_state(state: TaskState, rerun: Rerun, earlier: EarlierRun) -> Task
         )
         for index, status in enumerate(statuses_of(earlier.statuses))
     ]
-    satisfied = [each.what for each in earlier.applied if each.action == SATISFY]
-    actions = ActionState(applied=earlier.applied, changed=rerun.changed, satisfied=satisfied)
+    actions = ActionState(applied=earlier.applied, changed=rerun.changed, satisfied=earlier.satisfied)
     return replace(
         state, nodes=nodes, actions=actions, rerun=rerun, opened=replace(state.opened, earlier=None)
     )

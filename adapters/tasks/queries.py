@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from pymongo import DESCENDING
 
 from flowkit import reason_codes
-from flowkit.adapters.artifacts import SET_ASIDE
 from flowkit.adapters.batch_uids import uid_text
 from flowkit.adapters.dispatches import ACTIVE_STATES, OutcomeKind
 from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
@@ -90,6 +89,7 @@ _RERUN = {
     "run_seq": 1,
     "closed_run_id": 1,
     "finished_at": 1,
+    "coordinator.cancelled": 1,
 }
 
 
@@ -314,13 +314,6 @@ class TaskQueries:
         markers = {"task_id": task_id, "batch_uid": {"$exists": False}, "status": "complete", **earlier}
         found = self._db.artifacts.find(markers, {"_id": 0, "node_id": 1, "meta": 1, "artifacts_ref": 1})
         return {row["node_id"]: _stored_result(row) async for row in found}
-
-    @translate_errors
-    async def set_aside(self, task_id: str, node_id: str, batch_uids: Sequence[str]) -> set[str]:
-        """Return those of these batches that a node has set aside."""
-        own = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$in": [*batch_uids]}}
-        found = self._db.artifacts.find(own | SET_ASIDE, {"batch_uid": 1})
-        return {uid_text(row["batch_uid"]) async for row in found}
 
     @translate_errors
     async def batch_page(

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from flowkit.core.user_code import contained, original
 from flowkit.errors import AdapterError
 from flowkit.text import truncate
 
@@ -76,13 +77,15 @@ class Detector:
     def hits(self, values: Iterable[tuple[str, Any]]) -> int:
         """Return how many of these (path, value) pairs look like secrets. Raise AdapterError if the detector fails."""
         try:
-            if self._ready is None:
-                self._ready = _resolved(self._given)
-            return sum(_verdict(self._ready.is_sensitive(path, value)) for path, value in values)
+            with contained:
+                if self._ready is None:
+                    self._ready = _resolved(self._given)
+                return sum(_verdict(self._ready.is_sensitive(path, value)) for path, value in values)
         except AdapterError:
             raise
         except Exception as error:  # noqa: BLE001 - user code; its message may contain the value
-            raise AdapterError(f"the detector of sensitive values raised {type(error).__name__}") from None
+            kind = type(original(error)).__name__
+            raise AdapterError(f"the detector of sensitive values raised {kind}") from None
 
 
 def _verdict(given: Any) -> bool:

@@ -54,7 +54,7 @@ from flowkit.models import (
     TaskStatus,
     temporal_names,
 )
-from flowkit.models.actions import PREVIEW_QUERY, RetryBatches, SkipBatches
+from flowkit.models.actions import PREVIEW_QUERY
 from flowkit.models.admission import ENDED, Changed, State
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
@@ -107,6 +107,8 @@ _LONGEST_WAIT_SEC = 10 * 365 * 24 * 3600.0
 _CLOSING_SEC = 30.0
 """How long a rerun waits until the workflow of the ended run has closed, and how often it looks."""
 _CLOSING_LOOK_SEC = 0.1
+_ENDING_SEC = 60.0
+"""How long a rerun waits for a task that is ending, whose attempts have `cancel_grace_sec` to stop."""
 _ADMISSION_LOOK_SEC = 0.5
 """How often a result looks whether a task that waits for admission has started."""
 
@@ -450,11 +452,9 @@ class TaskClient:
         Raise ActionRejected, which says why and what is allowed, if the task rejects the action or has ended, and
         UnknownTask if it does not exist.
         """
-        action = parse_action(name, {**given})
+        parse_action(name, {**given})
         _check_keys(name, given)
         handle = await self._find_open(task_id, name)
-        if isinstance(action, (RetryBatches, SkipBatches)):
-            await self._check_set_aside(task_id, action.node_id, action.batch_uids)
         try:
             result: dict[str, Any] = await handle.execute_update(
                 name, {**given}, id=update_id, result_type=dict
@@ -466,16 +466,6 @@ class TaskClient:
                 raise
             raise _ended(task_id, name) from None
         return result
-
-    async def _check_set_aside(self, task_id: str, node_id: str, batch_uids: Sequence[str]) -> None:
-        """Raise ActionRejected if the node has not set one of these batches aside."""
-        known = await self._catalog.set_aside(task_id, node_id, batch_uids) if batch_uids else set()
-        for uid in batch_uids:
-            if uid not in known:
-                raise ActionRejected(
-                    f"batch_uids has {shown(uid)}, which node {node_id!r} has not set aside; "
-                    f"`flowkit batches {task_id} {node_id} --failed` lists the batches"
-                )
 
     async def preview(self, task_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return what an action would affect, in the form of `act`. It changes nothing.
@@ -510,20 +500,14 @@ class TaskClient:
         By default, the nodes start that failed, were cancelled, or were skipped for a failure or the end of the task.
         Finished nodes, their artifacts and the variables stay. `params` replaces single params, and `inputs` single keys
         of the `input_inline` of nodes, by node id. The nodes in `failed_batches_of` also start; they keep their batches,
-        and try those again that they have set aside. `nodes` is then empty by default. A call right after the end waits
-        until Temporal has closed the ended run.
+        and try those again that they have set aside. `nodes` is then empty by default. A call while the task is ending
+        waits up to 60 seconds for the end, and until Temporal has closed the ended run.
 
         Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`, start nothing.
         Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if MongoDB has no document of
         the task in this namespace, and GraphError if the changed params are not valid.
         """
-        document = await self._catalog.ended_task(task_id, namespace_id=await self._namespace.id())
-        if document is None:
-            raise UnknownTask(task_id, f"MongoDB has no document of task {task_id!r} in this namespace")
-        if document["finished_at"] is None or document.get("closed_run_id") is None:
-            raise ActionRejected(
-                f"task {task_id!r} has not ended; retry_node starts a node of an open task again"
-            )
+        document = await self._ended_document(task_id)
         _check_keys("rerun", {"params": params, "inputs": inputs})
         given = {"params": {**document["params"], **(params or {})}, "graph": graph_of(document)}
         await asyncio.to_thread(self._check, task_id, given, None)
@@ -551,6 +535,38 @@ class TaskClient:
             )
             await self._start_again(task_id, given, rerun)
         return {"task_id": task_id, "run_seq": run_seq + 1, **result}
+
+    async def _ended_document(self, task_id: str) -> dict[str, Any]:
+        """Return the document of an ended task. Wait until a task has ended that is ending. Raise as `rerun` does."""
+        document = await self._read_document(task_id)
+        if _is_ending(document):
+            await self._await_close(task_id)
+            document = await self._read_document(task_id)
+        if _is_ending(document):
+            raise ActionRejected(
+                f"task {task_id!r} is ending, but has not ended within {_ENDING_SEC:.0f} s: its attempts have "
+                "cancel_grace_sec to stop, and an engine must run; try again when `flowkit status` shows its end"
+            )
+        if not _has_ended(document):
+            raise ActionRejected(
+                f"task {task_id!r} has not ended; retry_node starts a node of an open task again"
+            )
+        return document
+
+    async def _read_document(self, task_id: str) -> dict[str, Any]:
+        document = await self._catalog.ended_task(task_id, namespace_id=await self._namespace.id())
+        if document is None:
+            raise UnknownTask(task_id, f"MongoDB has no document of task {task_id!r} in this namespace")
+        return document
+
+    async def _await_close(self, task_id: str) -> None:
+        """Wait until the workflow of a task has closed, or _ENDING_SEC have passed."""
+        until = time.monotonic() + _ENDING_SEC
+        while time.monotonic() < until:
+            latest = await self._describe(task_id)
+            if latest is None or latest.close_time is not None:
+                return
+            await asyncio.sleep(_CLOSING_LOOK_SEC)
 
     async def _start_again(self, task_id: str, given: dict[str, Any], rerun: Rerun) -> None:
         queue = await self._closed_queue(task_id, rerun.closed_run_id)
@@ -744,6 +760,15 @@ def _format_cause(error: BaseException) -> str:
     return truncate(
         text if isinstance(error, FlowKitError) else f"{type(error).__name__}: {text}", _WARNING_CHARS
     )
+
+
+def _has_ended(document: Mapping[str, Any]) -> bool:
+    return document["finished_at"] is not None and document.get("closed_run_id") is not None
+
+
+def _is_ending(document: Mapping[str, Any]) -> bool:
+    """Return whether the attempts of a task stop, because it has failed or was cancelled."""
+    return document["finished_at"] is None and (document.get("coordinator") or {}).get("cancelled") is True
 
 
 def _check_goes_on(graph: Graph, states: Sequence[NodeState], resets: Collection[int]) -> None:

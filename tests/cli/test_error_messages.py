@@ -51,6 +51,7 @@ number = 7
     "broken.py": "class Count(:\n    pass\n",
     "raising.py": "raise RuntimeError('no licence')\n",
     "leaving.py": "import sys\nsys.exit('bye')\n",
+    "reading.py": "import os\nos.environ['NOT_SET']\n",
     "needing.py": "import a_library_that_is_not_there\n",
     "good.json": '{"nodes": [{"node_id": "a", "type": "count"}]}',
     "text.json": "nodes: []",
@@ -92,10 +93,15 @@ WITHOUT_SERVERS = {
     "bad role": Mistake("worker good:BadRole", ["'two words'", "letters, digits"]),
     "arguments": Mistake("worker good:Needy", ["good:Needy", "'path'", "module:instance"]),
     "syntax": Mistake(
-        "worker broken:Count", ["'broken' has a syntax error", "broken.py:1", "correct the line"]
+        "worker broken:Count", ["'broken' has a syntax error at broken.py:1: ", "correct the line"]
     ),
     "raises": Mistake(
-        "worker raising:Count", ["'raising'", "RuntimeError: no licence", "correct the module"]
+        "worker raising:Count",
+        ["'raising'", "RuntimeError: no licence, at raising.py:1 in <module>", "correct the module"],
+    ),
+    "no variable": Mistake(
+        "worker reading:Count",
+        ["KeyError: 'NOT_SET', at reading.py:2 in <module>", "set this environment variable"],
     ),
     "exits": Mistake("worker leaving:Count", ["'leaving'", "SystemExit: bye", "correct the module"]),
     "library": Mistake("worker needing:Count", ["imports 'a_library_that_is_not_there'", "install it"]),
@@ -151,7 +157,7 @@ WITHOUT_SERVERS = {
     ),
     "no graph": Mistake("run no.json", ["no graph file 'no.json'", "path of a JSON file"]),
     "graph folder": Mistake("run .", ["graph file '.' cannot be read", "path of a JSON file"]),
-    "no json": Mistake("run text.json", ["text.json is not JSON", "double quotes"]),
+    "no json": Mistake("run text.json", ["text.json is not JSON", "it looks like YAML"]),
     "shape": Mistake("run list.json", ["graph must be an object with 'nodes', not [1, 2]"]),
     "outer key": Mistake("run wrapped.json", ["unknown key 'parms'", "did you mean 'params'?"]),
     "node key": Mistake("run typo.json", ["node 'a'", "'dependson'", "did you mean 'depends_on'?"]),

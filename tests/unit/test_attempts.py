@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -197,11 +198,9 @@ async def test_unexpected_error_is_an_ordinary_failure(db: Any, error: Exception
         raise error
 
     reported = await failed(db, FunctionRunner(fail_unexpectedly), attempt())
-    assert (reported["kind"], reported["code"], reported["message"]) == (
-        FailureKind.FAILURE,
-        "unexpected_error",
-        message,
-    )
+    text, _, place = reported["message"].partition(", at ")
+    assert (reported["kind"], reported["code"], text) == (FailureKind.FAILURE, "unexpected_error", message)
+    assert re.fullmatch(r"tests/unit/test_attempts.py:\d+ in test_\w+.fail_unexpectedly", place)
 
 
 # --- background tasks -------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +12,9 @@ from tests.unit.handler_runs import artifacts, finished
 from tests.unit.handler_runs import node as run_node
 
 from flowkit.activities.conditions import Evaluation
-from flowkit.errors import BadCondition, ConfigError
+from flowkit.activities.handlers import unfit_hook
+from flowkit.cli.json_files import read_change
+from flowkit.errors import BadCondition, ConfigError, GraphError
 from flowkit.graph.cel import ROOTS, compile_expression
 from flowkit.graph.field_checks import NODE_KEYS, NODE_WORDS, RETRY_KEYS, RETRY_WORDS
 from flowkit.limits import CONDITIONS_SEC
@@ -19,7 +23,8 @@ from flowkit.worker import Batch, BatchResult, RoleHandler
 from flowkit.worker.runner import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
     from flowkit.worker.context import RunContext
 
@@ -283,3 +288,94 @@ async def test_batches_of_other_attempts_and_sources_and_stored_ones_do_not_coun
         "b": (1, 1),
         "z": (2, 4),
     }
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "async def process_batch(self, batch): ...",
+            "Own.process_batch(batch) does not fit: too many positional arguments; write process_batch(self, batch, ctx)",
+        ),
+        (
+            "def load_input(self, ref): ...",
+            "Own.load_input(ref) does not fit: too many positional arguments; write load_input(self, input_ref, input_inline)",
+        ),
+        (
+            "def finalize(self, ctx, total): ...",
+            "Own.finalize(ctx, total) does not fit: missing a required argument: 'total'; write finalize(self, ctx)",
+        ),
+        ("def init(self, info, ctx): ...", None),
+        ("def iter_batches(self, loaded, *, ctx): ...", None),
+        ("def process_batch(self, *given, **more): ...", None),
+    ],
+)
+def test_hook_that_cannot_be_called_names_its_parameters(source: str, message: str | None) -> None:
+    names: dict[str, Any] = {"RoleHandler": RoleHandler}
+    exec(f"class Own(RoleHandler):\n    {source}", names)  # noqa: S102 - a handler as a user writes it
+    assert unfit_hook(names["Own"]()) == message
+
+
+async def test_default_classify_error_says_why_an_error_is_not_retried() -> None:
+    class Reading(RoleHandler):
+        role = "reading"
+
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            return BatchResult(success=True, metrics={"word": dict(ctx.params)["word"]})
+
+    class ReadingVariable(RoleHandler):
+        role = "variable"
+
+        async def init(self, info: dict[str, Any]) -> None:
+            os.environ["NOT_SET_ANYWHERE"]
+
+    graph = {"nodes": [run_node("a", "reading"), run_node("b", "variable")], "on_node_failure": "continue"}
+    run = await run_graph(graph, Reading(), ReadingVariable())
+    assert str(run.nodes["a"].error).endswith(
+        "Reading.process_batch; not retried, because classify_error takes every KeyError for bad input"
+    )
+    assert str(run.nodes["b"].error).endswith(
+        "ReadingVariable.init; set this environment variable for the worker; "
+        "not retried, because classify_error takes every KeyError for bad input"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "is_yaml"),
+    [
+        ("nodes:\n  - node_id: a\n", True),
+        ("# a graph\n---\nnodes: []\n", True),
+        ("- node_id: a", True),
+        ('{"nodes": [}', False),
+        ("{nodes: []}", False),
+    ],
+)
+def test_yaml_is_named_as_such(tmp_path: Path, text: str, is_yaml: bool) -> None:
+    file = tmp_path / "graph.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_change(str(file))
+    assert ("it looks like YAML" in str(caught.value.__notes__)) is is_yaml
+
+
+@pytest.mark.parametrize(
+    "escape", [json.dumps, lambda name: "".join(["'", *map("\\u{:04x}".format, map(ord, name)), "'"])]
+)
+@pytest.mark.parametrize("name", ["x/y\\z", "a'b\"c\\", "plain"])
+async def test_condition_can_name_every_node_id_with_escape_sequences(
+    name: str, escape: Callable[[str], str]
+) -> None:
+    condition = f"nodes[{escape(name)}].status == 'finished'"
+    run = await run_graph({"nodes": [run_node(name, "echo"), run_node("b", "echo", name, when=condition)]})
+    assert run.nodes["b"].status == "finished"
+
+
+async def test_graph_as_text_is_refused_with_the_way_to_load_it() -> None:
+    with pytest.raises(GraphError) as caught:
+        await run_graph("nodes:\n  - a")  # type: ignore[arg-type]
+    assert caught.value.problems == [
+        (
+            "graph must be an object with 'nodes', not 'nodes:\\n  - a'; load the text first, for example with json.loads "
+            "or yaml.safe_load"
+        )
+    ]

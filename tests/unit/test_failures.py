@@ -11,10 +11,11 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.converter import FailureConverter, PayloadConverter
 
 from flowkit.attempt.failures import failed_attempt, failure, from_error, refusal
+from flowkit.core.user_code import error_text
 from flowkit.errors import AdapterError, EpochTaken, Fenced, FlowKitError, StoreRefused, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
-from flowkit.text import clean, error_text
+from flowkit.text import clean
 
 TEXTS = st.text(st.characters(exclude_categories=[]), max_size=300)
 """Any Python text, including unpaired surrogates."""

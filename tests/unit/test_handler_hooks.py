@@ -253,8 +253,12 @@ async def test_classify_error_receives_exceptions_of_every_hook() -> None:
     nodes = [node(hook, "breaking", inline={"wish": hook}) for hook in [*HOOKS, "fine"]]
     found = await outcomes([breaking], *nodes)
     assert found.pop("fine")[0] == "finished"
-    assert found == {
-        hook: ("failed", 1, f"code broken in {hook}: ArithmeticError: broken in {hook}") for hook in HOOKS
+    at = "at tests/unit/test_handler_hooks.py"
+    assert {
+        hook: (status, epoch, text.partition(":2")[0]) for hook, (status, epoch, text) in found.items()
+    } == {
+        hook: ("failed", 1, f"code broken in {hook}: ArithmeticError: broken in {hook}, {at}")
+        for hook in HOOKS
     }
     assert sorted(breaking.classified) == sorted(f"broken in {hook}" for hook in HOOKS)
 

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from flowkit import reason_codes
+from flowkit.core.user_code import error_text, place_of
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld, StoreUnavailable, VersionPinned
 from flowkit.graph.expressions import hide
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
-from flowkit.text import clean, error_text, truncate
+from flowkit.text import clean, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_RAISED_CHARS = LAST_ERROR_CHARS - 900
+"""Longest text of an exception; the rest of `last_error` is for its reason code, its place, an advice and the worker."""
 
 
 def refusal(error: FlowKitError) -> ApplicationError:
@@ -79,7 +84,17 @@ def failure(code: str, message: str, *, permanent: bool) -> AttemptFailure:
 
 def unexpected(error: BaseException) -> AttemptFailure:
     """Return the failure for an exception that no handler classified. It uses one retry of the node's retry budget."""
-    return failure(reason_codes.UNEXPECTED_ERROR, error_text(error), permanent=False)
+    return failure(reason_codes.UNEXPECTED_ERROR, describe_raised(error), permanent=False)
+
+
+def describe_raised(error: BaseException, *, advice: str = "") -> str:
+    """Return the text of an exception, the line of the user's code that raised it, and what to do about it.
+
+    A long text is cut before the place, so that `last_error` always has the place.
+    """
+    place = place_of(error)
+    ending = f"{place and f', at {place}'}{advice and f'; {advice}'}"
+    return f"{truncate(error_text(error), _RAISED_CHARS)}{ending}"
 
 
 def without_values(found: AttemptFailure, values: Mapping[str, Any]) -> AttemptFailure:
@@ -104,9 +119,12 @@ def handed_over(message: str) -> AttemptFailure:
     return AttemptFailure(kind=FailureKind.HANDOVER, code=reason_codes.WORKER_SHUTDOWN, message=message)
 
 
-def lost(code: str, message: str, lost_at: float = 0.0) -> AttemptFailure:
-    """Return the loss of an attempt whose worker disappeared or cannot run it."""
-    return AttemptFailure(kind=FailureKind.LOSS, code=code, message=message, lost_at=lost_at)
+def lost(code: str, message: str, lost_at: float = 0.0, *, settled: int = 0) -> AttemptFailure:
+    """Return the loss of an attempt whose worker disappeared or cannot run it.
+
+    `settled` is the number of batches that the generation of the node has stored or set aside.
+    """
+    return AttemptFailure(kind=FailureKind.LOSS, code=code, message=message, lost_at=lost_at, settled=settled)
 
 
 def cut(text: str) -> str:

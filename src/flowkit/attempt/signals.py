@@ -14,8 +14,8 @@ from temporalio import activity
 from temporalio.service import RPCError, RPCStatusCode
 from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
 
+from flowkit.core.user_code import error_text
 from flowkit.models import FirstBatch, ShardStarted, temporal_names
-from flowkit.text import error_text
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,9 +158,19 @@ def _parse_json(text: str, place: str) -> Any:
         raise ConfigError(f"{where}: {error}") from None
     except (ValueError, RecursionError) as error:
         problem = ConfigError(f"{where} is not JSON: {one_line(error)}")
-        raise add_remedy(
-            problem, "put names and strings in double quotes; remove comments and trailing commas"
-        ) from None
+        raise add_remedy(problem, _suggest_json(text)) from None
+
+
+_YAML = re.compile(r"\s*(#.*\n\s*)*(---|- |[A-Za-z_][\w-]*:(\s|$))")
+
+
+def _suggest_json(text: str) -> str:
+    """Return how to correct a text that is not JSON."""
+    if _YAML.match(text):
+        return (
+            "it looks like YAML: convert it, for example with `yq -o=json` or Python's yaml and json modules"
+        )
+    return "put names and strings in double quotes; remove comments and trailing commas"
 
 
 def _name(value: object) -> str:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import limits
-from flowkit.activities.handlers import RoleHandler, misspelled_hook
+from flowkit.activities.handlers import RoleHandler, misspelled_hook, unfit_hook
 from flowkit.cli.errors import add_remedy
 from flowkit.config import CoordinatorConfig, WorkerConfig
+from flowkit.core.user_code import contained, error_text, is_missing_variable, original, place_of
 from flowkit.errors import ConfigError
 from flowkit.text import did_you_mean, one_line, truncate
+from flowkit.validation.arguments import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,8 +117,7 @@ def _load_handler(name: str) -> RoleHandler:
     if not isinstance(handler.role, str) or not limits.ROLE.fullmatch(handler.role):
         problem = ConfigError(f"{name}: role {handler.role!r} cannot be a role's name")
         raise add_remedy(problem, "use 1 to 100 letters, digits, '.', '_', '-', a letter or digit first")
-    if problem_of_hook := misspelled_hook(handler):
-        raise ConfigError(problem_of_hook)
+    require(misspelled_hook(handler), unfit_hook(handler))
     return handler
 
 
@@ -126,7 +127,8 @@ def _make_instance(name: str, kind: type[Any]) -> Any:
         problem = ConfigError(f"{name} is a class, not a handler's")
         raise add_remedy(problem, "name a subclass of flowkit.worker.RoleHandler, or an instance of one")
     try:
-        return kind()
+        with contained:
+            return kind()
     except Exception as error:
         problem = ConfigError(f"{name} cannot be created without arguments: {_format_error(error)}")
         raise add_remedy(
@@ -160,17 +162,29 @@ def _load(name: str) -> Any:
 def _import_module(name: str) -> ModuleType:
     look_in_current_folder()
     try:
-        return importlib.import_module(name)
+        with contained:
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise _explain_missing(name, error) from error
     except SyntaxError as error:
-        problem = ConfigError(
-            f"module {name!r} has a syntax error: {error.msg} ({error.filename}:{error.lineno})"
-        )
+        where = f"{shorten_path(error.filename or '')}:{error.lineno}"
+        problem = ConfigError(f"module {name!r} has a syntax error at {where}: {error.msg}")
         raise add_remedy(problem, "correct the line") from error
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         problem = ConfigError(f"module {name!r} cannot be imported: it raises {_format_error(error)}")
-        raise add_remedy(problem, "correct the module; --verbose shows the traceback") from error
+        raise add_remedy(problem, _suggest_correction(original(error))) from error
+
+
+def _suggest_correction(error: BaseException) -> str:
+    if is_missing_variable(error):
+        return "set this environment variable"
+    return "correct the module; --verbose shows the traceback"
+
+
+def shorten_path(path: str) -> str:
+    """Return a path relative to the current folder, if it is in it."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def _explain_missing(name: str, error: ModuleNotFoundError) -> ConfigError:
@@ -198,4 +212,5 @@ def _describe_kind(value: object) -> str:
 
 
 def _format_error(error: BaseException) -> str:
-    return truncate(f"{type(error).__name__}: {one_line(error)}", 300)
+    place = place_of(error)
+    return f"{truncate(one_line(error_text(error)), 300)}{place and f', at {place}'}"

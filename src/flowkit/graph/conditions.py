@@ -141,15 +141,13 @@ def _expression_problems(
             continue
         for where, node in nodes:
             for access in expression.accesses:
-                problem = _access_problem(access, expression, node, above[node.index], index_of)
+                problem = _access_problem(access, node, above[node.index], index_of)
                 if problem:
                     yield f"{where}: {cel.add_caret(problem, text, access.position)}"
 
 
-def _access_problem(
-    access: Access, expression: Expression, node: Node, ancestors: int, index_of: dict[str, int]
-) -> str | None:
-    """Return why the expression must not read this part of `nodes`. `ancestors` has a bit for each ancestor."""
+def _access_problem(access: Access, node: Node, ancestors: int, index_of: dict[str, int]) -> str | None:
+    """Return why an expression must not read this part of `nodes`. `ancestors` has a bit for each ancestor."""
     if access.root != cel.NODES:
         return None
     if not access.path:
@@ -159,8 +157,6 @@ def _access_problem(
         return f"{printed(named)} is not a node{suggestion(named, index_of)}"
     if not ancestors >> index_of[named] & 1:
         return f"{printed(named)} is not an ancestor of {node.node_id!r}, so it may end later"
-    if named not in expression.text:
-        return f"write the node id {printed(named)} without escape sequences"
     if not field or field[0] not in FACTS:
         shown = f"has no field {printed(field[0])}" if field else "is not a value"
         return f"nodes[{printed(named)}] {shown}; use its {STATUS}, {ERROR_CODE} or {STATS}"

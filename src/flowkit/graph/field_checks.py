@@ -141,10 +141,17 @@ _NODES_WORDS = ("tasks", "steps", "ops", "jobs", "operators", "templates")
 """What other systems call the nodes of a graph."""
 
 
+def wrong_graph(graph: object) -> str:
+    """Return the problem of a graph that is no object."""
+    is_text = isinstance(graph, (str, bytes))
+    hint = "; load the text first, for example with json.loads or yaml.safe_load" if is_text else ""
+    return f"graph must be an object with 'nodes', not {printed(graph)}{hint}"
+
+
 def graph_problems(graph: object) -> Iterator[str]:
     """Yield every problem with the keys and values of `graph`. Relations between nodes are not checked here."""
     if not isinstance(graph, dict):
-        yield f"graph must be an object with 'nodes', not {printed(graph)}"
+        yield wrong_graph(graph)
         return
     nodes = graph.get("nodes")
     if not isinstance(nodes, list) or not nodes:

@@ -16,7 +16,7 @@ from flowkit.text import count_of, did_you_mean, names, printed
 from flowkit.validation.values import is_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from flowkit.models import FanIn, Node
 
@@ -77,7 +77,7 @@ def resolve_streams(
 ) -> Streaming:
     """Return the streaming edges of a graph. `gate_parents` are the parents of each node that do not route to it."""
     edges = _find_async_edges(graph)
-    whole = [raw["node_id"] for raw in graph["nodes"] if _waits_for_batch(raw)]
+    whole = dict.fromkeys(raw["node_id"] for raw in graph["nodes"] if _waits_for_batch(raw))
     if not edges and not whole:
         return Streaming()
     functions = {raw["node_id"]: raw["type"] for raw in graph["nodes"] if raw["type"] in ENGINE_TYPES}
@@ -112,7 +112,7 @@ def _find_async_edges(graph: dict[str, Any]) -> dict[str, set[str]]:
 
 
 def _warn_of_nodes(
-    whole: Sequence[str],
+    whole: Iterable[str],
     edges: Mapping[str, set[str]],
     gate_parents: Mapping[str, Sequence[str]],
     fan_ins: Mapping[str, FanIn],
@@ -142,11 +142,12 @@ def _warn_of_functions(wanted: Mapping[str, Sequence[str]], functions: Mapping[s
 
 
 def _warn_of_edges(graph: dict[str, Any], gate_parents: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    parents = {child: {*own} for child, own in gate_parents.items()}
     for edge in graph.get("edges_ex") or []:
         where = f"graph.edges_ex {printed(edge['from'])} -> {printed(edge['to'])}"
         if not isinstance(edge.get(_ON_BATCH), (bool, type(None))):
             yield f"{where}: on_batch {printed(edge[_ON_BATCH])} is ignored; it must be true or false"
-        if _is_async(edge) and edge["from"] not in gate_parents.get(edge["to"], ()):
+        if _is_async(edge) and edge["from"] not in parents.get(edge["to"], ()):
             yield f"{where}: the async edge is ignored, because depends_on or a route takes precedence over it"
 
 
@@ -176,7 +177,12 @@ def _names_no_input(node: Node, roles: Collection[str]) -> bool:
 
 def max_ahead_warnings(nodes: Sequence[Node]) -> Iterator[str]:
     """Yield a warning for each `max_ahead` that has no effect, because no streaming child pulls from the node."""
-    followed = {parent for node in nodes for parent in node.streams_from if parent in node.pulls_from}
+    followed = {
+        parent
+        for node in nodes
+        if node.streams_from
+        for parent in {*node.streams_from}.intersection(node.pulls_from)
+    }
     for node in nodes:
         if node.max_ahead and node.node_id not in followed:
             yield (

@@ -13,7 +13,7 @@ from pydantic_core import PydanticSerializationError
 from flowkit import limits
 from flowkit.errors import BadInput, GraphError
 from flowkit.graph.conditions import condition_problems
-from flowkit.graph.field_checks import json_bytes
+from flowkit.graph.field_checks import json_bytes, wrong_graph
 from flowkit.graph.input_adapters import PULL, parse_pull
 from flowkit.graph.params import params_problems
 from flowkit.graph.streams import unread_warnings
@@ -80,7 +80,7 @@ def _outer_problems(given: object) -> list[str]:
     if "graph" not in given:
         problems.append("the input of a task has no 'graph'")
     elif not isinstance(given["graph"], dict):
-        problems.append(f"graph must be an object with 'nodes', not {printed(given['graph'])}")
+        problems.append(wrong_graph(given["graph"]))
     if not isinstance(given.get("params"), (dict, type(None))):
         problems.append(f"params must be an object, not {printed(given['params'])}")
     return problems

@@ -427,6 +427,7 @@ def _make_node(
 ) -> Node:
     node_id, io, routes = raw["node_id"], raw.get("io") or {}, wiring.routes
     conditions, encoded = wiring.edge_when.get(node_id, {}), encode_json(io) if io else b"{}"
+    parents = {*routes.parents[node_id]} if conditions else ()
     items = _read_map(raw)
     return Node(
         node_id=node_id,
@@ -448,7 +449,7 @@ def _make_node(
         when=raw.get("when"),
         expressions=expressions_of(io, encoded, items.over if items else None),
         map=items,
-        edge_when={parent: when for parent, when in conditions.items() if parent in routes.parents[node_id]},
+        edge_when={parent: when for parent, when in conditions.items() if parent in parents},
         hold_sec=hold_sec,
         parallel=shards_of(raw),
         quarantine=_read_quarantine(raw),

@@ -16,7 +16,14 @@ from temporalio import worker as temporal
 from flowkit.activities.batches.inputs import InputSettings
 from flowkit.activities.batches.puller import ByteBudget
 from flowkit.activities.calls import Threads
-from flowkit.activities.handlers import EchoHandler, RoleHandler, misspelled_hook, version_of, version_problem
+from flowkit.activities.handlers import (
+    EchoHandler,
+    RoleHandler,
+    misspelled_hook,
+    unfit_hook,
+    version_of,
+    version_problem,
+)
 from flowkit.activities.process_pool import ProcessPool
 from flowkit.activities.role_attempt import RoleActivities, RoleContext
 from flowkit.adapters.artifacts import ArtifactStore
@@ -120,7 +127,7 @@ class Worker:
                 raise ConfigError(
                     f"the handler of role {role!r} is {handler!r:.80}, not an instance of RoleHandler"
                 )
-            require(misspelled_hook(handler), version_problem(handler))
+            require(misspelled_hook(handler), unfit_hook(handler), version_problem(handler))
             if self.cfg.executor == "process" and inspect.iscoroutinefunction(handler.process_batch):
                 raise ConfigError(
                     f"executor='process' needs a plain `def process_batch`; that of role {role!r} is async"

@@ -128,3 +128,9 @@ def test_a_log_starts_with_constant_facts_and_continues_with_changes(
     assert show(replace(snapshot, tasks=TaskOverview(open={"running": 1}, newest=new))) == [
         "temporal: running"
     ]
+
+
+def test_the_panel_shows_a_long_notice_whole() -> None:
+    problem = f"module 'shop' has a syntax error at {'folder/' * 30}shop.py:7: expected ':'"
+    lines = panel_lines(Snapshot(rows=ROWS, tasks=None, notices=(problem,)))
+    assert "shop.py:7:expected':'" in "".join(lines).replace(" ", "")

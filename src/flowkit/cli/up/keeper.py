@@ -10,6 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flowkit.cli.loading import shorten_path
 from flowkit.cli.up.processes import write_config
 from flowkit.errors import ConfigError
 from flowkit.local.errors import DevServerError
@@ -190,7 +191,7 @@ async def _watch_files(plan: Plan) -> AsyncIterator[list[str]]:
         rust_timeout=500,
         yield_on_timeout=True,
     ):
-        yield sorted({_shorten(path) for _, path in changes})
+        yield sorted({shorten_path(path) for _, path in changes})
 
 
 def _find_watched(plan: Plan) -> tuple[list[Path], str | None]:
@@ -201,12 +202,6 @@ def _find_watched(plan: Plan) -> tuple[list[Path], str | None]:
         return folders, None
     config = Path(options.config).resolve()
     return [*folders, config.parent], str(config)
-
-
-def _shorten(path: str) -> str:
-    """Return a path relative to the current folder, if it is in it."""
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def find_folders(names: Iterable[str]) -> list[Path]:

@@ -292,7 +292,7 @@ def render_panel(info: UpInfo, height: int, seconds: float, snapshot: Snapshot) 
         "",
     ]
     if notices:
-        parts += [*(Text(f"! {notice}", style="yellow", overflow="ellipsis") for notice in notices), ""]
+        parts += [*(Text(f"! {notice}", style="yellow", overflow="fold") for notice in notices), ""]
     if info.runs_tasks:
         parts += [*_draw_tasks(snapshot.tasks, rows), ""]
     parts += [Text.assemble((f"{name:<6}", "bold"), text) for name, text in info_rows]
