@@ -132,18 +132,26 @@ class TaskCatalog(TaskQueries):
     """Queries on the `tasks` collection. They raise StoreUnavailable when MongoDB does not respond."""
 
     async def list_tasks(
-        self, status: str | None = None, limit: int = 50, *, held: bool = False
+        self,
+        status: str | None = None,
+        limit: int = 50,
+        *,
+        held: bool = False,
+        name: str | None = None,
+        since: float | None = None,
     ) -> list[TaskSummary]:
         """Return up to `limit` tasks, newest first: those with `status`, or all if it is None.
 
-        With `held`, return only tasks with a failed node that waits for a decision.
+        With `held`, return only tasks with a failed node that waits for a decision; with `name`, only those of this name;
+        with `since`, a time in seconds since the epoch, only those that have started then or later.
 
         Raise ConfigError for an unknown status, or for a limit outside 1 to 10,000 (`limits.LIST_TASKS`).
         """
         if status is not None:
             require(choice_problem(status, "status", [each.value for each in TaskStatus]))
         require(whole_problem(limit, "limit", 1, limits.LIST_TASKS))
-        return [_make_summary(document) for document in await self.newest(status, limit, held=held)]
+        found = await self.newest(status, limit, held=held, name=name, since=since)
+        return [_make_summary(document) for document in found]
 
 
 def _make_summary(document: dict[str, Any]) -> TaskSummary:
@@ -821,7 +829,9 @@ def _text_of(error: BaseException) -> str:
 
 
 def _ended(task_id: str, name: str) -> ActionRejected:
-    return ActionRejected(f"task {task_id!r} has ended, so {name} can no longer change it")
+    return ActionRejected(
+        f"task {task_id!r} has ended, so {name} can no longer change it; rerun starts nodes of an ended task again"
+    )
 
 
 def cancel_reason(given: str | None) -> str:
