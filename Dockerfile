@@ -24,7 +24,7 @@ FROM python:3.12-slim
 RUN useradd --create-home --uid 10001 flowkit
 COPY --from=build /opt/flowkit /opt/flowkit
 COPY examples /app/examples
-COPY deploy/healthcheck.py deploy/demo_task.py /app/deploy/
+COPY deploy/demo_task.py /app/deploy/
 ENV PATH=/opt/flowkit/bin:$PATH PYTHONPATH=/app/examples PYTHONUNBUFFERED=1
 WORKDIR /app
 USER flowkit

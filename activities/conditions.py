@@ -106,44 +106,44 @@ class ConditionActivities:
     ) -> list[Outcome]:
         """Evaluate the values of a node, and store them if all are known. Return True or an error for each.
 
-        The list of a node with `map` comes last.
+        The list of a node with `map` comes last. What the generation keeps is not evaluated again: its values, and also
+        its items once any attempt has begun, because the uids of stored batches are the numbers of items.
         """
+        values, items = await self._portal.run(self._tasks.values.stored(_key_of(due)))
+        values = values if due.keeps else {}
+        items = items if due.node_id in stored.begun else None
+        texts = [text for text in due.texts if text not in values]
+        over = due.map_over if items is None else ""
         found = await asyncio.to_thread(
             evaluation.run_values,
-            due.texts,
+            texts,
             _collect_values(due, stored),
-            items=due.map_over,
+            items=over,
             batch_size=due.map_batch_size,
         )
-        errors = [each.error if isinstance(each, Unknown) else True for each in found]
-        if all(each is True for each in errors):
-            values, info = dict(zip(due.texts, found, strict=False)), activity.info()
+        by_text = dict(zip(texts, found, strict=False))
+        outcomes = [_outcome_of(by_text.get(text)) for text in due.texts]
+        if due.map_over:
+            outcomes.append(_outcome_of(found[-1] if over else None))
+        if found and all(each is True for each in outcomes):
+            values |= by_text
             size = len(json.dumps(values, ensure_ascii=False).encode())
             if size > EXPRESSION_VALUES_BYTES:
                 problem = f"the values of all expressions have {size:,} bytes of JSON, more than"
-                return [f"{problem} {EXPRESSION_VALUES_BYTES:,}: pass references" for _ in found]
-            run_id, attempt = info.workflow_run_id or "", info.attempt
-            token = f"{run_id}.{attempt}"
-            items = await self._store_items(due, found[-1], token) if due.map_over else None
+                return [f"{problem} {EXPRESSION_VALUES_BYTES:,}: pass references" for _ in outcomes]
+            items = await self._store_items(due, found[-1]) if over else items
+            scheduled = (activity.info().scheduled_time.timestamp(), activity.info().attempt)
             await self._portal.run(
-                self._tasks.values.put(
-                    due.task_id,
-                    due.node_id,
-                    due.generation,
-                    values,
-                    time.time(),
-                    run_id=run_id,
-                    attempt=attempt,
-                    items=items,
-                )
+                self._tasks.values.put(_key_of(due), values, time.time(), scheduled, items)
             )
-        return errors
+        return outcomes
 
-    async def _store_items(self, due: EvaluateConditions, items: ItemBatches, token: str) -> ItemSet:
+    async def _store_items(self, due: EvaluateConditions, items: ItemBatches) -> ItemSet:
         """Store the items of a node with `map`. They take effect with its other values."""
-        key = (due.task_id, due.node_id, due.generation)
+        info = activity.info()
+        token = f"{info.workflow_run_id}.{info.activity_id}.{info.attempt}"
         return await self._portal.run(
-            self._tasks.values.items.put(key, token, items, due.map_batch_size, time.time())
+            self._tasks.values.items.put(_key_of(due), token, items, due.map_batch_size, time.time())
         )
 
     async def _read(self, due: EvaluateConditions) -> StoredValues:
@@ -161,6 +161,14 @@ class ConditionActivities:
             return self._detector.hits([(path, value)]) > 0
         except AdapterError:
             return True
+
+
+def _key_of(due: EvaluateConditions) -> tuple[str, str, int]:
+    return due.task_id, due.node_id, due.generation
+
+
+def _outcome_of(value: object) -> Outcome:
+    return value.error if isinstance(value, Unknown) else True
 
 
 def _evaluate(evaluation: Evaluation, due: EvaluateConditions, stored: StoredValues) -> list[Outcome]:

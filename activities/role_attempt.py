@@ -19,7 +19,7 @@ from flowkit.activities.calls import context_for
 from flowkit.activities.context import ArtifactsWriter, RunContext
 from flowkit.activities.handlers import PERMANENT_ERRORS, BatchResult, FinalizeResult, RoleHandler
 from flowkit.activities.process_pool import ProcessDied
-from flowkit.adapters.artifacts import first_fence
+from flowkit.adapters.artifacts import check_uid, first_fence
 from flowkit.adapters.batch_tries import LostTries
 from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.adapters.outages import clock_stopped, retry_while_unavailable
@@ -359,7 +359,8 @@ class RoleExecutor:
             raise EpochTaken(self._attempt.epoch)
         batches = await complete_end(self._artifacts, self._attempt) if earlier.finished else None
         if batches is None:
-            raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier)))
+            settled = await self._storage.count_settled()
+            raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier), settled=settled))
         return AttemptResult(worker_id=self._worker_id, batches=batches, version=self._attempt.version)
 
     async def _signal_earlier_batches(self) -> None:
@@ -479,6 +480,7 @@ class RoleExecutor:
 
     async def _process(self, batch: Batch) -> None:
         uid = batch.batch_uid or _hash_payload(batch)
+        check_uid(uid)
         if self._uids is not None:
             self._uids.add(uid, batch)
         lost = await self._find_lost_tries(uid)

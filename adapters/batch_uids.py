@@ -11,10 +11,11 @@ from flowkit import reason_codes
 from flowkit.core.utils import stable_hash
 from flowkit.errors import FlowKitError
 from flowkit.limits import BATCH_UID_CHARS
+from flowkit.validation.values import batch_uid_problem
 
 
 class BadBatchUid(FlowKitError, ValueError):
-    """Raised for a batch uid that is too long."""
+    """Raised for a batch uid that is too long, reserved, or not valid text."""
 
     code = reason_codes.BAD_BATCH_UID
 
@@ -22,10 +23,10 @@ class BadBatchUid(FlowKitError, ValueError):
 def uid_text(stored: Any) -> str:
     """Return the uid of a stored batch as text.
 
-    Handlers store only text. Another program may have stored a number, an ObjectId or nothing at all. FlowKit replaces
+    Handlers store only valid uids. Another program may have stored a number, an ObjectId or nothing at all. FlowKit replaces
     such a uid with a hash of its value and type, so that it delivers the batch like any other and uids stay distinct.
     """
-    if isinstance(stored, str) and stored:
+    if isinstance(stored, str) and batch_uid_problem(stored) is None:
         return stored
     return stable_hash({"uid": json_util.dumps(stored, sort_keys=True), "type": type(stored).__name__})
 

@@ -87,6 +87,15 @@ class OutcomeKind(StrEnum):
     CANCELLED = "cancelled"
 
 
+_LATE: Fields = {
+    "state": {"$nin": ACTIVE_STATES},
+    "outcome.kind": OutcomeKind.CANCELLED.value,
+    "accepted_at": None,
+    "settled": {"$ne": True},
+}
+"""Filter for records with `Dispatch.may_begin_late`."""
+
+
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """How an attempt ended, according to a terminal event of its worker or a decision of a bridge."""
@@ -159,11 +168,19 @@ class Dispatch:
     batches: int = 0
     cancel: CancelRequest | None = None
     outcome: Outcome | None = None
+    settled: bool = False
+    """Whether no worker runs the attempt any more, although none had accepted it when it was cancelled."""
 
     @property
     def active(self) -> bool:
         """Whether the attempt has no final outcome yet."""
         return self.state in ACTIVE_STATES
+
+    @property
+    def may_begin_late(self) -> bool:
+        """Whether a worker may still read the command of this cancelled attempt, or runs it. `lease` shows the worker."""
+        was_cancelled = self.outcome is not None and self.outcome.kind is OutcomeKind.CANCELLED
+        return not self.active and was_cancelled and self.accepted_at is None and not self.settled
 
     @property
     def key(self) -> str:
@@ -456,6 +473,23 @@ class DispatchStore:
         return await self._read(
             {"task_id": task_id, "node_id": node_id, "attempt_epoch": {"$lt": epoch}, "state": _ACTIVE}
         )
+
+    @translate_errors
+    async def find_late(self, task_id: str, node_id: str, epoch: int) -> list[Dispatch]:
+        """Return the earlier attempts of a node that a worker may still begin, or runs, although they were cancelled."""
+        return await self._read(
+            {"task_id": task_id, "node_id": node_id, "attempt_epoch": {"$lt": epoch}, **_LATE}
+        )
+
+    @translate_errors
+    async def note_late_run(self, key: str, lease: WorkerLease) -> None:
+        """Store which worker runs a cancelled attempt."""
+        await self._records.update_one({"_id": key, **_LATE}, {"$set": {"lease": asdict(lease)}})
+
+    @translate_errors
+    async def settle(self, key: str) -> None:
+        """Note that no worker begins or runs a cancelled attempt any more."""
+        await self._records.update_one({"_id": key, **_LATE}, {"$set": {"settled": True}})
 
     @translate_errors
     async def find_held_by(self, worker_ids: Iterable[str]) -> list[Dispatch]:

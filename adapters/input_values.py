@@ -38,29 +38,43 @@ class InputValues:
     @translate_errors
     async def put(
         self,
-        task_id: str,
-        node_id: str,
-        generation: int,
+        key: tuple[str, str, int],
         values: Mapping[str, Any],
         at: float,
-        *,
-        run_id: str,
-        attempt: int,
+        scheduled: tuple[float, int],
         items: ItemSet | None = None,
     ) -> None:
-        """Store the values of a node's expressions, by text. `attempt` is the try of the activity, in the run `run_id`.
+        """Store the values of a node's expressions, by text, for the task, the node and the generation in `key`.
 
-        `items` is the set of stored items of a node with `map`. An earlier try that ends late changes nothing.
+        `scheduled` is when the activity that has evaluated them was scheduled (Unix time), and its try. An earlier
+        evaluation, or an earlier try, that ends late changes nothing. `items` is the set of stored items of a node with
+        `map`.
         """
-        key = {"_id": _row_id(task_id, node_id, generation)}
-        own: dict[str, Any] = {"task_id": task_id, "node_id": node_id, "generation": generation}
-        earlier = [{"run_id": {"$ne": run_id}}, {"attempt": {"$lte": attempt}}]
-        evaluated = {"run_id": run_id, "attempt": attempt, "created_at": moment(at)}
-        if items is not None:
-            own["items"] = asdict(items)
-        stored = {**own, **evaluated, "values": json.dumps(values, ensure_ascii=False, allow_nan=False)}
+        task_id, node_id, generation = key
+        since, attempt = scheduled
+        earlier = [
+            {"scheduled_at": {"$not": {"$gte": since}}},
+            {"scheduled_at": since, "attempt": {"$lte": attempt}},
+        ]
+        stored: dict[str, Any] = {
+            "task_id": task_id,
+            "node_id": node_id,
+            "generation": generation,
+            "scheduled_at": since,
+            "attempt": attempt,
+            "created_at": moment(at),
+            **({} if items is None else {"items": asdict(items)}),
+            "values": json.dumps(values, ensure_ascii=False, allow_nan=False),
+        }
         with suppress(DuplicateKeyError):
-            await self._rows.update_one({**key, "$or": earlier}, {"$set": stored}, upsert=True)
+            await self._rows.update_one({"_id": _row_id(*key), "$or": earlier}, {"$set": stored}, upsert=True)
+
+    @translate_errors
+    async def stored(self, key: tuple[str, str, int]) -> tuple[dict[str, Any], ItemSet | None]:
+        """Return the stored values, by text, and the stored set of items; empty and None without an evaluation."""
+        found = await self._rows.find_one({"_id": _row_id(*key)}, {"values": 1, "items": 1}) or {}
+        items = ItemSet(**found["items"]) if found.get("items") else None
+        return json.loads(found.get("values", "{}")), items
 
     @translate_errors
     async def get(self, attempt: AttemptInput) -> dict[str, Any]:
@@ -77,13 +91,12 @@ class InputValues:
     @translate_errors
     async def item_set(self, attempt: AttemptInput) -> ItemSet:
         """Return the set of items that an attempt processes. Raise BadExpression if it is not stored."""
-        key = _row_id(attempt.task_id, attempt.node_id, attempt.generation)
-        found = await self._rows.find_one({"_id": key}, {"items": 1}) or {}
-        if not found.get("items"):
+        _, items = await self.stored((attempt.task_id, attempt.node_id, attempt.generation))
+        if items is None:
             raise BadExpression(
                 f"the items of node {attempt.node_id!r} are not in MongoDB; start the task again"
             )
-        return ItemSet(**found["items"])
+        return items
 
     @translate_errors
     async def batches(self, task_id: str) -> dict[tuple[str, int], int]:

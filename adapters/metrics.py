@@ -17,6 +17,7 @@ from flowkit.adapters.batch_uids import BadBatchUid
 from flowkit.errors import FlowKitError
 from flowkit.limits import BATCH_META_BYTES, METRICS_LEVELS
 from flowkit.text import truncate
+from flowkit.validation.json_keys import EqualKeys, to_json_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -49,16 +50,18 @@ UNSTORABLE = (BadMetrics, BatchTooLarge, BadBatchUid)
 def storable(what: str, given: Any) -> tuple[dict[str, Any], int]:
     """Return `given` converted to JSON types, and its BSON size in bytes. Error messages call it `what`.
 
-    Raise BadMetrics, which names the first value that has no JSON form or that MongoDB cannot store. Raise
-    BatchTooLarge if the size exceeds the limit.
+    Raise BadMetrics, which names the first value that has no JSON form or that MongoDB cannot store, or two keys of one
+    object that JSON cannot distinguish. Raise BatchTooLarge if the size exceeds the limit.
     """
     if not isinstance(given, dict):
         raise BadMetrics(f"{what} must be an object, not {_type_name(given)}")
     if not given:
         return {}, EMPTY_BYTES
     try:
-        converted = to_jsonable_python(given, inf_nan_mode="null")
+        converted = to_json_types(given, inf_nan_mode="null")
         size = len(bson.encode(converted))
+    except EqualKeys as error:
+        raise BadMetrics(f"{what}: {error}") from None
     except _REFUSALS as error:
         problem = next(_problems(given, "", ()), f"cannot be converted: {error}")
         raise BadMetrics(f"{what}: {problem}") from None

@@ -9,8 +9,8 @@ import asyncio
 import functools
 import logging
 import zlib
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.background import BackgroundLoop, OutageLogger
 from flowkit.attempt.failures import failed_attempt
 from flowkit.bridge.kafka.topics import worker_group
+from flowkit.bridge.rules.fencing import left_sec
 from flowkit.bridge.rules.messages import key_of, task_start
 from flowkit.bridge.rules.outcomes import not_in_topic
 from flowkit.errors import CommandTooLarge, FlowKitError, KafkaUnavailable, SendUncertain
@@ -25,8 +26,9 @@ from flowkit.errors import CommandTooLarge, FlowKitError, KafkaUnavailable, Send
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Mapping
 
-    from flowkit.adapters.dispatches import Dispatch, PlacedCommand
+    from flowkit.adapters.dispatches import Dispatch, PlacedCommand, WorkerLease
     from flowkit.bridge.context import BridgeContext
+    from flowkit.bridge.signals import Signals
     from flowkit.models import AttemptInput
     from flowkit.protocol.messages import Envelope
 
@@ -409,6 +411,93 @@ class CommandWatch:
             (role, *ends.items()), lambda: self._context.offsets.has_caught_up(group, topic, ends)
         )
         return processed
+
+
+@dataclass(kw_only=True, slots=True)
+class _LateCommand:
+    """What a bridge has seen of the command of a cancelled attempt, which may begin late."""
+
+    lease: WorkerLease | None = None
+    """The worker that runs it, as last seen."""
+    offset: int | None = None
+    heard_at: float = 0.0
+    """When the lease last changed, by the monotonic clock."""
+    status_ends: Mapping[int, int] = field(default_factory=dict)
+    """Where the status topic ended once the command could be read no more; empty before."""
+
+
+class LateCommands:
+    """Waits until no worker can run the attempts of a node that were cancelled before a worker had read their commands.
+
+    A worker that reads such a command writes artifacts itself until a signal stops it. Nothing fences these writes, so the
+    next attempt of the node must not run meanwhile.
+    """
+
+    def __init__(self, context: BridgeContext, signals: Signals) -> None:
+        self._context = context
+        self._dispatches = context.stores.dispatches
+        self._signals = signals
+
+    async def find(self, attempt: AttemptInput) -> list[Dispatch]:
+        """Return the records of earlier attempts that a worker may still begin, or runs."""
+        return await self._context.db(
+            lambda: self._dispatches.find_late(attempt.task_id, attempt.node_id, attempt.epoch)
+        )
+
+    async def settle(self, attempt: AttemptInput) -> None:
+        """Return when there is none any more. Wait while Kafka is unavailable."""
+        known: defaultdict[str, _LateCommand] = defaultdict(_LateCommand)
+        while late := await self.find(attempt):
+            over = [record for record in late if await self._is_over(record, known[record.key])]
+            for record in over:
+                await self._context.db(functools.partial(self._dispatches.settle, record.key))
+            if not over:
+                await asyncio.sleep(_RETRY_SEC)
+
+    async def _is_over(self, record: Dispatch, seen: _LateCommand) -> bool:
+        now, lease = self._context.monotonic(), record.lease
+        if lease is not None:
+            if lease.is_later(seen.lease):
+                seen.lease, seen.heard_at = lease, now
+            self._signals.stop_owner(record)
+            return left_sec(lease, now - seen.heard_at) <= 0
+        try:
+            return await self._was_dropped(record, seen)
+        except KafkaUnavailable as error:
+            _logger.debug("the command of node %s cannot be looked for: %s", record.attempt.node_id, error)
+            return False
+
+    async def _was_dropped(self, record: Dispatch, seen: _LateCommand) -> bool:
+        """Return whether a worker has read the command without accepting it, or none can read it any more.
+
+        A worker accepts a command before it commits its offset, so the status topic contains the acceptance then.
+        """
+        role, offsets = record.attempt.role, self._context.offsets
+        status = self._context.topics.status(role)
+        if not seen.status_ends:
+            if await self._is_unread(record, seen):
+                return False
+            seen.status_ends = await offsets.read_ends(status)
+        if not await offsets.has_caught_up(self._context.status_group(role), status, seen.status_ends):
+            return False
+        stored = await self._context.db(lambda: self._dispatches.find_all([record.key]))
+        return record.key not in stored or stored[record.key].lease is None
+
+    async def _is_unread(self, record: Dispatch, seen: _LateCommand) -> bool:
+        """Return whether a worker may still read the command: Kafka has it, and the workers' group is not behind it."""
+        offsets, topic, partition = self._context.offsets, record.topic, record.partition
+        if seen.offset is None:
+            seen.offset = record.offset
+        if seen.offset is None:
+            seen.offset = await offsets.find(topic, partition, record.end_offset, record.dedup_id)
+        begins, ends = await offsets.read_begins(topic), await offsets.read_ends(topic)
+        if seen.offset is None or not begins.get(partition, 0) <= seen.offset < ends.get(partition, 0):
+            return False
+        group, age = worker_group(record.attempt.role), self._context.now() - record.created_at
+        committed = (await offsets.read_committed(group, topic)).get(partition)
+        members = 0 if committed is not None else len(await offsets.read_members(group))
+        found = replace(record, offset=seen.offset)
+        return command_state(found, committed, members=members, age_sec=age) is CommandState.QUEUED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,6 +23,7 @@ from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.failures import failed_attempt, from_error, lost, unexpected
 from flowkit.attempt.storage import begin, check_database, resolve
 from flowkit.attempt.supervision import HeartbeatThrottle, report_flag
+from flowkit.bridge.commands import LateCommands
 from flowkit.bridge.rules.messages import pull_of, task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, outcome_of_error
 from flowkit.errors import BadInput, EpochTaken, FlowKitError, GraphError
@@ -72,6 +73,7 @@ class Dispatcher:
         self._first_batches = first_batches
         self._placement = placement
         self._sender = sender
+        self._late = LateCommands(context, signals)
         self._throttle = HeartbeatThrottle()
         self._background: set[asyncio.Task[None]] = set()
 
@@ -153,7 +155,9 @@ class Dispatcher:
         holder = await self._context.db(lambda: self._stores.tasks.attempts.find_holder(attempt))
         if holder is not None and not holder[0].startswith(BRIDGE_PREFIX):
             text = "the native worker that ran the attempt is gone, and external workers run the role now"
-            raise failed_attempt(lost(reason_codes.LEASE_LOST, text))
+            stored = self._stores.artifacts
+            settled = await self._context.db(lambda: stored.count_settled(attempt))
+            raise failed_attempt(lost(reason_codes.LEASE_LOST, text, settled=settled))
 
     async def _start(self, attempt: AttemptInput, run_id: str) -> Dispatch | None:
         """Dispatch a new attempt. If it has a record already, return that one instead."""
@@ -218,6 +222,7 @@ class Dispatcher:
         """End earlier attempts of the node, and prepare its inputs."""
         if attempt.epoch > 1:
             await self._end_earlier(attempt)
+            await self._await_late(attempt, record.run_id)
             await self._first_batches.resumed(record)
         problem = await self._inputs.prepare(record) if record.pull is not None else None
         if problem is not None and problem.failure is not None:
@@ -232,6 +237,24 @@ class Dispatcher:
         for record in earlier:
             await self._end_undelivered(record.key, cancelled(self._context.now()))
             self._signals.stop_owner(record)
+
+    async def _await_late(self, attempt: AttemptInput, run_id: str) -> None:
+        """Wait until no worker can run an earlier, cancelled attempt of the node, and delete what one may have left."""
+        late = await self._late.find(attempt)
+        if not late:
+            return
+        epochs = ", ".join(str(each.attempt.epoch) for each in late)
+        text = f"an external worker of role {attempt.role}, which has to skip the cancelled attempt {epochs} first"
+        await self._show_wait(attempt, run_id, text)
+        try:
+            await self._late.settle(attempt)
+        finally:
+            self._in_background(self._show_wait(attempt, run_id, None))
+        await self._context.db(lambda: self._stores.artifacts.drop_marker(attempt))
+
+    async def _show_wait(self, attempt: AttemptInput, run_id: str, text: str | None) -> None:
+        attempts = self._stores.tasks.attempts
+        await self._context.db(lambda: attempts.show_wait(attempt, run_id, text, holders=BRIDGE_PREFIX))
 
     async def _adopt(self, record: Dispatch, run_id: str) -> None:
         """Continue an attempt that this or another bridge has dispatched."""

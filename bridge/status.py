@@ -205,21 +205,48 @@ class StatusEvents:
     async def _handle_event(self, run: NodeRun, event: StatusEvent | BadEvent) -> None:
         record = run.record_of(event)
         if isinstance(event, BadEvent):
-            if record is None or not is_from_owner(record, event):
-                self._context.malformed.skip(event.record, event.why)
-                return
-            raise BadMetrics(f"the worker sent a record that cannot be read: {event.why}")
+            self._handle_bad_event(record, event)
+            return
+        if record is not None and record.may_begin_late and event.role == record.attempt.role:
+            await self._note_late_event(run, record, event)
         match judge(record, event):
             case Verdict.UNKNOWN:
                 self._report_unknown(event)
             case Verdict.STOP_WORKER if record is not None:
-                self._signals.cancel(record.attempt, reason_codes.STALE_EPOCH, worker_id=event.worker_id)
+                await self._stop_worker(record, event)
             case Verdict.ACCEPT if record is not None:
                 await self._accept(run, record, event)
                 if judge(run.record_of(event), event) is Verdict.APPLY:
                     await self._apply(run, event)
             case Verdict.APPLY:
                 await self._apply(run, event)
+
+    async def _stop_worker(self, record: Dispatch, event: StatusEvent) -> None:
+        """Stop a worker that runs an attempt that is not its own any more, and restore the artifact that it has overwritten."""
+        self._signals.cancel(record.attempt, reason_codes.STALE_EPOCH, worker_id=event.worker_id)
+        if isinstance(event.event, EvBatchOk) and not record.active:
+            uid, artifacts = event.event.batch_uid, self._stores.artifacts
+            await self._context.db(lambda: artifacts.restore_batch(record.attempt, uid))
+
+    def _handle_bad_event(self, record: Dispatch | None, event: BadEvent) -> None:
+        """Skip a malformed record, or raise BadMetrics if it is about an open attempt."""
+        if record is not None and is_from_owner(record, event):
+            raise BadMetrics(f"the worker sent a record that cannot be read: {event.why}")
+        self._context.malformed.skip(event.record, event.why)
+
+    async def _note_late_event(self, run: NodeRun, record: Dispatch, event: StatusEvent) -> None:
+        """Note that a worker runs, or has ended, an attempt that was cancelled while its command was unread.
+
+        The next attempt of the node waits for that end.
+        """
+        dispatches = self._stores.dispatches
+        if event.event.kind not in TERMINAL:
+            lease = new_lease(record, event, run.at)
+            await self._context.db(lambda: dispatches.note_late_run(record.key, lease))
+            run.put(replace(record, lease=lease))
+        elif record.lease is None or record.lease.worker_id == event.worker_id:
+            await self._context.db(lambda: dispatches.settle(record.key))
+            run.put(replace(record, settled=True))
 
     async def _accept(self, run: NodeRun, record: Dispatch, event: StatusEvent) -> None:
         """Make the sender of `event` the owner of the run. Cancel the earlier owner, if it is another worker."""

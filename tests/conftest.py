@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -101,6 +103,26 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.sections = [(name, clean(text)) for name, text in report.sections]
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Collect what a failed test has left open before the next test, which the warnings of destructors would fail."""
+    failed = item.session.testsfailed
+    result = yield
+    if item.session.testsfailed > failed:
+        collect_leftovers()
+    return result
+
+
+def collect_leftovers() -> None:
+    """Free what only the latest failure refers to, for example clients of a test that timed out. Ignore its warnings."""
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        vars(sys).pop(name, None)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr(sys, "unraisablehook", lambda _: None)
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 _SHORTEST_TIMER_SEC = 0.001
-_IN_FLIGHT = {NodeStatus.RUNNING, NodeStatus.CANCELLING}
 
 
 class DeadlineTimer:
@@ -151,12 +150,12 @@ class Deadlines:
 
     def pop_overdue(self, now: float) -> list[int]:
         """Return the indexes of the open nodes that have exceeded their deadlines, each only once."""
-        overdue: list[int] = []
+        overdue: dict[int, None] = {}
         while self._due and self._due[0][0] <= now:
             at, index = heapq.heappop(self._due)
-            if self._is_due(at, index) and index not in overdue:
-                overdue.append(index)
-        return overdue
+            if self._is_due(at, index):
+                overdue[index] = None
+        return [*overdue]
 
     def task_failure(self, now: float) -> str | None:
         """Return why the task must fail if it has exceeded its deadline, otherwise None."""
@@ -233,7 +232,7 @@ class SilentAttempts:
         return index is not None and self._is_current(index, attempt.epoch)
 
     def _is_current(self, index: int, epoch: int) -> bool:
-        return self._states[index].status in _IN_FLIGHT and self._scheduler.is_current(index, epoch)
+        return self._states[index].status.in_flight and self._scheduler.is_current(index, epoch)
 
 
 def _is_lost(attempt: SilentAttempt, report: SilenceReport) -> bool:

@@ -28,7 +28,7 @@ from flowkit.models import (
     temporal_names,
 )
 from flowkit.models.actions import ActionRecord
-from flowkit.workflows.display.details import describe_decision
+from flowkit.workflows.display.details import describe_outside
 from flowkit.workflows.display.task_status import is_dead
 from flowkit.workflows.engine_calls import (
     HEARTBEAT_TIMEOUT,
@@ -39,7 +39,7 @@ from flowkit.workflows.engine_calls import (
 from flowkit.workflows.payloads import json_size, split_by_size, without_defaults
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from flowkit.models import Node, NodeState, TaskResult
     from flowkit.workflows.display.task_status import StatusPublisher
@@ -87,6 +87,8 @@ class TaskDocument:
         self._changed_nodes: dict[int, NodeRecord] = {}
         self._task_changed = False
         self._cancel_reason: str | None = None
+        self.parked: set[int] = set()
+        """The nodes that would start an attempt, but are paused. `RunningNodes` changes the set."""
         self.silent: list[int] = []
         """The nodes that the document shows as silent."""
         self._actions_changed = False
@@ -118,6 +120,15 @@ class TaskDocument:
         for index in sorted(self._scheduler.changed):
             self.write_node(index)
         self._scheduler.changed.clear()
+
+    def write_prerequisites(self, indexes: Iterable[int]) -> None:
+        """Schedule a write of those of these nodes that wait, or have waited, for prerequisites."""
+        for index in indexes:
+            if self._scheduler.nodes[index].prerequisites and self._is_queued(index):
+                self.write_node(index)
+
+    def _is_queued(self, index: int) -> bool:
+        return self._scheduler.states[index].status is NodeStatus.QUEUED
 
     def write_task(self, cancel_reason: str | None = None) -> None:
         """Schedule a write of the task's own fields. With `cancel_reason`, the write also sets the cancel flags."""
@@ -197,6 +208,7 @@ class TaskDocument:
             status=self._publisher.status,
             status_history=self._publisher.history,
             cancel_reason=cancel_reason,
+            reason=self._publisher.reason,
             deployment=self._state.opened.settings.deployment,
             status_history_omitted=self._publisher.omitted,
             silent={index: self._scheduler.nodes[index].node_id for index in self.silent},
@@ -214,6 +226,7 @@ class TaskDocument:
             paused=[*state.paused],
             applied=[*state.applied],
             drained=[each.scope for each in state.paused if each.scope in self._drained],
+            satisfied=[*state.satisfied],
         )
 
     def _make_close_record(self, result: TaskResult, reason: str | None) -> CloseTask:
@@ -250,8 +263,16 @@ class TaskDocument:
 
     def _make_node_record(self, index: int, cancel_reason: str | None = None) -> NodeRecord:
         node = self._scheduler.nodes[index]
-        pulled = node.node_id in self.pulled
-        return node_record(node, self._scheduler.states[index], pulled=pulled, cancel_reason=cancel_reason)
+        record = node_record(
+            node,
+            self._scheduler.states[index],
+            pulled=node.node_id in self.pulled,
+            missing=self._scheduler.missing_prerequisites(index),
+            cancel_reason=cancel_reason,
+        )
+        if index not in self._scheduler.streams.holders:
+            return record
+        return replace(record, paused=index in self.parked and not record.status.ended)
 
 
 async def open_document(new: NewTask) -> Opened:
@@ -350,13 +371,19 @@ def write_summary(record: RecordTask) -> str:
 
 
 def node_record(
-    node: Node, state: NodeState, *, pulled: bool, cancel_reason: str | None = None
+    node: Node,
+    state: NodeState,
+    *,
+    pulled: bool,
+    missing: Sequence[str] = (),
+    cancel_reason: str | None = None,
 ) -> NodeRecord:
     """Return the record that writes `state` to the task document.
 
-    `pulled` says whether other nodes pull artifacts from the node; its end then needs a complete marker. With
-    `cancel_reason`, the write sets the node's own cancel flag.
+    `pulled` says whether other nodes pull artifacts from the node; its end then needs a complete marker. `missing` are
+    the prerequisites that it lacks. With `cancel_reason`, the write sets the node's own cancel flag.
     """
+    waits_for = describe_outside(node, state, missing) or None
     return NodeRecord(
         index=node.index,
         node_id=node.node_id,
@@ -368,16 +395,19 @@ def node_record(
         marker=pulled,
         after_finish=state.status is NodeStatus.FAILED and state.reason_code == reason_codes.UPSTREAM_FAILED,
         cancel_reason=cancel_reason,
-        waits_for=describe_decision(node, state) or None,
+        waits_for=waits_for,
         held_until=state.held_until,
         reason_code=state.reason_code if state.status is NodeStatus.FAILED else None,
-        decided=state.status.ended
-        and (
-            node.hold_sec is not None
-            or node.approval is not None
-            or node.delay is not None
-            or state.generation > 0
-        ),
+        decided=waits_for is None and _may_have_waited(node, state),
+    )
+
+
+def _may_have_waited(node: Node, state: NodeState) -> bool:
+    """Return whether the document may say what a node waits for, although it does not wait for that any more."""
+    if not state.status.ended:
+        return bool(node.prerequisites) and state.status in (NodeStatus.QUEUED, NodeStatus.DEFERRED)
+    return bool(
+        node.hold_sec is not None or node.approval or node.delay or node.prerequisites or state.generation
     )
 
 

@@ -76,6 +76,7 @@ def requests(
 
 def value_request(scheduler: Scheduler, node: Node, task_id: str, deployment: str) -> EvaluateConditions:
     """Return the input of the activity that evaluates the values by expression of a node."""
+    state = scheduler.states[node.index]
     nodes = facts_of(scheduler.states) if any(NODES in text for _, text in node.expressions) else {}
     return EvaluateConditions(
         task_id=task_id,
@@ -83,7 +84,8 @@ def value_request(scheduler: Scheduler, node: Node, task_id: str, deployment: st
         nodes=nodes,
         deployment=deployment,
         node_id=node.node_id,
-        generation=scheduler.states[node.index].generation,
+        generation=state.generation,
+        keeps=state.kept,
         map_over=node.map.over if node.map is not None else "",
         map_batch_size=node.map.batch_size if node.map is not None else 1,
     )

@@ -35,6 +35,7 @@ from flowkit import reason_codes
 from flowkit.limits import ACTIVATION_INPUT_BYTES
 from flowkit.models import APPROVE, AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.models.temporal_names import role_queue
+from flowkit.workflows.display.details import describe_sources
 from flowkit.workflows.display.summaries import attempt_summary, delay_summary, hold_summary, timer_summary
 from flowkit.workflows.engine_calls import cause_of
 from flowkit.workflows.evaluations import evaluate_values, value_failure, value_request
@@ -52,7 +53,7 @@ from flowkit.workflows.retry import (
 )
 from flowkit.workflows.scheduling.actions import Decision, list_function_sources
 from flowkit.workflows.scheduling.scheduler import HOLD
-from flowkit.workflows.shards import Shards
+from flowkit.workflows.shards import RetryWaits, Shards
 from flowkit.workflows.slots import Slots, TaskSlots, concurrency_slots_of
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class RunningNodes:
         """Whether the main loop has ended, so that the task as a whole ends its running nodes."""
         self.flying: set[int] = set()
         """The nodes whose attempts are scheduled or running."""
-        self.parked: set[int] = set()
+        self.parked = document.parked
         """The nodes that would start an attempt, but are paused."""
         self._interrupted: set[int] = set()
         """The nodes whose attempts a pause stops."""
@@ -154,6 +155,7 @@ class RunningNodes:
         self.concurrency = concurrency_slots_of(state, is_draining=self.starts_no_attempts, on_change=wake)
         self._task_slots = TaskSlots(Slots(limit=settings.max_in_flight, window=settings.window))
         self._flights: Counter[int] = Counter()
+        self.retry_waits = RetryWaits()
         self.shards: dict[int, Shards] = {}
         """The shards of the nodes that run shards."""
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -208,8 +210,14 @@ class RunningNodes:
         return self.draining or cancel_requested()
 
     def starts_no_attempt_of(self, node: Node) -> bool:
-        """Return whether this node must not start an attempt, also because it is paused."""
-        return self.starts_no_attempts() or node.index in self.scheduler.pauses.held
+        """Return whether this node must not start an attempt, also because it is paused, being reset, or after a failure."""
+        scheduler = self.scheduler
+        return (
+            self.starts_no_attempts()
+            or node.index in scheduler.pauses.held
+            or node.index in scheduler.resetting
+            or scheduler.must_not_start(node.index)
+        )
 
     def prepare_cancel(self) -> None:
         """Start no more attempts, because the main loop has ended and `cancel` ends the running nodes."""
@@ -221,8 +229,8 @@ class RunningNodes:
         return bool(self._ended) or self._error is not None
 
     def start(self, indexes: Iterable[int]) -> None:
-        """Start these nodes."""
-        indexes = [*indexes]
+        """Start these nodes, except those that must not start any more."""
+        indexes = [index for index in indexes if not self.scheduler.must_not_start(index)]
         for index in indexes:
             if self.scheduler.states[index].held_until is not None:
                 self._hold(index)
@@ -246,7 +254,7 @@ class RunningNodes:
         except Exception as error:
             self._error = error
             raise
-        if self.is_detached():
+        if self.is_given_up(node.index):
             return
         self._held_back.discard(node.index)
         if status is not None:
@@ -257,7 +265,7 @@ class RunningNodes:
 
     def _end_cancelled(self, index: int) -> NodeStatus | None:
         """Return how a node ends whose asyncio task was cancelled; None if it continues later, or does not count."""
-        if self.is_detached():
+        if self.is_given_up(index):
             return None
         if index in self.stops:
             failure, state = self.stops[index], self.scheduler.states[index]
@@ -268,15 +276,13 @@ class RunningNodes:
             raise asyncio.CancelledError
         return None
 
-    def is_detached(self) -> bool:
-        """Return whether the present asyncio task runs a node of an earlier generation."""
-        return asyncio.current_task() in self._detached
+    def is_given_up(self, index: int) -> bool:
+        """Return whether the present asyncio task runs a generation of a node that an action gives up, or has given up."""
+        return index in self.scheduler.resetting or asyncio.current_task() in self._detached
 
     def _end(self, index: int, status: NodeStatus) -> None:
         """Let the main loop process the end of a node, or hold its failure until an operator decides."""
-        if index in self.scheduler.resetting:
-            self._running.pop(index, None)
-        elif status is NodeStatus.FAILED and self.scheduler.nodes[index].hold_sec is not None:
+        if status is NodeStatus.FAILED and self.scheduler.holds_failure(index):
             self._running.pop(index, None)
             self.scheduler.states[index].held_until = HOLD
             self._hold(index)
@@ -284,7 +290,10 @@ class RunningNodes:
             self._ended.append((index, status))
 
     def _hold(self, index: int) -> None:
-        """Keep a failed node open until an operator decides about it, at most for its `hold_sec`."""
+        """Keep a failed node open until an operator decides about it, at most for its `hold_sec`.
+
+        A run that ends hands `held_until` over to the next one, which waits.
+        """
         node, state, now = (
             self.scheduler.nodes[index],
             self.scheduler.states[index],
@@ -296,7 +305,8 @@ class RunningNodes:
         state.status, state.next_retry_at, state.waits_for = NodeStatus.DEFERRED, None, None
         state.deadline_at = state.deadline_left = None
         self.document.write_node(index)
-        self._running[index] = asyncio.create_task(self._await_decision(node, state))
+        if not self.stopping:
+            self._running[index] = asyncio.create_task(self._await_decision(node, state))
         self.wake()
 
     async def _await_decision(self, node: Node, state: NodeState) -> None:
@@ -312,7 +322,8 @@ class RunningNodes:
 
     def detach(self, indexes: Iterable[int]) -> None:
         """Forget nodes that start a new generation, and cancel what they wait for or run. How that ends does not count."""
-        for index in indexes:
+        gone = {*indexes}
+        for index in sorted(gone):
             running = self._running.pop(index, None)
             if running is not None:
                 self._detached[running] = None
@@ -321,7 +332,7 @@ class RunningNodes:
             for known in (self.parked, self._interrupted, self._held_back):
                 known.discard(index)
             self.stops.pop(index, None)
-            self._ended = [each for each in self._ended if each[0] != index]
+        self._ended = [each for each in self._ended if each[0] not in gone]
 
     def flag(self, indexes: Iterable[int]) -> None:
         """Show attempts as being cancelled, and write their cancel flags."""
@@ -337,19 +348,47 @@ class RunningNodes:
 
     def decide(self, decision: Decision) -> None:
         """End a node that waits for an approval."""
-        index = decision.index
-        state = self.scheduler.states[index]
-        self.detach([index])
-        state.waits_for = None
         by = f" by {decision.by}" if decision.by else ""
-        if not decision.approves:
-            note_failure(
-                state,
-                reason_codes.REJECTED,
-                f"rejected{by}" + (f": {decision.comment}" if decision.comment else ""),
-            )
-        self.scheduler.changed.add(index)
-        self._ended.append((index, NodeStatus.FINISHED if decision.approves else NodeStatus.FAILED))
+        why = f"rejected{by}" + (f": {decision.comment}" if decision.comment else "")
+        self.scheduler.changed.add(decision.index)
+        if decision.approves:
+            self.end_as_decided(decision.index, NodeStatus.FINISHED)
+        else:
+            self.end_as_decided(decision.index, NodeStatus.FAILED, (reason_codes.REJECTED, why))
+
+    def end_as_decided(self, index: int, status: NodeStatus, failure: tuple[str, str] | None = None) -> None:
+        """End an open node in the state of the task, at once, as a person has decided.
+
+        `failure` has the reason code and the text of a node that fails. The document of a finished one is up to date.
+        """
+        self.detach([index])
+        state = self.scheduler.states[index]
+        state.waits_for = None
+        if failure is not None:
+            note_failure(state, *failure)
+        self.scheduler.end_as_decided(index, status, self.active)
+        if status is not NodeStatus.FINISHED:
+            self.scheduler.changed.add(index)
+        self.document.write_changed_nodes()
+        self.wake()
+
+    def defer(self, index: int, until: float) -> None:
+        """Show that a node waits for its retry, and runs no attempt meanwhile."""
+        state = self.scheduler.states[index]
+        state.status, state.next_retry_at = NodeStatus.DEFERRED, until
+        self.wake()
+        self.document.write_node(index)
+
+    def end_wait(self, index: int) -> None:
+        """Let a node, and its shards, start the next attempt without the rest of the wait for a retry.
+
+        A paused node starts it when it is resumed.
+        """
+        state = self.scheduler.states[index]
+        state.next_retry_at = state.retry_left = None
+        self.retry_waits.end(index)
+        self.document.write_node(index)
+        self.wake()
 
     def fail_with(self, error: Exception) -> None:
         """Let the main loop raise an unexpected error, which fails the workflow task, so that Temporal shows it."""
@@ -382,22 +421,31 @@ class RunningNodes:
             self._deadlines.resume(index, now)
             if state.retry_left is not None:
                 state.next_retry_at, state.retry_left = now + state.retry_left, None
-            if state.status is NodeStatus.DEFERRED:
-                self.document.write_node(index)
+            self._write_parked(index)
         self.start(index for index in freed if not self.scheduler.states[index].status.ended)
 
     def _park(self, index: int) -> None:
-        """Let a paused node wait without a slot. Its deadline and its wait for a retry stand still."""
+        """Let a paused node wait without a slot. Its deadline and its wait for a retry stand still.
+
+        A delay with `until` keeps its moment: it reads it again when it continues.
+        """
         state, now = self.scheduler.states[index], workflow.now().timestamp()
         self.parked.add(index)
         self._deadlines.pause(index, now)
         if state.next_retry_at is not None:
-            state.retry_left, state.next_retry_at = max(0.0, state.next_retry_at - now), None
+            delay, left = self.scheduler.nodes[index].delay, max(0.0, state.next_retry_at - now)
+            state.retry_left = left if delay is None or delay.until is None else None
+            state.next_retry_at = None
         if state.epoch > state.first_epoch and state.status is not NodeStatus.DEFERRED:
             state.status = NodeStatus.DEFERRED
-        if state.status is NodeStatus.DEFERRED:
-            self.document.write_node(index)
+        self._write_parked(index)
         self.wake()
+
+    def _write_parked(self, index: int) -> None:
+        """Write a node that a pause begins or ends to hold, if the document shows it."""
+        is_deferred = self.scheduler.states[index].status is NodeStatus.DEFERRED
+        if is_deferred or index in self.scheduler.streams.holders:
+            self.document.write_node(index)
 
     def take_interrupt(self, index: int) -> bool:
         """Return whether a pause has stopped the attempt of a node that has just ended, and forget it."""
@@ -445,6 +493,30 @@ class RunningNodes:
     def queue_of(self, node: Node) -> str:
         """Return the task queue of the node's next attempt."""
         return queue_of(node, self.settings, self.pins.get(node.type, ""))
+
+    async def await_sources(self, node: Node, wait_sec: float, seen: int | None, summary: str) -> None:
+        """Wait after a yield until a source of the node starts an attempt or ends, at most `wait_sec`.
+
+        `seen` is the progress of the sources when the attempt began that has yielded. While no source runs, such as one
+        that is held or paused, a further attempt would find nothing, so the wait then has no limit. If `seen` is unknown,
+        because the wait began in an earlier run or before a pause, one attempt looks.
+        """
+        scheduler, state = self.scheduler, self.scheduler.states[node.index]
+        known = scheduler.source_progress(node) if seen is None else seen
+        with suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: scheduler.source_progress(node) != known, timeout=wait_sec, timeout_summary=summary
+            )
+        if seen is None or not scheduler.is_stalled(node, seen):
+            return
+        if state.status is NodeStatus.DEFERRED:
+            state.next_retry_at, state.waits_for = None, describe_sources(node, scheduler)
+            self.document.write_node(node.index)
+            self.wake()
+        try:
+            await workflow.wait_condition(lambda: not scheduler.is_stalled(node, seen))
+        finally:
+            state.waits_for = None
 
     async def reserve_input_bytes(self, size: int) -> None:
         """Reserve `size` bytes for the input of an activity.
@@ -529,7 +601,10 @@ class RunningNodes:
             self._cancel(index)
 
     async def cancel(self, grace_sec: float) -> None:
-        """Cancel the running nodes and wait until they stop, at most `grace_sec`. 0 means without a limit."""
+        """Cancel the running nodes and wait until they stop, at most `grace_sec`. 0 means without a limit.
+
+        Nothing waits for the attempts that have not stopped by then.
+        """
         running = [*self._running.values(), *self._detached]
         for each in running:
             each.cancel()
@@ -544,6 +619,7 @@ class RunningNodes:
             if each.done() and not each.cancelled():
                 each.exception()  # Mark the exception as retrieved; otherwise, asyncio logs it.
         self._running.clear()
+        self.flying.clear()
 
 
 def cancel_requested() -> bool:
@@ -594,7 +670,7 @@ async def _await_approval(nodes: RunningNodes, node: Node, state: NodeState) -> 
     state.status = NodeStatus.DEFERRED
     nodes.document.write_node(node.index)
     nodes.wake()
-    await workflow.wait_condition(lambda: False)
+    await asyncio.get_running_loop().create_future()  # A condition would be checked after each event.
 
 
 async def _await_delay(nodes: RunningNodes, node: Node, state: NodeState) -> NodeStatus | None:
@@ -619,16 +695,18 @@ async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> No
 
     The loop begins with the wait for a retry, because a new run of the workflow (continue-as-new) may start during one.
     """
+    seen: int | None = None
     while not nodes.starts_no_attempt_of(node):
-        await _wait_for_retry(nodes, node, state)
+        await _wait_for_retry(nodes, node, state, seen)
         async with nodes.slot_of(node, state):
             local = await _choose_local(nodes, node, state)
             if local is None:
                 await nodes.reserve_input_bytes(_input_bytes(nodes.scheduler, node))
             if nodes.starts_no_attempt_of(node):
                 return None
+            seen = nodes.scheduler.source_progress(node)
             failure = await _run_attempt(nodes, node, state, local)
-        if nodes.stopping or nodes.is_detached():
+        if nodes.stopping or nodes.is_given_up(node.index):
             return None
         interrupted = INTERRUPTED if nodes.take_interrupt(node.index) else None
         failure = nodes.stops.get(node.index) or interrupted or failure
@@ -767,7 +845,9 @@ def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: 
         maps=node.map is not None,
         quarantine=node.quarantine,
         first_epoch=state.first_epoch,
+        kept=state.kept,
         failures=state.failures,
+        streams=bool(node.streams_from),
         source_first_epochs={}
         if not scheduler.has_generations
         else _first_epochs(scheduler, (*node.pulls_from, *followers, *list_function_sources(node))),
@@ -830,32 +910,18 @@ def _prepare_retry(nodes: RunningNodes, node: Node, state: NodeState, failure: A
         return False
     if decision.after_sec > 0:
         note_failure(state, failure.code, failure.message, describe_runner(failure))
-        state.status = NodeStatus.DEFERRED
-        state.next_retry_at = workflow.now().timestamp() + decision.after_sec
-        nodes.wake()
-        nodes.document.write_node(node.index)
+        nodes.defer(node.index, workflow.now().timestamp() + decision.after_sec)
     return True
 
 
-async def _wait_for_retry(nodes: RunningNodes, node: Node, state: NodeState) -> None:
-    """Wait until `next_retry_at`. After a yield, the wait ends early if a source node starts an attempt or ends."""
+async def _wait_for_retry(nodes: RunningNodes, node: Node, state: NodeState, seen: int | None = None) -> None:
+    """Wait until `next_retry_at`, or after a yield until `RunningNodes.await_sources` returns. An action can end the wait."""
     wait_sec = (state.next_retry_at or 0.0) - workflow.now().timestamp()
     if wait_sec <= 0:
         return
     summary = timer_summary(node, state, wait_sec)
     if state.reason_code != FailureKind.YIELDED:
-        await workflow.sleep(wait_sec, summary=summary)
-        return
-    progress = _source_progress(nodes.scheduler, node)
-    with suppress(TimeoutError):
-        await workflow.wait_condition(
-            lambda: _source_progress(nodes.scheduler, node) != progress,
-            timeout=wait_sec,
-            timeout_summary=summary,
-        )
-
-
-def _source_progress(scheduler: Scheduler, node: Node) -> int:
-    """Return a number that increases when a node from which this one pulls artifacts starts an attempt, or ends."""
-    states = (scheduler.states[scheduler.index_of[source]] for source in node.pulls_from)
-    return sum(2 * state.epoch + state.status.ended for state in states)
+        wait = workflow.sleep(wait_sec, summary=summary)
+    else:
+        wait = nodes.await_sources(node, wait_sec, seen, summary)
+    await nodes.retry_waits.run(node.index, wait)

@@ -16,23 +16,27 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from temporalio import workflow
 
+from flowkit import reason_codes
 from flowkit.models import AttemptFailure, FailureKind, NodeStatus
 from flowkit.workflows.display.summaries import shard_timer_summary
-from flowkit.workflows.payloads import read_shard_result
+from flowkit.workflows.payloads import has_more
 from flowkit.workflows.retry import Fail, decide, describe_runner, is_same_loss, note_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection, Coroutine
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import Node, NodeState, Settings, ShardStarted
     from flowkit.workflows.retry import Retry
+    from flowkit.workflows.scheduling.scheduler import Scheduler
 
 
 class RunningNodes(Protocol):
     """What shards need of the running nodes of their task (`node.RunningNodes`)."""
 
     settings: Settings
+    scheduler: Scheduler
+    retry_waits: RetryWaits
     before_immediate_retry: Callable[[], Awaitable[None]]
 
     def starts_no_attempt_of(self, node: Node) -> bool:
@@ -41,11 +45,50 @@ class RunningNodes(Protocol):
     def slot_of(self, node: Node, state: NodeState) -> AbstractAsyncContextManager[None]:
         """Return a context manager that holds a slot for the next attempt."""
 
+    def defer(self, index: int, until: float) -> None:
+        """Show that a node waits for its retry."""
+
+    async def await_sources(self, node: Node, wait_sec: float, seen: int | None, summary: str) -> None:
+        """Wait after a yield until an attempt may find new batches."""
+
     def take_interrupt(self, index: int) -> bool:
         """Forget that a pause has stopped the attempts of a node."""
 
     def fail_with(self, error: Exception) -> None:
         """Let the main loop raise an unexpected error."""
+
+
+class RetryWaits:
+    """The waits for retries of a task's nodes, and of their shards. An action can end them."""
+
+    def __init__(self) -> None:
+        self._waits: dict[int, dict[asyncio.Task[None], None]] = {}
+        """The waits in progress, by the index of the node."""
+
+    @property
+    def nodes(self) -> Collection[int]:
+        """The indexes of the nodes that wait, or of which a shard waits."""
+        return self._waits.keys()
+
+    async def run(self, index: int, wait: Coroutine[Any, Any, None]) -> None:
+        """Await `wait`, or until `end` is called for the node."""
+        task = asyncio.create_task(wait)
+        waits = self._waits.setdefault(index, {})
+        waits[task] = None
+        try:
+            await workflow.wait([task])
+            if not task.cancelled():
+                task.result()
+        finally:
+            task.cancel()
+            del waits[task]
+            if not waits:
+                self._waits.pop(index, None)
+
+    def end(self, index: int) -> None:
+        """End the waits of a node and its shards."""
+        for task in self._waits.get(index, ()):
+            task.cancel()
 
 
 class Shards:
@@ -81,6 +124,10 @@ class Shards:
         """The same epochs. The set changes in place."""
         self._loss_counted_at = -math.inf
         """When the last loss that counted took place."""
+        self._retries: dict[int, float] = {}
+        """When the shards that wait for a retry run again."""
+        self._seen: dict[int, int] = {}
+        """The progress of the sources when the latest attempt of each shard began."""
         self._exhausted = False
         """Whether a shard has found no more batches, so that only those start again that have left some."""
         self._failed = False
@@ -93,19 +140,26 @@ class Shards:
             while not self._failed:
                 if self._may_start():
                     await self._start()
-                elif self._running:
+                elif self._running and not self._only_waits():
                     self._changed = False
-                    await workflow.wait_condition(lambda: self._changed or self._may_start())
+                    await workflow.wait_condition(
+                        lambda: self._changed or self._may_start() or self._only_waits()
+                    )
                 else:
                     break
         except asyncio.CancelledError:
             self._nodes.take_interrupt(self._node.index)
             await self._stop()
             raise
+        is_done = self._exhausted and not self._next and not self._running
         await self._stop()
         if self._failed:
             return NodeStatus.FAILED
-        return NodeStatus.FINISHED if self._exhausted and not self._next else None
+        return NodeStatus.FINISHED if is_done else None
+
+    def _only_waits(self) -> bool:
+        """Return whether the node must not start an attempt, for example because it is paused, and runs none."""
+        return not self._epochs and self._nodes.starts_no_attempt_of(self._node)
 
     def note_started(self, started: ShardStarted) -> None:
         """Let the next shard start, because the latest one has begun."""
@@ -150,6 +204,7 @@ class Shards:
                 return None
             epoch = self._epochs[shard] = self._state.epoch + 1
             self.epochs.add(epoch)
+            self._seen[shard] = self._nodes.scheduler.source_progress(self._node)
             try:
                 result = await self._run_attempt(shard)
             finally:
@@ -160,8 +215,7 @@ class Shards:
                 return result
             self._note_withdrawal(shard)
             return None
-        batches, more = read_shard_result(result)
-        self._note_end(shard, batches, more=more)
+        self._note_end(shard, more=has_more(result))
         return None
 
     def _note_withdrawal(self, shard: int) -> None:
@@ -171,10 +225,8 @@ class Shards:
             self._left.add(shard)
             self._next.append(shard)
 
-    def _note_end(self, shard: int, batches: int, *, more: bool) -> None:
+    def _note_end(self, shard: int, *, more: bool) -> None:
         self._left.discard(shard)
-        if batches:
-            self._state.losses = 0
         if more:
             self._next.append(shard)
         else:
@@ -190,7 +242,7 @@ class Shards:
 
     async def _await_retry(self, shard: int, failure: AttemptFailure) -> None:
         """Decide whether a shard runs again, and wait until it may. Its next attempt continues with what it has left."""
-        state, node = self._state, self._node
+        state = self._state
         decision = self._decide(failure)
         if isinstance(decision, Fail):
             note_failure(state, decision.code, decision.message, describe_runner(failure))
@@ -199,10 +251,21 @@ class Shards:
         self._left.add(shard)
         if decision.after_sec > 0:
             note_failure(state, failure.code, failure.message, describe_runner(failure))
-            await workflow.sleep(
-                decision.after_sec, summary=shard_timer_summary(node, shard, failure.code, decision.after_sec)
-            )
+            await self._wait(shard, failure, decision.after_sec)
         self._next.append(shard)
+
+    async def _wait(self, shard: int, failure: AttemptFailure, wait_sec: float) -> None:
+        """Wait for a retry. While all shards do, so does the node: others see that nothing of it runs."""
+        summary = shard_timer_summary(self._node, shard, failure.code, wait_sec)
+        self._retries[shard] = workflow.now().timestamp() + wait_sec
+        if not (self._epochs or self._next or self._waiting):
+            self._nodes.defer(self._node.index, min(self._retries.values()))
+        if failure.code == reason_codes.YIELDED:
+            wait = self._nodes.await_sources(self._node, wait_sec, self._seen[shard], summary)
+        else:
+            wait = workflow.sleep(wait_sec, summary=summary)
+        await self._nodes.retry_waits.run(self._node.index, wait)
+        del self._retries[shard]
 
     def _decide(self, failure: AttemptFailure) -> Retry | Fail:
         """Decide whether a shard runs again. The shards that a lost worker ran count as one loss of the node."""
@@ -218,8 +281,10 @@ class Shards:
         return decide(policy, failure, self._state, chance, loss_counts=counts)
 
     async def _stop(self) -> None:
-        """Cancel all shards, and wait until they have ended."""
+        """Cancel all shards, and wait until they have ended. If all wait for a retry, the node does so afterwards."""
         self._stopping = True
+        if self._retries and not (self._epochs or self._next or self._failed):
+            self._state.next_retry_at = min(self._retries.values())
         while running := [*self._running.values()]:
             for each in running:
                 each.cancel()

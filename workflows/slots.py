@@ -9,7 +9,7 @@ that tasks take turns.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -63,13 +63,10 @@ class Slots:
         self._limit = limit
         self._window = window
         self._used: Counter[str] = Counter()
-        self._waiting: dict[str, deque[int]] = {}
-        """Waiting tickets by role. The first role with room in its window gets the next free slot."""
-
-    @property
-    def in_use(self) -> int:
+        self.in_use = 0
         """Number of slots in use."""
-        return self._used.total()
+        self._waiting: dict[str, OrderedDict[int, None]] = {}
+        """Waiting tickets by role. The first role with room in its window gets the next free slot."""
 
     def in_use_by(self, role: str) -> int:
         """Return the number of slots that `role` uses."""
@@ -83,16 +80,16 @@ class Slots:
         """
         if not self._has_room(role):
             return False
-        self._used[role] += 1
+        self._use(role, 1)
         return True
 
     def enqueue(self, role: str, ticket: int) -> None:
         """Add `ticket` to the queue of `role`."""
-        self._waiting.setdefault(role, deque()).append(ticket)
+        self._waiting.setdefault(role, OrderedDict())[ticket] = None
 
     def release(self, role: str) -> list[int]:
         """Free a slot of `role`. Return the tickets that get a slot now."""
-        self._used[role] -= 1
+        self._use(role, -1)
         granted: list[int] = []
         while (waiting_role := self._next_role()) is not None:
             granted.append(self._grant(waiting_role))
@@ -100,10 +97,10 @@ class Slots:
 
     def cancel_wait(self, role: str, ticket: int) -> bool:
         """Remove `ticket` from the queue. Return False if it already has its slot; the caller must then release it."""
-        queue = self._waiting.get(role, deque())
+        queue = self._waiting.get(role, {})
         if ticket not in queue:
             return False
-        queue.remove(ticket)
+        del queue[ticket]
         if not queue:
             del self._waiting[role]
         return True
@@ -112,14 +109,20 @@ class Slots:
         return self.in_use < self._limit and self._used[role] < self._window
 
     def _next_role(self) -> str | None:
+        if self.in_use >= self._limit:
+            return None
         return next((role for role in self._waiting if self._has_room(role)), None)
+
+    def _use(self, role: str, slots: int) -> None:
+        self._used[role] += slots
+        self.in_use += slots
 
     def _grant(self, role: str) -> int:
         queue = self._waiting.pop(role)
-        ticket = queue.popleft()
+        ticket, _ = queue.popitem(last=False)
         if queue:
             self._waiting[role] = queue
-        self._used[role] += 1
+        self._use(role, 1)
         return ticket
 
 

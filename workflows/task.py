@@ -177,6 +177,8 @@ class Task:
         if self._state.rerun is not None:
             self._actions.start_rerun(self._state.rerun)
             self._state.rerun = None
+        if workflow.info().continued_run_id is None:
+            self._document.write_prerequisites(range(len(graph.nodes)))
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
 
@@ -220,17 +222,21 @@ class Task:
         Of these nodes, only failed ones are written here: the attempt of a finished node has written its status itself.
         After a failure that stops the task, `_stop` writes the changes.
         """
-        ended = self._nodes.pop_ended()
+        self._process_ends()
         self._wake_requested, self._progressed = False, True
-        for index, status in ended:
-            self._scheduler.end(index, status)
-            if status is NodeStatus.FAILED:
-                self._scheduler.changed.add(index)
         for source in self._event_sources:
             if source.has_events:
                 source.process_events()
+        self._nodes.detach(self._scheduler.end_holds())
         if self._scheduler.changed and not self._scheduler.must_stop:
             self._document.write_changed_nodes()
+
+    def _process_ends(self) -> None:
+        """Report ended nodes to the scheduler. Raise the unexpected error of a node or an action if there is one."""
+        for index, status in self._nodes.pop_ended():
+            self._scheduler.end(index, status)
+            if status is NodeStatus.FAILED:
+                self._scheduler.changed.add(index)
 
     def _should_continue_as_new(self) -> bool:
         """Return whether the history is long enough to continue as new, and no attempt is in flight.
@@ -273,17 +279,20 @@ class Task:
     async def _prepare_continue_as_new(self) -> TaskResult | TaskState:
         """End all waits and writes, and return the state for the next run. If the task was cancelled, stop it.
 
-        Actions that arrive meanwhile take effect before.
+        What arrives or ends meanwhile takes effect before.
         """
         self._nodes.prepare_cancel()
         await self._cancel_nodes(grace_sec=0)
         self._show_silent([])
-        await self._document.flush()
         if self._nodes.concurrency is not None:
             await self._nodes.concurrency.flush()
-        while not (workflow.all_handlers_finished() and self._actions.is_idle and self._document.is_idle):
+        is_settled = False
+        while not is_settled:
             await workflow.wait_condition(lambda: workflow.all_handlers_finished() and self._actions.is_idle)
+            self._process_ends()
+            self._document.write_changed_nodes()
             await self._document.flush()
+            is_settled = workflow.all_handlers_finished() and self._actions.is_idle
         return await self._stop() if cancel_requested() else self._state
 
     async def _stop(self) -> TaskResult:
@@ -302,9 +311,8 @@ class Task:
         self._scheduler.mark_cancelling()
         self._document.write_changed_nodes()
         if fails:
-            self._publisher.set_status(TaskStatus.FAILED)
+            self._publisher.set_status(TaskStatus.FAILED, overdue or failure_text(self._scheduler))
         self._document.write_task(cancel_reason=reason)
-        await self._actions.cancel()
         self._nodes.cancel_local()
         with suppress(TimeoutError):
             await workflow.wait_condition(
@@ -332,13 +340,13 @@ class Task:
         raise ApplicationError(reason, type=reason_codes.TASK_FAILED, non_retryable=True)
 
     async def _close(self, status: TaskStatus, reason: str | None = None) -> TaskResult:
-        """Publish the final status and close the task document."""
+        """Publish the final status and close the task document. Earlier writes end before, so that none has this status."""
         self._closing = True
         await self._document.write_many_unfinished()
-        self._publisher.set_status(status)
+        await self._document.flush()
+        self._publisher.set_status(status, reason)
         if self._publisher.may_wait:
             self._publisher.show_waits()
-        self._publisher.finish(reason if status is TaskStatus.CANCELLED else None)
         self._show_silent([])
         if self._nodes.concurrency is not None:
             await self._nodes.concurrency.close()
@@ -382,7 +390,8 @@ class Task:
     @report_silence.validator
     def _check_silence(self, report: SilenceReport) -> None:
         """Reject a report that is outdated or changes nothing."""
-        problem = self._silence.problem(report) if self._is_open else "the task is not open"
+        is_running = self._is_open and not self._nodes.stopping
+        problem = self._silence.problem(report) if is_running else "the task is not open, or its run ends"
         if problem is not None:
             raise ApplicationError(problem, type=reason_codes.FENCED, non_retryable=True)
 
@@ -405,11 +414,12 @@ class Task:
 
     @workflow.update(
         name=RETRY_NODE,
-        description="Start a node that has ended or is held again, and what depends on it. "
+        description="Start a node again that has ended, is held or, with interrupt, runs, and what depends on it; or end "
+        "its wait for a retry. "
         'Input: {"node_id": "a", "input_inline": {"limit": 5}, "interrupt": false, "reason": "", "by": ""}',
     )
     async def retry_node(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
-        """Start a new generation of a node and of its descendants, and return what this affects."""
+        """Start a new generation of a node and of its descendants, or end its wait, and return what this affects."""
         return await self._apply(RETRY_NODE, action)
 
     @workflow.update(
@@ -538,7 +548,7 @@ class Task:
         action = read_action(name, None if given is _NO_INPUT else given)
         await self._await_open()
         try:
-            return await self._actions.apply(name, action, stopping=self._stops)
+            return await self._actions.apply(name, action, stops=lambda: self._stops)
         finally:
             self._wake()
 
@@ -570,9 +580,13 @@ class Task:
 
     @workflow.query
     def status(self) -> dict[str, Any]:
-        """Return the statuses of task and nodes, the nodes' epochs, errors and next retries, and handled failures."""
+        """Return the statuses of task and nodes, the nodes' epochs, errors and next retries, and handled failures.
+
+        A task that has failed or was cancelled also has a `reason`.
+        """
         if not self._is_open:
             return status_view(TaskStatus.QUEUED, None, None)
         view = status_view(self._publisher.status, self._scheduler, self._result)
         silent = sorted(self._publisher.silent_nodes)
-        return {**view, **({"silent_nodes": silent} if silent else {}), **self._actions.view()}
+        reason = {"reason": self._publisher.reason} if self._publisher.reason else {}
+        return {**view, **reason, **({"silent_nodes": silent} if silent else {}), **self._actions.view()}

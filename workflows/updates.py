@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError
 
 from flowkit import reason_codes
 from flowkit.errors import ActionRejected, GraphError
@@ -21,6 +21,7 @@ from flowkit.graph.validation import STEP_NODES, normalized, normalizing, parse_
 from flowkit.limits import REPORT_BYTES
 from flowkit.models import (
     AttemptFailure,
+    BatchesChecked,
     BatchesSettled,
     ChangedNode,
     FailureKind,
@@ -32,17 +33,16 @@ from flowkit.models import (
     ResetDone,
     ResetNodes,
     SettleBatches,
-    SkipReason,
     temporal_names,
 )
 from flowkit.models.actions import RERUN, ChangeGraph, PausedScope, RetryNode
 from flowkit.models.columns import pack
+from flowkit.text import printed
 from flowkit.workflows.display.details import format_pause
 from flowkit.workflows.document import write_timeout
 from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT, call_engine
 from flowkit.workflows.opening import in_steps
 from flowkit.workflows.payloads import json_size, split_by_size
-from flowkit.workflows.retry import note_failure
 from flowkit.workflows.scheduling.actions import (
     Audit,
     Task,
@@ -50,13 +50,12 @@ from flowkit.workflows.scheduling.actions import (
     parse_action,
     plan,
     plan_rerun,
-    repeated_result,
     result_of,
     with_raw_changes,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from temporalio.common import RawValue
 
@@ -92,7 +91,7 @@ class TaskActions:
     ) -> None:
         self._task = state
         self._state = state.actions
-        self._audit = Audit(entries=state.actions.applied)
+        self._audit = Audit(entries=state.actions.applied, results=state.actions.results)
         self._scheduler = scheduler
         self._nodes = nodes
         self._deadlines = deadlines
@@ -114,38 +113,48 @@ class TaskActions:
 
     def check(self, action: Action, *, stopping: bool) -> None:
         """Raise ApplicationError, which says why, if the task rejects an action now."""
-        if self._find_repeated() is None:
+        if self._audit.find(_update_id()) is None:
             self._plan(action, stopping=stopping)
 
-    async def apply(self, name: str, action: Action, *, stopping: bool) -> dict[str, Any]:
+    async def apply(self, name: str, action: Action, *, stops: Callable[[], bool]) -> dict[str, Any]:
         """Apply an action and return its result. Raise ApplicationError if the task rejects it.
 
         An action takes effect at once, except a change of the graph, which an activity validates first, and the skip of
-        batches of a finished node, which MongoDB holds.
+        batches of a finished node, which MongoDB holds. An activity also checks batches that an action names, before the
+        action is planned for the state that the task then has. `stops` returns whether the task is ending.
         """
         self.count_update()
-        if (before := self._find_repeated()) is not None:
-            return repeated_result(before)
-        planned = self._plan(action, stopping=stopping)
+        if (before := self._audit.find(_update_id())) is not None:
+            return before
+        planned = self._plan(action, stopping=stops())
+        for each in planned.batches:
+            if each.batch_uids:
+                await self._check_batches(each)
+                planned = self._plan(action, stopping=stops())
         if isinstance(action, ChangeGraph):
             await self._change_graph(planned, action)
         elif planned.batches and not planned.resets:
             await self._skip_batches(planned)
-        now, info = workflow.now().timestamp(), workflow.current_update_info()
-        self._audit.add(name, action, planned, now, info.id if info is not None else "")
+        now, update_id = workflow.now().timestamp(), _update_id()
+        self._audit.add(name, action, planned, now, update_id)
         if self._nodes.local is not None:
             self._nodes.local.hold_for_ordinary()
         self._take_effect(planned, action, now)
         self._document.write_actions()
-        return result_of(planned, self._scheduler.nodes, self._audit.revision)
+        return self._audit.keep_result(
+            update_id, result_of(planned, self._scheduler.nodes, self._audit.revision)
+        )
 
     def _take_effect(self, planned: Plan, action: Action, now: float) -> None:
         if planned.resets:
             self._start_reset(planned, action)
+        elif planned.ends_wait is not None:
+            self._nodes.end_wait(planned.ends_wait)
         elif planned.decision is not None:
             self._nodes.decide(planned.decision)
         elif planned.satisfies is not None:
             self._scheduler.satisfy(planned.satisfies)
+            self._document.write_prerequisites(each.index for each in planned.changes)
         elif planned.pauses or planned.resumes or planned.interrupts:
             self._change_pauses(planned, action, now)
 
@@ -166,26 +175,16 @@ class TaskActions:
         """Whether no reset, no change of the graph and no skip of batches is in progress."""
         return not self._resets and not self._changes_graph and not self._settling
 
-    async def cancel(self) -> None:
-        """Cancel the resets in progress, because the task ends, and wait until they have ended."""
-        resets = [*self._resets]
-        for each in resets:
-            each.cancel()
-        if resets:
-            await workflow.wait(resets)
-
     async def settle(self) -> None:
-        """Wait until a change of the graph has ended, since it may have been written to the document already.
-
-        Wait also for actions that skip batches, whose callers otherwise get an error although MongoDB has the change.
-        """
-        await workflow.wait_condition(lambda: not self._changes_graph and not self._settling)
+        """Wait until every accepted action has taken effect, also in the document, because the task ends."""
+        await workflow.wait_condition(lambda: self.is_idle)
 
     def _start_reset(self, planned: Plan, action: Action) -> None:
         """Start nodes again. Attempts that run end first, then the task document shows the new generations."""
         scheduler, nodes = self._scheduler, self._nodes
         scheduler.resetting.update(planned.resets)
-        waiting = [index for index in planned.resets if index not in planned.interrupts]
+        interrupted = {*planned.interrupts}
+        waiting = [index for index in planned.resets if index not in interrupted]
         nodes.detach([*waiting, *planned.unblocks])
         nodes.flag(planned.interrupts)
         if planned.changed is not None:
@@ -225,10 +224,32 @@ class TaskActions:
         finally:
             self._nodes.wake()
 
-    async def _settle_batches(self, aside: SetAside) -> int:
-        """Let the engine skip, or forget, batches that a node has set aside. Return how many are still set aside."""
+    async def _check_batches(self, aside: SetAside) -> None:
+        """Raise ApplicationError if the node has not set a batch aside that an action names."""
+        self._settling += 1
+        try:
+            checked: BatchesChecked = await call_engine(
+                temporal_names.CHECK_BATCHES,
+                self._describe_batches(aside),
+                BatchesChecked,
+                summary=f"look for batches of {self._scheduler.nodes[aside.index].node_id}",
+                time_limit=write_timeout(1),
+            )
+        finally:
+            self._settling -= 1
+            self._nodes.wake()
+        if checked.unknown:
+            node_id, task_id = self._scheduler.nodes[aside.index].node_id, workflow.info().workflow_id
+            raise rejection(
+                ActionRejected(
+                    f"batch_uids has {printed(checked.unknown[0])}, which node {printed(node_id)} has not set aside; "
+                    f"`flowkit batches {task_id} {node_id} --failed` lists the batches"
+                )
+            )
+
+    def _describe_batches(self, aside: SetAside) -> SettleBatches:
         node, state = self._scheduler.nodes[aside.index], self._scheduler.states[aside.index]
-        record = SettleBatches(
+        return SettleBatches(
             task_id=workflow.info().workflow_id,
             index=node.index,
             node_id=node.node_id,
@@ -239,11 +260,14 @@ class TaskActions:
             skips=aside.skips,
             deployment=self._task.opened.settings.deployment,
         )
+
+    async def _settle_batches(self, aside: SetAside) -> int:
+        """Let the engine skip, or forget, batches that a node has set aside. Return how many are still set aside."""
         done: BatchesSettled = await call_engine(
             temporal_names.SETTLE_BATCHES,
-            record,
+            self._describe_batches(aside),
             BatchesSettled,
-            summary=f"{'skip' if aside.skips else 'try again'} batches of {node.node_id}",
+            summary=f"{'skip' if aside.skips else 'try again'} batches of {self._scheduler.nodes[aside.index].node_id}",
             time_limit=write_timeout(1),
             heartbeat_timeout=HEARTBEAT_TIMEOUT,
         )
@@ -294,8 +318,6 @@ class TaskActions:
         try:
             done = await self._call(record)
         except ActivityError as error:
-            if is_cancelled_exception(error):
-                raise asyncio.CancelledError from None
             cause = error.cause
             code = cause.type if isinstance(cause, ApplicationError) else None
             failure = AttemptFailure(
@@ -343,30 +365,16 @@ class TaskActions:
     def _finish_reset(self, planned: Plan, action: Action, failure: AttemptFailure | None) -> None:
         """Let the nodes of the new generations start, and end the node about which an operator has decided."""
         scheduler, end, index = self._scheduler, planned.end, planned.changes[0].index
-        is_over = end is not None or failure is not None
         scheduler.resetting.difference_update(planned.resets)
-        scheduler.rebuild(self._nodes.active | ({index} if is_over else set()))
-        if is_over:
-            self._end_node(
-                index, NodeStatus.FAILED if failure or end is None else end.status, action, failure
-            )
-        self._document.write_changed_nodes()
-
-    def _end_node(
-        self, index: int, status: NodeStatus, action: Action, failure: AttemptFailure | None
-    ) -> None:
-        scheduler = self._scheduler
-        state = scheduler.states[index]
         if failure is not None:
-            note_failure(state, failure.code, failure.message)
-        elif status is NodeStatus.FAILED:
-            by = f" by {action.by}" if action.by else ""
-            reason = f": {action.reason}" if action.reason else ""
-            note_failure(state, reason_codes.FAILED_BY_USER, f"failed{by}{reason}")
-        skip_reason = SkipReason.USER if status is NodeStatus.SKIPPED else None
-        scheduler.end(index, status, skip_reason)
-        if status is not NodeStatus.FINISHED:
-            scheduler.changed.add(index)
+            self._nodes.end_as_decided(index, NodeStatus.FAILED, (failure.code, failure.message))
+        elif end is not None:
+            failed = _failure_of(action) if end.status is NodeStatus.FAILED else None
+            self._nodes.end_as_decided(index, end.status, failed)
+        else:
+            scheduler.rebuild(self._nodes.active)
+            self._document.write_changed_nodes()
+        self._document.write_prerequisites(planned.resets)
 
     async def _change_graph(self, planned: Plan, action: ChangeGraph) -> None:
         """Let an activity validate and write a change of the graph, then apply it. Raise ApplicationError if it is rejected.
@@ -445,6 +453,7 @@ class TaskActions:
         self._scheduler.change_graph(changed, added, done.epochs)
         self._nodes.change_graph()
         self._document.change_graph()
+        self._document.write_prerequisites(node.index for node in (*changed, *added))
 
     def _withdraw_change(self, replaced: Sequence[int]) -> None:
         """Let nodes start that a rejected change has held back. What was decided meanwhile is decided again."""
@@ -485,10 +494,6 @@ class TaskActions:
         drained = (each.scope for each in pauses.scopes if pauses.drained(each.scope, flying))
         self._document.write_drained(frozenset(drained))
 
-    def _find_repeated(self) -> Any:
-        info = workflow.current_update_info()
-        return None if info is None else self._audit.find(info.id)
-
     def _plan(self, action: Action, *, stopping: bool) -> Plan:
         try:
             if stopping:
@@ -510,14 +515,29 @@ class TaskActions:
             pauses=scheduler.pauses,
             revision=self._audit.revision,
             resetting=scheduler.resetting,
+            waiting=self._nodes.retry_waits.nodes,
             changes_graph=self._changes_graph,
             changed_bytes=json_bytes(self._state.changed),
             satisfied=self._state.satisfied,
         )
 
 
+def _update_id() -> str:
+    """Return the id of the update whose handler or validator runs."""
+    info = workflow.current_update_info()
+    assert info is not None, "actions are updates"
+    return info.id
+
+
 def _added_by(action: ChangeGraph) -> dict[str, Any]:
     return {"nodes": [*action.nodes], "edges": [*action.edges], "edges_ex": [*action.edges_ex]}
+
+
+def _failure_of(action: Action) -> tuple[str, str]:
+    """Return the reason code and the text of a node that a person has failed."""
+    by = f" by {action.by}" if action.by else ""
+    reason = f": {action.reason}" if action.reason else ""
+    return reason_codes.FAILED_BY_USER, f"failed{by}{reason}"
 
 
 def _message_of(error: ActivityError) -> str:

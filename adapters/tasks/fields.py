@@ -5,15 +5,18 @@ Pure functions. Paths address a node by its index, `graph.nodes.<i>`, and every 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.mongo import iso, moment
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.validation import parents_by_node
 from flowkit.models import RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
+from flowkit.models.actions import SATISFY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 Fields = dict[str, Any]
 
@@ -34,6 +37,12 @@ NODE_STATES: Fields = {
 WAITS_FOR = "waits_for"
 """Field of a node with a text about what its attempt waits for; only while no external worker has accepted it."""
 
+PAUSED = "paused"
+"""Field of a node that is paused and runs no attempt, if it follows a node with `max_ahead`."""
+
+SATISFIED = "coordinator.satisfied"
+"""Field with the prerequisites of a task that are satisfied; absent without any."""
+
 PINNED = "coordinator.pinned"
 """Field with the version of each role that a task has fixed (`version_policy`). `/` replaces the dots in a role."""
 
@@ -48,6 +57,16 @@ WIRING: Fields = {
     "graph.edges_ex": 1,
 }
 """Projection with the fields that define the dependencies between nodes."""
+
+
+def read_satisfied(stored: Mapping[str, Any]) -> list[str]:
+    """Return the satisfied prerequisites that a document lists, or else those of the actions that it lists."""
+    coordinator = stored.get("coordinator") or {}
+    listed, actions = coordinator.get("satisfied"), coordinator.get("actions")
+    if not isinstance(listed, list):
+        actions = actions if isinstance(actions, list) else []
+        listed = [each.get("what") for each in actions if each.get("action") == SATISFY]
+    return [each for each in listed if isinstance(each, str)]
 
 
 def new_task(
@@ -85,8 +104,32 @@ def new_task(
         "last_event_recv_ms": int(at * 1000),
         "updated_at": moment(at),
         "run_seq": 0,
+        INPUT_DIGEST: input_digest(params, graph),
         **owner(namespace_id, database_id),
     }
+
+
+INPUT_DIGEST = "input_digest"
+"""The field with the hashes of the params and of the graph with which a task started. Actions and reruns change neither."""
+
+
+def input_digest(params: Fields, graph: Fields) -> dict[str, str]:
+    """Return the hashes of params and graph. The order of keys, and 1 or 1.0, make no difference."""
+    return {"params": _hash(params), "graph": _hash(graph)}
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
+
+
+def _canonical(value: Any) -> Any:
+    """Return a value of JSON with whole numbers as integers, which converters may write as `1` or `1.0`."""
+    if isinstance(value, dict):
+        return {key: _canonical(held) for key, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(held) for held in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def pin_path(role: str) -> str:

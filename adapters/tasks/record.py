@@ -15,12 +15,12 @@ from pymongo import UpdateOne
 from flowkit.adapters.entries import utc
 from flowkit.adapters.mongo import fits, moment
 from flowkit.adapters.tasks.cancel_flags import set_of_node_flag, set_of_task_flag
-from flowkit.adapters.tasks.fields import NODE_STATES, WAITS_FOR, history, nodes_of
+from flowkit.adapters.tasks.fields import NODE_STATES, PAUSED, SATISFIED, WAITS_FOR, history, nodes_of
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
 from flowkit.models.actions import AppliedAction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from flowkit.models import CloseTask, NodeRecord, RecordTask
     from flowkit.models.actions import ActionRecord
@@ -104,6 +104,8 @@ def _task_fields(record: RecordTask) -> Fields:
         **omitted_changes(record),
         **_set_of_actions(record.actions),
     }
+    if record.reason is not None:
+        fields["reason"] = record.reason
     if record.cancel_reason is not None:
         fields |= set_of_task_flag(record.cancel_reason, record.at, record.run_id)
     return fields
@@ -135,7 +137,9 @@ def _set_of_actions(record: ActionRecord) -> Fields:
         }
         for each in record.applied
     ]
+    satisfied = {SATISFIED: record.satisfied} if record.satisfied else {}
     return {
+        **satisfied,
         "coordinator.paused": paused,
         "coordinator.actions": applied,
         "coordinator.revision": record.applied[-1].revision,
@@ -215,11 +219,16 @@ def _may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
     return known and stored.get("attempt_epoch", 0) <= node.epoch
 
 
-def unset_of_decisions(nodes: Iterable[NodeRecord]) -> Fields:
-    """Return the `$unset` for nodes that have ended, and that may have waited for a decision before."""
+def unset_of_decisions(nodes: Sequence[NodeRecord]) -> Fields:
+    """Return the `$unset` for nodes that no longer wait for a decision or for prerequisites, or that are not paused."""
     names = (WAITS_FOR, "held_until_ms")
-    ended = (node for node in nodes if node.decided)
-    return {f"graph.nodes.{node.index}.{name}": "" for node in ended for name in names}
+    decided = (node.index for node in nodes if node.decided)
+    continued = (node.index for node in nodes if node.paused is False)
+    left = [
+        *((index, name) for index in decided for name in names),
+        *((index, PAUSED) for index in continued),
+    ]
+    return {f"graph.nodes.{index}.{name}": "" for index, name in left}
 
 
 def node_fields(node: NodeRecord, at: float, run_id: str) -> Fields:
@@ -239,6 +248,8 @@ def node_fields(node: NodeRecord, at: float, run_id: str) -> Fields:
         fields[f"{path}.finished_at"] = moment(at)
     if node.waits_for is not None:
         fields[f"{path}.waits_for"] = node.waits_for
+    if node.paused:
+        fields[f"{path}.{PAUSED}"] = True
     if node.held_until is not None:
         fields[f"{path}.held_until_ms"] = int(node.held_until * 1000)
     if node.reason_code is not None:

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from temporalio import exceptions as temporal
@@ -23,7 +25,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits, reason_codes
 from flowkit.adapters.admission import AdmissionStore
-from flowkit.adapters.tasks.fields import graph_of, new_task, owner
+from flowkit.adapters.tasks.fields import graph_of, input_digest, new_task, owner
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
 from flowkit.admission.queue import AdmissionQueue, queue_with, request_of
@@ -37,6 +39,7 @@ from flowkit.errors import (
     StoreUnavailable,
     TaskCancelled,
     TaskFailed,
+    TaskIdTaken,
     TaskStillOpen,
     UnknownTask,
 )
@@ -51,7 +54,7 @@ from flowkit.models import (
     TaskStatus,
     temporal_names,
 )
-from flowkit.models.actions import PREVIEW_QUERY, RetryBatches, SkipBatches
+from flowkit.models.actions import PREVIEW_QUERY
 from flowkit.models.admission import ENDED, Changed, State
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
@@ -62,6 +65,7 @@ from flowkit.validation.arguments import (
     task_id_problem,
     whole_problem,
 )
+from flowkit.validation.json_keys import EqualKeys, to_json_types
 from flowkit.workflows.display.task_status import pipeline_name
 from flowkit.workflows.scheduling.actions import (
     changeable,
@@ -103,6 +107,8 @@ _LONGEST_WAIT_SEC = 10 * 365 * 24 * 3600.0
 _CLOSING_SEC = 30.0
 """How long a rerun waits until the workflow of the ended run has closed, and how often it looks."""
 _CLOSING_LOOK_SEC = 0.1
+_ENDING_SEC = 60.0
+"""How long a rerun waits for a task that is ending, whose attempts have `cancel_grace_sec` to stop."""
 _ADMISSION_LOOK_SEC = 0.5
 """How often a result looks whether a task that waits for admission has started."""
 
@@ -126,18 +132,26 @@ class TaskCatalog(TaskQueries):
     """Queries on the `tasks` collection. They raise StoreUnavailable when MongoDB does not respond."""
 
     async def list_tasks(
-        self, status: str | None = None, limit: int = 50, *, held: bool = False
+        self,
+        status: str | None = None,
+        limit: int = 50,
+        *,
+        held: bool = False,
+        name: str | None = None,
+        since: float | None = None,
     ) -> list[TaskSummary]:
         """Return up to `limit` tasks, newest first: those with `status`, or all if it is None.
 
-        With `held`, return only tasks with a failed node that waits for a decision.
+        With `held`, return only tasks with a failed node that waits for a decision; with `name`, only those of this name;
+        with `since`, a time in seconds since the epoch, only those that have started then or later.
 
         Raise ConfigError for an unknown status, or for a limit outside 1 to 10,000 (`limits.LIST_TASKS`).
         """
         if status is not None:
             require(choice_problem(status, "status", [each.value for each in TaskStatus]))
         require(whole_problem(limit, "limit", 1, limits.LIST_TASKS))
-        return [_make_summary(document) for document in await self.newest(status, limit, held=held)]
+        found = await self.newest(status, limit, held=held, name=name, since=since)
+        return [_make_summary(document) for document in found]
 
 
 def _make_summary(document: dict[str, Any]) -> TaskSummary:
@@ -154,6 +168,14 @@ def _make_summary(document: dict[str, Any]) -> TaskSummary:
 def _format_time(moment: datetime | None) -> str | None:
     """Return a stored date as ISO 8601 text. Stored dates are in UTC, with or without a time zone."""
     return None if moment is None else (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
+
+
+class Start(Enum):
+    """What a call that starts a workflow has found."""
+
+    STARTED = "started"
+    RUNS = "runs"
+    HAS_ENDED = "has ended"
 
 
 class TaskClient:
@@ -186,17 +208,59 @@ class TaskClient:
         task_id: str | None = None,
         functions: Collection[str] | None = None,
     ) -> str:
-        """Start a task and return its id. If a task with this id is already running, leave it unchanged.
+        """Start a task and return its id. If a task with this id runs or has finished, leave it unchanged.
 
-        Raise GraphError if the graph, the params or the id is invalid. The caller's objects are not changed.
+        Raise TaskIdTaken, which names what differs, if that task started with other params or another graph. Raise
+        GraphError if the graph, the params or the id is invalid. The caller's objects are not changed.
         Large graphs and params (docs/limits.md) are stored in MongoDB first; raise StoreUnavailable if that fails. Once the
         workflow has started, MongoDB errors do not fail this call, because the workflow writes the task document as
         well.
         """
+        is_new = task_id is None
         task_id = str(uuid.uuid4()) if task_id is None else task_id
-        if not await self.start_task(task_id, params=params, graph=graph, functions=functions):
+        given = await self._convert(task_id, params, graph, functions)
+        if not is_new:
+            with suppress(StoreUnavailable):  # a new task starts all the same
+                await self._compare(task_id, given)
+        reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY
+        workflow_input = await self._checked_input(task_id, given)
+        started = await self._start(task_id, given, workflow_input, reuse, Priority.default)
+        if started is Start.STARTED or await self._lacks_document(task_id, given, workflow_input, started):
+            await self._write_document(task_id, given)
+        if started is Start.HAS_ENDED:
             _logger.info("task %s has already finished; it does not run again", task_id)
         return task_id
+
+    async def _compare(self, task_id: str, given: dict[str, Any]) -> bool:
+        """Return whether there is a document of the task. Raise TaskIdTaken if it started with another input."""
+        stored = await self._catalog.input_digest(task_id)
+        if stored is not None:
+            _check_same(task_id, stored, given)
+        return stored is not None
+
+    async def _lacks_document(
+        self, task_id: str, given: dict[str, Any], workflow_input: dict[str, Any], found: Start
+    ) -> bool:
+        """Return whether an existing task runs with this input and has no document yet.
+
+        Raise TaskIdTaken if it started with another input.
+        """
+        if await self._compare(task_id, given) or found is Start.HAS_ENDED:
+            return False
+        running = await self._read_input(task_id)
+        if isinstance(running, dict) and isinstance(running.get("graph"), dict):
+            _check_same(task_id, input_digest(running.get("params") or {}, running["graph"]), given)
+            return True
+        return bool(running == workflow_input)
+
+    async def _read_input(self, task_id: str) -> Any:
+        """Return the input of the latest run of a workflow; None if it cannot be read."""
+        async for event in self.handle(task_id).fetch_history_events(page_size=1):
+            payloads = event.workflow_execution_started_event_attributes.input.payloads
+            with suppress(Exception):  # another converter wrote it
+                return (await self._client.data_converter.decode(payloads))[0]
+            break
+        return None
 
     async def start_task(
         self,
@@ -210,15 +274,15 @@ class TaskClient:
     ) -> bool:
         """Start a task as `create_task` does. Return False if Temporal knows one with this id that has ended.
 
-        By default, a task that has failed or was cancelled starts again; `reuse` can prevent it. With `priority`,
+        The caller has chosen the id for this input, so an existing task with the id is not compared. By default, a task that has failed or was cancelled starts again; `reuse` can prevent it. With `priority`,
         Temporal's task queues prefer the task to others, or treat it fairly, where the server can.
         """
         given = await self._convert(task_id, params, graph, functions)
-        raise_if(await bridged_problems(self._client, self._queue, given["graph"]))
-        runs = await self._start(task_id, given, await self._input(task_id, given), reuse, priority)
-        if runs:
+        workflow_input = await self._checked_input(task_id, given)
+        started = await self._start(task_id, given, workflow_input, reuse, priority)
+        if started is not Start.HAS_ENDED:
             await self._write_document(task_id, given)
-        return runs
+        return started is not Start.HAS_ENDED
 
     async def submit_task(
         self,
@@ -267,8 +331,12 @@ class TaskClient:
             problems = [unknown_function(node, functions) for node in given["graph"]["nodes"]]
             raise_if([problem for problem in problems if problem])
 
-    async def _input(self, task_id: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the input of the workflow. If graph and params are too large for it, store them and refer to them."""
+    async def _checked_input(self, task_id: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the input of the workflow. If graph and params are too large for it, store them and refer to them.
+
+        Raise GraphError if the graph may not have a role that a bridge serves now.
+        """
+        raise_if(await bridged_problems(self._client, self._queue, given["graph"]))
         if not is_large(given):
             return given
         content = await asyncio.to_thread(pack_task, given)
@@ -285,8 +353,8 @@ class TaskClient:
         workflow_input: dict[str, Any],
         reuse: WorkflowIDReusePolicy,
         priority: Priority,
-    ) -> bool:
-        """Start the workflow unless it runs. Return False if it has ended and is not to start again."""
+    ) -> Start:
+        """Start the workflow, unless it runs, or has ended and is not to start again."""
         graph_name = given["graph"].get("name")
         name = pipeline_name(graph_name if isinstance(graph_name, str) else None, given["params"])
         try:
@@ -296,19 +364,20 @@ class TaskClient:
                 id=task_id,
                 task_queue=self._queue,
                 id_reuse_policy=reuse,
-                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
                 static_summary=truncate(name, 100) if name else None,
                 priority=priority,
             )
         except WorkflowAlreadyStartedError:
-            return False
+            latest = await self._describe(task_id)
+            return Start.RUNS if latest is not None and latest.close_time is None else Start.HAS_ENDED
         except RPCError as error:
             error.add_note(
                 f"task {task_id!r} may have started anyway: call again with task_id={task_id!r}, which starts it "
                 "only if it has not started"
             )
             raise
-        return True
+        return Start.STARTED
 
     async def _write_document(self, task_id: str, given: dict[str, Any]) -> None:
         """Write the task document right away. The task has already started, so an error here is only logged."""
@@ -383,10 +452,9 @@ class TaskClient:
         Raise ActionRejected, which says why and what is allowed, if the task rejects the action or has ended, and
         UnknownTask if it does not exist.
         """
-        action = parse_action(name, {**given})
+        parse_action(name, {**given})
+        _check_keys(name, given)
         handle = await self._find_open(task_id, name)
-        if isinstance(action, (RetryBatches, SkipBatches)):
-            await self._check_set_aside(task_id, action.node_id, action.batch_uids)
         try:
             result: dict[str, Any] = await handle.execute_update(
                 name, {**given}, id=update_id, result_type=dict
@@ -399,22 +467,13 @@ class TaskClient:
             raise _ended(task_id, name) from None
         return result
 
-    async def _check_set_aside(self, task_id: str, node_id: str, batch_uids: Sequence[str]) -> None:
-        """Raise ActionRejected if the node has not set one of these batches aside."""
-        known = await self._catalog.set_aside(task_id, node_id, batch_uids) if batch_uids else set()
-        for uid in batch_uids:
-            if uid not in known:
-                raise ActionRejected(
-                    f"batch_uids has {shown(uid)}, which node {node_id!r} has not set aside; "
-                    f"`flowkit batches {task_id} {node_id} --failed` lists the batches"
-                )
-
     async def preview(self, task_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return what an action would affect, in the form of `act`. It changes nothing.
 
         Raise ActionRejected and UnknownTask as `act` does.
         """
         parse_action(name, {**given})
+        _check_keys(name, given)
         handle = await self._find_open(task_id, name)
         try:
             result: dict[str, Any] = await handle.query(
@@ -441,20 +500,15 @@ class TaskClient:
         By default, the nodes start that failed, were cancelled, or were skipped for a failure or the end of the task.
         Finished nodes, their artifacts and the variables stay. `params` replaces single params, and `inputs` single keys
         of the `input_inline` of nodes, by node id. The nodes in `failed_batches_of` also start; they keep their batches,
-        and try those again that they have set aside. `nodes` is then empty by default. A call right after the end waits
-        until Temporal has closed the ended run.
+        and try those again that they have set aside. `nodes` is then empty by default. A call while the task is ending
+        waits up to 60 seconds for the end, and until Temporal has closed the ended run.
 
         Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`, start nothing.
         Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if MongoDB has no document of
         the task in this namespace, and GraphError if the changed params are not valid.
         """
-        document = await self._catalog.ended_task(task_id, namespace_id=await self._namespace.id())
-        if document is None:
-            raise UnknownTask(task_id, f"MongoDB has no document of task {task_id!r} in this namespace")
-        if document["finished_at"] is None or document.get("closed_run_id") is None:
-            raise ActionRejected(
-                f"task {task_id!r} has not ended; retry_node starts a node of an open task again"
-            )
+        document = await self._ended_document(task_id)
+        _check_keys("rerun", {"params": params, "inputs": inputs})
         given = {"params": {**document["params"], **(params or {})}, "graph": graph_of(document)}
         await asyncio.to_thread(self._check, task_id, given, None)
         parsed = normalized(given["graph"])
@@ -481,6 +535,38 @@ class TaskClient:
             )
             await self._start_again(task_id, given, rerun)
         return {"task_id": task_id, "run_seq": run_seq + 1, **result}
+
+    async def _ended_document(self, task_id: str) -> dict[str, Any]:
+        """Return the document of an ended task. Wait until a task has ended that is ending. Raise as `rerun` does."""
+        document = await self._read_document(task_id)
+        if _is_ending(document):
+            await self._await_close(task_id)
+            document = await self._read_document(task_id)
+        if _is_ending(document):
+            raise ActionRejected(
+                f"task {task_id!r} is ending, but has not ended within {_ENDING_SEC:.0f} s: its attempts have "
+                "cancel_grace_sec to stop, and an engine must run; try again when `flowkit status` shows its end"
+            )
+        if not _has_ended(document):
+            raise ActionRejected(
+                f"task {task_id!r} has not ended; retry_node starts a node of an open task again"
+            )
+        return document
+
+    async def _read_document(self, task_id: str) -> dict[str, Any]:
+        document = await self._catalog.ended_task(task_id, namespace_id=await self._namespace.id())
+        if document is None:
+            raise UnknownTask(task_id, f"MongoDB has no document of task {task_id!r} in this namespace")
+        return document
+
+    async def _await_close(self, task_id: str) -> None:
+        """Wait until the workflow of a task has closed, or _ENDING_SEC have passed."""
+        until = time.monotonic() + _ENDING_SEC
+        while time.monotonic() < until:
+            latest = await self._describe(task_id)
+            if latest is None or latest.close_time is not None:
+                return
+            await asyncio.sleep(_CLOSING_LOOK_SEC)
 
     async def _start_again(self, task_id: str, given: dict[str, Any], rerun: Rerun) -> None:
         queue = await self._closed_queue(task_id, rerun.closed_run_id)
@@ -676,6 +762,15 @@ def _format_cause(error: BaseException) -> str:
     )
 
 
+def _has_ended(document: Mapping[str, Any]) -> bool:
+    return document["finished_at"] is not None and document.get("closed_run_id") is not None
+
+
+def _is_ending(document: Mapping[str, Any]) -> bool:
+    """Return whether the attempts of a task stop, because it has failed or was cancelled."""
+    return document["finished_at"] is None and (document.get("coordinator") or {}).get("cancelled") is True
+
+
 def _check_goes_on(graph: Graph, states: Sequence[NodeState], resets: Collection[int]) -> None:
     """Raise ActionRejected if a failure that a rerun leaves as it is would stop the new run at once."""
     again = [NodeState() if index in resets else state for index, state in enumerate(states)]
@@ -707,12 +802,36 @@ def _ended_state(entry: Mapping[str, Any]) -> NodeState:
     )
 
 
+def _check_same(task_id: str, started: Mapping[str, str], given: Mapping[str, Any]) -> None:
+    """Raise TaskIdTaken if a task started with another input. `started` is its digest; empty if it is not known."""
+    own = input_digest(given["params"], given["graph"])
+    differ = [name for name, digest in own.items() if started.get(name, digest) != digest]
+    if differ:
+        names = {"params": "other params", "graph": "another graph"}
+        raise TaskIdTaken(
+            f"task id {task_id!r} belongs to a task that started with {' and '.join(names[each] for each in differ)}; "
+            "choose another id, or pass the same params and graph"
+        )
+
+
+def _check_keys(name: str, given: Mapping[str, Any]) -> None:
+    """Raise ActionRejected if JSON would drop a part of the input of an action."""
+    try:
+        to_json_types({**given})
+    except EqualKeys as error:
+        raise ActionRejected(f"{name}: {error}") from None
+    except (ValueError, RecursionError):
+        return  # no JSON at all, which the checks of the single values report
+
+
 def _text_of(error: BaseException) -> str:
     return error.message if isinstance(error, temporal.ApplicationError) else one_line(error)
 
 
 def _ended(task_id: str, name: str) -> ActionRejected:
-    return ActionRejected(f"task {task_id!r} has ended, so {name} can no longer change it")
+    return ActionRejected(
+        f"task {task_id!r} has ended, so {name} can no longer change it; rerun starts nodes of an ended task again"
+    )
 
 
 def cancel_reason(given: str | None) -> str:

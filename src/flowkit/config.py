@@ -7,7 +7,6 @@ profiles (`temporalio.envconfig`).
 from __future__ import annotations
 
 import functools
-import json
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from flowkit.errors import ConfigError
 from flowkit.text import suggestion
 from flowkit.validation import settings
+from flowkit.validation.json_keys import EqualKeys, load_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -334,11 +334,13 @@ def _read_file(path: str | Path | None) -> Iterator[Layer]:
     if path is None:
         return
     try:
-        settings = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        settings = load_json(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+    except EqualKeys as error:
+        raise ConfigError(f"{path}: {error}") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(settings, dict):

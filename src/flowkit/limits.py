@@ -185,6 +185,9 @@ GRAPH_CHANGE_BYTES = 500_000
 APPLIED_ACTIONS = 200
 """Maximum number of applied actions that a task keeps, the latest ones."""
 
+ACTION_RESULTS_BYTES = 100_000
+"""Largest results of actions that a task keeps for repeated requests, together; the latest ones."""
+
 ADMITTED_TASK_BYTES = 4_000_000
 """Largest graph and params together of a task that waits for admission."""
 

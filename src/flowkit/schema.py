@@ -240,6 +240,7 @@ def _describe_node_id() -> Schema:
         {"const": "*"},
         {"pattern": ELEMENT_SUFFIX.pattern},
         {"pattern": r"[\u0000-\u001f\u007f-\u009f]"},
+        {"pattern": r"^\s|\s$"},
     ]
     return {"type": "string", "minLength": 1, "maxLength": limits.ID_CHARS, "not": {"anyOf": refused}}
 

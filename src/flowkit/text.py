@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 _ELLIPSIS = "…"
 _NAMES = 3
+_COMPARED = 200
+"""How many names one name is compared with."""
+
 _NAME_CHARS = 40
 _VALUE_CHARS = 80
 _HOST = r"(?:[A-Za-z0-9._%-]+|\[[0-9A-Fa-f:.%]+\])(?::\d{1,5})?"
@@ -55,8 +58,17 @@ def shown_address(address: str) -> str:
 
 def did_you_mean(name: object, known: Iterable[str], *, otherwise: str = "") -> str:
     """Return a sentence that suggests the known name most similar to `name`, or `otherwise` if none is similar."""
-    close = difflib.get_close_matches(str(name), known, n=1)
+    close = difflib.get_close_matches(str(name), _likely_names(str(name), known), n=1)
     return f"did you mean {close[0]!r}?" if close else otherwise
+
+
+def _likely_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names to compare. Of many, only those that share a half with `name`: a comparison is slow."""
+    given, half = [*known], max(1, len(name) // 2)
+    if len(given) <= _COMPARED:
+        return given
+    head, tail = name[:half], name[-half:]
+    return [each for each in given if each.startswith(head) or each.endswith(tail)][:_COMPARED]
 
 
 def suggestion(name: object, known: Iterable[str]) -> str:

@@ -114,6 +114,8 @@ _LEASE: Defects = {
 _UID: Defects = {
     "uid is a number": (partial(_payload, batch_uid=7), BAD),
     "uid of 501 characters": (partial(_payload, batch_uid="u" * 501), "bad_batch_uid"),
+    "uid of the final metrics": (partial(_payload, batch_uid="__final__"), "bad_batch_uid"),
+    "uid with NUL": (partial(_payload, batch_uid="a\0b"), "bad_batch_uid"),
     "uid of 900,000 characters": (partial(_payload, batch_uid="u" * 900_000), "bad_batch_uid"),
 }
 _REASON: Defects = {

@@ -1,4 +1,4 @@
-"""Stored values by expression: written by the latest try, read by attempts of their generation."""
+"""Stored values by expression: written by the latest evaluation, kept by a generation that has run attempts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.contract.builders import AT, RUN, TASK, attempt
+from temporalio.testing import ActivityEnvironment
+from tests.contract.builders import AT, TASK, attempt, begun
 
+from flowkit.activities.conditions import ConditionActivities
+from flowkit.adapters.vars.sensitive import Detector
 from flowkit.attempt.storage import resolve
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import BadExpression
 from flowkit.graph.expressions import divide
-from flowkit.models import NodeIO
+from flowkit.models import EvaluateConditions, NodeIO
 
 if TYPE_CHECKING:
     from flowkit.adapters.tasks.store import TaskStore
@@ -20,9 +24,11 @@ VALUES = {"params.$day": {"a.b": [1, None], "$set": "ä"}}
 IO = NodeIO(input_inline={"day": {"$cel": "params.$day"}})
 
 
-async def put(tasks: TaskStore, values: Any, *, generation: int = 0, run: str = RUN, tried: int = 1) -> None:
+async def put(
+    tasks: TaskStore, values: Any, *, generation: int = 0, scheduled: float = AT, tried: int = 1
+) -> None:
     """Store values of node `a`."""
-    await tasks.values.put(TASK, "a", generation, values, 1.0, run_id=run, attempt=tried)
+    await tasks.values.put((TASK, "a", generation), values, 1.0, (scheduled, tried))
 
 
 async def test_attempts_of_a_generation_read_its_values(tasks: TaskStore) -> None:
@@ -46,13 +52,14 @@ async def test_missing_values_fail_the_attempt(tasks: TaskStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "tried", "expected"), [(RUN, 1, "late"), (RUN, 3, "new"), ("another run", 1, "new")]
+    ("scheduled", "tried", "expected"),
+    [(AT, 1, "late"), (AT, 3, "new"), (AT - 1, 3, "late"), (AT + 1, 1, "new")],
 )
-async def test_a_later_try_or_another_run_replaces_the_values(
-    tasks: TaskStore, run: str, tried: int, expected: str
+async def test_a_later_try_or_evaluation_replaces_the_values_and_an_earlier_one_does_not(
+    tasks: TaskStore, scheduled: float, tried: int, expected: str
 ) -> None:
     await put(tasks, {"x": "late"}, tried=2)
-    await put(tasks, {"x": "new"}, run=run, tried=tried)
+    await put(tasks, {"x": "new"}, scheduled=scheduled, tried=tried)
     assert await tasks.values.get(attempt("a")) == {"x": expected}
 
 
@@ -65,8 +72,8 @@ async def test_items_take_effect_with_the_values_of_their_evaluation(tasks: Task
     valid = await items.put((TASK, "a", 0), "run.2", divide(given, 3), 3, AT)
     assert (valid.items, valid.batches, valid.largest) == (7, 3, 70)
     assert await items.put((TASK, "a", 0), "run.2", divide(given, 3), 3, AT) == valid
-    await tasks.values.put(TASK, "a", 0, {}, AT, run_id="run", attempt=2, items=valid)
-    await tasks.values.put(TASK, "a", 0, {}, AT, run_id="run", attempt=1, items=lost)
+    await tasks.values.put((TASK, "a", 0), {}, AT, (AT, 2), valid)
+    await tasks.values.put((TASK, "a", 0), {}, AT, (AT, 1), lost)
     assert await tasks.values.item_set(attempt("a")) == valid
     found = await items.read(attempt("a"), valid.token, [2, 0, 9])
     assert found == {0: given[:3], 2: given[6:]}
@@ -82,3 +89,43 @@ async def test_many_and_large_items_take_several_writes(tasks: TaskStore) -> Non
     assert [len(each) for each in (await items.read(attempt("a"), "large", [0, 1])).values()] == [2, 1]
     empty = await items.put(key, "empty", divide([], 1), 1, AT)
     assert (empty.items, empty.batches, empty.largest) == (0, 0, 0)
+
+
+async def evaluate(db: Any, tasks: TaskStore, number: int, *texts: str, **more: Any) -> dict[str, Any]:
+    """Set `params.n`, let the engine evaluate the values and the items of node `a`, and return them."""
+    await db.tasks.update_one({"id": TASK}, {"$set": {"params.n": number}})
+    activities = ConditionActivities(tasks=tasks, portal=LoopPortal(), detector=Detector())
+    fields = {"texts": [*texts], "node_id": "a", "map_over": "[params.n]"} | more
+    due = EvaluateConditions(task_id=TASK, **fields)
+    environment = ActivityEnvironment()
+    environment.info = replace(environment.info, activity_id=str(number))
+    found = await environment.run(activities.evaluate_conditions, due)
+    assert found.results == [True] * (len(texts) + 1)
+    given = replace(attempt("a"), generation=due.generation)
+    items = await tasks.values.item_set(given)
+    values = await tasks.values.get(given)
+    return {**values, "items": (await tasks.values.items.read(given, items.token, [0]))[0]}
+
+
+@pytest.mark.usefixtures("open_task")
+async def test_a_generation_that_has_run_attempts_keeps_its_values_and_items(
+    db: Any, tasks: TaskStore
+) -> None:
+    assert await evaluate(db, tasks, 1, "params.n") == {"params.n": 1, "items": [1]}
+    await begun(tasks, attempt("a"))
+    kept = {"params.n": 1, "items": [1]}
+    assert await evaluate(db, tasks, 2, "params.n", keeps=True) == kept
+    changed = await evaluate(db, tasks, 3, "params.n", "params.n * 10", keeps=True)
+    assert changed == {**kept, "params.n * 10": 30}
+    renewed = await evaluate(db, tasks, 4, "params.n", generation=1)
+    assert renewed == {"params.n": 4, "items": [4]}
+
+
+@pytest.mark.usefixtures("open_task")
+async def test_items_stay_when_another_run_evaluates_the_values_of_the_generation_anew(
+    db: Any, tasks: TaskStore
+) -> None:
+    await evaluate(db, tasks, 1, "params.n")
+    assert await evaluate(db, tasks, 2, "params.n") == {"params.n": 2, "items": [2]}
+    await begun(tasks, attempt("a"))
+    assert await evaluate(db, tasks, 3, "params.n") == {"params.n": 3, "items": [2]}

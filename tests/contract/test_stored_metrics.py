@@ -123,13 +123,23 @@ async def test_final_result_that_cannot_be_stored_leaves_the_node_running(
     assert await stored_statuses(prepared) == ["running"]
 
 
-async def test_uid_that_is_too_long_fails_the_attempt_permanently(prepared: Any) -> None:
-    uids = ["u" * BATCH_UID_CHARS, "v" * (BATCH_UID_CHARS + 1)]
+@pytest.mark.parametrize(
+    ("bad", "reported"),
+    [
+        ("v" * (BATCH_UID_CHARS + 1), "has 501 characters, more than 500"),
+        ("__final__", "'__final__' is reserved for the metrics of finalize"),
+        ("a\0b", "contains a NUL character"),
+    ],
+)
+async def test_uid_that_identifies_no_batch_fails_the_attempt_permanently(
+    prepared: Any, bad: str, reported: str
+) -> None:
+    uids = ["u" * BATCH_UID_CHARS, bad]
     failure = await failure_of(
         role_executor(prepared, attempt(), Returning(BatchResult(success=True), *uids))
     )
     assert (failure.code, failure.permanent) == ("bad_batch_uid", True)
-    assert "has 501 characters, more than 500" in failure.message
+    assert reported in failure.message
     assert [row["batch_uid"] for row in await documents_of(prepared.artifacts)] == uids[:1]
 
 

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ActionRejected
 from flowkit.graph.validation import parse_graph
@@ -30,8 +31,14 @@ from flowkit.models.actions import (
 )
 from flowkit.workflows.scheduling.actions import Pauses, Task, changeable, plan
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 PAGE = Path(__file__).parents[2] / "docs" / "actions.md"
 TABLE = re.compile(r"(?<=<!-- table: begin -->\n).*?(?=<!-- table: end -->)", re.DOTALL)
+
+DASH = "–"
+WITH_INTERRUPT = ", with `interrupt`"
 
 _GRAPH: dict[str, Any] = {
     "nodes": [
@@ -70,7 +77,8 @@ _STATES: dict[str, tuple[str, NodeState]] = {
     "finished": ("n", _state(NodeStatus.FINISHED)),
     "finished, with batches set aside": ("n", _state(NodeStatus.FINISHED, failed_batches=2)),
     "failed, in a task that continues": ("n", _state(NodeStatus.FAILED)),
-    "skipped by a user or a condition": ("n", _state(NodeStatus.SKIPPED, skip_reason=SkipReason.USER)),
+    "skipped by a user": ("n", _state(NodeStatus.SKIPPED, skip_reason=SkipReason.USER)),
+    "skipped by a condition": ("n", _state(NodeStatus.SKIPPED, skip_reason=SkipReason.CONDITION)),
     "skipped because of a parent": ("n", _state(NodeStatus.SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED)),
     "skipped by a route": ("routed", _state(NodeStatus.SKIPPED, skip_reason=SkipReason.ROUTING)),
     "paused, before it starts": ("n", _state(NodeStatus.QUEUED)),
@@ -81,18 +89,35 @@ _STATES: dict[str, tuple[str, NodeState]] = {
 def table() -> str:
     """Return the table as Markdown."""
     rows = [f"| state of the node | {' | '.join(_ACTIONS)} |", f"|:---|{':---|' * len(_ACTIONS)}"]
-    for words, (node_id, state) in _STATES.items():
-        cells = [_outcome(words, node_id, state, make) for make in _ACTIONS.values()]
-        rows.append(f"| {words} | {' | '.join(cells)} |")
+    rows += [f"| {words} | {' | '.join(outcomes.values())} |" for words, outcomes in cells().items()]
     return "\n".join([*rows, ""])
 
 
+def cells() -> dict[str, dict[str, str]]:
+    """Return the cells of the table, by the state of the node and the name of the action."""
+    return {
+        words: {name.strip("`"): _outcome(words, node_id, state, make) for name, make in _ACTIONS.items()}
+        for words, (node_id, state) in _STATES.items()
+    }
+
+
 def _outcome(words: str, node_id: str, state: NodeState, make: Any) -> str:
-    """Return the next state, with `interrupt` if only that allows the action, or a dash if the task rejects it."""
+    """Return the next state, with `interrupt` if only that allows the action, or DASH if the task rejects it."""
     for interrupt in (False, True):
-        if (found := _next_state(words, node_id, state, make(node_id, interrupt))) is not None:
-            return f"{found}, with `interrupt`" if interrupt else found
-    return "–"
+        with suppress(ActionRejected):
+            if (found := _next_state(words, node_id, state, make(node_id, interrupt))) is not None:
+                return f"{found}{WITH_INTERRUPT}" if interrupt else found
+    return DASH
+
+
+def refusals() -> Iterator[tuple[str, str, str]]:
+    """Yield the state, the action and the error of each cell in which the task rejects the action."""
+    for words, (node_id, state) in _STATES.items():
+        for name, make in _ACTIONS.items():
+            try:
+                _next_state(words, node_id, state, make(node_id, True))
+            except ActionRejected as error:
+                yield words, name.strip("`"), str(error)
 
 
 def _next_state(words: str, node_id: str, state: NodeState, action: Action) -> str | None:
@@ -107,10 +132,7 @@ def _next_state(words: str, node_id: str, state: NodeState, action: Action) -> s
         pauses=Pauses(nodes, paused),
         resetting={index} if words.startswith("being reset") else (),
     )
-    try:
-        changes = plan(action, task).changes
-    except ActionRejected:
-        return None
+    changes = plan(action, task).changes
     return next((each.to for each in changes if each.index == index), None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
-from tests.docs.actions_table import PAGE, TABLE, table
+from tests.docs.actions_table import PAGE, TABLE, refusals, table
 
 from flowkit.models.actions import ACTIONS
 from flowkit.workflows.scheduling import actions
@@ -17,6 +17,21 @@ def test_table_shows_what_the_rules_decide() -> None:
     found = TABLE.search(PAGE.read_text())
     assert found is not None
     assert found[0] == table(), "write it anew: PYTHONPATH=. .venv/bin/python -m tests.docs.actions_table"
+
+
+NO_EFFECT = ("nothing is paused", "paused already", "have ended, or wait for a decision")
+"""Parts of the errors of actions whose effect the task has already, so that nothing else is needed."""
+
+
+def test_each_error_names_an_action_that_the_task_accepts() -> None:
+    found = {(words, name): text for words, name, text in refusals()}
+    without_way = {
+        (words, name): text
+        for (words, name), text in found.items()
+        if not any(part in text for part in (*NO_EFFECT, "try again when"))
+        and not any(each in text for each in ACTIONS if (words, each) not in found)
+    }
+    assert without_way == {}
 
 
 @pytest.mark.parametrize("name", ACTIONS)

@@ -14,6 +14,7 @@ from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.integration.kafka_side import KafkaSide
 from tests.integration.test_external_worker import Gate
 from tests.kafka_server import Broker
+from tests.unit.event_loop import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +54,20 @@ async def test_a_run_survives_a_restart_of_the_broker_and_workers_end_while_it_i
             await worker.wait_for("TASK_DONE", node="a")
             await side.start("b")
             await worker.wait_for("TASK_DONE", node="b")
+
+
+async def test_a_producer_is_dropped_while_a_record_waits_for_a_connection(kafka: Broker) -> None:
+    producer = await clients.open_producer(kafka.bootstrap_servers, kafka.client_settings)
+    async with KafkaSide(kafka) as side:
+        await producer.client._wait_on_metadata(side.topic("topic_query"))
+        await asyncio.gather(*(each.close() for each in producer.client._conns.values()))
+        connecting = producer.client._get_conn_lock
+        async with connecting:
+            dropping = asyncio.create_task(clients.drop_producer(producer))
+            await producer.send(side.topic("topic_query"), b"")
+            await until(lambda: len(connecting._waiters or ()) > 1)
+        async with asyncio.timeout(EVENT_TIMEOUT_SEC):
+            await dropping
 
 
 async def test_a_worker_ends_although_its_consumers_do_not(

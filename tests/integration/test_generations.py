@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.adapters.tasks.record import Recording
 from flowkit.errors import ActionRejected
-from flowkit.models import TaskStatus
+from flowkit.models import RecordTask, TaskStatus
 from flowkit.worker import BatchResult
 from tests.integration.handlers import Quick, Relay
 from tests.integration.harness import Harness, eventually, node
@@ -99,6 +101,40 @@ async def test_a_hold_that_no_person_ends_fails_the_node(harness: Harness) -> No
     assert not {"waits_for", "held_until_ms"} & entry.keys()
 
 
+async def test_finish_running_waits_for_running_attempts_and_not_for_people_and_times(
+    harness: Harness,
+) -> None:
+    gated = Gated()
+    engine = await harness.engine()
+    await harness.worker({"fragile": Fragile(), "gated": gated})
+    graph = {
+        "nodes": [
+            node("held", "fragile", inline=BROKEN, hold_on_failure=True),
+            node("ask", "approval"),
+            node("later", "delay", inline={"sec": 2_592_000}),
+            node("a", "gated"),
+            node("b", "fragile", "a", inline=BROKEN),
+            node("runs", "gated"),
+        ],
+        "on_node_failure": "finish_running",
+    }
+    task_id = await engine.create_task(params={}, graph=graph)
+    await until_held(harness, task_id, "held")
+    await gated.until(("a", 1), ("runs", 1))
+    gated.gate("a").set()
+    await harness.until_node(task_id, "b", "failed")
+    assert (await harness.until_node(task_id, "held", "failed"))["reason_code"] == "broken"
+    assert (await harness.document(task_id))["status"] == "running"
+    gated.gate("runs").set()
+    assert await engine.wait(task_id, 60) is TaskStatus.FAILED
+    document = await harness.document(task_id)
+    ends = {
+        entry["node_id"]: (entry["status"], entry.get("skip_reason")) for entry in document["graph"]["nodes"]
+    }
+    skipped = ("skipped", "task_failed")
+    assert (ends["ask"], ends["later"], ends["runs"]) == (skipped, skipped, ("finished", None))
+
+
 @pytest.mark.parametrize(
     ("action", "given", "statuses", "ends"),
     [
@@ -165,6 +201,63 @@ async def test_a_finished_node_starts_again_with_its_descendants_and_an_interrup
     await replay(await histories(harness, task_id))
 
 
+class Flaky(Relay):
+    """Fails in its first attempt once it has stored a batch."""
+
+    role = "flaky"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Fail, or return one metrics row."""
+        if ctx.attempt_epoch == 1 and ctx.kv.get("seen"):
+            return BatchResult(success=False, reason_code="flaky", error="not yet")
+        return await super().process_batch(batch, ctx)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_retry_in_the_backoff_starts_the_next_attempt_now_in_the_same_generation(
+    harness: Harness, *, paused: bool
+) -> None:
+    engine = await harness.engine()
+    await harness.worker({"quick": Quick(), "flaky": Flaky(), "relay": Relay()})
+    follower = puller("b", "a")
+    follower["io"]["start_when"] = "first_batch"
+    policy = {"max": 1, "backoff_sec": 3600}
+    flaky = puller("a", "source", retry_policy=policy) | {"type": "flaky"}
+    task_id = await harness.create(node("source", inline={"batches": 3}), flaky, follower)
+    await harness.until_node(task_id, "a", "deferred")
+    await harness.until_node(task_id, "b", "running")
+    if paused:
+        await engine.pause(task_id, ["node:a"])
+    result = await engine.retry_node(task_id, "a")
+    to = "paused" if paused else "deferred, due now"
+    assert result["affected"] == [{"node_id": "a", "from": "deferred", "to": to}]
+    if paused:
+        await engine.resume(task_id)
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    entry = await harness.node(task_id, "a")
+    assert (entry.get("generation", 0), entry["attempt_epoch"]) == (0, 2)
+    assert sorted(row["attempt_epoch"] for row in await harness.rows(task_id, "a")) == [1, 2, 2]
+    assert (await harness.node(task_id, "b"))["attempt_epoch"] == 1
+    await replay(await histories(harness, task_id))
+
+
+async def test_a_running_node_is_restarted_with_another_input(harness: Harness) -> None:
+    gated = Gated()
+    engine = await harness.engine()
+    await harness.worker({"gated": gated})
+    task_id = await harness.create(node("a", "gated", inline={"limit": 1}))
+    await gated.until(("a", 1))
+    with pytest.raises(ActionRejected, match="node 'a' is running; retry_node with interrupt=true stops"):
+        await engine.retry_node(task_id, "a", input_inline={"limit": 2})
+    await engine.retry_node(task_id, "a", input_inline={"limit": 2}, interrupt=True)
+    await gated.until(("a", 1), ("a", 3))
+    gated.gate("a").set()
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    entry = await harness.node(task_id, "a")
+    assert (entry["generation"], entry["io"]["input_inline"]) == (1, {"limit": 2})
+    await replay(await histories(harness, task_id))
+
+
 async def test_holds_and_generations_survive_a_new_run(short_runs: Harness) -> None:
     engine = await short_runs.engine()
     await short_runs.worker({"fragile": Fragile(), "quick": Quick(), "relay": Relay()})
@@ -228,13 +321,24 @@ async def test_prerequisites_and_delays_hold_nodes(harness: Harness) -> None:
         node("wait", "delay", "a", inline={"sec": 1}),
         node("b", "quick", "wait", prerequisites=["late"]),
     )
-    await harness.until_status(task_id, "running", "deferred")
+    await _until_waits(harness, task_id, a="the prerequisites data:eu and data:us", b="the prerequisite late")
     await act(harness, task_id, "satisfy", prerequisite="late")
     await act(harness, task_id, "satisfy", prerequisite="data:eu")
+    await _until_waits(harness, task_id, a="the prerequisite data:us", b=None)
     assert (await harness.statuses(task_id))["a"] == "queued"
     await act(harness, task_id, "satisfy", prerequisite="data:us")
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
     assert set((await harness.statuses(task_id)).values()) == {"finished"}
+    await _until_waits(harness, task_id, a=None, b=None)
+
+
+async def _until_waits(harness: Harness, task_id: str, **waits: str | None) -> None:
+    """Wait until the task document shows what these nodes wait for."""
+
+    async def look() -> bool:
+        return {name: (await harness.node(task_id, name)).get("waits_for") for name in waits} == waits
+
+    await eventually(look)
 
 
 async def test_a_rerun_starts_what_failed_and_keeps_the_rest(harness: Harness) -> None:
@@ -285,6 +389,72 @@ async def _failed(harness: Harness, engine: Any) -> str:
     task_id = await harness.create(node("a", "unknown", deadline_sec=0.2), node("c", "quick"))
     assert await engine.wait(task_id, 60) is TaskStatus.FAILED
     return task_id
+
+
+class Deaf(Quick):
+    """Ignores every cancellation until the test releases it."""
+
+    role = "deaf"
+
+    def __init__(self) -> None:
+        self.release = asyncio.Event()
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Wait for the release."""
+        while not self.release.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.release.wait()
+        return await super().process_batch(batch, ctx)
+
+
+async def test_a_failed_status_comes_with_its_reason_and_a_rerun_waits_for_the_end(harness: Harness) -> None:
+    harness.settings["cancel_grace_sec"] = 30
+    gated, deaf = Gated(), Deaf()
+    engine = await harness.engine()
+    await harness.worker({"fragile": Fragile(), "gated": gated, "deaf": deaf}, concurrency=4)
+    task_id = await harness.create(
+        node("a", "gated"), node("b", "fragile", "a", inline=BROKEN), node("c", "deaf")
+    )
+    await harness.until_node(task_id, "c", "running")
+    gated.gate("a").set()
+
+    async def failed() -> dict[str, Any] | None:
+        document = await harness.document(task_id)
+        return document if document["status"] == "failed" else None
+
+    document = await eventually(failed)
+    reason = "node 'b' failed: broken: no data"
+    assert document["reason"].startswith(reason)
+    assert document["finished_at"] is None
+    assert (await (await harness.handle(task_id)).query("status"))["reason"] == document["reason"]
+    rerun = asyncio.create_task(engine.rerun(task_id, inputs={"b": {"broken": False}}))
+    deaf.release.set()
+    assert (await rerun)["run_seq"] == 2
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert (await harness.document(task_id))["reason"] is None
+
+
+async def test_no_write_shows_a_final_status_before_the_close_of_the_task(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[RecordTask] = []
+    write = Recording.write
+
+    async def note(self: Recording, record: RecordTask) -> None:
+        written.append(record)
+        await write(self, record)
+
+    monkeypatch.setattr(Recording, "write", note)
+    engine = await harness.engine()
+    await harness.worker({"fragile": Fragile()})
+    graph = {
+        "on_node_failure": "continue",
+        "nodes": [node("a", "fragile", inline=BROKEN), node("b", "fragile", "a"), node("c", "fragile", "b")],
+    }
+    task_id = await engine.create_task(params={}, graph=graph)
+    assert await engine.wait(task_id, 60) is TaskStatus.FAILED
+    assert written
+    assert not [each for each in written if each.status.closed]
 
 
 async def test_a_rerun_that_leaves_stopped_nodes_fails_and_names_them(harness: Harness) -> None:

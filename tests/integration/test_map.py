@@ -32,6 +32,8 @@ class Items(Quick):
         self.seen: Counter[Any] = Counter()
         self.firsts: list[int] = []
         self.failures = 0
+        self.bad: set[Any] = set()
+        """The items of which each fails its batch for good."""
         self.held_from: int | None = None
         """The first item that waits for `proceed`, with those after it."""
         self.proceed = asyncio.Event()
@@ -44,6 +46,8 @@ class Items(Quick):
         if self.failures:
             self.failures -= 1
             return BatchResult(success=False, reason_code="flaky", error="as ordered")
+        if self.bad & {*batch.payload["items"]}:
+            return BatchResult(success=False, reason_code="bad", error="as ordered", permanent=True)
         self.seen.update(batch.payload["items"])
         self.firsts.append(batch.payload["first"])
         return BatchResult(success=True, metrics={"count": len(batch.payload["items"])})
@@ -158,3 +162,29 @@ async def test_a_retried_node_evaluates_its_items_again_and_status_shows_how_man
     await engine.decide(task_id, "open", "approve")
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
     await replay(await histories(harness, task_id))
+
+
+@pytest.mark.parametrize("again", [{"failed_batches_of": ["m"]}, {"nodes": ["open"]}])
+async def test_a_rerun_with_other_params_and_a_retry_of_batches_keep_the_items(
+    harness: Harness, again: dict[str, Any]
+) -> None:
+    engine, items = await harness.engine(), Items()
+    items.bad = {"b", "c"}
+    await harness.worker({"items": items})
+    nodes = [mapping("params.all", on_batch_failure={"max": 5}), node("open", "approval", "m")]
+    task_id = await engine.create_task(params={"all": [*"abcd"]}, graph={"nodes": nodes})
+    await harness.until_node(task_id, "open", "deferred", epoch=0)
+    await engine.decide(task_id, "open", "approve")
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    items.bad = {"c"}
+    await engine.rerun(task_id, params={"all": [*"uvwxyz"]}, **again)
+    await harness.until_node(task_id, "open", "deferred", epoch=0)
+    items.bad = set()
+    before = await harness.node(task_id, "m")
+    await engine.retry_batches(task_id, "m")
+    await harness.until_node(task_id, "m", "finished", epoch=before["attempt_epoch"] + 2)
+    await harness.until_node(task_id, "open", "deferred", epoch=0)
+    await engine.decide(task_id, "open", "approve")
+    assert (await harness.result(task_id)).failed_batches == {}
+    assert items.seen == Counter("abcd")
+    assert len(await harness.rows(task_id, "m")) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from temporalio.api.enums.v1 import EventType
 
 from flowkit.errors import ActionRejected
 from flowkit.models import TaskStatus
+from flowkit.worker import BatchResult
 from flowkit.workflows.task import Task
 from tests.integration.handlers import Failing, Quick
 from tests.integration.harness import Harness, eventually, node, wait_seconds
@@ -18,7 +20,7 @@ from tests.integration.test_continue_as_new import chain, histories, replay
 from tests.integration.test_large_graphs import run_ids
 
 if TYPE_CHECKING:
-    from flowkit.worker import Batch, BatchResult
+    from flowkit.worker import Batch
     from flowkit.worker.context import RunContext
 
 pytestmark = pytest.mark.server
@@ -152,6 +154,77 @@ async def test_waits_stand_still_in_a_pause_that_continues_in_a_new_run(short_ru
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
     assert sorted(gated.attempts) == [("a", 1), ("a", 2), ("b", 1)]
     await replay(await histories(short_runs, task_id))
+
+
+async def test_a_pause_moves_the_end_of_a_delay_in_seconds_but_not_that_of_a_moment(harness: Harness) -> None:
+    engine = await harness.engine()
+    until = datetime.now(UTC) + timedelta(seconds=600)
+    task_id = await harness.create(
+        node("moment", "delay", inline={"until": until.isoformat()}),
+        node("span", "delay", inline={"sec": 600}),
+    )
+
+    async def ends() -> list[int] | None:
+        entries = [await harness.node(task_id, name) for name in ("moment", "span")]
+        found = [int(entry.get("next_retry_at_ms") or 0) for entry in entries]
+        return found if all(found) else None
+
+    moment, span = await eventually(ends)
+    await engine.pause(task_id)
+    await until_drained(harness, task_id)
+    await engine.resume(task_id)
+    moment_after, span_after = await eventually(ends)
+    assert moment_after == moment
+    assert span_after > span
+    await engine.cancel_task(task_id)
+    assert await engine.wait(task_id, 60) is TaskStatus.CANCELLED
+    await replay(await histories(harness, task_id))
+
+
+class Uneven(Quick):
+    """Fails the first batch once, and processes the second when the test opens the gate."""
+
+    role = "uneven"
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.failed = False
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Fail, wait, or succeed."""
+        if not self.failed:
+            self.failed = True
+            return BatchResult(success=False, reason_code="busy", error="once")
+        await ctx.cancellable(self.gate.wait())
+        return await super().process_batch(batch, ctx)
+
+
+async def test_a_wide_node_is_paused_while_one_of_its_shards_waits_for_a_retry(harness: Harness) -> None:
+    uneven = Uneven()
+    engine = await harness.engine()
+    await harness.worker({"uneven": uneven}, concurrency=4)
+    items = {"over": "[1, 2]", "parallel": 2}
+    policy = {"max": 3, "backoff_sec": 600}
+    task_id = await harness.create(node("wide", "uneven", map=items, retry_policy=policy))
+
+    async def both_began() -> bool:
+        rows = await harness.db.node_shards.count_documents({"task_id": task_id})
+        return uneven.failed and rows >= 2
+
+    await eventually(both_began)
+    await engine.pause(task_id)
+    uneven.gate.set()
+    await harness.until_node(task_id, "wide", "deferred")
+    await until_drained(harness, task_id)
+    await engine.resume(task_id)
+
+    async def continues() -> bool:
+        return (await harness.node(task_id, "wide")).get("next_retry_at_ms") is not None
+
+    await eventually(continues)
+    await engine.skip_node(task_id, "wide")
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    await replay(await histories(harness, task_id))
 
 
 async def test_a_node_that_waits_for_a_slot_leaves_it_to_others_while_it_is_paused(harness: Harness) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowFailureError
 
+from flowkit.activities.batches import puller
 from flowkit.models import TaskStatus
 from flowkit.models.temporal_names import FIRST_BATCH
 from tests.integration.handlers import Paced
-from tests.integration.harness import Harness, node
+from tests.integration.harness import Harness, eventually, node
 from tests.integration.streaming import Sink, Source, assert_exact, signals, source, streaming
 from tests.integration.test_cancel_terminate_reset import reset
 from tests.integration.test_continue_as_new import chain, histories, replay
@@ -97,6 +98,39 @@ async def test_parent_and_child_share_a_role_with_one_slot(harness: Harness) -> 
 
 
 BROKEN: dict[str, Any] = {"fail_at": 3, "failures": 9, "permanent": True}
+
+
+@pytest.mark.parametrize("kept", ["held", "paused"])
+async def test_child_of_a_parent_that_does_not_run_waits_without_attempts(
+    harness: Harness, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(puller, "_YIELD_AFTER_SEC", 0.1)
+    parent = Source()
+    await served(harness, parent, Sink())
+    engine = await harness.engine()
+    broken = BROKEN if kept == "held" else {}
+    first = source(**broken) | {"hold_on_failure": True}
+    task_id = await harness.create(first, streaming("b", "sink", "a"))
+    await harness.until_batches(task_id, "b", 1)
+    if kept == "held":
+        parent.gates["a"].set()
+    else:
+        await engine.pause(task_id, ["node:a"], interrupt=True)
+    handle = await harness.handle(task_id)
+
+    async def look() -> dict[str, Any] | None:
+        view = (await handle.query("status"))["nodes"][1]
+        return view if view.get("waits_for") == "a to run" else None
+
+    waiting = await eventually(look)
+    assert (waiting["status"], waiting["next_retry_at"]) == ("deferred", None)
+    if kept == "held":
+        await engine.complete_node(task_id, "a")
+    else:
+        parent.gates["a"].set()
+        await engine.resume(task_id)
+    assert (await harness.until_node(task_id, "b", "finished"))["attempt_epoch"] > waiting["attempt_epoch"]
+    await replay(await histories(harness, task_id))
 
 
 async def test_child_drains_and_fails_when_its_parent_fails_for_good(harness: Harness) -> None:

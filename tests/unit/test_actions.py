@@ -9,7 +9,7 @@ from tests.unit.graphs import node
 
 from flowkit.errors import ActionRejected
 from flowkit.graph.validation import parse_graph
-from flowkit.limits import ACTION_AFFECTED, ACTION_SCOPES, APPLIED_ACTIONS
+from flowkit.limits import ACTION_AFFECTED, ACTION_RESULTS_BYTES, ACTION_SCOPES, APPLIED_ACTIONS
 from flowkit.models import NodeState, NodeStatus
 from flowkit.models.actions import Action, ChangeGraph, Pause, PausedScope, Resume
 from flowkit.workflows.scheduling import actions
@@ -197,7 +197,24 @@ def test_audit_counts_all_actions_and_keeps_the_latest() -> None:
     assert (audit.revision, len(audit.entries)) == (APPLIED_ACTIONS + 5, APPLIED_ACTIONS)
     assert audit.find("u4") is None
     assert (found := audit.find("u5")) is not None
-    assert found.revision == 6
+    assert found["revision"] == 6
+
+
+def test_repeated_update_returns_the_same_result_as_long_as_the_results_are_small() -> None:
+    audit, size = Audit(), ACTION_RESULTS_BYTES // 3
+    for number in range(4):
+        update_id, result = f"u{number}", {"revision": number + 1, "affected": [], "notes": ["x" * size]}
+        audit.add("resume", Resume(), Plan(what="task"), float(number), update_id)
+        assert audit.keep_result(update_id, result) == audit.find(update_id) == result
+    assert [audit.results.keys() & {f"u{number}"} != set() for number in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert (found := audit.find("u0")) is not None
+    assert (found["revision"], found["affected"]) == (1, [])
+    assert "this update was applied before, as revision 1" in found["notes"][0]
 
 
 def test_result_lists_a_bounded_number_of_nodes() -> None:

@@ -38,7 +38,7 @@ def test_a_retry_keeps_the_generation_of_the_node_and_resets_what_depends_on_it(
     scheduler.renew(planned.resets, planned.kept)
     kept, child = scheduler.states[1], scheduler.states[2]
     assert (kept.status, kept.epoch, kept.first_epoch, kept.generation) == (NodeStatus.QUEUED, 4, 2, 1)
-    assert kept.evaluated
+    assert kept.kept and not kept.evaluated
     assert (child.generation, child.first_epoch) == (1, 1)
 
 
@@ -83,3 +83,9 @@ def test_a_rerun_keeps_the_batches_of_the_nodes_that_it_names() -> None:
     task = sample(a=FINISHED, p=TWO, child=FINISHED)
     planned = plan_rerun(["a", "p"], task.nodes, task.states, keeps=["p"])
     assert (planned.resets, planned.kept) == ((0, 1, 2), frozenset({1}))
+
+
+def test_a_node_that_waits_to_try_its_batches_again_does_not_keep_them_when_its_parent_starts_over() -> None:
+    waiting = NodeState(epoch=4, first_epoch=2, generation=1, kept=True)
+    task = sample(a=FINISHED, p=waiting)
+    assert task.resets("a") == ({"a", "p"}, {"child"})

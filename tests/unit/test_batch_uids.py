@@ -61,6 +61,24 @@ def test_longest_uid_is_accepted_and_a_longer_one_is_named() -> None:
         check_uid("u" * (BATCH_UID_CHARS + 1))
 
 
+@pytest.mark.parametrize(
+    ("uid", "problem"),
+    [
+        ("__final__", "batch uid '__final__' is reserved for the metrics of finalize"),
+        ("a\0b", r"batch uid 'a\\x00b' contains a NUL character"),
+        ("\ud800", r"batch uid '\\ud800' contains half of a surrogate pair"),
+        ("", "a batch uid is empty"),
+        (5, "a batch uid is an int"),
+    ],
+)
+def test_uid_that_identifies_no_batch_is_refused_and_that_of_another_program_replaced(
+    uid: Any, problem: str
+) -> None:
+    with pytest.raises(BadBatchUid, match=f"^{problem}"):
+        check_uid(uid)
+    check_uid(uid_text(uid))
+
+
 OTHER_TYPES: list[Any] = [
     *(5, Int64(5), 5.0, True, None, "", b"5", ObjectId("5" * 24), datetime(2024, 1, 1, tzinfo=UTC)),
     *([5], {"a": 5}, {"a": {"b": [5]}}),

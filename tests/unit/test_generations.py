@@ -10,8 +10,8 @@ from tests.unit.graphs import node
 
 from flowkit.errors import ActionRejected
 from flowkit.graph.validation import parse_graph
-from flowkit.models import Graph, NodeState, NodeStatus, SkipReason
-from flowkit.models.actions import Action, Decide, FailNode, RetryNode, Satisfy, SkipNode
+from flowkit.models import FirstBatch, Graph, NodeState, NodeStatus, SkipReason
+from flowkit.models.actions import Action, Decide, FailNode, PausedScope, RetryNode, Satisfy, SkipNode
 from flowkit.models.graphs import Approval
 from flowkit.workflows.scheduling.actions import (
     Pauses,
@@ -19,6 +19,7 @@ from flowkit.workflows.scheduling.actions import (
     Task,
     changeable,
     changes_of,
+    children_of,
     find_resets,
     parse_action,
     plan,
@@ -72,7 +73,7 @@ class Sample:
         return {self.nodes[each.index].node_id: (each.from_, each.to) for each in self.plan(action).changes}
 
     def resets(self, target: str) -> tuple[set[str], set[str]]:
-        found = find_resets(self.index[target], self.nodes, self.states)
+        found = find_resets([self.index[target]], self.nodes, self.states, children_of(self.nodes))
         return tuple({self.nodes[index].node_id for index in each} for each in found)  # type: ignore[return-value]
 
 
@@ -120,6 +121,45 @@ def test_running_descendants_need_an_interrupt() -> None:
     assert planned.resets == (sample.index["a"], sample.index["b"])
 
 
+WAITS = NodeState(status=DEFERRED, epoch=2, failures=1, next_retry_at=9.0, reason_code="flaky")
+
+
+def test_retry_of_a_node_in_its_backoff_ends_the_wait_and_resets_nothing() -> None:
+    sample = Sample(a=WAITS, b=RUNNING)
+    planned = sample.plan(RetryNode(node_id="a"))
+    assert (planned.ends_wait, planned.resets, planned.interrupts) == (sample.index["a"], (), ())
+    assert sample.changes(RetryNode(node_id="a")) == {"a": ("deferred", "deferred, due now")}
+
+
+@pytest.mark.parametrize("more", [{"interrupt": True}, {"timeout_sec": 5.0}])
+def test_restart_or_changed_input_in_the_backoff_begins_a_new_generation(more: dict[str, Any]) -> None:
+    sample = Sample(a=WAITS)
+    planned = sample.plan(RetryNode(node_id="a", **more))
+    assert (planned.ends_wait, planned.resets) == (None, (sample.index["a"],))
+
+
+def test_restart_stops_a_running_node_and_what_runs_below_it() -> None:
+    sample = Sample(a=RUNNING, b=RUNNING)
+    planned = sample.plan(RetryNode(node_id="a", interrupt=True))
+    assert planned.interrupts == planned.resets == (sample.index["a"], sample.index["b"])
+
+
+def test_retry_of_a_wide_node_ends_the_waits_of_its_shards_while_others_run() -> None:
+    sample = Sample(a=RUNNING)
+    planned = sample.plan(RetryNode(node_id="a"), waiting=[sample.index["a"]])
+    assert (planned.ends_wait, planned.changes[0].to) == (sample.index["a"], "running")
+
+
+def test_retry_of_a_paused_node_that_was_in_its_backoff_takes_effect_after_the_pause() -> None:
+    sample = Sample(a=NodeState(status=DEFERRED, epoch=2, retry_left=60.0))
+    pauses = Pauses(sample.nodes, [PausedScope(scope="node:a", since=1.0)])
+    planned = plan(RetryNode(node_id="a"), Task(nodes=sample.nodes, states=sample.states, pauses=pauses))
+    assert (planned.ends_wait, planned.changes[0].to) == (sample.index["a"], "paused")
+    sample.states[0].retry_left = None
+    with pytest.raises(ActionRejected, match="it continues after the pause, which resume ends"):
+        plan(RetryNode(node_id="a"), Task(nodes=sample.nodes, states=sample.states, pauses=pauses))
+
+
 def test_notes_name_functions_that_count_again() -> None:
     notes = Sample(**ALL).plan(RetryNode(node_id="a")).notes
     assert notes == ("functions that take effect once more: sum", "variables keep their values")
@@ -133,22 +173,57 @@ BY_USER = NodeState(status=SKIPPED, skip_reason=SkipReason.USER)
     ("action", "given", "problem"),
     [
         (RetryNode(node_id="aa"), {}, "the task has no node 'aa'; did you mean 'a'?"),
-        (RetryNode(node_id="a"), {}, "node 'a' is queued; retry_node starts a node again that has ended"),
-        (RetryNode(node_id="a"), {"a": RUNNING}, "node 'a' is running; retry_node starts"),
+        (RetryNode(node_id="a"), {}, "node 'a' is queued; change_graph changes its input before it starts"),
+        (
+            RetryNode(node_id="a", interrupt=True),
+            {},
+            "node 'a' is queued; change_graph changes its input",
+        ),
+        (
+            RetryNode(node_id="a"),
+            {"a": RUNNING},
+            "node 'a' is running; retry_node with interrupt=true stops its",
+        ),
+        (
+            RetryNode(node_id="a"),
+            {"a": DEFERRED},
+            "it continues as soon as it can; interrupt=true starts it again",
+        ),
+        (
+            RetryNode(node_id="last", interrupt=True),
+            {
+                "a": FAILED,
+                "b": NodeState(status=SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED),
+                "last": NodeState(status=SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED),
+            },
+            "node 'last' is skipped; retry_node of a, because of which it was skipped, starts it again",
+        ),
+        (
+            RetryNode(node_id="b"),
+            {
+                "a": NodeState(status=SKIPPED, skip_reason=SkipReason.USER),
+                "b": NodeState(status=SKIPPED, skip_reason=SkipReason.USER),
+            },
+            "retry_node of a, because of which it was skipped",
+        ),
         (
             RetryNode(node_id="b"),
             {"a": FAILED, "b": NodeState(status=SKIPPED, skip_reason=SkipReason.UPSTREAM_FAILED)},
-            "node 'b' was skipped because of a; retry or complete those",
+            "retry_node of a, because of which it was skipped, starts it again",
         ),
         (
             RetryNode(node_id="fix"),
             {"a": FINISHED, "fix": NodeState(status=SKIPPED, skip_reason=SkipReason.ROUTING)},
-            "no route leads to it",
+            "retry_node of a, which has not routed to it, starts it again",
         ),
         (SkipNode(node_id="a"), {"a": RUNNING}, "node 'a' is running; interrupt=true stops its attempt"),
         (SkipNode(node_id="a"), {"a": BY_USER}, "node 'a' is skipped already"),
         (FailNode(node_id="a"), {"a": FAILED}, "node 'a' is failed already"),
-        (Decide(node_id="a", decision="approve"), {"a": HELD}, "node 'a' is no approval; retry_node"),
+        (
+            Decide(node_id="a", decision="approve"),
+            {"a": HELD},
+            "node 'a' is no approval, and it is held; retry_node",
+        ),
         (Satisfy(prerequisite="x"), {}, "no node of the task names the prerequisite 'x'; its nodes have no"),
         (
             RetryNode(node_id="any_pull", input_inline={"input_args": {"from_nodes": ["side"]}}),
@@ -356,6 +431,72 @@ def test_finish_running_starts_nothing_new_and_stops_when_all_that_started_have_
     assert scheduler.must_stop
 
 
+FINISHING = {"on_node_failure": "finish_running"}
+DELAY = {"type": "delay", "io": {"input_inline": {"sec": 60}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "waits"),
+    [
+        ({}, NodeState(status=RUNNING, epoch=1), True),
+        ({}, NodeState(status=NodeStatus.CANCELLING, epoch=1), True),
+        ({}, NodeState(status=DEFERRED, epoch=1, next_retry_at=60.0), True),
+        ({}, NodeState(waits_for="a slot"), False),
+        ({"type": "approval"}, NodeState(status=DEFERRED), False),
+        (DELAY, NodeState(status=DEFERRED, next_retry_at=60.0), False),
+    ],
+    ids=["running", "cancelling", "backoff", "slot", "approval", "delay"],
+)
+def test_finish_running_waits_for_attempts_and_retries_and_not_for_people_and_times(
+    fields: dict[str, Any], state: NodeState, waits: bool
+) -> None:
+    sample = Sample({"nodes": [node("a"), {**node("b"), **fields}], **FINISHING}, a=RUNNING, b=state)
+    scheduler = scheduler_of(sample)
+    scheduler.end(0, FAILED)
+    assert scheduler.must_stop is not waits
+
+
+def test_finish_running_does_not_wait_for_a_paused_node_without_an_attempt() -> None:
+    sample = Sample({"nodes": [node("a"), node("b")], **FINISHING}, a=RUNNING, b=RUNNING)
+    scheduler = scheduler_of(sample)
+    scheduler.pauses.change([PausedScope(scope="node:b", since=0.0)], ())
+    scheduler.end(0, FAILED)
+    assert not scheduler.must_stop
+    scheduler.states[1].status = DEFERRED
+    assert scheduler.must_stop
+
+
+def test_finish_running_fails_a_held_node_with_its_own_error_and_holds_no_other() -> None:
+    held = NodeState(status=DEFERRED, epoch=1, held_until=60.0, reason_code="boom", last_error="boom: no")
+    nodes = [node("a"), node("b", hold_on_failure=True), node("c", depends_on=["b"]), node("d")]
+    nodes[3]["hold_on_failure"] = True
+    scheduler = scheduler_of(Sample({"nodes": nodes, **FINISHING}, a=RUNNING, b=held, d=RUNNING))
+    assert scheduler.end_holds() == []
+    assert scheduler.holds_failure(3)
+    scheduler.end(0, FAILED)
+    assert (scheduler.end_holds(), scheduler.end_holds()) == ([1], [])
+    assert [(state.status, state.last_error) for state in scheduler.states[1:3]] == [
+        (FAILED, "boom: no"),
+        (SKIPPED, None),
+    ]
+    assert {1, 2} <= scheduler.changed
+    assert not scheduler.holds_failure(3)
+
+
+def test_finish_running_waits_for_the_source_of_a_node_that_has_yielded_and_not_for_the_node() -> None:
+    yielded = NodeState(status=DEFERRED, epoch=1, reason_code="yielded", next_retry_at=30.0)
+    follower = node("f", depends_on=["s"], io={"start_when": "first_batch", **pull("s")})
+    raw = {"nodes": [node("a"), node("s"), follower], **FINISHING}
+    scheduler = scheduler_of(Sample(raw, a=RUNNING, s=RUNNING, f=yielded))
+    scheduler.end(0, FAILED)
+    assert not scheduler.must_stop
+    scheduler.states[1].status = QUEUED
+    assert scheduler.must_stop
+    scheduler.states[1].status = RUNNING
+    scheduler.end(1, FINISHED)
+    assert not scheduler.must_stop, "the node processes the rest of what its source has stored"
+
+
 def test_prerequisites_hold_a_node_whose_gate_is_open() -> None:
     sample = Sample({"nodes": [node("a"), node("b", depends_on=["a"])]})
     for index in (0, 1):
@@ -368,3 +509,63 @@ def test_prerequisites_hold_a_node_whose_gate_is_open() -> None:
     assert (scheduler.pop_ready(), scheduler.missing_prerequisites(1)) == ([], ["y"])
     scheduler.satisfy("y")
     assert scheduler.pop_ready() == [1]
+
+
+STREAM: dict[str, Any] = {
+    "nodes": [
+        node("p"),
+        node("s", depends_on=["p"]),
+        node("c", depends_on=["s"], io={**pull("s"), "start_when": "first_batch"}),
+    ]
+}
+
+
+def given_up(**given: Any) -> tuple[Sample, Scheduler]:
+    """Return a scheduler in which the node `s`, which `c` follows, runs its first attempt, which an action gives up."""
+    sample = Sample(STREAM, p=FINISHED, s=NodeState(status=RUNNING, epoch=1, **given))
+    scheduler = Scheduler(sample.graph, sample.states)
+    scheduler.pop_ready()
+    scheduler.resetting.add(sample.index["s"])
+    scheduler.rebuild({sample.index["s"]})
+    return sample, scheduler
+
+
+def test_first_batch_of_an_attempt_that_is_given_up_opens_no_gate() -> None:
+    sample, scheduler = given_up()
+    assert not scheduler.accept_batch(FirstBatch(node_id="s", run_id="r", epoch=1))
+    assert not sample.states[sample.index["s"]].streamed
+    assert scheduler.pop_ready() == []
+
+
+def test_first_batch_that_came_before_its_attempt_was_given_up_opens_no_gate_any_more() -> None:
+    _, scheduler = given_up(streamed=True)
+    assert scheduler.pop_ready() == []
+
+
+def test_end_of_an_attempt_that_is_given_up_does_not_count() -> None:
+    sample, scheduler = given_up()
+    scheduler.end(sample.index["s"], FAILED)
+    assert [state.status for state in sample.states] == [FINISHED, RUNNING, QUEUED]
+    assert scheduler.hard_failure is None
+
+
+@pytest.mark.parametrize("status", [FINISHED, FAILED, SKIPPED])
+@pytest.mark.parametrize("parent", [FAILED, NodeState(status=SKIPPED, skip_reason=SkipReason.CONDITION)])
+def test_a_person_ends_a_node_whatever_its_gate_says(status: NodeStatus, parent: Any) -> None:
+    raw = {"nodes": [node("a", allow_failure=True), node("b", depends_on=["a"]), node("c", depends_on=["b"])]}
+    sample = Sample(raw, a=parent)
+    scheduler = Scheduler(sample.graph, sample.states)
+    assert sample.states[1].status is SKIPPED
+    scheduler.renew([1, 2])
+    scheduler.end_as_decided(1, status, set())
+    assert sample.states[1].status is status
+    assert sample.states[1].skip_reason is (SkipReason.USER if status is SKIPPED else None)
+    assert scheduler.pop_ready() == ([2] if status is FINISHED else [])
+
+
+def test_a_person_completes_a_streaming_node_although_its_parents_have_failed() -> None:
+    sample = Sample(STREAM, p=FINISHED, s=FAILED, c=NodeState(status=DEFERRED, held_until=9.0, epoch=1))
+    scheduler = Scheduler(sample.graph, sample.states)
+    scheduler.renew([sample.index["c"]])
+    scheduler.end_as_decided(sample.index["c"], FINISHED, set())
+    assert sample.states[sample.index["c"]].status is FINISHED

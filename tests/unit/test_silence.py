@@ -257,3 +257,9 @@ async def test_external_attempt_is_silent_from_the_last_event_of_its_worker(
     await check_of(client, db).check({"id": "t"}, described(*activities))
     (sent,) = client.reports
     assert [each.node_id for each in sent.silent] == ["accepted"]
+
+
+def test_report_about_an_attempt_that_an_action_gives_up_is_rejected() -> None:
+    task = Stopped(running())
+    task.scheduler.resetting.add(0)
+    assert task.silence.problem(report(("n0", 1, 7), hard_sec=6)) == "attempt 1 of node 'n0' does not run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from typing import Any
 
@@ -27,6 +28,14 @@ KNOWN = ("extract", "count")
 def test_the_most_similar_name_is_suggested(name: str) -> None:
     assert did_you_mean(name, KNOWN, otherwise="known: all") == "did you mean 'extract'?"
     assert suggestion(name, KNOWN) == "; did you mean 'extract'?"
+
+
+def test_a_name_is_compared_with_those_of_many_that_share_a_half() -> None:
+    many = [f"partition-{number:06}-{'x' * 150}" for number in range(20_000)]
+    assert did_you_mean("extrct", [*many, *KNOWN]) == "did you mean 'extract'?"
+    began = time.process_time()
+    assert did_you_mean(many[7] + "y", many) == f"did you mean {many[7]!r}?"
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize("name", ["", "zzz", 7, None])

@@ -46,6 +46,12 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("prerequisites_empty", {"prerequisites": [""]}, ["prerequisites", "['']", "1 to 200"]),
     ("prerequisites_long", {"prerequisites": ["x" * 201]}, ["prerequisites", "1 to 200"]),
     ("prerequisites_control", {"prerequisites": ["a\n"]}, ["prerequisites", "printable"]),
+    (
+        "backoff_above_its_limit",
+        {"retry_policy": {"backoff_sec": 300, "max_backoff_sec": 0}},
+        ["retry_policy.max_backoff_sec 0 is below backoff_sec 300"],
+    ),
+    ("prerequisites_blank", {"prerequisites": ["a "]}, ["prerequisites", "without blanks at their ends"]),
     ("prerequisites_many", {"prerequisites": [*map(str, range(51))]}, ["prerequisites", "at most 50"]),
     ("reserved_type", {"type": "prerequisite"}, ["type", "'prerequisite'", "reserved", "'prerequisites'"]),
     ("key_typo", {"dependson": []}, ["unknown key", "'dependson'", "did you mean 'depends_on'?"]),
@@ -173,11 +179,16 @@ def test_key_that_is_not_a_string_is_rejected() -> None:
 
 
 def test_invalid_node_id_is_rejected() -> None:
-    for node_id in ["", "*", "a[0]", "[12]", "a\nb", "a\x00", "tab\t", 7, None, True, ["a"]]:
+    for node_id in ["", "*", "a[0]", "[12]", "a\nb", "a\x00", "tab\t", " ", "a ", " a", 7, None, True, ["a"]]:
         text = str(refusal({"nodes": [{"node_id": node_id, "type": "t"}]}))
         assert repr(node_id) in text
         assert ID_RULE in text
         assert "not '*', not ending in '[number]'" in text
+
+
+def test_node_ids_that_are_unicode_forms_of_one_text_are_rejected() -> None:
+    text = str(refusal({"nodes": [node("caf\u00e9"), node("cafe\u0301")]}))
+    assert "node ids 'caf\\xe9' and 'cafe\\u0301' look the same" in text
 
 
 def test_printable_node_id_is_accepted() -> None:

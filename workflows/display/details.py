@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
-from flowkit.graph.description import format_parent
+from flowkit.graph.description import format_parents
 from flowkit.limits import VERSION_CHARS
 from flowkit.models import NodeStatus, SkipReason, StartWhen, TaskStatus
 from flowkit.models.temporal_names import role_queue
@@ -24,7 +24,7 @@ from flowkit.workflows.display.summaries import next_attempt
 from flowkit.workflows.payloads import longest_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from flowkit.models import Node, NodeState
     from flowkit.models.actions import PausedScope
@@ -293,6 +293,24 @@ def describe_decision(node: Node, state: NodeState) -> str:
     return ""
 
 
+def describe_missing(prerequisites: Sequence[str]) -> str:
+    """Return that a node waits for these prerequisites; empty if there is none."""
+    return (
+        f"the prerequisite{'' if len(prerequisites) == 1 else 's'} {names(prerequisites)}"
+        if prerequisites
+        else ""
+    )
+
+
+def describe_outside(node: Node, state: NodeState, missing: Sequence[str]) -> str:
+    """Return what a node waits for that only somebody outside the task can bring about; empty if it waits for nothing.
+
+    `missing` are its prerequisites that are not satisfied.
+    """
+    queued = state.status is NodeStatus.QUEUED
+    return describe_decision(node, state) or (describe_missing(missing) if queued else "")
+
+
 def _describe_long_wait(notes: Notes, node: Node, state: NodeState) -> str:
     """Return what a held node, an approval or a delay waits for; empty for any other node."""
     if state.held_until is not None:
@@ -323,7 +341,7 @@ def _describe_parents(notes: Notes, node: Node) -> str:
         return ""
     parents = notes.open(node.depends_on)
     if node.streams_from:
-        parents = [format_parent(node, parent) for parent in parents if not _has_batch(notes, node, parent)]
+        parents = format_parents(node, [each for each in parents if not _has_batch(notes, node, each)])
     if node.streams_from and node.io.start_when is StartWhen.FIRST_BATCH:
         without = [each for each in notes.open(node.streams_from) if not _has_batch(notes, node, each)]
         batch = f"the first batch of {names(without, last=' or ')}"
@@ -338,7 +356,7 @@ def _describe_parents(notes: Notes, node: Node) -> str:
 
 
 def _has_batch(notes: Notes, node: Node, parent: str) -> bool:
-    return parent in node.streams_from and notes.state(parent).streamed
+    return notes.state(parent).streamed and notes.scheduler.streams.leads(notes.index(parent), node.index)
 
 
 def _name_some(needed: int, parents: list[str]) -> str:
@@ -409,13 +427,19 @@ def _describe_slot(notes: Notes, node: Node) -> str:
 
 
 def _describe_prerequisites(notes: Notes, node: Node) -> str:
-    missing = notes.scheduler.missing_prerequisites(node.index)
-    return f"the prerequisite{'' if len(missing) == 1 else 's'} {names(missing)}" if missing else ""
+    return describe_missing(notes.scheduler.missing_prerequisites(node.index))
 
 
 def _describe_pause(notes: Notes, node: Node) -> str:
     paused = notes.scheduler.pauses.scope_of(node.index)
     return f"resume of {paused.scope}" if paused is not None else ""
+
+
+def describe_sources(node: Node, scheduler: Scheduler) -> str:
+    """Return for which nodes one waits that has yielded to them: those from which it pulls and that have not ended."""
+    states, index_of = scheduler.states, scheduler.index_of
+    waits = [source for source in node.pulls_from if not states[index_of[source]].status.ended]
+    return f"{names(waits, last=' or ')} to run"
 
 
 def format_pause(paused: PausedScope) -> str:

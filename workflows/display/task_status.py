@@ -19,6 +19,7 @@ from flowkit.workflows.display.details import (
     SlotLimits,
     TaskQueues,
     describe_decision,
+    describe_outside,
     render,
 )
 from flowkit.workflows.payloads import json_size, longest_prefix, truncate_longest
@@ -56,7 +57,8 @@ class StatusPublisher:
         self._limits = SlotLimits(
             window=state.opened.settings.window, max_in_flight=state.opened.settings.max_in_flight
         )
-        self._reason: str | None = None
+        self.reason: str | None = None
+        """Why the task fails or was cancelled, once its status says so."""
         self.may_wait = False
         """Whether a node of the task can wait for the decision of a person."""
         self.change_graph()
@@ -85,8 +87,9 @@ class StatusPublisher:
     def _limit_history(self) -> None:
         self._state.status_history_omitted += shorten_history(self.history)
 
-    def set_status(self, status: TaskStatus) -> None:
-        """Set the task's status. Do nothing if the task already has it."""
+    def set_status(self, status: TaskStatus, reason: str | None = None) -> None:
+        """Set the task's status, and the reason of a final one. Publish nothing if the task already has the status."""
+        self.reason = reason
         if status is self.status:
             return
         at = workflow.now().timestamp()
@@ -111,17 +114,13 @@ class StatusPublisher:
             self.status,
             self._scheduler,
             self._queues,
-            self._reason,
+            self.reason if self.status is TaskStatus.CANCELLED else None,
             self._limits,
             workflow.now().timestamp(),
             self.silent_nodes,
             self._state.versions,
             self._state.pins,
         )
-
-    def finish(self, reason: str | None) -> None:
-        """Note in the details why the task was stopped; None if it was not stopped."""
-        self._reason = reason
 
 
 def stop_reason(
@@ -271,9 +270,7 @@ def _describe_wait(node: Node, state: NodeState, scheduler: Scheduler) -> str | 
         return decision
     if state.status in _BEFORE_ATTEMPT and node.index in scheduler.pauses.held:
         return RESUME
-    if state.status is NodeStatus.QUEUED and (missing := scheduler.missing_prerequisites(node.index)):
-        return f"the prerequisites {names(missing)}"
-    return state.waits_for
+    return describe_outside(node, state, scheduler.missing_prerequisites(node.index)) or state.waits_for
 
 
 def _view_node(node: Node, scheduler: Scheduler) -> dict[str, Any]:

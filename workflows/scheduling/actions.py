@@ -18,6 +18,7 @@ from flowkit.limits import (
     ACTION_AFFECTED,
     ACTION_BATCHES,
     ACTION_INPUT_BYTES,
+    ACTION_RESULTS_BYTES,
     ACTION_SCOPES,
     ACTION_TEXT_CHARS,
     APPLIED_ACTIONS,
@@ -26,7 +27,7 @@ from flowkit.limits import (
     GRAPH_CHANGE_BYTES,
     ID_CHARS,
 )
-from flowkit.models import APPROVE, REJECT, NodeState, NodeStatus, RetryPolicy, SkipReason
+from flowkit.models import ALL_DONE, APPROVE, REJECT, NodeState, NodeStatus, RetryPolicy, SkipReason
 from flowkit.models.actions import (
     ACTIONS,
     CHANGE_GRAPH,
@@ -58,7 +59,8 @@ from flowkit.models.actions import (
 )
 from flowkit.protocol.messages import FINAL_UID
 from flowkit.text import clean, names, printed, suggestion, truncate
-from flowkit.validation.values import is_whole
+from flowkit.validation.values import batch_uid_problem, is_whole
+from flowkit.workflows.scheduling.gates import inherited_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -74,6 +76,9 @@ HELD = "held"
 NEW = "new"
 CHANGED = "queued, changed"
 """What a plan calls the states of a node that it adds to the graph, and of one that it changes before it starts."""
+
+DUE = "deferred, due now"
+"""What a plan calls the state of a node whose wait for a retry it ends."""
 
 WAITING = "waiting"
 """What a plan calls the state of an approval that waits for a decision, or of a node that lacks prerequisites."""
@@ -93,7 +98,7 @@ class Change:
     to: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What an action changes."""
 
@@ -117,6 +122,8 @@ class Plan:
     """How the node of the action ends at once, in its new generation."""
     changed: Node | None = None
     """The node of the action with changed fields."""
+    ends_wait: int | None = None
+    """Index of the node whose wait for a retry ends, or those of its shards."""
     decision: Decision | None = None
     satisfies: str | None = None
     """The prerequisite that becomes satisfied."""
@@ -125,10 +132,10 @@ class Plan:
     replaces: tuple[int, ...] = ()
     """Indexes of the nodes that change before they start."""
 
-    @property
+    @cached_property
     def kept(self) -> frozenset[int]:
         """Indexes of the nodes that start again in their generation, with the batches that they have stored."""
-        return frozenset(each.index for each in self.batches if each.index in self.resets)
+        return frozenset(each.index for each in self.batches).intersection(self.resets)
 
     @property
     def changes_graph(self) -> bool:
@@ -167,7 +174,7 @@ class Decision:
     by: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """What the rules see of a running task."""
 
@@ -177,12 +184,19 @@ class Task:
     revision: int = 0
     resetting: Collection[int] = ()
     """The nodes whose reset or change by an earlier action is in progress."""
+    waiting: Collection[int] = ()
+    """The nodes that wait for a retry, or of which a shard does."""
     changes_graph: bool = False
     """Whether an earlier change of the graph is in progress."""
     changed_bytes: int = 0
     """Size of the fields of nodes that earlier actions have changed, as JSON."""
     satisfied: Collection[str] = ()
     """The prerequisites that are satisfied."""
+
+    @cached_property
+    def index_of(self) -> dict[str, int]:
+        """The index of each node by its id."""
+        return {node.node_id: node.index for node in self.nodes}
 
 
 # --- reading an action ----------------------------------------------------------------------------------------------
@@ -286,8 +300,8 @@ def _check_batches(value: object) -> str | None:
     if good and json_bytes([*listed]) <= ACTION_INPUT_BYTES:
         return None
     return (
-        f"a list of at most {ACTION_BATCHES:,} objects with a 'batch_uid' of 1 to {BATCH_UID_CHARS} characters that no "
-        f"other has, 'metrics' and optionally 'artifacts_ref', and of at most {ACTION_INPUT_BYTES:,} bytes of JSON"
+        f"a list of at most {ACTION_BATCHES:,} objects with a 'batch_uid' of 1 to {BATCH_UID_CHARS} characters, without "
+        f"NUL, that no other has and that is not {FINAL_UID!r}, 'metrics' and optionally 'artifacts_ref', and of at most {ACTION_INPUT_BYTES:,} bytes of JSON"
     )
 
 
@@ -306,7 +320,7 @@ def _check_batch_uids(value: object) -> str | None:
 
 def _is_batch(given: dict[str, Any]) -> bool:
     uid, ref = given.get("batch_uid"), given.get("artifacts_ref")
-    named = isinstance(uid, str) and 1 <= len(uid) <= BATCH_UID_CHARS and uid != FINAL_UID
+    named = batch_uid_problem(uid) is None
     is_known = given.keys() <= {"batch_uid", "metrics", "artifacts_ref"}
     return named and is_known and isinstance(given.get("metrics", {}), dict) and isinstance(ref, dict | None)
 
@@ -395,17 +409,19 @@ def nodes_below(nodes: Sequence[Node], index: int) -> set[int]:
     A node depends on its parents, on the nodes from which it pulls, on the nodes that its function names, and on the
     nodes that route to it.
     """
-    children = _children_of(nodes)
-    found: set[int] = set()
-    waiting = [index]
+    return _find_below(children_of(nodes), index)
+
+
+def _find_below(children: Sequence[Collection[int]], index: int) -> set[int]:
+    found, waiting = {index}, [index]
     while waiting:
-        new = children[waiting.pop()].keys() - found - {index}
-        found |= new
+        new = [child for child in children[waiting.pop()] if child not in found]
+        found.update(new)
         waiting += new
-    return found
+    return found - {index}
 
 
-def _children_of(nodes: Sequence[Node]) -> list[dict[int, bool]]:
+def children_of(nodes: Sequence[Node]) -> list[dict[int, bool]]:
     """Return the children of each node, with whether they use what the node has stored, or start by its route."""
     index_of = {node.node_id: node.index for node in nodes}
     children: list[dict[int, bool]] = [{} for _ in nodes]
@@ -442,7 +458,7 @@ class Pauses:
     @cached_property
     def children(self) -> list[dict[int, bool]]:
         """The children of each node, with whether they use its results. Only a change of the graph changes them."""
-        return _children_of(self._nodes)
+        return children_of(self._nodes)
 
     def change_graph(self) -> None:
         """Find the nodes of all scopes again, because the graph has changed."""
@@ -475,13 +491,13 @@ class Pauses:
             )
         if kind == "node":
             return (index,)
-        below = nodes_below(self._nodes, index)
+        below = _find_below(self.children, index)
         if not below:
             raise ActionRejected(f"scopes has {printed(scope)}, but no node depends on {printed(name)}")
         return below
 
     def _nodes_of_role(self, scope: str, role: str) -> Collection[int]:
-        found = [node.index for node in self._nodes if node.type == role]
+        found = frozenset(node.index for node in self._nodes if node.type == role)
         if not found:
             roles = sorted({node.type for node in self._nodes})
             raise ActionRejected(f"scopes has {printed(scope)}, but the roles of the task are {names(roles)}")
@@ -545,48 +561,146 @@ def name_state(node: Node, state: NodeState) -> str:
 
 def _find_node(node_id: str, task: Task) -> Node:
     """Return a node that an action names. Raise ActionRejected if there is none, or if its reset is in progress."""
-    found = next((node for node in task.nodes if node.node_id == node_id), None)
-    if found is None:
+    index = task.index_of.get(node_id)
+    if index is None:
         hint = suggestion(node_id, (node.node_id for node in task.nodes))
         raise ActionRejected(f"the task has no node {printed(node_id)}{hint}")
-    if found.index in task.resetting:
+    if index in task.resetting:
         raise ActionRejected(
             f"an earlier action resets node {printed(node_id)} at present; try again when it is queued"
         )
-    return found
+    return task.nodes[index]
 
 
 def _plan_retry(action: RetryNode, task: Task) -> Plan:
+    """Return the plan that starts a node again, in a new generation, or ends its wait for a retry in the present one."""
     node = _find_node(action.node_id, task)
     state = task.states[node.index]
-    _check_may_retry(node, state, task)
     changed = _change_node(node, action, task)
-    planned = _plan_reset(RETRY_NODE, node, task, interrupt=action.interrupt, to=NodeStatus.QUEUED.value)
-    return replace(planned, changed=changed)
-
-
-def _check_may_retry(node: Node, state: NodeState, task: Task) -> None:
-    """Raise ActionRejected unless a node has ended or is held, and may start again."""
-    if not state.status.ended and state.held_until is None:
+    is_restart = changed is not None or action.interrupt
+    if not _may_restart(node, state, task) or (state.status in _IN_FLIGHT and not action.interrupt):
+        if changed is None and node.index in task.waiting:
+            return _plan_end_of_wait(node, state, task)
+        way = _describe_way(node, state, task)
+        raise ActionRejected(f"node {printed(node.node_id)} is {name_state(node, state)}; {way}")
+    if is_restart or state.status.ended or state.held_until is not None:
+        planned = _plan_reset(RETRY_NODE, node, task, interrupt=action.interrupt, to=NodeStatus.QUEUED.value)
+        return replace(planned, changed=changed)
+    if not _waits_for_retry(node, state, task):
         raise ActionRejected(
-            f"node {printed(node.node_id)} is {name_state(node, state)}; retry_node starts a node again that has ended or "
-            "is held; skip_node, complete_node and fail_node end an open one"
+            f"node {printed(node.node_id)} waits for no retry: it continues "
+            f"{'after the pause, which resume ends' if node.index in task.pauses.held else 'as soon as it can'}; "
+            "interrupt=true starts it again in a new generation"
         )
-    if state.skip_reason is SkipReason.ROUTING and node.conditional:
-        raise ActionRejected(
-            f"node {printed(node.node_id)} was skipped because no route leads to it; retry the node that routes to it"
-        )
-    if state.skip_reason is SkipReason.UPSTREAM_FAILED:
-        failed = [each for each in node.depends_on if _blocks(each, task)]
-        raise ActionRejected(
-            f"node {printed(node.node_id)} was skipped because of {names(failed) or 'its parents'}; retry or complete those"
-        )
+    return _plan_end_of_wait(node, state, task)
 
 
-def _blocks(parent: str, task: Task) -> bool:
-    node = next(each for each in task.nodes if each.node_id == parent)
-    state = task.states[node.index]
-    return state.status.ended and state.status is not NodeStatus.FINISHED
+def _waits_for_retry(node: Node, state: NodeState, task: Task) -> bool:
+    """Return whether a node waits for a retry, also after the pause that holds it, or for its sources."""
+    return state.next_retry_at is not None or state.retry_left is not None or node.index in task.waiting
+
+
+def _plan_end_of_wait(node: Node, state: NodeState, task: Task) -> Plan:
+    """Return the plan that lets a node, or its shards, start the next attempt now. The node stays in its generation."""
+    name, is_paused = printed(node.node_id), node.index in task.pauses.held
+    to = state.status.value if state.status in _IN_FLIGHT else PAUSED if is_paused else DUE
+    notes = [f"node {name} keeps its batches and its retry budget; interrupt=true starts it anew"]
+    if is_paused:
+        notes.append(f"node {name} starts its next attempt after the pause")
+    return Plan(
+        what=node.node_id,
+        changes=[Change(index=node.index, from_=name_state(node, state), to=to)],
+        notes=tuple(notes),
+        ends_wait=node.index,
+    )
+
+
+def _may_restart(node: Node, state: NodeState, task: Task) -> bool:
+    """Return whether retry_node can start a node again, perhaps only with `interrupt`."""
+    if state.held_until is not None:
+        return True
+    if state.status.ended:
+        return not _Skips(task).is_blocked(node)
+    return state.status.begun and node.approval is None and node.delay is None
+
+
+def _describe_way(node: Node, state: NodeState, task: Task) -> str:
+    """Return which actions start a node again, or decide about it, in its present state."""
+    if state.status.ended and (skips := _Skips(task)).is_blocked(node):
+        causes = names(skips.find_causes(node)) or "its parents"
+        why = "which has not routed to it" if skips.lacks_route(node) else "because of which it was skipped"
+        return f"retry_node of {causes}, {why}, starts it again, and complete_node ends it as finished"
+    if state.status.ended or state.held_until is not None:
+        return "retry_node starts it again, also with another input"
+    if state.status in _IN_FLIGHT:
+        return "retry_node with interrupt=true stops its attempt and starts it again"
+    if node.approval is not None and state.status.begun:
+        return "decide approves or rejects it"
+    if node.delay is not None and state.status.begun:
+        return "complete_node or skip_node ends its delay"
+    if state.status.begun:
+        now = "" if _waits_for_retry(node, state, task) else " with interrupt=true"
+        return f"retry_node{now} starts it again"
+    if node.index in task.pauses.held:
+        return "it is paused: resume ends the pause, and change_graph changes its input before it starts"
+    missing = [each for each in node.prerequisites if each not in task.satisfied]
+    waits = f"it waits for {names(missing)}, which satisfy reports, and " if missing else ""
+    return f"{waits}change_graph changes its input before it starts"
+
+
+_INHERITED = frozenset({SkipReason.CONDITION, SkipReason.USER})
+"""Reasons for which a node may be skipped itself, or because its parents were."""
+
+
+class _Skips:
+    """The nodes for whose ends others were skipped."""
+
+    def __init__(self, task: Task) -> None:
+        self._states = task.states
+        self._by_id = {node.node_id: node for node in task.nodes}
+        self._routers: dict[str, list[Node]] = {}
+        for node in task.nodes:
+            for target in (*node.on_success, *node.on_failure):
+                self._routers.setdefault(target, []).append(node)
+
+    def is_blocked(self, node: Node) -> bool:
+        """Return whether a skipped node would be skipped again, because of its parents or its routers."""
+        state = self._states[node.index]
+        if state.skip_reason in (SkipReason.ROUTING, SkipReason.UPSTREAM_FAILED):
+            return True
+        if state.skip_reason not in _INHERITED or state.condition is False or False in state.edges.values():
+            return False
+        unfinished = self._find_blockers(node)
+        needed = {"count": node.fan_in.count, ALL_DONE: 0}.get(node.fan_in.mode, 1)
+        is_closed = len(node.depends_on) - len(unfinished) < min(needed, len(node.depends_on))
+        reasons = {inherited_reason(each, self._states[each.index]) for each in unfinished}
+        return is_closed and reasons == {state.skip_reason}
+
+    def lacks_route(self, node: Node) -> bool:
+        """Return whether a node was skipped because no route leads to it."""
+        return node.conditional and self._states[node.index].skip_reason is SkipReason.ROUTING
+
+    def _find_blockers(self, node: Node) -> list[Node]:
+        """Return the parents that have ended without finishing."""
+        parents = (self._by_id[each] for each in node.depends_on)
+        return [
+            each
+            for each in parents
+            if (state := self._states[each.index]).status.ended and inherited_reason(each, state)
+        ]
+
+    def find_causes(self, node: Node) -> list[str]:
+        """Return the ids of the nodes for whose ends a node was skipped, directly or through others."""
+        causes: dict[str, None] = {}
+        seen, waiting = {node.index}, [node]
+        while waiting:
+            each = waiting.pop()
+            routers = self._routers.get(each.node_id, []) if self.lacks_route(each) else []
+            new = [one for one in (*self._find_blockers(each), *routers) if one.index not in seen]
+            seen.update(one.index for one in new)
+            waiting += [one for one in new if self.is_blocked(one)]
+            causes |= {one.node_id: None for one in new if not self.is_blocked(one)}
+        return [*causes]
 
 
 _ENDS: Mapping[type[Action], tuple[str, NodeStatus]] = {
@@ -603,7 +717,7 @@ def _plan_end(action: SkipNode | CompleteNode | FailNode, task: Task) -> Plan:
     is_same = state.status is status and state.skip_reason in (None, SkipReason.USER)
     if is_same and not isinstance(action, CompleteNode):
         raise ActionRejected(
-            f"node {printed(node.node_id)} is {status.value} already; retry_node starts it again"
+            f"node {printed(node.node_id)} is {status.value} already; {_describe_way(node, state, task)}"
         )
     if state.status in _IN_FLIGHT and not action.interrupt:
         raise ActionRejected(
@@ -628,16 +742,19 @@ def _plan_batches(action: RetryBatches | SkipBatches, task: Task) -> Plan:
     state = task.states[node.index]
     if node.quarantine is None:
         raise ActionRejected(
-            f"node {printed(node.node_id)} sets no batches aside, because it has no on_batch_failure; retry_node runs it again"
+            f"node {printed(node.node_id)} sets no batches aside, because it has no on_batch_failure; "
+            f"{_describe_way(node, state, task)}"
         )
     has_finished = state.status is NodeStatus.FINISHED
     if not has_finished and state.status is not NodeStatus.FAILED and state.held_until is None:
         raise ActionRejected(
             f"node {printed(node.node_id)} is {name_state(node, state)}; {name} is for a node that has finished or failed, or "
-            "is held"
+            f"is held; {_describe_way(node, state, task)}"
         )
     if has_finished and not state.failed_batches and not (action.batch_uids and name == RETRY_BATCHES):
-        raise ActionRejected(f"node {printed(node.node_id)} has set no batch aside that is not skipped")
+        raise ActionRejected(
+            f"node {printed(node.node_id)} has set no batch aside that is not skipped; {_describe_way(node, state, task)}"
+        )
     aside = SetAside(index=node.index, batch_uids=action.batch_uids, skips=name == SKIP_BATCHES)
     if has_finished and aside.skips:
         change = Change(index=node.index, from_=state.status.value, to=state.status.value)
@@ -654,7 +771,7 @@ def _describe_batches(node: Node, action: RetryBatches | SkipBatches) -> str:
 
 def _plan_reset(name: str, node: Node, task: Task, *, interrupt: bool, to: str) -> Plan:
     """Return the plan that starts new generations of a node and of what depends on it. `to` is its next state."""
-    resets, unblocks = find_resets(node.index, task.nodes, task.states, task.pauses.children)
+    resets, unblocks = find_resets([node.index], task.nodes, task.states, task.pauses.children)
     if busy := [task.nodes[index].node_id for index in resets & {*task.resetting}]:
         raise ActionRejected(f"an earlier action resets {names(busy)} at present; try again when it is done")
     running = sorted(index for index in resets if task.states[index].status in _IN_FLIGHT)
@@ -690,10 +807,7 @@ def plan_rerun(
     The nodes in `keeps` keep their batches, and try those again that they have set aside.
     """
     index_of = {node.node_id: node.index for node in nodes}
-    resets, children = set[int](), _children_of(nodes)
-    for node_id in node_ids:
-        if index_of[node_id] not in resets:
-            resets |= find_resets(index_of[node_id], nodes, states, children)[0]
+    resets, _ = find_resets([index_of[node_id] for node_id in node_ids], nodes, states, children_of(nodes))
     return Plan(
         what=names(node_ids),
         changes=[
@@ -747,26 +861,23 @@ def is_incomplete(state: NodeState) -> bool:
 
 
 def find_resets(
-    target: int,
+    targets: Sequence[int],
     nodes: Sequence[Node],
     states: Sequence[NodeState],
-    children: Sequence[Mapping[int, bool]] | None = None,
+    children: Sequence[Mapping[int, bool]],
 ) -> tuple[set[int], set[int]]:
-    """Return the nodes that start a new generation with `target`, and the open ones below them that have not started.
+    """Return the nodes that start a new generation with `targets`, and the open ones below them that have not started.
 
-    `children` are those of the nodes, if the caller knows them.
-
-    A node below that has started or ended starts again, unless it has started by a gate that needs only some parents
-    (`any`, `count:n`), and uses nothing that a reset node has stored.
+    A node below that has started in its generation, or ended, starts again, unless it has started by a gate that needs
+    only some parents (`any`, `count:n`), and uses nothing that a reset node has stored.
     """
-    children = _children_of(nodes) if children is None else children
-    resets, unstarted, waiting = {target}, set[int](), [target]
+    resets, unstarted, waiting = {*targets}, set[int](), [*targets]
     while waiting:
         for child, uses in children[waiting.pop()].items():
             state = states[child]
             if child in resets:
                 continue
-            if not (state.status.ended or state.status.begun):
+            if not (state.status.ended or state.status.begun or state.kept):
                 unstarted.add(child)
             elif uses or not _stays(nodes[child], state):
                 resets.add(child)
@@ -891,12 +1002,13 @@ def _plan_decision(action: Decide, task: Task) -> Plan:
     state = task.states[node.index]
     if node.approval is None:
         raise ActionRejected(
-            f"node {printed(node.node_id)} is no approval; retry_node, skip_node, complete_node and fail_node decide about "
-            "a held node"
+            f"node {printed(node.node_id)} is no approval, and it is {name_state(node, state)}; "
+            f"{_describe_way(node, state, task)}"
         )
     if state.status is not NodeStatus.DEFERRED or state.held_until is not None:
         raise ActionRejected(
-            f"node {printed(node.node_id)} is {name_state(node, state)}, so it does not wait for a decision"
+            f"node {printed(node.node_id)} is {name_state(node, state)}, so it does not wait for a decision; "
+            f"{_describe_way(node, state, task)}"
         )
     approves = action.decision == APPROVE
     to = NodeStatus.FINISHED if approves else NodeStatus.FAILED
@@ -921,18 +1033,20 @@ def _plan_satisfaction(action: Satisfy, task: Task) -> Plan:
         raise ActionRejected(f"the prerequisite {printed(action.prerequisite)} is satisfied already")
     open_nodes = [node for node in named if task.states[node.index].status is NodeStatus.QUEUED]
     satisfied = {*task.satisfied, action.prerequisite}
-    lacking = [node.node_id for node in open_nodes if {*node.prerequisites} - satisfied]
+    lacking = {node.index: node.node_id for node in open_nodes if {*node.prerequisites} - satisfied}
     return Plan(
         what=action.prerequisite,
         changes=[
             Change(
                 index=node.index,
                 from_=WAITING,
-                to=WAITING if node.node_id in lacking else NodeStatus.QUEUED.value,
+                to=WAITING if node.index in lacking else NodeStatus.QUEUED.value,
             )
             for node in open_nodes
         ],
-        notes=(f"nodes that wait for further prerequisites: {names(lacking)}",) if lacking else (),
+        notes=(f"nodes that wait for further prerequisites: {names([*lacking.values()])}",)
+        if lacking
+        else (),
         satisfies=action.prerequisite,
     )
 
@@ -977,7 +1091,7 @@ def _find_unstarted(node_id: str, task: Task) -> int:
     if state.status is not NodeStatus.QUEUED:
         raise ActionRejected(
             f"node {printed(node_id)} is {name_state(node, state)}, and change_graph changes only nodes that have not "
-            "started; retry_node changes the input of a node that has ended or is held"
+            f"started; {_describe_way(node, state, task)}"
         )
     return node.index
 
@@ -1000,7 +1114,8 @@ def _plan_pause(action: Pause, task: Task) -> Plan:
             f"{names(scopes)} {'is' if len(scopes) == 1 else 'are'} paused already; resume ends a pause, and "
             "interrupt=true stops attempts that still run"
         )
-    held = pauses.held_with(new) | {*interrupts}
+    stopped = {*interrupts}
+    held = pauses.held_with(new) | stopped
     open_nodes = [
         index
         for index in sorted(held)
@@ -1009,7 +1124,7 @@ def _plan_pause(action: Pause, task: Task) -> Plan:
     if not open_nodes:
         raise ActionRejected(f"all nodes of {names(scopes)} have ended, or wait for a decision")
     in_flight = [index for index in open_nodes if states[index].status in _IN_FLIGHT]
-    finish = [index for index in in_flight if index not in interrupts]
+    finish = {index for index in in_flight if index not in stopped}
     notes = []
     if finish:
         notes.append(f"attempts that run until their end: {len(finish):,}; interrupt=true stops them")
@@ -1087,15 +1202,27 @@ class Audit:
 
     entries: list[AppliedAction] = field(default_factory=list)
     """The list changes in place, because it is part of the state of the task."""
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The results of the latest of them, by the id of the update. The dictionary changes in place, too."""
 
     @property
     def revision(self) -> int:
         """The number of actions that were applied."""
         return self.entries[-1].revision if self.entries else 0
 
-    def find(self, update_id: str) -> AppliedAction | None:
-        """Return the entry of an update that was applied before, in this run or in an earlier one."""
-        return next((each for each in self.entries if each.update_id == update_id), None)
+    def find(self, update_id: str) -> dict[str, Any] | None:
+        """Return the result of an update that was applied before, in this run or in an earlier one."""
+        if update_id in self.results:
+            return self.results[update_id]
+        entry = next((each for each in self.entries if each.update_id == update_id), None)
+        return None if entry is None else _forgotten_result(entry)
+
+    def keep_result(self, update_id: str, result: dict[str, Any]) -> dict[str, Any]:
+        """Keep the result of an update, and forget the oldest ones if all together are too large. Return the result."""
+        self.results[update_id] = result
+        while self.results and json_bytes(self.results) > ACTION_RESULTS_BYTES:
+            del self.results[next(iter(self.results))]
+        return result
 
     def add(self, name: str, action: Action, planned: Plan, at: float, update_id: str) -> None:
         """Note an action that is applied now."""
@@ -1132,10 +1259,10 @@ def result_of(planned: Plan, nodes: Sequence[Node], revision: int) -> dict[str, 
     }
 
 
-def repeated_result(entry: AppliedAction) -> dict[str, Any]:
-    """Return the result of an update whose id was applied before."""
-    return {
-        "revision": entry.revision,
-        "affected": [],
-        "notes": [f"this update was applied before, as revision {entry.revision}; it is not applied again"],
-    }
+def _forgotten_result(entry: AppliedAction) -> dict[str, Any]:
+    """Return the result of an update that was applied before, and whose own result the task no longer keeps."""
+    note = (
+        f"this update was applied before, as revision {entry.revision}, to {entry.affected:,} nodes; it is not applied "
+        "again, and the task no longer keeps which nodes these were"
+    )
+    return {"revision": entry.revision, "affected": [], "notes": [note]}

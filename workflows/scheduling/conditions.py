@@ -37,9 +37,15 @@ class Conditions:
     def __init__(self, nodes: Sequence[Node], states: Sequence[NodeState]) -> None:
         self._nodes = nodes
         self._states = states
-        self.due: list[Due] = []
-        """The conditions that have become due since the last call of `pop_due`."""
-        self._asked: set[Due] = set()
+        self._due: dict[Due, None] = {}
+        """The conditions that have become due since the last call of `pop_due`, in the order of becoming due."""
+        self._asked: dict[int, set[Due]] = {}
+        """The conditions that have become due before, by each of their nodes: that of an edge has two."""
+
+    @property
+    def any_due(self) -> bool:
+        """Whether conditions have become due since the last call of `pop_due`."""
+        return bool(self._due)
 
     def passes(self, child: int, parent: int) -> bool | None:
         """Return the result of an edge's condition, and True for an edge without one.
@@ -61,9 +67,10 @@ class Conditions:
         return False
 
     def _ask(self, due: Due) -> None:
-        if due not in self._asked:
-            self._asked.add(due)
-            self.due.append(due)
+        if due not in self._asked.get(due.node, ()):
+            for index in _nodes_of(due):
+                self._asked.setdefault(index, set()).add(due)
+            self._due[due] = None
 
     def store(self, due: Due, result: bool) -> None:
         """Store the result of a condition in the state of its node."""
@@ -74,13 +81,15 @@ class Conditions:
 
     def forget(self, index: int) -> None:
         """Let the conditions of a node, and those of the edges from and to it, become due again."""
-        self._asked = {due for due in self._asked if index not in (due.node, due.parent)}
-        self.due = [due for due in self.due if index not in (due.node, due.parent)]
+        for due in self._asked.pop(index, ()):
+            for other in _nodes_of(due):
+                self._asked.get(other, set()).discard(due)
+            self._due.pop(due, None)
 
     def pop_due(self, is_held: Callable[[Due], bool]) -> list[Due]:
         """Return the conditions that have become due since the last call. Those that are held stay due."""
-        due = [each for each in self.due if not is_held(each)]
-        self.due = [each for each in self.due if is_held(each)]
+        due = [each for each in self._due if not is_held(each)]
+        self._due = dict.fromkeys(each for each in self._due if is_held(each))
         return due
 
     def text_of(self, due: Due) -> str:
@@ -88,6 +97,10 @@ class Conditions:
         node = self._nodes[due.node]
         text = node.when if due.parent is None else node.edge_when[self._nodes[due.parent].node_id]
         return text or ""
+
+
+def _nodes_of(due: Due) -> tuple[int, ...]:
+    return (due.node,) if due.parent is None else (due.node, due.parent)
 
 
 _CODES_BYTES = 200_000

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from flowkit.models import Node, NodeState
     from flowkit.workflows.scheduling.conditions import Conditions
+    from flowkit.workflows.scheduling.streams import Streams
 
 
 _INHERITED = (SkipReason.UPSTREAM_FAILED, SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER)
@@ -125,8 +126,11 @@ def higher_precedence(left: SkipReason | None, right: SkipReason | None) -> Skip
 class Gates:
     """The gates of one graph. `states` are the complete states of the nodes."""
 
-    def __init__(self, nodes: Sequence[Node], states: Sequence[NodeState], conditions: Conditions) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], states: Sequence[NodeState], conditions: Conditions, streams: Streams
+    ) -> None:
         self._nodes = nodes
+        self._streams = streams
         self._states = states
         self._conditions = conditions
         index_of = {node.node_id: node.index for node in nodes}
@@ -216,8 +220,8 @@ class Gates:
 
         With `start_when: first_batch`, a batch opens the gate, but the edges without a condition count the ends.
         """
-        node, source = self._nodes[child], self._nodes[parent]
-        if source.node_id not in node.streams_from or not self._states[parent].streamed:
+        node = self._nodes[child]
+        if not self._states[parent].streamed or not self._streams.leads(parent, child):
             return False
         if not self.needs_condition(child, parent) and self._is_undecided(child, parent):
             return False

@@ -15,7 +15,7 @@ from flowkit.limits import FAILED_NODES
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from flowkit.models import Node, NodeState
 
@@ -53,6 +53,12 @@ class Routing:
         for router, named in self._targets.items():
             for target in named:
                 self._routers[target].append(router)
+        self._index_of = index_of
+        self._remediated: dict[int, list[int]] = {}
+        """For each target of a list `on_failure`, the routers that fire it when they fail."""
+        for router in self._targets:
+            for target_id in nodes[router].on_failure:
+                self._remediated.setdefault(index_of[target_id], []).append(router)
         self._gates = {target: RouteGate(len(routers)) for target, routers in self._routers.items()}
         self._failed: set[int] = set()
         """Failed nodes with a list `on_failure`."""
@@ -86,9 +92,9 @@ class Routing:
         """
         node, failed = self._nodes[index], state.status is NodeStatus.FAILED
         for target in self.targets(index):
-            gate = self._gates[target]
-            gate.open_routers -= 1
-            gate.fired |= fires(node, state, self._nodes[target].node_id)
+            self._gates[target].open_routers -= 1
+        for target_id in fired_targets(node, state):
+            self._gates[self._index_of[target_id]].fired = True
         if failed and node.on_failure:
             self._failed.add(index)
             return self._decide([index])
@@ -109,7 +115,7 @@ class Routing:
 
     def _note(self, target: int, *, success: bool) -> list[int]:
         """Count the target for its routers, which it returns."""
-        routers = list(self._remediated(target))
+        routers = self._remediated.get(target, [])
         if success:
             self._successful.update(routers)
         else:
@@ -130,22 +136,19 @@ class Routing:
                 undecided += self._note(router, success=handled)
         return lost
 
-    def _remediated(self, target: int) -> Iterator[int]:
-        """Yield the routers that fire `target` when they fail."""
-        node_id = self._nodes[target].node_id
-        return (router for router in self.routers(target) if node_id in self._nodes[router].on_failure)
-
     def failed_nodes(self, index: int, states: Sequence[NodeState]) -> list[dict[str, Any]]:
         """Return the failures that fired this target, in the form that its attempts receive."""
-        failed = [router for router in self._remediated(index) if states[router].status is NodeStatus.FAILED]
+        failed = [
+            router for router in self._remediated.get(index, ()) if states[router].status is NodeStatus.FAILED
+        ]
         return [_failure(self._nodes[router], states[router]) for router in failed[:FAILED_NODES]]
 
 
-def fires(router: Node, state: NodeState, target_id: str) -> bool:
-    """Return whether a router that ended in `state` fires the target."""
+def fired_targets(router: Node, state: NodeState) -> Sequence[str]:
+    """Return the ids of the targets that a router fires by ending in `state`."""
     if state.status is NodeStatus.FINISHED:
-        return target_id in router.on_success
-    return state.status is NodeStatus.FAILED and target_id in router.on_failure
+        return router.on_success
+    return router.on_failure if state.status is NodeStatus.FAILED else ()
 
 
 def _failure(node: Node, state: NodeState) -> dict[str, Any]:

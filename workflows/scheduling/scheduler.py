@@ -57,8 +57,10 @@ class Scheduler:
         self.nodes: Sequence[Node] = graph.nodes
         self.states = states
         self.satisfied = [] if satisfied is None else satisfied
+        self._satisfied = {*self.satisfied}
         self.resetting: set[int] = set()
-        """The nodes whose reset or change is in progress. They neither start nor end meanwhile."""
+        """The nodes whose reset or change is in progress. They neither start nor end meanwhile, whatever their attempts
+        still report."""
         self.has_generations = any(state.first_epoch for state in states)
         """Whether a node has had more than one generation."""
         self.rounds: Counter[int] = Counter()
@@ -94,8 +96,9 @@ class Scheduler:
 
         `active` are nodes that the workflow has started, and that do not become ready again.
         """
+        self.streams.forget()
         self.routing = Routing(self.nodes)
-        self._gates = Gates(self.nodes, self.states, self._conditions)
+        self._gates = Gates(self.nodes, self.states, self._conditions, self.streams)
         self._open_nodes = len(self.nodes)
         self._hard_failure: int | None = None
         self._ready: list[int] = []
@@ -105,7 +108,7 @@ class Scheduler:
 
     def _rebuild(self) -> None:
         for index, state in enumerate(self.states):
-            if state.streamed:
+            if state.streamed and index not in self.resetting:
                 for child in self.streams.children.get(index, ()):
                     self._gates.count_batch(child, index)
         ended = [i for i, state in enumerate(self.states) if state.status.ended]
@@ -139,12 +142,13 @@ class Scheduler:
         Those in `kept` start again in their generation. Attempts of the earlier generation that have not ended keep its state, which no longer counts.
         """
         self.has_generations = True
+        self.streams.forget()
         for index in indexes:
             old = self.states[index]
             new = NodeState(epoch=old.epoch, ordinary=old.ordinary)
             if index in kept:
                 new.first_epoch, new.generation = old.first_epoch, old.generation
-                new.evaluated = old.evaluated
+                new.kept = True
             else:
                 new.first_epoch, new.generation = old.epoch, old.generation + 1
             self.states[index] = new
@@ -192,12 +196,13 @@ class Scheduler:
     def satisfy(self, prerequisite: str) -> None:
         """Note that a prerequisite is satisfied, and start the nodes that have waited only for it."""
         self.satisfied.append(prerequisite)
+        self._satisfied.add(prerequisite)
         named = (node.index for node in self.nodes if prerequisite in node.prerequisites)
         self._settle(index for index in named if not self.states[index].status.ended)
 
     def missing_prerequisites(self, index: int) -> list[str]:
         """Return the prerequisites of a node that are not satisfied."""
-        return [each for each in self.nodes[index].prerequisites if each not in self.satisfied]
+        return [each for each in self.nodes[index].prerequisites if each not in self._satisfied]
 
     def _skip_unreachable(self) -> None:
         """Skip the conditional nodes to which no route can lead."""
@@ -225,15 +230,65 @@ class Scheduler:
 
     @property
     def must_stop(self) -> bool:
-        """Whether a failure stops the task now. With `finish_running`, the nodes that have started finish before."""
+        """Whether a failure stops the task now. With `finish_running`, running attempts and their retries end before."""
         return self._hard_failure is not None and not (
-            self.finishes_running and any(state.status.begun for state in self.states)
+            self.finishes_running and any(map(self._keeps_open, self.nodes, self.states))
         )
+
+    def _keeps_open(self, node: Node, state: NodeState) -> bool:
+        """Return whether a task that starts no further node waits for this one: it runs, or runs again by itself.
+
+        Nodes that wait for a person or for a time do not count, nor do paused ones. A node that has yielded to its
+        sources runs again when all of them have ended; until then, the task waits for the sources.
+        """
+        if state.status is not NodeStatus.DEFERRED:
+            return state.status.begun
+        if node.approval is not None or node.delay is not None or state.held_until is not None:
+            return False
+        return node.index not in self.pauses.held and not self.yields_to_sources(node)
+
+    def yields_to_sources(self, node: Node) -> bool:
+        """Return whether a node has yielded, and waits for nodes from which it pulls and that have not ended."""
+        if self.states[node.index].reason_code != reason_codes.YIELDED:
+            return False
+        return any(not self.states[self.index_of[source]].status.ended for source in node.pulls_from)
+
+    def source_progress(self, node: Node) -> int:
+        """Return a number that increases when a node from which this one pulls starts an attempt, or ends."""
+        states = (self.states[self.index_of[source]] for source in node.pulls_from)
+        return sum(2 * state.epoch + state.status.ended for state in states)
+
+    def is_stalled(self, node: Node, seen: int) -> bool:
+        """Return whether a node that has yielded would find nothing new: no source runs, and one has not ended.
+
+        `seen` is the progress of its sources when the attempt began that has yielded.
+        """
+        sources = [self.states[self.index_of[source]].status for source in node.pulls_from]
+        is_idle = not any(status.in_flight for status in sources)
+        return is_idle and not all(status.ended for status in sources) and self.source_progress(node) == seen
 
     @property
     def finishes_running(self) -> bool:
         """Whether no further node starts, because one has failed in a graph with `finish_running`."""
         return self._hard_failure is not None and self._on_failure is OnNodeFailure.FINISH_RUNNING
+
+    def must_not_start(self, index: int) -> bool:
+        """Return whether a node has not started, and no further node of the task starts."""
+        return self.finishes_running and not self.states[index].status.begun
+
+    def end_holds(self) -> list[int]:
+        """Fail the held nodes of a task that starts no further node, and return their indexes.
+
+        Such a task does not wait for a decision. Do nothing in other tasks.
+        """
+        if not self.finishes_running:
+            return []
+        held = [index for index, state in enumerate(self.states) if state.held_until is not None]
+        for index in held:
+            self.states[index].held_until = None
+            self.end(index, NodeStatus.FAILED)
+        self.changed.update(held)
+        return held
 
     @property
     def failures(self) -> list[Node]:
@@ -292,16 +347,18 @@ class Scheduler:
 
         A node with a condition follows when its condition is true.
         """
-        ready = [index for index in self._ready if not self.states[index].status.ended]
+        ready = [
+            index
+            for index in self._ready
+            if not self.states[index].status.ended and not self.must_not_start(index)
+        ]
         self._ready.clear()
-        if self.finishes_running:
-            return [index for index in ready if self.states[index].status.begun]
         return ready
 
     @property
     def any_due(self) -> bool:
         """Whether conditions have become due since the last call of `pop_due`."""
-        return bool(self._conditions.due) and not self.finishes_running
+        return self._conditions.any_due and not self.finishes_running
 
     def pop_due(self) -> list[Due]:
         """Return the conditions that have become due since the last call, in the order of becoming due.
@@ -335,6 +392,8 @@ class Scheduler:
         """Store the results of conditions that still matter, and only then start and skip nodes."""
         awaited = [(due, result) for due, result in results.items() if self.awaits(due)]
         nodes: list[int] = []
+        if any(due.parent is not None for due, _ in awaited):
+            self.streams.forget()
         for due, result in awaited:
             self._conditions.store(due, result)
             if due.parent is not None:
@@ -350,13 +409,18 @@ class Scheduler:
 
         Those whose failure is held become ready, with `held_until` HOLD.
         """
-        held = [index for index in indexes if self.nodes[index].hold_sec is not None]
+        held = {index: None for index in indexes if self.holds_failure(index)}
         for index in held:
             self.states[index].held_until = HOLD
             self._add_begun(index)
-        self._ready += [index for index in held if index not in self._ready]
+        ready = {*self._ready}
+        self._ready += [index for index in held if index not in ready]
         failed = [index for index in indexes if index not in held]
         self._settle(self._end_together(failed, NodeStatus.FAILED))
+
+    def holds_failure(self, index: int) -> bool:
+        """Return whether the failure of a node is held for a decision."""
+        return self.nodes[index].hold_sec is not None and not self.finishes_running
 
     def _end_together(
         self, indexes: Collection[int], status: NodeStatus, reason: SkipReason | None = None
@@ -371,12 +435,23 @@ class Scheduler:
         """End a node with `status`, and skip the nodes whose gates close as a result, parents before children.
 
         The skipped nodes are added to `changed`. The node itself is not, unless it ends with another status: a node
-        that a batch has started fails as `upstream_failed` if failed parents would have kept it from starting.
+        that a batch has started fails as `upstream_failed` if failed parents would have kept it from starting. The end of
+        an attempt whose node is being reset does not count.
         """
         state = self.states[index]
-        if not state.status.ended:
+        if not state.status.ended and index not in self.resetting:
             state.status, state.skip_reason = self._checked(index, status), reason
             self._settle(self._record_end(index))
+
+    def end_as_decided(self, index: int, status: NodeStatus, active: Collection[int]) -> None:
+        """End an open node as a person has decided, whatever its gate and its parents say.
+
+        The gates are decided anew, as after a reset, with the end of the node in place. `active` are those of `rebuild`.
+        """
+        state = self.states[index]
+        state.status = status
+        state.skip_reason = SkipReason.USER if status is NodeStatus.SKIPPED else None
+        self.rebuild(active)
 
     def _settle(self, nodes: Iterable[int]) -> None:
         """Note which of these nodes may start, and skip those that no longer can, with the nodes below them."""
@@ -418,7 +493,12 @@ class Scheduler:
         return self.add_batch(index)
 
     def is_current(self, index: int, epoch: int) -> bool:
-        """Return whether an epoch is that of the latest attempt of a node, or of one of its shards that run."""
+        """Return whether an epoch is that of the latest attempt of a node, or of one of its shards that run.
+
+        A node that is being reset has no such attempt: what its attempts store or report belongs to what it gives up.
+        """
+        if index in self.resetting:
+            return False
         return self.states[index].epoch == epoch or epoch in self.shard_epochs.get(index, ())
 
     def add_batch(self, index: int) -> bool:
@@ -476,6 +556,7 @@ class Scheduler:
         """
         state, targets = self.states[index], self.routing.targets(index)
         self._open_nodes -= 1
+        self.streams.note_end(state)
         self._note_hard_failure(self.routing.end(index, state))
         for child in self._children[index]:
             self._gates.count_end(child, index)

@@ -11,6 +11,7 @@ from flowkit.cli.admission.commands import admission
 from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
 from flowkit.cli.gateway.commands import gateway
+from flowkit.cli.health_check import health
 from flowkit.cli.project.command import init
 from flowkit.cli.retention.commands import close_orphaned, purge
 from flowkit.cli.tasks import attempts, commands, operate, results, validate, variables, workers
@@ -56,6 +57,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "validate": validate.validate,
     "schema": validate.schema,
     "doctor": doctor,
+    "health": health,
     "init": init,
     "purge": purge,
     "close-orphaned": close_orphaned,

@@ -45,15 +45,23 @@ def health_file(path: str | None, health: Callable[[], Reported]) -> Iterator[No
     if path is None:
         yield
         return
+    file = Path(path)
+    polled_mark(file).unlink(missing_ok=True)  # of a process that was killed
     end = threading.Event()
-    writer = threading.Thread(target=_write_until, args=(end, Path(path), health), daemon=True)
+    writer = threading.Thread(target=_write_until, args=(end, file, health), daemon=True)
     writer.start()
     try:
         yield
     finally:
         end.set()
         writer.join()
-        Path(path).unlink(missing_ok=True)
+        for each in (file, polled_mark(file)):
+            each.unlink(missing_ok=True)
+
+
+def polled_mark(file: Path) -> Path:
+    """Return the file by which health checks of one process remember that its roles have been polled."""
+    return file.with_name(f"{file.name}.polled")
 
 
 def _write_until(end: threading.Event, path: Path, health: Callable[[], Reported]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from dataclasses import dataclass, field
@@ -13,11 +12,15 @@ from flowkit.cli.errors import add_remedy
 from flowkit.errors import ConfigError
 from flowkit.graph.submission import parse_input, validate_input
 from flowkit.text import one_line, printed
+from flowkit.validation.json_keys import EqualKeys, load_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowkit.models import Graph
+
+_BOM = "\ufeff"
+"""With which some editors and shells begin a file."""
 
 _HERE = "this-file"
 """Placeholder for the task id while only graph and params are checked."""
@@ -89,9 +92,11 @@ def read_pairs(given: Sequence[str], option: str, example: str) -> dict[str, Any
 
 
 def read_value(text: str) -> Any:
-    """Return the value if the text is JSON; otherwise return the text."""
+    """Return the value if the text is JSON; otherwise return the text. Raise ConfigError for an object with a key twice."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return load_json(text, parse_constant=_refuse_constant)
+    except EqualKeys as error:
+        raise ConfigError(f"the value {printed(text)}: {error}") from None
     except (ValueError, RecursionError):
         return text
 
@@ -133,7 +138,9 @@ def _read_json(text: str, option: str) -> tuple[Any, str]:
 
 def _read(path: str, what: str) -> str:
     try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        return (
+            sys.stdin.read().removeprefix(_BOM) if path == "-" else Path(path).read_text(encoding="utf-8-sig")
+        )
     except FileNotFoundError:
         raise add_remedy(
             ConfigError(f"there is no {what} {path!r}"), "give the path of a JSON file"
@@ -144,10 +151,12 @@ def _read(path: str, what: str) -> str:
 
 
 def _parse_json(text: str, place: str) -> Any:
+    where = "stdin" if place == "-" else place
     try:
-        return json.loads(text)
+        return load_json(text)
+    except EqualKeys as error:
+        raise ConfigError(f"{where}: {error}") from None
     except (ValueError, RecursionError) as error:
-        where = "stdin" if place == "-" else place
         problem = ConfigError(f"{where} is not JSON: {one_line(error)}")
         raise add_remedy(problem, _suggest_json(text)) from None
 

@@ -301,6 +301,9 @@ class Coordinator(RemovedAttributes):
     ) -> str:
         """Start a task and return its id. Raise GraphError (a ValueError) if graph, params or id is invalid.
 
+        If a task with this id runs or has finished, leave it unchanged. Raise TaskIdTaken, which names what differs, if
+        it started with other params or another graph.
+
         With `admit`, submit the task to the admission queue instead (docs/admission.md): a process of
         `flowkit admission run` starts it when it is its turn. Raise AdmissionRejected if a limit is reached.
 
@@ -413,11 +416,16 @@ class Coordinator(RemovedAttributes):
         by: str = "",
         if_revision: int | None = None,
     ) -> dict[str, Any]:
-        """Run a node again that has ended or is held, with a new retry budget. What has used its results runs again, too.
+        """Start a node again, or end its wait for a retry. What has used its results runs again, too.
+
+        A node that has ended or is held starts a new generation, with a new retry budget; so does one that runs, with
+        `interrupt`. A node that waits for a retry starts its next attempt now, and keeps its generation, batches and
+        budget; with changed fields or `interrupt`, it starts a new generation.
 
         `input_inline` and `retry_policy` replace single keys of the node's own ones, and None as the value of a key of
         `input_inline` removes it. `input_ref` and `timeout_sec` replace the whole value. The changes stay for later
-        attempts. `interrupt` stops descendants that run; without it, the task rejects the action while one runs.
+        attempts. `interrupt` stops the attempt of the node and of descendants that run; without it, the task rejects the action
+        while one runs.
 
         Return the result of `pause`, and raise its errors.
         """

@@ -18,7 +18,7 @@ from flowkit.models import ALL_DONE, APPROVE, OnNodeFailure, RetryPolicy, StartW
 from flowkit.text import format_duration, names, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from flowkit.models import FanIn, Graph, Node
 
@@ -150,16 +150,20 @@ def _describe_parents(node: Node, routers: Routers) -> Iterator[Detail]:
     if node.streams_from and node.io.start_when is StartWhen.FIRST_BATCH:
         text = f"after the first batch of {names(node.streams_from, last=' or ')}"
     else:
-        text = f"after {_format_parents(node.fan_in, [format_parent(node, parent) for parent in node.depends_on])}"
+        text = f"after {_format_parents(node.fan_in, format_parents(node, node.depends_on))}"
     fields: dict[str, Any] = {"depends_on": list(node.depends_on), "fan_in": _format_fan_in(node.fan_in)}
     if node.streams_from:
         fields["streams_from"] = list(node.streams_from)
     yield Detail(text=text, fields=fields)
 
 
-def format_parent(node: Node, parent: str) -> str:
-    """Return the id of a parent, and whether its first batch satisfies the edge to `node`."""
-    return f"{shorten(parent, _PARENT_CHARS)} (first batch)" if parent in node.streams_from else parent
+def format_parents(node: Node, parents: Iterable[str]) -> list[str]:
+    """Return the ids of parents, and whether their first batches satisfy the edges to `node`."""
+    streaming = {*node.streams_from}
+    return [
+        f"{shorten(parent, _PARENT_CHARS)} (first batch)" if parent in streaming else parent
+        for parent in parents
+    ]
 
 
 def _format_fan_in(fan_in: FanIn) -> str:
@@ -290,7 +294,7 @@ def _describe_map(node: Node) -> Iterator[Detail]:
 
 def _describe_quarantine(node: Node) -> Iterator[Detail]:
     if (given := node.quarantine) is not None:
-        most = f"{given.most:,}" if given.share is None else f"{given.share:.4g} of the"
+        most = f"{given.most:,}" if given.share is None else f"{given.share * 100:.6g} % of the"
         text = f"sets up to {most} batches aside that fail {given.attempts} times"
         fields = {"attempts": given.attempts, "max": given.most if given.share is None else given.share}
         yield Detail(text=text, fields={"on_batch_failure": fields})

@@ -29,6 +29,7 @@ from flowkit.validation.values import (
     NODE_ID_RULE,
     SHORTEST_SEC,
     YEAR_SEC,
+    has_blank_end,
     is_node_id,
     is_number,
     is_role,
@@ -376,12 +377,12 @@ def _check_prerequisites(value: object) -> Iterator[str]:
     if len(texts) != len(given) or len(given) > limits.PREREQUISITES:
         yield (
             f"prerequisites {printed(value)} must be a list of at most {limits.PREREQUISITES} different texts of 1 to "
-            f"{limits.PREREQUISITE_CHARS} printable characters"
+            f"{limits.PREREQUISITE_CHARS} printable characters, without blanks at their ends"
         )
 
 
 def _is_prerequisite(text: str) -> bool:
-    return 1 <= len(text) <= limits.PREREQUISITE_CHARS and text.isprintable()
+    return 1 <= len(text) <= limits.PREREQUISITE_CHARS and text.isprintable() and not has_blank_end(text)
 
 
 def _check_time_limit(key: str, value: object) -> Iterator[str]:
@@ -444,6 +445,12 @@ def _check_retry_policy(value: object) -> Iterator[str]:
     for key, (allowed, fits) in RETRY_CHECKS.items():
         if value.get(key) is not None and not fits(value[key]):
             yield f"retry_policy.{key} {printed(value[key])} must be {allowed}"
+    first, most = value.get("backoff_sec"), value.get("max_backoff_sec")
+    if is_number(first) and is_number(most) and most < first:
+        yield (
+            f"retry_policy.max_backoff_sec {printed(most)} is below backoff_sec {printed(first)}, the wait before the first "
+            "retry: raise it, or lower backoff_sec"
+        )
 
 
 def _is_text_list(value: object) -> bool:

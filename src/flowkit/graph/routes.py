@@ -82,10 +82,12 @@ def _find_explicit_edges(
     A `depends_on` that names a router of the node only repeats the route. So does any edge to a target of `on_failure`.
     """
     children: _Parents = {}
+    succeeds = {(router, target) for router, named in on_success.items() for target in named}
+    fails = {(router, target) for router, named in on_failure.items() for target in named}
     for child, own in parents.items():
         for parent in own:
-            repeated = child in on_success.get(parent, ()) and (parent, child) not in edges
-            if not repeated and child not in on_failure.get(parent, ()):
+            repeated = (parent, child) in succeeds and (parent, child) not in edges
+            if not repeated and (parent, child) not in fails:
                 children.setdefault(parent, []).append(child)
     return children
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import PydanticSerializationError
 
 from flowkit import limits
 from flowkit.errors import BadInput, GraphError
@@ -16,10 +16,12 @@ from flowkit.graph.conditions import condition_problems
 from flowkit.graph.field_checks import json_bytes, wrong_graph
 from flowkit.graph.input_adapters import PULL, parse_pull
 from flowkit.graph.params import params_problems
+from flowkit.graph.streams import unread_warnings
 from flowkit.graph.validation import parse_graph, raise_if, shards_of
 from flowkit.limits import EXTERNAL_NODES, ID_CHARS, NODE_STATE_BYTES, TASK_DOCUMENT_BYTES
 from flowkit.models import RUNTIME_KEYS, VersionPolicy
 from flowkit.text import clean, did_you_mean, printed, shorten, truncate
+from flowkit.validation.json_keys import EqualKeys, to_json_types
 from flowkit.validation.storable import storage_problems, stored_bytes
 from flowkit.validation.values import is_task_id
 
@@ -97,7 +99,7 @@ def validate_input(
     external_roles: Collection[str] = (),
     params_given: bool = True,
 ) -> Graph:
-    """Return the validated graph of a new task. Its warnings include those about nodes of `external_roles`.
+    """Return the validated graph of a new task. Its warnings include those about `external_roles` and `unread_warnings`.
 
     Without `params_given`, the params follow later, so they need not match `params_schema`.
 
@@ -111,7 +113,8 @@ def validate_input(
     raise_if(params_problems(new.graph, new.params if params_given else None))
     raise_if(storage_problems({"params": new.params, "graph": new.graph}))
     raise_if(_document_problems(new, graph))
-    return replace(graph, warnings=(*graph.warnings, *external_warnings(graph, external_roles)))
+    more = (*external_warnings(graph, external_roles), *unread_warnings(graph.nodes))
+    return replace(graph, warnings=(*graph.warnings, *more))
 
 
 def _document_problems(new: NewTask, graph: Graph) -> list[str]:
@@ -130,10 +133,12 @@ def is_large(task: Mapping[str, Any]) -> bool:
 def convert_to_json(name: str, value: Any) -> Any:
     """Return a copy of `value` in JSON types: tuples become lists, and datetimes become ISO text.
 
-    Raise GraphError, which contains `name`, if JSON cannot represent the value.
+    Raise GraphError, which contains `name`, if JSON cannot represent the value, or would drop a part of it.
     """
     try:
-        return to_jsonable_python(value)
+        return to_json_types(value)
+    except EqualKeys as error:
+        raise GraphError([f"{name}: {error}"]) from None
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         text = shorten(clean(str(error)), _REASON_CHARS)
         raise GraphError([f"{name} cannot be written as JSON: {text}"]) from None

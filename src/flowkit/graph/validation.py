@@ -6,6 +6,7 @@ yields problems as texts that name the place, the value and what is allowed (spe
 from __future__ import annotations
 
 import itertools
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -38,7 +39,7 @@ from flowkit.models import (
 from flowkit.text import did_you_mean, printed, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from flowkit.graph.routes import Routes
 
@@ -283,6 +284,7 @@ def _wiring_problems(graph: dict[str, Any], wiring: _Wiring) -> Iterator[str]:
     duplicates = [node_id for node_id, n in counts.items() if n > 1]
     for node_id in duplicates:
         yield f"node id {node_id!r} is used {counts[node_id]} times: give each node its own id"
+    yield from _look_alikes(counts)
     for source, target in wiring.edges:
         for end in (source, target):
             if end not in counts:
@@ -295,6 +297,19 @@ def _wiring_problems(graph: dict[str, Any], wiring: _Wiring) -> Iterator[str]:
         yield from _parent_problems(raw["node_id"], wiring, counts)
     if not duplicates:
         yield from _cycle_problems(wiring)
+
+
+def _look_alikes(node_ids: Iterable[str]) -> Iterator[str]:
+    """Yield node ids that Unicode considers equal, such as an `é` that is one character or two: people cannot distinguish them."""
+    forms: dict[str, str] = {}
+    for node_id in node_ids:
+        form = node_id if node_id.isascii() else unicodedata.normalize("NFC", node_id)
+        if form in forms:
+            yield (
+                f"node ids {forms[form]!a} and {node_id!a} look the same, because they are Unicode forms of one "
+                "text: rename one"
+            )
+        forms[form] = node_id
 
 
 def shards_of(raw: Mapping[str, Any]) -> int:
@@ -412,6 +427,7 @@ def _make_node(
 ) -> Node:
     node_id, io, routes = raw["node_id"], raw.get("io") or {}, wiring.routes
     conditions, encoded = wiring.edge_when.get(node_id, {}), encode_json(io) if io else b"{}"
+    parents = {*routes.parents[node_id]} if conditions else ()
     items = _read_map(raw)
     return Node(
         node_id=node_id,
@@ -433,7 +449,7 @@ def _make_node(
         when=raw.get("when"),
         expressions=expressions_of(io, encoded, items.over if items else None),
         map=items,
-        edge_when={parent: when for parent, when in conditions.items() if parent in routes.parents[node_id]},
+        edge_when={parent: when for parent, when in conditions.items() if parent in parents},
         hold_sec=hold_sec,
         parallel=shards_of(raw),
         quarantine=_read_quarantine(raw),

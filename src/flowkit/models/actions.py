@@ -63,7 +63,7 @@ class Resume:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class RetryNode:
-    """Input of `retry_node`: start a new generation of a node that has ended or is held, and of what depends on it."""
+    """Input of `retry_node`: start a new generation of a node and of what depends on it, or end its wait for a retry."""
 
     node_id: str = ""
     input_inline: dict[str, Any] | None = None
@@ -73,7 +73,7 @@ class RetryNode:
     retry_policy: dict[str, Any] | None = None
     """Keys of the node's `retry_policy` to replace."""
     interrupt: bool = False
-    """Whether descendants that run are stopped."""
+    """Whether attempts are stopped, of the node and of descendants, and a wait for a retry gives way to a new generation."""
     reason: str = ""
     by: str = ""
     if_revision: int | None = None
@@ -241,6 +241,8 @@ class ActionState:
 
     applied: list[AppliedAction] = field(default_factory=list)
     """The latest of these actions."""
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The results of the latest of them, by the id of their update, which returns the same when it is repeated."""
     paused: list[PausedScope] = field(default_factory=list)
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By node id, the fields of nodes that actions have changed."""
@@ -260,3 +262,5 @@ class ActionRecord:
     paused: list[PausedScope] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
     """The paused scopes in which no attempt runs any more."""
+    satisfied: list[str] = field(default_factory=list)
+    """The prerequisites that are satisfied."""

@@ -65,8 +65,14 @@ class NodeStatus(StrEnum):
         """Whether the node has started, in its generation, and has not ended."""
         return self in _BEGUN
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether an attempt of the node runs, or is being cancelled."""
+        return self in _IN_FLIGHT
 
-_BEGUN = frozenset({NodeStatus.RUNNING, NodeStatus.DEFERRED, NodeStatus.CANCELLING})
+
+_IN_FLIGHT = frozenset({NodeStatus.RUNNING, NodeStatus.CANCELLING})
+_BEGUN = _IN_FLIGHT | {NodeStatus.DEFERRED}
 _ENDED = frozenset({NodeStatus.FINISHED, NodeStatus.FAILED, NodeStatus.CANCELLED, NodeStatus.SKIPPED})
 
 

@@ -16,6 +16,7 @@ from flowkit.limits import ID_CHARS
 from flowkit.text import shown, visible
 from flowkit.validation.values import (
     NODE_ID_RULE,
+    has_blank_end,
     is_node_id,
     is_task_id,
     is_unicode,
@@ -47,9 +48,10 @@ def task_id_problem(value: object, name: str = "task_id") -> str | None:
 def new_task_id_problem(value: object, name: str = "task_id") -> str | None:
     """Return why `value` cannot be the id of a new task, or None. Terminals, logs and URLs show the id."""
     bad = name_bad_character(value, _is_deceptive)
-    good = is_task_id(value) and not bad
+    good = is_task_id(value) and not bad and not has_blank_end(value)
     wanted = (
-        f"{_CHARS}, not '*', without control and bidirectional characters; omit it to get a new UUID{bad}"
+        f"{_CHARS}, not '*', without blanks at its ends, and without control and bidirectional characters; omit it to "
+        f"get a new UUID{bad}"
     )
     return _problem(name, value, good, wanted)
 

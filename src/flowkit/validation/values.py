@@ -6,8 +6,10 @@ import re
 import sys
 from typing import TYPE_CHECKING, TypeGuard
 
-from flowkit.limits import ID_CHARS, ROLE
+from flowkit.limits import BATCH_UID_CHARS, ID_CHARS, ROLE
 from flowkit.models import RESERVED_TYPES
+from flowkit.protocol.messages import FINAL_UID
+from flowkit.text import kind_of, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +23,11 @@ SHORTEST_SEC = 0.001
 ELEMENT_SUFFIX = re.compile(r"\[\d+\]$")
 """The suffix `[number]`, with which a node id must not end."""
 
-NODE_ID_RULE = f"1 to {ID_CHARS} printable characters, not '*', not ending in '[number]'"
+NODE_ID_RULE = (
+    f"1 to {ID_CHARS} printable characters, not '*', not ending in '[number]', without blanks at its ends"
+)
+
+_SHOWN_UID_CHARS = 80
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -66,7 +72,29 @@ def is_node_id(value: object) -> TypeGuard[str]:
         and value.isprintable()
         and value != "*"
         and not ELEMENT_SUFFIX.search(value)
+        and not has_blank_end(value)
     )
+
+
+def has_blank_end(text: str) -> bool:
+    """Return whether a text begins or ends with blanks, which nobody sees in a list, a log or a command."""
+    return text != text.strip()
+
+
+def batch_uid_problem(uid: object) -> str | None:
+    """Return why FlowKit cannot store a batch under this uid, or None."""
+    if not isinstance(uid, str) or not uid:
+        given = "empty" if uid == "" else kind_of(uid)
+        return f"a batch uid is {given}: use a string that is not empty"
+    place = f"batch uid {truncate(uid, _SHOWN_UID_CHARS)!r}"
+    if len(uid) > BATCH_UID_CHARS:
+        return f"{place} has {len(uid):,} characters, more than {BATCH_UID_CHARS}: use a shorter one, for example a hash"
+    if uid == FINAL_UID:
+        return f"{place} is reserved for the metrics of finalize: use another one"
+    if "\0" in uid or not is_unicode(uid):
+        what = "a NUL character" if "\0" in uid else "half of a surrogate pair"
+        return f"{place} contains {what}: remove or replace it"
+    return None
 
 
 def is_unicode(text: str) -> bool:

@@ -8,12 +8,17 @@ import pytest
 
 from flowkit.models import TaskStatus
 from flowkit.testing.external.handlers import scripted
+from tests.integration.bridge.gates import Gate
 from tests.integration.bridge.test_adoption import LEASE_SEC, doomed, ended, provision
 from tests.integration.bridge.test_pulled_inputs import Reader, pull
 from tests.integration.handlers import Relay
-from tests.integration.harness import node
+from tests.integration.harness import eventually, node
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowkit.testing import ExternalWorker
+    from flowkit.testing.external.journal import Entry
     from tests.integration.bridge.external_tasks import ExternalTasks
 
 pytestmark = pytest.mark.server
@@ -69,6 +74,42 @@ async def test_an_interrupted_external_node_is_cancelled_before_it_is_completed(
     assert [row["batch_uid"] for row in await external.rows(task_id, "extract")] == ["given"]
     assert [(each["state"], each["outcome"]["kind"]) for each in await external.dispatches(task_id)] == [
         ("reported", "cancelled")
+    ]
+
+
+async def test_an_attempt_waits_until_a_worker_has_skipped_the_command_of_an_interrupted_one(
+    external: ExternalTasks,
+) -> None:
+    await external.served_engine()
+    operator, gate = external.coordinator, Gate()
+    task_id = await external.create(node("extract", external.role))
+    await external.dispatch(task_id, "extract")
+    await external.until_node(task_id, "extract", "running")
+    await operator.pause(task_id, interrupt=True)
+    await external.until_node(task_id, "extract", "deferred")
+    await operator.resume(task_id)
+
+    async def waits() -> bool:
+        entry = await external.node(task_id, "extract")
+        return "has to skip the cancelled attempt 1 first" in str(entry.get("waits_for"))
+
+    await eventually(waits)
+    workers = [await external.external(gate.handler) for _ in range(2)]
+    await eventually(lambda: sent(workers, "TASK_ACCEPTED", 2))
+    first, second = [
+        await sent(workers, kind, epoch) for kind, epoch in (("CANCELLED", 1), ("TASK_ACCEPTED", 2))
+    ]
+    assert first[0].offset < second[0].offset
+    gate.open()
+    assert await operator.wait(task_id, 60) is TaskStatus.FINISHED
+    rows = [row async for row in external.db.artifacts.find({"task_id": task_id})]
+    assert {row["attempt_epoch"] for row in rows} == {2}
+
+
+async def sent(workers: Sequence[ExternalWorker], kind: str, epoch: int) -> list[Entry]:
+    """Return the records of this kind that the workers have sent for an epoch."""
+    return [
+        each for worker in workers for each in worker.sent_for("extract", kind) if each.attempt_epoch == epoch
     ]
 
 

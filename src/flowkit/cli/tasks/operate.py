@@ -166,7 +166,7 @@ def retry(
     database: MongoDatabase = DEFAULT_DATABASE,
     verbose: Verbose = False,
 ) -> None:
-    """Run a node again that has failed, is held or has ended, and what depends on it."""
+    """Run a node again, and what depends on it, or end its wait for a retry. --interrupt restarts one that runs."""
     log_warnings(verbose)
     policy = {"max": retries, "backoff_sec": backoff_sec}
     given = {

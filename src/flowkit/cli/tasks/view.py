@@ -99,8 +99,8 @@ class NodeView:
     lost: bool = False
     """Whether the worker has been silent for so long that the next free worker of the role replaces it."""
     waits_for: str = ""
-    """What the node waits for: a slot of the concurrency limits, an external worker that accepts the attempt, or a
-    node that pulls from it."""
+    """What the node waits for: a decision, prerequisites, a slot of the concurrency limits, an external worker that
+    accepts the attempt, or a node that pulls from it."""
     silent: bool = False
     """Whether its attempt sends no heartbeats."""
     shards: str = ""
@@ -569,6 +569,7 @@ def read_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) -> 
             _read_node(node, node.get("next_retry_at"), batches, silent=node["node_id"] in silent)
             for node in nodes
         ),
+        reason=state.get("reason"),
         handled_failures=tuple(state.get("handled_failures") or ()),
         revision=state.get("revision", 0),
         paused=tuple(state.get("paused") or ()),

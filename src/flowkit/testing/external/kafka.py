@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -151,13 +150,17 @@ class Consumer:
 
 
 async def drop_producer(producer: Any) -> None:
-    """Disconnect a producer without sending what it still holds, as after a crash."""
+    """Disconnect a producer without sending what it still holds, as after a crash.
+
+    aiokafka leaks a connection whose opening is cancelled. It opens connections while it holds a lock, so this function
+    cancels while it holds the lock, too. A cancelled sender waits for its requests, which may need the lock to connect.
+    """
     producer._closed = True
-    # aiokafka leaks a connection whose opening is cancelled; it opens connections while it holds this lock.
-    async with producer.client._get_conn_lock:
-        # A sender whose task has not run yet passes its cancellation on to its caller.
-        with contextlib.suppress(asyncio.CancelledError):
-            await producer._sender.close()
+    connecting, sending = producer.client._get_conn_lock, producer._sender._sender_task
+    async with connecting:
+        sending.cancel()
+    await asyncio.wait([sending], timeout=_STOP_SEC)
+    async with connecting:
         await producer.client.close()
 
 

@@ -1,0 +1,109 @@
+"""Keys that JSON cannot distinguish: no value is dropped without an error that names the place and both keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.adapters.metrics import BadMetrics, storable
+from flowkit.cli.json_files import read_params, read_task, read_value
+from flowkit.config import CoordinatorConfig
+from flowkit.errors import ConfigError, GraphError
+from flowkit.graph.submission import convert_to_json
+from flowkit.validation.json_keys import EqualKeys, load_json, to_json_types
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass
+class Counts:
+    """A value with an object inside."""
+
+    by_name: dict[Any, int] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ({1: "int", "1": "text"}, "the top level has the keys 1 and '1'"),
+        ({True: 3, "true": 4}, "the top level has the keys True and 'true'"),
+        ({1.0: 1, "1.0": 2}, "the top level has the keys 1.0 and '1.0'"),
+        ({None: 1, "None": 2}, "the top level has the keys None and 'None'"),
+        ({b"a": 1, "a": 2}, "the top level has the keys b'a' and 'a'"),
+        ({"rows": [{"a": 1}, {"b": {2: 1, "2": 2}}]}, "rows[1].b has the keys 2 and '2'"),
+        ({"rows": (0, {"a": {2: 1, "2": 2}})}, "rows[1].a has the keys 2 and '2'"),
+        ({"counts": Counts({1: 1, "1": 2})}, "counts.by_name has the key '1' twice"),
+        ({"half": "\ud800", "b": {1: 1, "1": 2}}, "b has the keys 1 and '1'"),
+    ],
+)
+def test_two_keys_that_become_equal_are_named(value: dict[Any, Any], place: str) -> None:
+    with pytest.raises(EqualKeys) as raised:
+        to_json_types(value)
+    assert str(raised.value).startswith(place)
+    with pytest.raises(BadMetrics) as refused:
+        storable("metrics of batch 'a'", value)
+    assert str(refused.value).startswith(f"metrics of batch 'a': {place}")
+    with pytest.raises(GraphError) as rejected:
+        convert_to_json("params", value)
+    assert str(rejected.value).startswith(f"params: {place}")
+
+
+def test_other_keys_become_text_and_values_stay() -> None:
+    given = {1: "int", True + 1: "two", None: 3, "1.5": 4, "n": float("nan"), "s": {1, 2}, "l": [{}, ({},)]}
+    kept, _ = storable("metrics", given)
+    assert kept == {"1": "int", "2": "two", "None": 3, "1.5": 4, "n": None, "s": [1, 2], "l": [{}, [{}]]}
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [
+        (timedelta(days=400), "P400D"),
+        (timedelta(days=-400), "-P400D"),
+        (timedelta(days=400, hours=1, microseconds=5), "P400DT1H0.000005S"),
+        (timedelta(days=364, seconds=5), "P364DT5S"),
+        (timedelta.max, "P999999999DT23H59M59.999999S"),
+    ],
+)
+def test_duration_has_days_and_no_years(duration: timedelta, text: str) -> None:
+    assert storable("metrics", {"a": [duration], "b": "P1Y"})[0] == {"a": [text], "b": "P1Y"}
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (
+            '{"nodes": [{"node_id": "a", "type": "e", "type": "f"}]}',
+            "node 'a': nodes[0] has the key 'type' twice",
+        ),
+        ('{"nodes": [], "nodes": [1]}', "the top level has the key 'nodes' twice"),
+        ('{"a": {"x": 1, "x": 1}, "a": 2}', "the top level has the key 'a' twice"),
+        ('[[{"": 1, "": 2}]]', "[0][0] has the key '' twice"),
+    ],
+)
+def test_a_json_text_with_a_key_twice_is_refused(text: str, place: str, tmp_path: Path) -> None:
+    with pytest.raises(EqualKeys) as raised:
+        load_json(text)
+    assert str(raised.value).startswith(place)
+    file = tmp_path / "graph.json"
+    file.write_text(text)
+    for read in (read_task, CoordinatorConfig.load):
+        with pytest.raises(ConfigError) as refused:
+            read(str(file))
+        assert str(refused.value).startswith(f"{file}: {place}")
+
+
+def test_options_with_a_key_twice_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--params: the top level has the key 'a' twice"):
+        read_params('{"a": 1, "a": 2}')
+    with pytest.raises(ConfigError, match="the top level has the key 'a' twice"):
+        read_value('{"a": 1, "a": 2}')
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "graph.json"
+    file.write_bytes(b"\xef\xbb\xbf" + b'{"nodes": []}')
+    assert read_task(str(file)).graph == {"nodes": []}
