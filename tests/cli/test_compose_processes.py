@@ -69,7 +69,8 @@ def variables(service: dict[str, Any]) -> dict[str, str]:
     """Return the variables of a service: those of its file, and its own."""
     lines = (ROOT / service["env_file"]).read_text().splitlines()
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
-    return {name: value for name, _, value in pairs} | service.get("environment", {})
+    own: dict[str, str] = service.get("environment", {})
+    return {name: value for name, _, value in pairs} | own
 
 
 def in_checkout(path: str) -> str:
