@@ -292,7 +292,7 @@ class Task:
             self._process_ends()
             self._document.write_changed_nodes()
             await self._document.flush()
-            is_settled = workflow.all_handlers_finished() and self._actions.is_idle
+            is_settled = workflow.all_handlers_finished() and self._actions.is_idle and self._document.is_idle
         return await self._stop() if cancel_requested() else self._state
 
     async def _stop(self) -> TaskResult:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from temporalio import workflow
+from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.models import TaskStatus
@@ -131,6 +132,16 @@ async def _started(harness: Harness) -> str:
     return task_id
 
 
+async def _send(handle: Any, update_id: str, name: str, given: dict[str, Any]) -> Any:
+    """Send an update, again with the same id if the server could not deliver it while the run has ended."""
+    while True:
+        try:
+            return await handle.execute_update(name, given, id=update_id)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.FAILED_PRECONDITION:
+                raise
+
+
 @pytest.mark.parametrize("place", AWAITS)
 async def test_actions_that_arrive_while_a_run_prepares_the_next_one_have_their_effect(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, place: str
@@ -151,9 +162,7 @@ async def test_actions_that_arrive_while_a_run_prepares_the_next_one_have_their_
     picky.broken.clear()
     sent = {f"{place}-{name}": (name, given) for name, given in ACTIONS.items()}
     sent[f"{place}-reject"] = ("decide", REJECT)
-    results = await asyncio.gather(
-        *(handle.execute_update(name, given, id=each) for each, (name, given) in sent.items())
-    )
+    results = await asyncio.gather(*(_send(handle, each, *what) for each, what in sent.items()))
 
     missing: dict[str, Any] = {}
 
@@ -173,9 +182,7 @@ async def test_actions_that_arrive_while_a_run_prepares_the_next_one_have_their_
     except AssertionError:
         pytest.fail(f"without effect: {missing}")
     assert (await handle.describe()).run_id != first_run
-    repeated = await asyncio.gather(
-        *(handle.execute_update(name, given, id=each) for each, (name, given) in sent.items())
-    )
+    repeated = await asyncio.gather(*(_send(handle, each, *what) for each, what in sent.items()))
     assert repeated == results
     view = await handle.query("status", result_type=dict)
     assert {each.split()[0] for each in view["paused"]} == {"node:after", "node:paused"}
