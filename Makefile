@@ -73,7 +73,7 @@ large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under k
 		tests/integration/test_many_pulling_nodes.py tests/integration/test_growth.py \
 		tests/integration/test_large_graphs.py tests/integration/test_streaming.py::test_totals_of_many_batches_are_exact
 
-chaos: setup ## Random tasks while processes and servers are killed: make chaos [MINUTES=10] [SEED=n] [TASKS=500].
+chaos: setup ## Random tasks and actions of operators while processes and servers are killed: make chaos [MINUTES=10] [SEED=n] [TASKS=500].
 	@FLOWKIT_CHAOS_MINUTES="$(MINUTES)" FLOWKIT_SEED="$(SEED)" FLOWKIT_CHAOS_TASKS="$(TASKS)" $(BIN)/pytest -q -s tests/integration/test_chaos.py
 
 fuzz: setup ## Random graphs, shared limits, nodes with shards, flows of the gateway and requests for admission against models, and property tests with fifty times the examples: make fuzz [MINUTES=10] [SEED=n] [GRAPHS=n].

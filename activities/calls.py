@@ -53,9 +53,9 @@ class Threads:
         The time spent waiting for a free slot does not count toward the attempt's time limit.
         """
         if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
-            return await Contained(function(*args, **kwargs))
+            return await Contained(function(*args, **kwargs), name_of(function))
         result = await self._run(functools.partial(function, *args, **kwargs))
-        return await Contained(result) if inspect.isawaitable(result) else result
+        return await Contained(result, name_of(function)) if inspect.isawaitable(result) else result
 
     async def iterate(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
@@ -121,6 +121,11 @@ class Threads:
     def close(self) -> None:
         """Shut down without waiting; each thread exits when its current call returns."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function or of the type of another object that can be called."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def _call_contained(function: Callable[..., T], *args: Any) -> T:

@@ -359,7 +359,8 @@ class RoleExecutor:
             raise EpochTaken(self._attempt.epoch)
         batches = await complete_end(self._artifacts, self._attempt) if earlier.finished else None
         if batches is None:
-            raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier)))
+            settled = await self._storage.count_settled()
+            raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier), settled=settled))
         return AttemptResult(worker_id=self._worker_id, batches=batches, version=self._attempt.version)
 
     async def _signal_earlier_batches(self) -> None:

@@ -11,7 +11,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from flowkit.adapters.admission import AdmittedTasks
-from flowkit.adapters.tasks.store import is_same_database, show_database
+from flowkit.adapters.tasks.store import is_same_database, latest_attempt, show_database
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
 from flowkit.attempt.failures import cut, refusal
 from flowkit.errors import (
@@ -28,6 +28,7 @@ from flowkit.graph.params import PARAMS_SCHEMA, params_problems
 from flowkit.graph.submission import external_problem, is_large, validate_input
 from flowkit.graph.validation import normalized, parse_graph, raise_if, too_many_nodes, unknown_function
 from flowkit.models import (
+    BatchesChecked,
     BatchesSettled,
     CloseTask,
     GraphChange,
@@ -101,7 +102,7 @@ class TaskActivities:
         """Return the activities to register with a Temporal worker."""
         return [
             *(self.open_task, self.record, self.close_task, self.read_stored_graph),
-            *(self.reset_nodes, self.change_graph, self.settle_batches),
+            *(self.reset_nodes, self.change_graph, self.check_batches, self.settle_batches),
         ]
 
     @activity.defn(name=temporal_names.OPEN_TASK)
@@ -139,6 +140,16 @@ class TaskActivities:
     async def _reset(self, record: ResetNodes) -> ResetDone:
         await check_database(self._tasks, record.task_id, record.deployment)
         return ResetDone(epochs=await self._tasks.reset_nodes(record, self._artifacts))
+
+    @activity.defn(name=temporal_names.CHECK_BATCHES)
+    async def check_batches(self, record: SettleBatches) -> BatchesChecked:
+        """Return those of the named batches that a node has not set aside."""
+        return await self._run_on_portal(self._check_batches(record))
+
+    async def _check_batches(self, record: SettleBatches) -> BatchesChecked:
+        await check_database(self._tasks, record.task_id, record.deployment)
+        known = await self._artifacts.find_set_aside(latest_attempt(record), record.batch_uids)
+        return BatchesChecked(unknown=[uid for uid in record.batch_uids if uid not in known])
 
     @activity.defn(name=temporal_names.SETTLE_BATCHES)
     async def settle_batches(self, record: SettleBatches) -> BatchesSettled:

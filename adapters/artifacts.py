@@ -362,6 +362,19 @@ class ArtifactStore:
         )
 
     @translate_errors
+    async def restore_batch(self, attempt: AttemptInput, batch_uid: str) -> None:
+        """Write the artifact of a batch again that an outdated external worker has overwritten, from its metrics row.
+
+        Workers write artifacts, but no metrics rows. Do nothing unless a later attempt than this one has stored the batch.
+        """
+        key = _key(attempt, batch_uid)
+        later = {**key, "attempt_epoch": {"$gt": attempt.epoch}, "failed": False}
+        row = await self._metrics.find_one(later, {"metrics": 1, "attempt_epoch": 1})
+        if row is not None:
+            own = {**key, "attempt_epoch": row["attempt_epoch"]}
+            await self._artifacts.update_one(own, {"$set": {"meta": row["metrics"]}})
+
+    @translate_errors
     async def seal(self, attempt: AttemptInput) -> None:
         """Let no shard of the node replace results that shards have stored: a lost one may have taken over a batch and return.
 
@@ -633,6 +646,15 @@ class ArtifactStore:
         return int(await self._artifacts.count_documents(stored | of_generation(attempt.first_epoch)))
 
     @translate_errors
+    async def count_settled(self, attempt: AttemptInput) -> int:
+        """Return the number of batches that the node of an attempt has stored or set aside, in its present generation.
+
+        It grows only with batches that the generation had neither stored nor set aside before.
+        """
+        settled = {"$or": [{"status": "partial"}, SET_ASIDE]}
+        return int(await self._artifacts.count_documents(_of_node(attempt) | settled))
+
+    @translate_errors
     async def batch_uids(self, task_id: str, node_id: str, first_epoch: int = 0) -> set[str]:
         """Return the uids of a node's batches whose artifact and metrics row, if any, are both stored.
 
@@ -673,6 +695,12 @@ class ArtifactStore:
         return int(await self._artifacts.count_documents(_set_aside(attempt) | _NOT_SKIPPED))
 
     @translate_errors
+    async def find_set_aside(self, attempt: AttemptInput, batch_uids: Sequence[str]) -> set[str]:
+        """Return those of these uids whose batches the node has set aside, up to this attempt, also if they are skipped."""
+        named = _up_to(attempt) | {"batch_uid": {"$in": [*batch_uids]}}
+        return {uid_text(row["batch_uid"]) async for row in self._artifacts.find(named, {"batch_uid": 1})}
+
+    @translate_errors
     async def skipped(self, attempt: AttemptInput) -> set[str]:
         """Return the uids of those of these batches that are skipped."""
         cursor = self._artifacts.find(_set_aside(attempt) | _SKIPPED, {"_id": 0, "batch_uid": 1})
@@ -685,21 +713,23 @@ class ArtifactStore:
         await self._artifacts.update_many(chosen, {"$set": {"quarantined.skipped": True}})
 
     @translate_errors
-    async def forget_quarantined(self, attempt: AttemptInput, batch_uids: Sequence[str] | None) -> None:
-        """Forget batches that the node has set aside, up to this attempt: these, or all that are not skipped.
-
-        Another attempt of the node then tries them again. Forget its claims as well, so that its shards can claim them.
-        """
+    async def choose_quarantined(self, attempt: AttemptInput, batch_uids: Sequence[str] | None) -> list[str]:
+        """Return the batches that the node has set aside, up to this attempt: of these, or all that are not skipped."""
         chosen = _NOT_SKIPPED if batch_uids is None else {"batch_uid": {"$in": [*batch_uids]}}
         cursor = self._artifacts.find(_up_to(attempt) | chosen, {"_id": 0, "batch_uid": 1})
-        uids = [row["batch_uid"] async for row in cursor.batch_size(_DOCUMENTS)]
-        for start in range(0, len(uids), _DOCUMENTS):
-            some = {"batch_uid": {"$in": uids[start : start + _DOCUMENTS]}}
+        return [row["batch_uid"] async for row in cursor.batch_size(_DOCUMENTS)]
+
+    @translate_errors
+    async def forget_quarantined(self, attempt: AttemptInput, batch_uids: Sequence[str]) -> None:
+        """Forget batches that the node has set aside, up to this attempt, so that another attempt tries them again.
+
+        Their artifacts go last, so that a repetition after a crash still chooses them.
+        """
+        await self.claims.release(attempt, batch_uids)
+        for some in _pages(batch_uids):
             own = {"task_id": attempt.task_id, "node_id": attempt.node_id, "failed": True}
             await self._metrics.delete_many({**own, "attempt_epoch": {"$lte": attempt.epoch}, **some})
             await self._artifacts.delete_many(_up_to(attempt) | some)
-        claims = {"consumer_node": attempt.node_id, "attempt_epoch": {"$not": {"$gt": attempt.epoch}}}
-        await self.claims.delete(attempt.task_id, [claims])
 
     @translate_errors
     async def _partials(self, task_id: str, node_id: str, first_epoch: int) -> dict[str, Entry]:
@@ -773,6 +803,12 @@ def _up_to(attempt: AttemptInput) -> dict[str, Any]:
     """Return the filter for the batches that the node has set aside in its present generation, up to an attempt."""
     epochs = {"$gte": attempt.first_epoch, "$lte": attempt.epoch}
     return {**_set_aside(attempt), "attempt_epoch": epochs}
+
+
+def _pages(batch_uids: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield filters for rows of these batches, each for some of them."""
+    for start in range(0, len(batch_uids), _DOCUMENTS):
+        yield {"batch_uid": {"$in": [*batch_uids[start : start + _DOCUMENTS]]}}
 
 
 def _reference(what: str, given: dict[str, Any] | None) -> dict[str, Any]:
@@ -930,11 +966,31 @@ class Claims:
         return won
 
     @translate_errors
-    async def of_attempts(self, attempt: AttemptInput, epochs: Sequence[int]) -> list[Claim]:
-        """Return the claims that attempts of a node with these epochs have."""
+    async def release(self, attempt: AttemptInput, batch_uids: Sequence[str]) -> None:
+        """Let shards take over the claims of batches of these uids, whose results are forgotten. They still count as claims.
+
+        The uid of a result may not be that of the batch (`qualified`, chunks). Then release all claims of the node: shards
+        take over only those of batches without a result. Claims that no shard has made need no release.
+        """
+        made = {"fence": {"$exists": True}, "attempt_epoch": {"$not": {"$gt": attempt.epoch}}}
+        own = {"task_id": attempt.task_id, "consumer_node": attempt.node_id, **made}
+        known: set[str] = set()
+        for some in _pages(batch_uids):
+            known |= {row["batch_uid"] async for row in self._claims.find(own | some, {"batch_uid": 1})}
+        is_exact = known.issuperset(batch_uids) and not any("@" in uid for uid in batch_uids)
+        for some in _pages(batch_uids) if is_exact else [{}]:
+            await self._claims.update_many(own | some, {"$set": {"released": True}})
+
+    @translate_errors
+    async def of_attempts(
+        self, attempt: AttemptInput, epochs: Sequence[int], *, released: bool = False
+    ) -> list[Claim]:
+        """Return the claims that attempts of a node with these epochs have, and also those that are `released`."""
         own = {"task_id": attempt.task_id, "consumer_node": attempt.node_id}
         shown = {"_id": 0, "from_node": 1, "batch_uid": 1, "attempt_epoch": 1, "fence": 1}
-        found = self._claims.find({**own, "attempt_epoch": {"$in": [*epochs]}}, shown)
+        wanted: list[dict[str, Any]] = [{"attempt_epoch": {"$in": [*epochs]}}]
+        wanted += [{"released": True}] if released else []
+        found = self._claims.find({**own, "$or": wanted}, shown)
         return [
             Claim(each["from_node"], each["batch_uid"], each["attempt_epoch"], each.get("fence") or 0)
             async for each in found
@@ -966,7 +1022,7 @@ class Claims:
         unchanged = {"attempt_epoch": claim.epoch, "fence": claim.fence or None}
         done = await self._claims.update_one(
             {**_claim_key(attempt, claim.from_node, claim.batch_uid), **unchanged},
-            {"$set": _owned(attempt, fence, at)},
+            {"$set": _owned(attempt, fence, at), "$unset": {"released": ""}},
         )
         if done.matched_count:
             return fence

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptInput
 
 
+_UIDS_AT_ONCE = 1_000
+
+
 @dataclass(frozen=True, slots=True)
 class LostTries:
     """The tries of batches of a node that ended with the loss of their process."""
@@ -78,10 +81,11 @@ class BatchTries:
         )
 
     @translate_errors
-    async def forget(self, attempt: AttemptInput, batch_uids: Sequence[str] | None) -> None:
-        """Forget the tries of these batches of a node, or of all, because they are tried anew."""
-        chosen = {} if batch_uids is None else {"batch_uid": {"$in": [*batch_uids]}}
-        await self._rows.delete_many({**_of_generation(attempt), **chosen})
+    async def forget(self, attempt: AttemptInput, batch_uids: Sequence[str]) -> None:
+        """Forget the tries of these batches of a node, because they are tried anew."""
+        for start in range(0, len(batch_uids), _UIDS_AT_ONCE):
+            some = {"batch_uid": {"$in": [*batch_uids[start : start + _UIDS_AT_ONCE]]}}
+            await self._rows.delete_many({**_of_generation(attempt), **some})
 
 
 def _of_generation(attempt: AttemptInput) -> dict[str, Any]:

@@ -155,7 +155,9 @@ class Dispatcher:
         holder = await self._context.db(lambda: self._stores.tasks.attempts.find_holder(attempt))
         if holder is not None and not holder[0].startswith(BRIDGE_PREFIX):
             text = "the native worker that ran the attempt is gone, and external workers run the role now"
-            raise failed_attempt(lost(reason_codes.LEASE_LOST, text))
+            stored = self._stores.artifacts
+            settled = await self._context.db(lambda: stored.count_settled(attempt))
+            raise failed_attempt(lost(reason_codes.LEASE_LOST, text, settled=settled))
 
     async def _start(self, attempt: AttemptInput, run_id: str) -> Dispatch | None:
         """Dispatch a new attempt. If it has a record already, return that one instead."""

@@ -108,8 +108,9 @@ class PulledInputs:
         if not missing:
             return None
         count = sum(len(uids) for uids in missing.values())
-        stored = await self._context.db(lambda: self._context.stores.artifacts.count_batches(record.attempt))
-        return unclaimed(count, next(iter(missing)), self._context.now(), progressed=stored > 0)
+        stored = self._context.stores.artifacts
+        settled = await self._context.db(lambda: stored.count_settled(record.attempt))
+        return unclaimed(count, next(iter(missing)), self._context.now(), settled=settled)
 
     async def _find_clash(self, record: Dispatch, pull: PullArgs) -> Outcome | None:
         """Return the outcome of a node whose sources share a batch uid. Rechunking makes uids unique."""

@@ -213,13 +213,20 @@ class StatusEvents:
             case Verdict.UNKNOWN:
                 self._report_unknown(event)
             case Verdict.STOP_WORKER if record is not None:
-                self._signals.cancel(record.attempt, reason_codes.STALE_EPOCH, worker_id=event.worker_id)
+                await self._stop_worker(record, event)
             case Verdict.ACCEPT if record is not None:
                 await self._accept(run, record, event)
                 if judge(run.record_of(event), event) is Verdict.APPLY:
                     await self._apply(run, event)
             case Verdict.APPLY:
                 await self._apply(run, event)
+
+    async def _stop_worker(self, record: Dispatch, event: StatusEvent) -> None:
+        """Stop a worker that runs an attempt that is not its own any more, and restore the artifact that it has overwritten."""
+        self._signals.cancel(record.attempt, reason_codes.STALE_EPOCH, worker_id=event.worker_id)
+        if isinstance(event.event, EvBatchOk) and not record.active:
+            uid, artifacts = event.event.batch_uid, self._stores.artifacts
+            await self._context.db(lambda: artifacts.restore_batch(record.attempt, uid))
 
     def _handle_bad_event(self, record: Dispatch | None, event: BadEvent) -> None:
         """Skip a malformed record, or raise BadMetrics if it is about an open attempt."""

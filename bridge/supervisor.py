@@ -514,7 +514,9 @@ class AttemptChecks:
             attempt.unread_until = {}
             return
         if await self._is_confirmed(attempt, "lease"):
-            await self._end_unchanged(attempt, lease_lost(record, at))
+            stored = self._context.stores.artifacts
+            settled = await self._context.db(lambda: stored.count_settled(record.attempt))
+            await self._end_unchanged(attempt, lease_lost(record, at, settled))
 
     async def _should_yield(self, attempt: Supervised, now: float) -> bool:
         """Look at the inputs of a pulling node. Return whether it has waited too long for sources that do not run."""

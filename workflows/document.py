@@ -91,11 +91,15 @@ class TaskDocument:
         self._changed_nodes: dict[int, NodeRecord] = {}
         self._task_changed = False
         self._cancel_reason: str | None = None
+        self.parked: set[int] = set()
+        """The nodes that would start an attempt, but are paused. `RunningNodes` changes the set."""
         self.silent: list[int] = []
         """The nodes that the document shows as silent."""
         self._actions_changed = False
         self._recorded = latest_revision(state.actions.applied)
         """The revision up to which the document lists the actions."""
+        self._recorded_names = 0
+        """How many of the satisfied prerequisites a record of this run has sent."""
         self._drained: frozenset[str] = frozenset()
         """The paused scopes that the document shows as drained."""
         self._no_longer_silent: set[int] = set()
@@ -228,11 +232,13 @@ class TaskDocument:
         """Return the record of the actions, with those that no earlier record has: a task may have thousands."""
         state, recorded = self._state.actions, self._recorded
         self._recorded = latest_revision(state.applied)
+        names, self._recorded_names = state.satisfied[self._recorded_names :], len(state.satisfied)
         return ActionRecord(
             revision=self._recorded,
             paused=[*state.paused],
             applied=[each for each in state.applied if each.revision > recorded],
             drained=[each.scope for each in state.paused if each.scope in self._drained],
+            satisfied=names,
         )
 
     def _make_close_record(self, result: TaskResult, reason: str | None) -> CloseTask:
@@ -270,13 +276,16 @@ class TaskDocument:
 
     def _make_node_record(self, index: int, cancel_reason: str | None = None) -> NodeRecord:
         node = self._scheduler.nodes[index]
-        return node_record(
+        record = node_record(
             node,
             self._scheduler.states[index],
             pulled=node.node_id in self.pulled,
             missing=self._scheduler.missing_prerequisites(index),
             cancel_reason=cancel_reason,
         )
+        if index not in self._scheduler.streams.holders:
+            return record
+        return replace(record, paused=index in self.parked and not record.status.ended)
 
 
 def latest_revision(applied: Sequence[AppliedAction]) -> int:

@@ -142,7 +142,7 @@ class RunningNodes:
         """Whether the main loop has ended, so that the task as a whole ends its running nodes."""
         self.flying: set[int] = set()
         """The nodes whose attempts are scheduled or running."""
-        self.parked: set[int] = set()
+        self.parked = document.parked
         """The nodes that would start an attempt, but are paused."""
         self._interrupted: set[int] = set()
         """The nodes whose attempts a pause stops."""
@@ -372,6 +372,13 @@ class RunningNodes:
         self.document.write_changed_nodes()
         self.wake()
 
+    def defer(self, index: int, until: float) -> None:
+        """Show that a node waits for its retry, and runs no attempt meanwhile."""
+        state = self.scheduler.states[index]
+        state.status, state.next_retry_at = NodeStatus.DEFERRED, until
+        self.wake()
+        self.document.write_node(index)
+
     def end_wait(self, index: int) -> None:
         """Let a node, and its shards, start the next attempt without the rest of the wait for a retry.
 
@@ -414,8 +421,7 @@ class RunningNodes:
             self._deadlines.resume(index, now)
             if state.retry_left is not None:
                 state.next_retry_at, state.retry_left = now + state.retry_left, None
-            if state.status is NodeStatus.DEFERRED:
-                self.document.write_node(index)
+            self._write_parked(index)
         self.start(index for index in freed if not self.scheduler.states[index].status.ended)
 
     def _park(self, index: int) -> None:
@@ -432,9 +438,14 @@ class RunningNodes:
             state.next_retry_at = None
         if state.epoch > state.first_epoch and state.status is not NodeStatus.DEFERRED:
             state.status = NodeStatus.DEFERRED
-        if state.status is NodeStatus.DEFERRED:
-            self.document.write_node(index)
+        self._write_parked(index)
         self.wake()
+
+    def _write_parked(self, index: int) -> None:
+        """Write a node that a pause begins or ends to hold, if the document shows it."""
+        is_deferred = self.scheduler.states[index].status is NodeStatus.DEFERRED
+        if is_deferred or index in self.scheduler.streams.holders:
+            self.document.write_node(index)
 
     def take_interrupt(self, index: int) -> bool:
         """Return whether a pause has stopped the attempt of a node that has just ended, and forget it."""
@@ -834,7 +845,9 @@ def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: 
         maps=node.map is not None,
         quarantine=node.quarantine,
         first_epoch=state.first_epoch,
+        kept=state.kept,
         failures=state.failures,
+        streams=bool(node.streams_from),
         source_first_epochs={}
         if not scheduler.has_generations
         else _first_epochs(scheduler, (*node.pulls_from, *followers, *list_function_sources(node))),
@@ -897,10 +910,7 @@ def _prepare_retry(nodes: RunningNodes, node: Node, state: NodeState, failure: A
         return False
     if decision.after_sec > 0:
         note_failure(state, failure.code, failure.message, describe_runner(failure))
-        state.status = NodeStatus.DEFERRED
-        state.next_retry_at = workflow.now().timestamp() + decision.after_sec
-        nodes.wake()
-        nodes.document.write_node(node.index)
+        nodes.defer(node.index, workflow.now().timestamp() + decision.after_sec)
     return True
 
 

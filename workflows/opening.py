@@ -18,6 +18,7 @@ from temporalio.exceptions import ApplicationError
 
 from flowkit.errors import GraphError
 from flowkit.graph import validation
+from flowkit.graph.streams import unread_warnings
 from flowkit.graph.submission import NewTask, parse_input
 from flowkit.graph.validation import normalized, normalizing, parse_graph
 from flowkit.models import (
@@ -29,7 +30,7 @@ from flowkit.models import (
     TaskStatus,
     temporal_names,
 )
-from flowkit.models.actions import SATISFY, ActionState
+from flowkit.models.actions import ActionState
 from flowkit.models.columns import statuses_of
 from flowkit.text import clean, truncate
 from flowkit.workflows.document import open_document
@@ -121,8 +122,7 @@ def continued_state(state: TaskState, rerun: Rerun, earlier: EarlierRun) -> Task
         )
         for index, status in enumerate(statuses_of(earlier.statuses))
     ]
-    satisfied = [each.what for each in earlier.applied if each.action == SATISFY]
-    actions = ActionState(applied=earlier.applied, changed=rerun.changed, satisfied=satisfied)
+    actions = ActionState(applied=earlier.applied, changed=rerun.changed, satisfied=earlier.satisfied)
     return replace(
         state, nodes=nodes, actions=actions, rerun=rerun, opened=replace(state.opened, earlier=None)
     )
@@ -162,7 +162,7 @@ def rejection(error: GraphError) -> ApplicationError:
 
 async def _open(new: NewTask, graph: Graph) -> tuple[TaskState, Graph]:
     """Open the task document, and return the state in which the task begins."""
-    for warning in graph.warnings:
+    for warning in (*graph.warnings, *unread_warnings(graph.nodes)):
         workflow.logger.warning("graph: %s", warning)
     return _opened_state(new, graph, await open_document(new))
 

@@ -53,10 +53,9 @@ def read_runner(result: Any) -> tuple[str, str]:
     return worker[:ID_CHARS], version[:VERSION_CHARS]
 
 
-def read_shard_result(result: Any) -> tuple[int, bool]:
-    """Return how many batches the attempt of a shard has stored, and whether some may be left."""
-    found = _read_object(result)
-    return _read_count(found, "batches"), found.get("more") is True
+def has_more(result: Any) -> bool:
+    """Return whether the attempt of a shard may have left batches."""
+    return _read_object(result).get("more") is True
 
 
 def read_failed_batches(result: Any) -> int:

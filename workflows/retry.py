@@ -38,10 +38,10 @@ MAX_IDLE_YIELDS = 20
 """So many yields in a row of WORKER_YIELDS, in which no worker makes progress, fail the node."""
 
 MAX_LOSSES = 5
-"""Budget of losses of a node: with one more, the node fails as `worker_lost`."""
+"""Budget of losses in a row in which the node makes no progress: with one more, it fails as `worker_lost`."""
 
 _UNNAMED = reason_codes.UNEXPECTED_ERROR
-_LARGEST_EPOCH = 2**31 - 1
+_LARGEST = 2**31 - 1
 
 _FIXED_BACKOFF_MAX_SEC = 30.0
 _FIXED_DOUBLINGS = 5
@@ -99,11 +99,11 @@ def _read_report(report: dict[Any, Any], error_type: str | None, message: str) -
         code=_code(report.get("code")) or _code(error_type) or _UNNAMED,
         message=_message(text if isinstance(text, str) else message),
         permanent=report.get("permanent") is True,
-        current_epoch=_epoch(report.get("current_epoch")),
-        progressed=report.get("progressed") is True,
+        current_epoch=_whole(report.get("current_epoch")),
         worker=_short(report.get("worker"), ID_CHARS),
         version=_short(report.get("version"), VERSION_CHARS),
         pinned=_short(report.get("pinned"), VERSION_CHARS),
+        settled=_whole(report.get("settled")),
         lost_at=_seconds(report.get("lost_at")),
     )
 
@@ -124,8 +124,8 @@ def _message(text: str) -> str:
     return truncate(clean(text), LAST_ERROR_CHARS)
 
 
-def _epoch(value: object) -> int:
-    return value if isinstance(value, int) and value is not True and 0 <= value <= _LARGEST_EPOCH else 0
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and value is not True and 0 <= value <= _LARGEST else 0
 
 
 def _seconds(value: object) -> float:
@@ -142,10 +142,11 @@ def decide(
 ) -> Retry | Fail:
     """Count `failure` in `state` and decide whether to retry.
 
-    `retry_policy.max` limits failures, and MAX_LOSSES limits losses. Hand-overs, epoch conflicts and yields do not
-    count against any budget, but MAX_IDLE_YIELDS limits the yields of external workers in a row. A fenced attempt is
-    outdated, so its node fails without a retry. `random_value`, from 0 to 1, determines the jitter. `loss_counts` is
-    False for a loss that belongs to one that has counted (`is_same_loss`).
+    `retry_policy.max` limits failures, and MAX_LOSSES limits losses in a row without progress: the generation has stored or
+    set aside no further batch meanwhile. Hand-overs, epoch conflicts and yields do not count against any budget, but
+    MAX_IDLE_YIELDS limits the yields of external workers in a row. A fenced attempt is outdated, so its node fails without
+    a retry. `random_value`, from 0 to 1, determines the jitter. `loss_counts` is False for a loss that belongs to one that
+    has counted (`is_same_loss`).
     """
     state.free = failure.kind is not FailureKind.FAILURE
     match failure.kind:
@@ -174,7 +175,7 @@ def is_same_loss(counted_at: float, lost_at: float, lease_ttl_sec: float) -> boo
 
 def _after_yield(failure: AttemptFailure, state: NodeState) -> Retry | Fail:
     in_a_row = state.reason_code == failure.code or {state.reason_code, failure.code} <= WORKER_YIELDS
-    state.yields = state.yields + 1 if in_a_row and not failure.progressed else 1
+    state.yields = 1 if _note_progress(failure, state) or not in_a_row else state.yields + 1
     if failure.code in WORKER_YIELDS and state.yields >= MAX_IDLE_YIELDS:
         message = (
             f"no worker made progress in {state.yields} attempts in a row, the last one: {failure.message}; check the "
@@ -185,13 +186,23 @@ def _after_yield(failure: AttemptFailure, state: NodeState) -> Retry | Fail:
 
 
 def _after_loss(failure: AttemptFailure, state: NodeState, *, counts: bool) -> Retry | Fail:
+    _note_progress(failure, state)
     state.losses += counts
     if state.losses > MAX_LOSSES:
         message = (
-            f"the node lost the process that ran it {state.losses} times, the last time as {failure.code}"
+            f"the node lost the process that ran it {state.losses} times without storing a further batch, the last time "
+            f"as {failure.code}"
         )
         return Fail(code=reason_codes.WORKER_LOST, message=message)
     return Retry(after_sec=fixed_backoff(state.losses))
+
+
+def _note_progress(failure: AttemptFailure, state: NodeState) -> bool:
+    """Forget earlier losses, and return True, if the generation has stored or set aside further batches since."""
+    if failure.settled <= state.settled:
+        return False
+    state.settled, state.losses = failure.settled, 0
+    return True
 
 
 def _after_failure(

@@ -19,7 +19,7 @@ from temporalio import workflow
 from flowkit import reason_codes
 from flowkit.models import AttemptFailure, FailureKind, NodeStatus
 from flowkit.workflows.display.summaries import shard_timer_summary
-from flowkit.workflows.payloads import read_shard_result
+from flowkit.workflows.payloads import has_more
 from flowkit.workflows.retry import Fail, decide, describe_runner, is_same_loss, note_failure
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ class RunningNodes(Protocol):
 
     def slot_of(self, node: Node, state: NodeState) -> AbstractAsyncContextManager[None]:
         """Return a context manager that holds a slot for the next attempt."""
+
+    def defer(self, index: int, until: float) -> None:
+        """Show that a node waits for its retry."""
 
     async def await_sources(self, node: Node, wait_sec: float, seen: int | None, summary: str) -> None:
         """Wait after a yield until an attempt may find new batches."""
@@ -212,8 +215,7 @@ class Shards:
                 return result
             self._note_withdrawal(shard)
             return None
-        batches, more = read_shard_result(result)
-        self._note_end(shard, batches, more=more)
+        self._note_end(shard, more=has_more(result))
         return None
 
     def _note_withdrawal(self, shard: int) -> None:
@@ -223,10 +225,8 @@ class Shards:
             self._left.add(shard)
             self._next.append(shard)
 
-    def _note_end(self, shard: int, batches: int, *, more: bool) -> None:
+    def _note_end(self, shard: int, *, more: bool) -> None:
         self._left.discard(shard)
-        if batches:
-            self._state.losses = 0
         if more:
             self._next.append(shard)
         else:
@@ -255,8 +255,11 @@ class Shards:
         self._next.append(shard)
 
     async def _wait(self, shard: int, failure: AttemptFailure, wait_sec: float) -> None:
+        """Wait for a retry. While all shards do, so does the node: others see that nothing of it runs."""
         summary = shard_timer_summary(self._node, shard, failure.code, wait_sec)
         self._retries[shard] = workflow.now().timestamp() + wait_sec
+        if not (self._epochs or self._next or self._waiting):
+            self._nodes.defer(self._node.index, min(self._retries.values()))
         if failure.code == reason_codes.YIELDED:
             wait = self._nodes.await_sources(self._node, wait_sec, self._seen[shard], summary)
         else:

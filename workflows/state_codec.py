@@ -42,7 +42,7 @@ _RESULT_LETTERS = {None: "-", False: "f", True: "t"}
 _RESULT_BY_LETTER = {letter: result for result, letter in _RESULT_LETTERS.items()}
 _REASON_BY_LETTER = {letter: reason for reason, letter in _REASON_LETTERS.items()}
 
-_COUNTS = ("epoch", "generation", "first_epoch", "failures", "losses", "yields", "failed_batches")
+_COUNTS = ("epoch", "generation", "first_epoch", "failures", "losses", "settled", "yields", "failed_batches")
 _FLAGS = ("free", "streamed", "ordinary", "evaluated", "kept")
 _TIMES = ("next_retry_at", "deadline_at", "retry_left", "deadline_left", "held_until")
 _TEXTS = ("last_error", "reason_code")

@@ -549,7 +549,7 @@ class Task:
         action = read_action(name, None if given is _NO_INPUT else given)
         await self._await_open()
         try:
-            return await self._actions.apply(name, action, stopping=self._stops)
+            return await self._actions.apply(name, action, stops=lambda: self._stops)
         finally:
             self._wake()
 

@@ -21,6 +21,7 @@ from flowkit.graph.validation import STEP_NODES, normalized, normalizing, parse_
 from flowkit.limits import REPORT_BYTES
 from flowkit.models import (
     AttemptFailure,
+    BatchesChecked,
     BatchesSettled,
     ChangedNode,
     FailureKind,
@@ -36,6 +37,7 @@ from flowkit.models import (
 )
 from flowkit.models.actions import RERUN, ChangeGraph, Pause, PausedScope, RetryNode
 from flowkit.models.columns import pack
+from flowkit.text import printed
 from flowkit.workflows.display.details import format_pause
 from flowkit.workflows.document import write_timeout
 from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT, call_engine
@@ -53,7 +55,7 @@ from flowkit.workflows.scheduling.actions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from temporalio.common import RawValue
 
@@ -132,16 +134,21 @@ class TaskActions:
         if self._audit.find(_update_id()) is None:
             self._plan(action, stopping=stopping)
 
-    async def apply(self, name: str, action: Action, *, stopping: bool) -> dict[str, Any]:
+    async def apply(self, name: str, action: Action, *, stops: Callable[[], bool]) -> dict[str, Any]:
         """Apply an action and return its result. Raise ApplicationError if the task rejects it.
 
         An action takes effect at once, except a change of the graph, which an activity validates first, and the skip of
-        batches of a finished node, which MongoDB holds.
+        batches of a finished node, which MongoDB holds. An activity also checks batches that an action names, before the
+        action is planned for the state that the task then has. `stops` returns whether the task is ending.
         """
         self.count_update()
         if (before := self._audit.find(_update_id())) is not None:
             return before
-        planned = self._plan(action, stopping=stopping)
+        planned = self._plan(action, stopping=stops())
+        for each in planned.batches:
+            if each.batch_uids:
+                await self._check_batches(each)
+                planned = self._plan(action, stopping=stops())
         if isinstance(action, ChangeGraph):
             await self._change_graph(planned, action)
         elif planned.batches and not planned.resets:
@@ -235,10 +242,32 @@ class TaskActions:
         finally:
             self._nodes.wake()
 
-    async def _settle_batches(self, aside: SetAside) -> int:
-        """Let the engine skip, or forget, batches that a node has set aside. Return how many are still set aside."""
+    async def _check_batches(self, aside: SetAside) -> None:
+        """Raise ApplicationError if the node has not set a batch aside that an action names."""
+        self._settling += 1
+        try:
+            checked: BatchesChecked = await call_engine(
+                temporal_names.CHECK_BATCHES,
+                self._describe_batches(aside),
+                BatchesChecked,
+                summary=f"look for batches of {self._scheduler.nodes[aside.index].node_id}",
+                time_limit=write_timeout(1),
+            )
+        finally:
+            self._settling -= 1
+            self._nodes.wake()
+        if checked.unknown:
+            node_id, task_id = self._scheduler.nodes[aside.index].node_id, workflow.info().workflow_id
+            raise rejection(
+                ActionRejected(
+                    f"batch_uids has {printed(checked.unknown[0])}, which node {printed(node_id)} has not set aside; "
+                    f"`flowkit batches {task_id} {node_id} --failed` lists the batches"
+                )
+            )
+
+    def _describe_batches(self, aside: SetAside) -> SettleBatches:
         node, state = self._scheduler.nodes[aside.index], self._scheduler.states[aside.index]
-        record = SettleBatches(
+        return SettleBatches(
             task_id=workflow.info().workflow_id,
             index=node.index,
             node_id=node.node_id,
@@ -249,11 +278,14 @@ class TaskActions:
             skips=aside.skips,
             deployment=self._task.opened.settings.deployment,
         )
+
+    async def _settle_batches(self, aside: SetAside) -> int:
+        """Let the engine skip, or forget, batches that a node has set aside. Return how many are still set aside."""
         done: BatchesSettled = await call_engine(
             temporal_names.SETTLE_BATCHES,
-            record,
+            self._describe_batches(aside),
             BatchesSettled,
-            summary=f"{'skip' if aside.skips else 'try again'} batches of {node.node_id}",
+            summary=f"{'skip' if aside.skips else 'try again'} batches of {self._scheduler.nodes[aside.index].node_id}",
             time_limit=write_timeout(1),
             heartbeat_timeout=HEARTBEAT_TIMEOUT,
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from flowkit.adapters.outages import retry_while_unavailable
+from flowkit.adapters.outages import clock_stopped, retry_while_unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,8 +37,9 @@ def is_reached(stored: int, max_ahead: int, claims: Iterable[int]) -> bool:
 class Backpressure:
     """The lead of one attempt over its followers, which are the nodes that pull from it.
 
-    Only a follower that runs holds the attempt, not one that waits, has ended, or has lost its worker. Otherwise, an
-    attempt could wait for a node that waits for the attempt's slot.
+    Only a follower that runs or is paused holds the attempt, not one that waits, has ended, or has lost its worker.
+    Otherwise, an attempt could wait for a node that waits for the attempt's slot. While only paused followers hold the
+    attempt, its clock does not run.
 
     The attempt counts its own batches in memory, and nodes in the same process notify it of their claims. It reads the
     claims and the statuses of its followers only when it has reached its limit according to these counts.
@@ -61,6 +62,7 @@ class Backpressure:
         """How many more batches the node has stored, in other shards, according to the latest read."""
         self._claims = dict.fromkeys(attempt.followers, 0)
         self._running: set[str] = set()
+        self._paused: set[str] = set()
         self._due = 0.0
         self._read_at = 0.0
         """When the latest read of the claims ended. It may have included claims whose write began before."""
@@ -97,13 +99,18 @@ class Backpressure:
             while self._is_reached(self._claims):
                 if time.monotonic() >= self._due:
                     await self._read()
-                if not self._is_reached(self._running):
+                if not self._is_reached(self._holders):
                     return
                 self._report()
-                await self._subscription.wait(max(0.0, self._due - time.monotonic()))
+                with nullcontext() if self._is_reached(self._running) else clock_stopped():
+                    await self._subscription.wait(max(0.0, self._due - time.monotonic()))
                 self._add_notified_claims()
         finally:
             self._shown_until = min(self._shown_until, time.monotonic() + _SHOWN_SEC)
+
+    @property
+    def _holders(self) -> set[str]:
+        return self._running | self._paused
 
     def _is_reached(self, followers: Iterable[str]) -> bool:
         claims = [self._claims[follower] for follower in followers]
@@ -115,9 +122,10 @@ class Backpressure:
     def _report(self) -> None:
         """Note for which node the attempt waits, and log it the first time."""
         stored, most = self._count(), self._attempt.max_ahead
-        slowest = min(self._running, key=lambda follower: self._claims[follower])
+        slowest = min(self._holders, key=lambda follower: self._claims[follower])
         claimed = self._claims[slowest]
-        self._shown = f"node {slowest} to claim batches (io.max_ahead is {most:,})"
+        paused = ", which is paused," if slowest in self._paused else ""
+        self._shown = f"node {slowest}{paused} to claim batches (io.max_ahead is {most:,})"
         self._shown_until = float("inf")
         if self._reported:
             return
@@ -151,8 +159,8 @@ class Backpressure:
         Ignore the notifications that arrived meanwhile, because the read may have included their claims.
         """
         began, before = time.monotonic(), self._claims
-        self._running, self._claims = await asyncio.gather(
-            retry_while_unavailable(self._read_running), retry_while_unavailable(self._read_claims)
+        (self._running, self._paused), self._claims = await asyncio.gather(
+            retry_while_unavailable(self._read_holders), retry_while_unavailable(self._read_claims)
         )
         if self._attempt.shard:
             await self._read_stored_by_others()
@@ -160,15 +168,19 @@ class Backpressure:
         progress = notified or self._claims != before
         now = self._read_at = time.monotonic()
         self._pause = _SHORTEST_SEC if progress else min(2 * self._pause, _LONGEST_SEC)
-        pause = self._pause if self._is_reached(self._running) else _LONGEST_SEC
+        pause = self._pause if self._is_reached(self._holders) else _LONGEST_SEC
         self._due = now + max(pause, (now - began) * _SHARE)
 
     async def _read_stored_by_others(self) -> None:
         stored = await retry_while_unavailable(lambda: self._artifacts.count_stored(self._attempt))
         self._by_others = max(0, stored - len(self._stored or ()))
 
-    async def _read_running(self) -> set[str]:
-        return await self._tasks.running(self._attempt.task_id, self._attempt.followers, time.time())
+    async def _read_holders(self) -> tuple[set[str], set[str]]:
+        """Return the followers that run, and those that are paused. A pause that begins between the reads is seen."""
+        task_id, followers = self._attempt.task_id, self._attempt.followers
+        running = await self._tasks.running(task_id, followers, time.time())
+        rest = [follower for follower in followers if follower not in running]
+        return running, await self._tasks.paused(task_id, rest)
 
     async def _read_claims(self) -> dict[str, int]:
         attempt = self._attempt

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowkit import reason_codes
 from flowkit.activities.batches.puller import ITEMS, Puller, SharedPuller, SourcesIdle, StoredItems
 from flowkit.activities.calls import context_for
-from flowkit.activities.handlers import Batch
+from flowkit.activities.handlers import Batch, RoleHandler
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.attempt.failures import cut, failure
 from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import BadInput
-from flowkit.graph.input_adapters import ADAPTERS, NOOP, PullArgs, parse_pull, replace_alias
+from flowkit.graph.input_adapters import ADAPTERS, NOOP, PULL, PullArgs, parse_pull, replace_alias
 from flowkit.graph.validation import dependency_path, format_path, parents_of
 from flowkit.models import AttemptFailure, FailureKind, pulled_sources
 from flowkit.text import printed
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from flowkit.activities.batches.puller import ByteBudget
     from flowkit.activities.calls import Threads
     from flowkit.activities.context import RunContext
-    from flowkit.activities.handlers import RoleHandler
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.models import AttemptInput
@@ -156,6 +155,8 @@ class Input:
         """
         with self.wait.interruptible():
             args = _MAPPED if self.attempt.maps else await self._choose_route(loaded)
+        if args is None and self.attempt.streams:
+            self._require_reader(loaded)
         batches = self._iterate_handler(loaded) if args is None else self._pull(args)
         if args is not None or _is_coroutine(self.handler.iter_batches):
             batches = self.wait.iterate(batches)
@@ -163,6 +164,23 @@ class Input:
             async for batch in batches:
                 yield batch
                 del batch
+
+    def _require_reader(self, loaded: Any) -> None:
+        """Raise AttemptFailed, which is permanent, if a node that starts on batches of its parents reads none of them.
+
+        A handler may read them in its own `iter_batches`.
+        """
+        proposed = loaded.get("input_adapter") if isinstance(loaded, dict) else None
+        chosen = {proposed, (self.attempt.io.input_inline or {}).get("input_adapter")}
+        own = getattr(self.handler.iter_batches, "__func__", None) is not RoleHandler.iter_batches
+        if own or NOOP in chosen:
+            return
+        text = (
+            "the node starts on the first batch of its parents, but it has no input adapter, and its handler "
+            f'{type(self.handler).__name__} has no iter_batches of its own: set "input_adapter": "{PULL}" in '
+            "io.input_inline, or let the handler read the batches"
+        )
+        raise AttemptFailed(failure(reason_codes.BAD_INPUT, text, permanent=True))
 
     async def _wait_until_allowed(self) -> None:
         """Wait while the attempt is too far ahead of the nodes that pull from it."""

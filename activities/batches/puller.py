@@ -297,7 +297,7 @@ class SharedPuller(Puller):
             del delivery
 
     async def _deliver_left(self) -> AsyncGenerator[Delivery, None]:
-        """Take over, and yield, the batches that lost shards have claimed and not stored.
+        """Take over, and yield, the batches that lost shards have claimed and not stored, or whose claims were released.
 
         A shard that hands over delivers those that it has claimed itself: no other one takes over what a finished attempt has.
         """
@@ -335,9 +335,12 @@ class SharedPuller(Puller):
         states = await retry_while_unavailable(lambda: self._shards.states(attempt, time.time()))
         lost = [] if self.more else states.list_lost(attempt)
         lost += [attempt.epoch] if self._uncertain else []
-        if not lost:
+        released = attempt.kept and not self.more
+        if not lost and not released:
             return []
-        claims = await retry_while_unavailable(lambda: self._artifacts.claims.of_attempts(attempt, lost))
+        claims = await retry_while_unavailable(
+            lambda: self._artifacts.claims.of_attempts(attempt, lost, released=released)
+        )
         if not claims:
             return []
         self._done |= await self._find_done()

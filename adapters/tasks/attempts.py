@@ -34,7 +34,7 @@ from flowkit.adapters.tasks.cancel_flags import (
     flag_of,
     unset_of_flags,
 )
-from flowkit.adapters.tasks.fields import PINNED, WAITS_FOR, pin_path, read_pins
+from flowkit.adapters.tasks.fields import PAUSED, PINNED, WAITS_FOR, pin_path, read_pins
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
 from flowkit.text import clean
@@ -178,7 +178,7 @@ class AttemptEntry:
 
     def left_over(self) -> Fields:
         """Return the `$unset` of the attempt's first write: fields that an earlier end has left."""
-        left = ("finished_at", "skip_reason", WAITS_FOR, *NODE_FLAGS)
+        left = ("finished_at", "skip_reason", WAITS_FOR, PAUSED, *NODE_FLAGS)
         return {self.path_of(name): "" for name in left}
 
     def finished(self, at: float) -> Fields:

@@ -13,9 +13,10 @@ from flowkit.adapters.mongo import iso, moment
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.validation import parents_by_node
 from flowkit.models import RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
+from flowkit.models.actions import SATISFY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 Fields = dict[str, Any]
 
@@ -36,6 +37,12 @@ NODE_STATES: Fields = {
 WAITS_FOR = "waits_for"
 """Field of a node with a text about what its attempt waits for; only while no external worker has accepted it."""
 
+PAUSED = "paused"
+"""Field of a node that is paused and runs no attempt, if it follows a node with `max_ahead`."""
+
+SATISFIED = "coordinator.satisfied"
+"""Field with the prerequisites of a task that are satisfied; absent without any."""
+
 PINNED = "coordinator.pinned"
 """Field with the version of each role that a task has fixed (`version_policy`). `/` replaces the dots in a role."""
 
@@ -50,6 +57,16 @@ WIRING: Fields = {
     "graph.edges_ex": 1,
 }
 """Projection with the fields that define the dependencies between nodes."""
+
+
+def read_satisfied(stored: Mapping[str, Any]) -> list[str]:
+    """Return the satisfied prerequisites that a document lists, or else those of the actions that it lists."""
+    coordinator = stored.get("coordinator") or {}
+    listed, actions = coordinator.get("satisfied"), coordinator.get("actions")
+    if not isinstance(listed, list):
+        actions = actions if isinstance(actions, list) else []
+        listed = [each.get("what") for each in actions if each.get("action") == SATISFY]
+    return [each for each in listed if isinstance(each, str)]
 
 
 def new_task(

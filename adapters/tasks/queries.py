@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from pymongo import DESCENDING
 
 from flowkit import reason_codes
-from flowkit.adapters.artifacts import SET_ASIDE
 from flowkit.adapters.batch_uids import uid_text
 from flowkit.adapters.dispatches import ACTIVE_STATES, OutcomeKind
 from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
 from flowkit.adapters.input_values import InputValues
-from flowkit.adapters.mongo import Database, durable, ensure_index, translate_errors
+from flowkit.adapters.mongo import Database, durable, ensure_index, iso, translate_errors
 from flowkit.adapters.shards import ShardProgress, ShardStore
 from flowkit.adapters.tasks.fields import INPUT_DIGEST, PINNED, WAITS_FOR, WIRING, nodes_of, read_pins
 from flowkit.adapters.tasks.reset import read_first_epochs
@@ -199,14 +198,29 @@ class TaskQueries:
         await ensure_index(self._db.tasks, [("started_at", DESCENDING)], "ix_task_started")
 
     @translate_errors
-    async def newest(self, status: str | None, limit: int, *, held: bool = False) -> list[dict[str, Any]]:
+    async def newest(
+        self,
+        status: str | None,
+        limit: int,
+        *,
+        held: bool = False,
+        name: str | None = None,
+        since: float | None = None,
+    ) -> list[dict[str, Any]]:
         """Return up to `limit` tasks, newest first and without their nodes. `status` None selects every status.
 
-        With `held`, return only tasks with a failed node that waits for a decision.
+        With `held`, return only tasks with a failed node that waits for a decision; with `name`, only those whose
+        `pipeline_name` or, without it, graph has this name; with `since`, a time in seconds since the epoch, only those
+        that have started then or later.
         """
         wanted: dict[str, Any] = {} if status is None else {"status": status}
         if held:
             wanted["graph.nodes.held_until_ms"] = {"$gt": 0}
+        if since is not None:
+            wanted["started_at"] = {"$gte": iso(since)}
+        if name is not None:
+            by_graph = {"params.pipeline_name": {"$in": [None, ""]}, "graph.name": name}
+            wanted["$or"] = [{"params.pipeline_name": name}, by_graph]
         found = self._db.tasks.find(wanted, _SUMMARY).sort("started_at", DESCENDING).limit(limit)
         return [document async for document in found]
 
@@ -300,13 +314,6 @@ class TaskQueries:
         markers = {"task_id": task_id, "batch_uid": {"$exists": False}, "status": "complete", **earlier}
         found = self._db.artifacts.find(markers, {"_id": 0, "node_id": 1, "meta": 1, "artifacts_ref": 1})
         return {row["node_id"]: _stored_result(row) async for row in found}
-
-    @translate_errors
-    async def set_aside(self, task_id: str, node_id: str, batch_uids: Sequence[str]) -> set[str]:
-        """Return those of these batches that a node has set aside."""
-        own = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$in": [*batch_uids]}}
-        found = self._db.artifacts.find(own | SET_ASIDE, {"batch_uid": 1})
-        return {uid_text(row["batch_uid"]) async for row in found}
 
     @translate_errors
     async def batch_page(

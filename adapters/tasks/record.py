@@ -15,7 +15,7 @@ from pymongo import UpdateOne
 from flowkit.adapters.entries import utc
 from flowkit.adapters.mongo import fits, moment
 from flowkit.adapters.tasks.cancel_flags import set_of_node_flag, set_of_task_flag
-from flowkit.adapters.tasks.fields import NODE_STATES, WAITS_FOR, history, nodes_of
+from flowkit.adapters.tasks.fields import NODE_STATES, PAUSED, SATISFIED, WAITS_FOR, history, nodes_of
 from flowkit.limits import APPLIED_ACTIONS
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
 from flowkit.models.actions import AppliedAction
@@ -50,6 +50,9 @@ class Recording:
 
         If they exceed MongoDB's limit of 16 MB, leave out the errors. If they still exceed it, leave them to the close.
         """
+        if names := record.actions.satisfied:
+            satisfied = {"$addToSet": {SATISFIED: {"$each": names}}}
+            await fits(self._tasks.update_one(_task_filter(record), satisfied))
         if record.actions.applied and not await fits(self._add_actions(record)):
             _logger.warning("task %s: its document is too large to list the latest actions", record.task_id)
         if await fits(self._write(record)):
@@ -259,11 +262,16 @@ def _may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
     return known and stored.get("attempt_epoch", 0) <= node.epoch
 
 
-def unset_of_decisions(nodes: Iterable[NodeRecord]) -> Fields:
-    """Return the `$unset` for nodes that no longer wait for a decision or for prerequisites."""
+def unset_of_decisions(nodes: Sequence[NodeRecord]) -> Fields:
+    """Return the `$unset` for nodes that no longer wait for a decision or for prerequisites, or that are not paused."""
     names = (WAITS_FOR, "held_until_ms")
-    decided = (node for node in nodes if node.decided)
-    return {f"graph.nodes.{node.index}.{name}": "" for node in decided for name in names}
+    decided = (node.index for node in nodes if node.decided)
+    continued = (node.index for node in nodes if node.paused is False)
+    left = [
+        *((index, name) for index in decided for name in names),
+        *((index, PAUSED) for index in continued),
+    ]
+    return {f"graph.nodes.{index}.{name}": "" for index, name in left}
 
 
 def node_fields(node: NodeRecord, at: float, run_id: str) -> Fields:
@@ -283,6 +291,8 @@ def node_fields(node: NodeRecord, at: float, run_id: str) -> Fields:
         fields[f"{path}.finished_at"] = moment(at)
     if node.waits_for is not None:
         fields[f"{path}.waits_for"] = node.waits_for
+    if node.paused:
+        fields[f"{path}.{PAUSED}"] = True
     if node.held_until is not None:
         fields[f"{path}.held_until_ms"] = int(node.held_until * 1000)
     if node.reason_code is not None:

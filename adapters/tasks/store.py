@@ -26,13 +26,16 @@ from flowkit.adapters.tasks.close import Closing
 from flowkit.adapters.tasks.extend import Extending
 from flowkit.adapters.tasks.fields import (
     NODE_STATES,
+    PAUSED,
     PINNED,
+    SATISFIED,
     WIRING,
     graph_difference,
     new_task,
     nodes_of,
     opened_history,
     owner,
+    read_satisfied,
 )
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.queries import TaskQueries
@@ -63,6 +66,7 @@ _GRAPH = {
     "graph.edges_ex": 1,
 }
 _RUNNING = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
+_BEFORE_ATTEMPT = [NodeStatus.QUEUED.value, NodeStatus.DEFERRED.value]
 _CONDITION_VALUES = {
     "_id": 0,
     "params": 1,
@@ -73,6 +77,7 @@ _EARLIER = {
     "_id": 0,
     "run_seq": 1,
     "coordinator.actions": 1,
+    SATISFIED: 1,
     **{
         f"graph.nodes.{name}": 1
         for name in (
@@ -357,21 +362,14 @@ class TaskStore:
     @translate_errors
     async def settle_batches(self, record: SettleBatches, artifacts: ArtifactStore) -> int:
         """Skip batches that a node has set aside, or forget that they have failed. Return how many are still set aside."""
-        attempt = AttemptInput(
-            task_id=record.task_id,
-            node_id=record.node_id,
-            index=record.index,
-            role="",
-            epoch=record.epoch,
-            generation=record.generation,
-            first_epoch=record.first_epoch,
-        )
+        attempt = latest_attempt(record)
         uids = record.batch_uids or None
         if record.skips:
             await artifacts.skip_quarantined(attempt, uids)
         else:
-            await artifacts.forget_quarantined(attempt, uids)
-            await self.tries.forget(attempt, uids)
+            chosen = await artifacts.choose_quarantined(attempt, uids)
+            await self.tries.forget(attempt, chosen)
+            await artifacts.forget_quarantined(attempt, chosen)
         left = await artifacts.count_quarantined(attempt)
         entry = f"graph.nodes.{record.index}"
         own = {
@@ -433,6 +431,18 @@ class TaskStore:
         return {node_id for node_id, runs in running.items() if runs}
 
     @translate_errors
+    async def paused(self, task_id: str, node_ids: Sequence[str]) -> set[str]:
+        """Return which of these nodes are paused and run no attempt. Only nodes that follow one with `max_ahead` say so."""
+
+        async def is_paused(node_id: str) -> bool:
+            entry = {"node_id": node_id, PAUSED: True, "status": {"$in": _BEFORE_ATTEMPT}}
+            found = {"id": task_id, "graph.nodes": {"$elemMatch": entry}}
+            return await self._tasks.find_one(found, {"_id": 1}) is not None
+
+        found = await asyncio.gather(*map(is_paused, node_ids))
+        return {node_id for node_id, paused in zip(node_ids, found, strict=True) if paused}
+
+    @translate_errors
     async def record(self, record: RecordTask) -> None:
         """Write transitions that only the workflow knows. Outdated transitions change nothing."""
         await Recording(self._tasks).write(record)
@@ -484,11 +494,25 @@ def earlier_run(stored: Fields) -> EarlierRun:
         reason_codes=_texts(nodes, "reason_code"),
         failed_batches={i: count for i, node in enumerate(nodes) if (count := node.get("failed_batches"))},
         applied=read_actions(stored),
+        satisfied=read_satisfied(stored),
     )
 
 
 def _texts(nodes: Sequence[Fields], name: str) -> dict[int, str]:
     return {index: node[name] for index, node in enumerate(nodes) if isinstance(node.get(name), str)}
+
+
+def latest_attempt(record: SettleBatches) -> AttemptInput:
+    """Return the latest attempt of the node whose batches a record names."""
+    return AttemptInput(
+        task_id=record.task_id,
+        node_id=record.node_id,
+        index=record.index,
+        role="",
+        epoch=record.epoch,
+        generation=record.generation,
+        first_epoch=record.first_epoch,
+    )
 
 
 def is_same_database(deployment: str, other: str) -> bool:

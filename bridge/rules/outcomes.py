@@ -51,14 +51,13 @@ def cancelled(at: float) -> Outcome:
     return Outcome(kind=OutcomeKind.CANCELLED, at=at)
 
 
-def lease_lost(record: Dispatch, at: float) -> Outcome:
-    """Return the outcome of an attempt whose worker no longer sends events."""
+def lease_lost(record: Dispatch, at: float, settled: int = 0) -> Outcome:
+    """Return the outcome of an attempt whose worker no longer sends events, and whose node has `settled` batches."""
     lease = record.lease
     worker = f"worker {lease.worker_id!r}" if lease else "the worker"
     ttl = f" for {lease.ttl_sec:g} s" if lease else ""
-    return _fail(
-        lost(reason_codes.LEASE_LOST, f"{worker} sent no event{ttl}, or has stopped or restarted"), at
-    )
+    text = f"{worker} sent no event{ttl}, or has stopped or restarted"
+    return _fail(lost(reason_codes.LEASE_LOST, text, settled=settled), at)
 
 
 def dispatch_lost(why: str, at: float) -> Outcome:
@@ -76,15 +75,15 @@ def timeout(limit_sec: float, at: float) -> Outcome:
     return _fail(timed_out(limit_sec), at)
 
 
-def unclaimed(count: int, source: str, at: float, *, progressed: bool) -> Outcome:
+def unclaimed(count: int, source: str, at: float, *, settled: int) -> Outcome:
     """Return the outcome of a run that ended before it read all batches of its sources (H19).
 
-    `progressed` says whether the run has stored a batch.
+    `settled` is the number of batches that the node has stored.
     """
     text = (
         f"the worker finished without {count} batches, for example of node {source!r}; another run reads them"
     )
-    return _fail(replace(yielded(reason_codes.UNCLAIMED_BATCHES, text), progressed=progressed), at)
+    return _fail(replace(yielded(reason_codes.UNCLAIMED_BATCHES, text), settled=settled), at)
 
 
 def idle_sources(at: float) -> Outcome:

@@ -54,7 +54,7 @@ from flowkit.models import (
     TaskStatus,
     temporal_names,
 )
-from flowkit.models.actions import PREVIEW_QUERY, RetryBatches, SkipBatches
+from flowkit.models.actions import PREVIEW_QUERY
 from flowkit.models.admission import ENDED, Changed, State
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
@@ -132,18 +132,26 @@ class TaskCatalog(TaskQueries):
     """Queries on the `tasks` collection. They raise StoreUnavailable when MongoDB does not respond."""
 
     async def list_tasks(
-        self, status: str | None = None, limit: int = 50, *, held: bool = False
+        self,
+        status: str | None = None,
+        limit: int = 50,
+        *,
+        held: bool = False,
+        name: str | None = None,
+        since: float | None = None,
     ) -> list[TaskSummary]:
         """Return up to `limit` tasks, newest first: those with `status`, or all if it is None.
 
-        With `held`, return only tasks with a failed node that waits for a decision.
+        With `held`, return only tasks with a failed node that waits for a decision; with `name`, only those of this name;
+        with `since`, a time in seconds since the epoch, only those that have started then or later.
 
         Raise ConfigError for an unknown status, or for a limit outside 1 to 10,000 (`limits.LIST_TASKS`).
         """
         if status is not None:
             require(choice_problem(status, "status", [each.value for each in TaskStatus]))
         require(whole_problem(limit, "limit", 1, limits.LIST_TASKS))
-        return [_make_summary(document) for document in await self.newest(status, limit, held=held)]
+        found = await self.newest(status, limit, held=held, name=name, since=since)
+        return [_make_summary(document) for document in found]
 
 
 def _make_summary(document: dict[str, Any]) -> TaskSummary:
@@ -444,11 +452,9 @@ class TaskClient:
         Raise ActionRejected, which says why and what is allowed, if the task rejects the action or has ended, and
         UnknownTask if it does not exist.
         """
-        action = parse_action(name, {**given})
+        parse_action(name, {**given})
         _check_keys(name, given)
         handle = await self._find_open(task_id, name)
-        if isinstance(action, (RetryBatches, SkipBatches)):
-            await self._check_set_aside(task_id, action.node_id, action.batch_uids)
         try:
             result: dict[str, Any] = await handle.execute_update(
                 name, {**given}, id=update_id, result_type=dict
@@ -460,16 +466,6 @@ class TaskClient:
                 raise
             raise _ended(task_id, name) from None
         return result
-
-    async def _check_set_aside(self, task_id: str, node_id: str, batch_uids: Sequence[str]) -> None:
-        """Raise ActionRejected if the node has not set one of these batches aside."""
-        known = await self._catalog.set_aside(task_id, node_id, batch_uids) if batch_uids else set()
-        for uid in batch_uids:
-            if uid not in known:
-                raise ActionRejected(
-                    f"batch_uids has {shown(uid)}, which node {node_id!r} has not set aside; "
-                    f"`flowkit batches {task_id} {node_id} --failed` lists the batches"
-                )
 
     async def preview(self, task_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return what an action would affect, in the form of `act`. It changes nothing.
@@ -833,7 +829,9 @@ def _text_of(error: BaseException) -> str:
 
 
 def _ended(task_id: str, name: str) -> ActionRejected:
-    return ActionRejected(f"task {task_id!r} has ended, so {name} can no longer change it")
+    return ActionRejected(
+        f"task {task_id!r} has ended, so {name} can no longer change it; rerun starts nodes of an ended task again"
+    )
 
 
 def cancel_reason(given: str | None) -> str:

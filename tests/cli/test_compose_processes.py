@@ -50,7 +50,7 @@ class Containers:
 
     def environment(self, service: str) -> dict[str, str]:
         """Return the environment of a service; its health file is in a folder of the test."""
-        given = SERVICES[service]["environment"]
+        given = variables(SERVICES[service])
         ours = {name: self._addresses.get(name, value) for name, value in given.items()}
         ours["FLOWKIT_HEALTH_FILE"] = (
             str(self._folder / Path(given["FLOWKIT_HEALTH_FILE"]).name) + f"-{service}"
@@ -63,6 +63,14 @@ class Containers:
         kind, *command = SERVICES[service]["healthcheck"]["test"]
         assert kind == "CMD"
         return await run(*command, env=self.environment(service))
+
+
+def variables(service: dict[str, Any]) -> dict[str, str]:
+    """Return the variables of a service: those of its file, and its own."""
+    lines = (ROOT / service["env_file"]).read_text().splitlines()
+    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+    own: dict[str, str] = service.get("environment", {})
+    return {name: value for name, _, value in pairs} | own
 
 
 def in_checkout(path: str) -> str:

@@ -24,7 +24,7 @@ from flowkit.adapters.dispatches import DispatchState, DispatchStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import StoreUnavailable
 from flowkit.graph.input_adapters import PullArgs
-from flowkit.models import NodeIO, NodeStatus
+from flowkit.models import NodeIO, NodeRecord, NodeStatus
 
 if TYPE_CHECKING:
     from flowkit.activities.role_attempt import RoleExecutor
@@ -100,6 +100,11 @@ class Held:
     async def _stored(self) -> int:
         found: int = await self._db.artifacts.count_documents({"node_id": "a", "status": "partial"})
         return found
+
+
+def paused(index: int, status: NodeStatus, *, held: bool | None = True) -> NodeRecord:
+    """Return what the engine writes of a follower when a pause begins or ends."""
+    return NodeRecord(index=index, node_id="axy"[index], status=status, epoch=1, paused=held)
 
 
 @pytest.fixture
@@ -387,6 +392,35 @@ async def test_external_node_runs_as_long_as_its_worker_renews_its_lease(
         held = lease(expires_at=time.time() + given["expires_in"], ended=given.get("ended", False))
     await DispatchStore(prepared).insert(dispatch_record(attempt=X, lease=held, state=state))
     assert await tasks.running(TASK, ["x", "y"], time.time()) == ({"x"} if runs else set())
+
+
+@pytest.mark.parametrize("status", [NodeStatus.DEFERRED, NodeStatus.QUEUED])
+async def test_paused_child_holds_its_parent_until_it_is_resumed(
+    prepared: Any, tasks: TaskStore, status: NodeStatus
+) -> None:
+    await runs(tasks, X)
+    held = Held(prepared, parent(2, "x"))
+    await held.stops_at(2)
+    await tasks.record(record(paused(1, NodeStatus.CANCELLING, held=False)))
+    await tasks.record(record(paused(1, status)))
+    await held.stops_at(2)
+    await eventually(lambda: says(held, "node x, which is paused, to claim batches (io.max_ahead is 2)"))
+    await tasks.record(record(paused(1, status, held=False)))
+    await held.finishes()
+
+
+async def says(held: Held, text: str) -> bool:
+    return held.executor.waits_for() == text
+
+
+async def test_paused_nodes_are_those_that_the_engine_has_marked_before_an_attempt(
+    prepared: Any, tasks: TaskStore
+) -> None:
+    await tasks.record(record(paused(1, NodeStatus.DEFERRED), paused(2, NodeStatus.QUEUED, held=None)))
+    assert await tasks.paused(TASK, ["x", "y", "unknown"]) == {"x"}
+    await begun(tasks, attempt("x", index=1, epoch=2), deadline_ms=0)
+    assert await tasks.paused(TASK, ["x"]) == set()
+    assert "paused" not in (await tasks.database.tasks.find_one({"id": TASK}))["graph"]["nodes"][1]
 
 
 async def test_running_nodes_are_those_with_that_status(prepared: Any, tasks: TaskStore) -> None:

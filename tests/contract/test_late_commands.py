@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.contract.bridge_side import BridgeSide
 from tests.contract.bridges import UNUSED, context_of
 from tests.contract.builders import AT, attempt
 from tests.unit.event_loop import let_other_tasks_run
@@ -14,6 +15,7 @@ from tests.unit.event_loop import let_other_tasks_run
 from flowkit.adapters.dispatches import Dispatch, DispatchState, Outcome, OutcomeKind, WorkerLease
 from flowkit.bridge import commands
 from flowkit.bridge.commands import LateCommands
+from flowkit.bridge.rules.outcomes import cancelled, lease_lost
 
 OFFSET = 5
 TTL_SEC = 10.0
@@ -156,3 +158,29 @@ async def test_a_worker_that_loses_its_lease_ends_the_wait(world: World) -> None
     assert not waiting.done()
     world.context.at += 2 * TTL_SEC
     await asyncio.wait_for(waiting, 20)
+
+
+async def test_events_of_a_cancelled_attempt_show_who_runs_it_and_that_it_has_ended(db: Any) -> None:
+    side = await BridgeSide.create(db)
+    unread = await side.open("n", accepted=False)
+    await side.dispatches.end(unread.key, cancelled(AT))
+    node = (unread.attempt.task_id, "n", 2)
+    await side.handle(side.event("TASK_ACCEPTED", "n"))
+    (late,) = await side.dispatches.find_late(*node)
+    assert late.lease is not None
+    assert [signal.target_worker_id for signal in side.signals] == [late.lease.worker_id]
+    await side.handle(side.event("CANCELLED", "n"))
+    assert await side.dispatches.find_late(*node) == []
+
+
+async def test_an_outdated_worker_overwrites_the_artifact_of_a_later_attempt_only_until_its_event(
+    db: Any,
+) -> None:
+    side = await BridgeSide.create(db)
+    lost = await side.open("n")
+    await side.dispatches.end(lost.key, lease_lost(lost, AT))
+    later, artifacts = replace(lost.attempt, epoch=2), side.bridge.context.stores.artifacts
+    await artifacts.store_batch(later, "b0", {"from": 2}, "w2", AT)
+    await db.artifacts.update_one({"batch_uid": "b0"}, {"$set": {"meta": {"from": 1}}})
+    await side.handle(side.event("BATCH_OK", "n", {"batch_uid": "b0"}))
+    assert [row["meta"] async for row in db.artifacts.find({})] == [{"from": 2}]

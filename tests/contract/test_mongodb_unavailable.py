@@ -44,6 +44,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "have_restarted": lambda tasks: tasks.have_restarted(TASK, {"a": 1}),
     "node_states": lambda tasks: tasks.node_states(TASK),
     "running": lambda tasks: tasks.running(TASK, ["a"], AT),
+    "paused": lambda tasks: tasks.paused(TASK, ["a"]),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),
     "open_rerun": lambda tasks: tasks.open_rerun(opening("a"), Rerun(run_seq=1, closed_run_id=RUN, nodes=[])),
@@ -100,7 +101,8 @@ ARTIFACT_CALLS: dict[str, Callable[[ArtifactStore], Awaitable[object]]] = {
     "quarantined": lambda artifacts: artifacts.quarantined(attempt()),
     "skipped": lambda artifacts: artifacts.skipped(attempt()),
     "skip_quarantined": lambda artifacts: artifacts.skip_quarantined(attempt(), ["b1"]),
-    "forget_quarantined": lambda artifacts: artifacts.forget_quarantined(attempt(), None),
+    "choose_quarantined": lambda artifacts: artifacts.choose_quarantined(attempt(), None),
+    "forget_quarantined": lambda artifacts: artifacts.forget_quarantined(attempt(), ["1"]),
     "count_quarantined": lambda artifacts: artifacts.count_quarantined(attempt()),
     "count_batches": lambda artifacts: artifacts.count_batches(attempt()),
     "count_stored": lambda artifacts: artifacts.count_stored(attempt()),
@@ -123,6 +125,7 @@ CLAIM_CALLS: dict[str, Callable[[Claims], Awaitable[object]]] = {
     "of_attempts": lambda claims: claims.of_attempts(attempt(), [1]),
     "take_over": lambda claims: claims.take_over(attempt(), Claim("a", "b1", 1, 1), AT),
     "delete": lambda claims: claims.delete(TASK, [{"consumer_node": "a"}]),
+    "release": lambda claims: claims.release(attempt(), ["1"]),
 }
 
 

@@ -27,6 +27,7 @@ from flowkit import reason_codes
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.adapters.tasks.attempts import TriedBefore
 from flowkit.attempt.supervision import run_attempt
+from flowkit.core import user_code
 from flowkit.errors import EpochTaken, Fenced
 from flowkit.models import FailureKind
 
@@ -130,7 +131,10 @@ class Deadly(Returning):
         raise Killed
 
 
-async def test_handler_that_ends_its_process_is_called_once_in_each_epoch(db: Any) -> None:
+async def test_handler_that_ends_its_process_is_called_once_in_each_epoch(
+    db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_code, "_stops_process", lambda error: isinstance(error, Killed))
     deadly = Deadly(BatchResult(success=True), "u")
     with pytest.raises(Killed):
         await role_executor(db, attempt(), deadly, may_repeat=True).run()

@@ -117,6 +117,14 @@ def test_volumes_are_named_and_mounted_files_exist() -> None:
     assert all((ROOT / source).is_file() for source in files)
 
 
+@pytest.mark.parametrize("name", ["engine", "bridge", "worker", "demo-task"])
+def test_environment_of_a_service_adds_to_the_variables_of_all(name: str) -> None:
+    """A file is merged with the `environment:` of a service, while a merged YAML mapping would be replaced by it."""
+    assert SERVICES[name]["env_file"] == "deploy/flowkit.env"
+    names = {line.partition("=")[0] for line in (ROOT / SERVICES[name]["env_file"]).read_text().splitlines()}
+    assert {"TEMPORAL_ADDRESS", "MONGO_URL", "FLOWKIT_QUEUE", "FLOWKIT_HEALTH_FILE"} <= names
+
+
 def test_handlers_load_and_the_health_check_covers_their_roles() -> None:
     worker = SERVICES["worker"]
     handlers = [argument for argument in worker["command"] if ":" in argument]

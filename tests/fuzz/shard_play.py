@@ -262,7 +262,7 @@ class ShardPlay:
             values, key = self._tasks.values, (TASK, _NODE, 0)
             size = self.node.size or 1
             items = await values.items.put(key, "token", divide([*range(self.node.values)], size), size, AT)
-            await values.put(*key, {}, AT, run_id=RUN, attempt=1, items=items)
+            await values.put(key, {}, AT, (AT, 1), items)
         for name in names:
             await begun(self._tasks, self._source(name))
         return [(name, number) for name in names for number in (*range(len(self.node.sources[name])), -1)]

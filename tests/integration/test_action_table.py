@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.models import ResetNodes
+    from flowkit.worker import RoleHandler
 
 pytestmark = pytest.mark.server
 
@@ -262,7 +263,12 @@ async def test_each_action_does_in_each_state_what_the_table_says(
     picky.broken = {"b0"}
     held = HeldResets(monkeypatch, f"{[*table.cells].index(RESET)}-")
     await harness.engine()
-    roles = {"quick": Quick(), "gated": Gated(), "unreadable": Unreadable(), "picky": picky}
+    roles: dict[str, RoleHandler] = {
+        "quick": Quick(),
+        "gated": Gated(),
+        "unreadable": Unreadable(),
+        "picky": picky,
+    }
     await harness.worker(roles, concurrency=40)
     try:
         assert table.cells.keys() == STATES.keys()

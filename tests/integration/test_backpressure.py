@@ -205,6 +205,23 @@ async def test_deferred_child_does_not_hold_its_parent(harness: Harness) -> None
     await cancelled(harness, task_id)
 
 
+async def test_paused_child_holds_its_parent_until_it_is_resumed(harness: Harness) -> None:
+    sink = Sink()
+    task_id, _ = await start(harness, sink, max_ahead=3)
+    before = await held(harness, task_id)
+    await harness.coordinator.pause(task_id, ["node:child"], interrupt=True)
+    await harness.until_node(task_id, "child", "deferred")
+
+    async def shown() -> bool:
+        return (await harness.node(task_id, "child")).get("paused") is True
+
+    await eventually(shown)
+    assert await held(harness, task_id) < before + 3 < BATCHES
+    sink.released.set()
+    await harness.coordinator.resume(task_id)
+    await finished(harness, task_id)
+
+
 async def test_parent_and_child_of_one_role_with_one_slot_finish(harness: Harness) -> None:
     await harness.engine()
     await harness.worker({"quick": Quick()}, concurrency=1)

@@ -1,5 +1,8 @@
 """Random tasks of native, inline and external nodes under random faults of all processes and servers, compared with a model.
 
+Operators send random actions to half of the tasks, by bare updates and by the client. Handlers exit, panic, block, fork, and
+end their processes.
+
 `make chaos` runs this test with a new seed, `MINUTES=10` longer, and `SEED=n` repeats the tasks and faults of a run.
 `TASKS=500` starts that many tasks, and injects faults until the last one has started.
 """
@@ -15,6 +18,7 @@ import pytest
 
 from flowkit.local import Kafka, MongoServer, TemporalServer
 from flowkit.local.process import start_all, stop_all
+from flowkit.models.actions import ACTIONS
 from tests.integration.chaos.cluster import Cluster
 from tests.integration.chaos.histories import INLINE
 from tests.integration.chaos.owners import dispatch_problems, owner_problems
@@ -87,6 +91,7 @@ async def test_random_tasks_end_as_predicted_and_count_once_under_random_faults(
         assert not run.problems, "\n".join(run.problems)
         assert accepted, "no attempt ran on an external worker"
         assert run.figures.inline[INLINE], "no attempt ran inline"
+        assert any(run.figures.actions[name] for name in ACTIONS), "no action was applied"
         lost = run.figures.worker_lost
         assert len(lost) <= run.figures.tasks // 20, "\n".join(lost)
     except BaseException as error:

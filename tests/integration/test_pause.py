@@ -168,7 +168,7 @@ async def test_a_pause_moves_the_end_of_a_delay_in_seconds_but_not_that_of_a_mom
 
     async def ends() -> list[int] | None:
         entries = [await harness.node(task_id, name) for name in ("moment", "span")]
-        found = [entry.get("next_retry_at_ms") for entry in entries]
+        found = [int(entry.get("next_retry_at_ms") or 0) for entry in entries]
         return found if all(found) else None
 
     moment, span = await eventually(ends)

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from temporalio.client import WorkflowUpdateFailedError
 
 from flowkit.activities import role_attempt
 from flowkit.errors import ActionRejected
@@ -202,6 +203,12 @@ async def test_an_operator_tries_batches_again_and_skips_others(harness: Harness
     with pytest.raises(ActionRejected, match="batch_uids has 'b2', which node 'p' has not set aside"):
         await engine.retry_batches(task_id, "p", ["b1", "b2"])
     before = await harness.node(task_id, "p")
+    handle = await harness.handle(task_id)
+    for name in ("retry_batches", "skip_batches"):
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await handle.execute_update(name, {"node_id": "p", "batch_uids": ["b1", "tpyo"]})
+        assert "batch_uids has 'tpyo', which node 'p' has not set aside" in str(refused.value.cause)
+    assert await harness.node(task_id, "p") == before
     result = await engine.retry_batches(task_id, "p", ["b1"], by="ada")
     assert [(each["node_id"], each["to"]) for each in result["affected"]] == [
         ("p", "queued"),

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.activities import role_attempt
+from flowkit.activities.batches import puller
 from flowkit.errors import ActionRejected
 from flowkit.models import TaskStatus
-from tests.integration.handlers import Failing, Quick
+from tests.integration.handlers import BREAK_AT, Failing, Quick, Relay
 from tests.integration.harness import Harness, eventually, node, wait_seconds
 from tests.integration.test_continue_as_new import histories, replay
 
@@ -203,6 +204,28 @@ async def test_a_wide_node_is_paused_retried_and_skipped_like_others(harness: Ha
     assert min(row["attempt_epoch"] for row in rows) > finished["first_epoch"]
     await engine.decide(task_id, "open", "approve")
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    await replay(await histories(harness, task_id))
+
+
+async def test_a_wide_node_whose_shards_all_wait_runs_no_attempt_and_frees_what_pulls_from_it(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(puller, "_YIELD_AFTER_SEC", 0.2)
+    engine = await harness.engine()
+    roles: dict[str, Any] = {"relay": Relay(), "shared": Shared()}
+    await harness.worker(roles, concurrency=4)
+    policy = {"max": 1, "backoff_sec": 3600}
+    streaming, last = wide(parallel=2), wide("last", "w", parallel=1)
+    for each in (streaming, last):
+        each["io"]["start_when"] = "first_batch"
+    task_id = await harness.create(
+        node("a", "relay", inline={"batches": BREAK_AT + 2}, retry_policy=policy), streaming, last
+    )
+    for name in ("w", "last"):
+        await harness.until_node(task_id, name, "deferred")
+    await engine.retry_node(task_id, "a")
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert len(await harness.rows(task_id, "last")) == BREAK_AT + 2
     await replay(await histories(harness, task_id))
 
 

@@ -57,7 +57,7 @@ async def test_task_that_temporals_client_started_and_that_failed_keeps_its_id(h
 
     await harness.engine(fails=fails)
     task_id = f"bare-{uuid.uuid4().hex[:8]}"
-    graph = {"nodes": [node("a", "coordinator_fn", io={"fn": "fails"})]}
+    graph = {"nodes": [node("a", "coordinator_fn", io={"fn": "fails"}, retry_policy={"max": 0})]}
     await (await harness.client()).start_workflow(
         temporal_names.TASK, {"params": {}, "graph": graph}, id=task_id, task_queue=harness.queue
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.local.data_folder import LOCK_NAME, PREFIX, TEMPORARY, data_folder, folder_lock
+from flowkit.local.data_folder import LOCK_NAME, PREFIX, TEMPORARY, data_folder, folder_lock, running_folders
 from flowkit.local.errors import FolderInUse, FolderNotWritable, ServerEnded, ServerNotReady
 
 if TYPE_CHECKING:
@@ -97,6 +97,16 @@ def test_a_folder_can_be_used_by_one_flowkit_up_at_a_time(tmp_path: Path) -> Non
         data_folder(tmp_path / "data"),
     ):
         pass
+
+
+def test_folder_in_the_current_folder_is_found_while_it_is_used(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "data"
+    with data_folder(folder):
+        assert running_folders() == [folder]
+    assert running_folders() == []
 
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import AdapterError, ConfigError, FlowKitError, GraphError, Removed
 from flowkit.models import AttemptInput
 from flowkit.plugin import FlowKitPlugin
+from flowkit.testing import memory_database
 from flowkit.validation import arguments
 from flowkit.worker import EchoHandler, Worker
 from flowkit.worker.artifacts import ArtifactsWriter
@@ -148,7 +149,7 @@ class UnresponsiveClient:
 async def test_start_with_an_unknown_outcome_names_the_task() -> None:
     client: Any = UnresponsiveClient()
     with pytest.raises(RPCError) as caught:
-        await TaskClient(client, TaskStore(NONE), queue="q").create_task(
+        await TaskClient(client, TaskStore(memory_database()), queue="q").create_task(
             params={}, graph={"nodes": [{"node_id": "a", "type": "t"}]}, task_id="mine"
         )
     [note] = caught.value.__notes__

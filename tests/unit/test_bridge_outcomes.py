@@ -87,7 +87,7 @@ def test_metrics_that_cannot_be_stored_fail_the_attempt(payload: dict[str, Any])
 FREE, RETRY, LOSS = FailureKind.YIELDED, FailureKind.FAILURE, FailureKind.LOSS
 VERDICTS: dict[str, tuple[Outcome, FailureKind, bool]] = {
     "dispatch_lost": (outcomes.dispatch_lost("the command was dropped", NOW), FREE, False),
-    "unclaimed_batches": (outcomes.unclaimed(3, "up", NOW, progressed=True), FREE, False),
+    "unclaimed_batches": (outcomes.unclaimed(3, "up", NOW, settled=4), FREE, False),
     "lease_lost": (outcomes.lease_lost(record(lease=lease()), NOW), LOSS, False),
     "timeout": (outcomes.timeout(5, NOW), RETRY, False),
     "cancelled_by_worker": (outcomes.not_requested(NOW, "w1"), RETRY, False),

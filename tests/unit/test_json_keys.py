@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -55,6 +56,20 @@ def test_other_keys_become_text_and_values_stay() -> None:
     given = {1: "int", True + 1: "two", None: 3, "1.5": 4, "n": float("nan"), "s": {1, 2}, "l": [{}, ({},)]}
     kept, _ = storable("metrics", given)
     assert kept == {"1": "int", "2": "two", "None": 3, "1.5": 4, "n": None, "s": [1, 2], "l": [{}, [{}]]}
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [
+        (timedelta(days=400), "P400D"),
+        (timedelta(days=-400), "-P400D"),
+        (timedelta(days=400, hours=1, microseconds=5), "P400DT1H0.000005S"),
+        (timedelta(days=364, seconds=5), "P364DT5S"),
+        (timedelta.max, "P999999999DT23H59M59.999999S"),
+    ],
+)
+def test_duration_has_days_and_no_years(duration: timedelta, text: str) -> None:
+    assert storable("metrics", {"a": [duration], "b": "P1Y"})[0] == {"a": [text], "b": "P1Y"}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import gc
 import sys
 import warnings
 import weakref
-from typing import Self
 
 import pytest
 from tests.conftest import collect_leftovers
@@ -16,7 +15,7 @@ class Client:
     """Warns if it is not closed, as the clients of Kafka do."""
 
     def __init__(self) -> None:
-        self.own: Self = self
+        self.own: object = self
 
     def __del__(self) -> None:
         """Warn. As an error, this fails the test that happens to run."""

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
+from flowkit.adapters.mongo import iso
 from flowkit.cli.app import run
+from flowkit.client import TaskCatalog
 from flowkit.coordinator import Coordinator
 from flowkit.errors import ConfigError
 from flowkit.testing import memory_database
@@ -262,3 +264,23 @@ async def test_held_tasks_are_those_with_a_held_node() -> None:
     assert [task.task_id for task in await coordinator.list_tasks(held=True)] == ["held"]
     assert [task.task_id for task in await coordinator.list_tasks("failed", held=True)] == []
     assert len(await coordinator.list_tasks()) == 3
+
+
+async def test_tasks_are_found_by_their_name_and_their_start() -> None:
+    db = memory_database()
+    named: list[tuple[str, dict[str, Any], str | None]] = [
+        ("by-params", {"pipeline_name": "orders"}, "other"),
+        ("by-graph", {}, "orders"),
+        ("neither", {"pipeline_name": "other"}, "orders"),
+    ]
+    for day, (task_id, params, name) in enumerate(named, 1):
+        document = {"id": task_id, "status": "running", "params": params, "started_at": iso(day * 86_400)}
+        await db.tasks.insert_one({**document, "graph": {"name": name, "nodes": []}})
+    catalog = TaskCatalog(db)
+    assert [each.task_id for each in await catalog.list_tasks(name="orders")] == ["by-graph", "by-params"]
+    assert [each.task_id for each in await catalog.list_tasks(since=2 * 86_400)] == ["neither", "by-graph"]
+
+
+def test_since_names_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list", "--since", "yesterday"]) == 2
+    assert "--since 'yesterday' is not a duration" in capsys.readouterr().err

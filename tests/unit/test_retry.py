@@ -102,6 +102,25 @@ def test_sixth_loss_ends_the_node_as_worker_lost() -> None:
     assert MAX_LOSSES == 5
 
 
+def test_only_batches_that_the_generation_had_not_settled_before_restart_the_count_of_losses() -> None:
+    policy, state = RetryPolicy(max=0), NodeState()
+    for settled in range(20):
+        assert again(policy, replace(LOST, settled=settled), state) in (1.0, 2.0)
+    for _ in range(4):
+        again(policy, replace(LOST, settled=19), state)
+    again(policy, replace(UNCLAIMED, settled=20), state)
+    for settled in (20, 12, 0, 20, 20):
+        again(policy, replace(LOST, settled=settled), state)
+    assert isinstance(decide(policy, replace(LOST, settled=20), state, 0.0), Fail)
+
+
+@pytest.mark.parametrize("settled", ["7", -1, 1.5, True, None, 2**31])
+def test_a_wrong_number_of_batches_counts_as_none(settled: object) -> None:
+    report = {"kind": "loss", "code": "lease_lost", "settled": settled}
+    assert classify("x", "y", [report], permanent=False).settled == 0
+    assert classify("x", "y", [{**report, "settled": 7}], permanent=False).settled == 7
+
+
 def test_losses_within_half_a_lease_have_the_same_cause_and_the_later_one_does_not_count() -> None:
     assert is_same_loss(100.0, 100.0, 45.0)
     assert is_same_loss(100.0, 122.4, 45.0)
@@ -229,7 +248,7 @@ def test_twenty_yields_in_a_row_without_progress_of_a_worker_fail_the_node(
     assert failures[-1].message in decision.message
 
 
-@pytest.mark.parametrize("between", [replace(UNCLAIMED, progressed=True), LOST], ids=["progress", "loss"])
+@pytest.mark.parametrize("between", [replace(UNCLAIMED, settled=1), LOST], ids=["progress", "loss"])
 def test_progress_or_another_end_restarts_the_count_of_yields(between: AttemptFailure) -> None:
     state = NodeState()
     yields(UNCLAIMED, state, MAX_IDLE_YIELDS - 1)

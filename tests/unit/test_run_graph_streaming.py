@@ -103,3 +103,47 @@ async def test_child_of_a_parent_that_fails_for_good_drains_and_fails_unless_tol
         )
         document = await run.db.tasks.find_one({"id": run.task_id})
         assert [each["status"] for each in document["graph"]["nodes"]] == ["failed", "failed"]
+
+
+class Unread(RoleHandler):
+    """Has no batches of its own."""
+
+    role = "unread"
+
+
+class Reading(Unread):
+    """Yields its own batches."""
+
+    role = "reading"
+
+    async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+        """Yield one batch."""
+        yield Batch(batch_uid="own", payload={})
+
+
+NOTHING = {"input_inline": {"input_adapter": "noop"}}
+ASYNC = {"edges_ex": [{"from": "p", "to": "c", "mode": "async"}]}
+
+
+@pytest.mark.parametrize(
+    ("role", "child", "graph", "status"),
+    [
+        ("unread", {"io": {"start_when": "first_batch"}, "depends_on": ["p"]}, {}, "failed"),
+        ("unread", {}, ASYNC, "failed"),
+        ("reading", {"io": {"start_when": "first_batch"}, "depends_on": ["p"]}, {}, "finished"),
+        ("unread", {"io": {**NOTHING, "start_when": "first_batch"}, "depends_on": ["p"]}, {}, "finished"),
+        ("unread", {"depends_on": ["p"]}, {}, "finished"),
+    ],
+    ids=["first batch", "async edge", "own batches", "needs nothing", "after its parent"],
+)
+async def test_node_that_starts_on_a_batch_must_read_batches(
+    role: str, child: dict[str, Any], graph: dict[str, Any], status: str
+) -> None:
+    nodes = [{"node_id": "p", "type": "reading"}, {"node_id": "c", "type": role, **child}]
+    run = await run_graph({"nodes": nodes, **graph}, Unread(), Reading())
+    assert run.status == status, run.reason
+    if status == "failed":
+        assert run.nodes["c"].attempts == 1
+        assert (run.nodes["c"].error or "").startswith(
+            "bad_input: the node starts on the first batch of its parents"
+        )

@@ -65,6 +65,7 @@ def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = N
                 generation=1,
                 failures=1,
                 losses=1,
+                settled=7,
                 yields=4,
                 failed_batches=2,
                 free=True,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.graphs import node, pulling, two
 
-from flowkit.graph.submission import external_warnings
+from flowkit.graph.submission import external_warnings, validate_input
 from flowkit.graph.validation import parse_graph
 from flowkit.models import StartWhen
 
@@ -138,3 +138,33 @@ def test_max_ahead_of_an_external_role_has_no_effect() -> None:
     (warning,) = external_warnings(parsed, ["crawler"])
     assert "'extract'" in warning and "external role 'crawler'" in warning
     assert not [*external_warnings(parsed, ["other"])]
+
+
+@pytest.mark.parametrize(
+    ("fields", "warns"),
+    [
+        ({}, True),
+        ({"io": {"input_inline": {"day": 1}}}, True),
+        ({"io": {"start_when": "first_batch"}}, True),
+        ({"io": pulling()}, False),
+        ({"io": {"input_inline": {"input_adapter": "noop"}}}, False),
+        ({"io": {"input_inline": {"day": {"$cel": "params.day"}}}}, False),
+        ({"map": {"over": "params.days"}}, False),
+        ({"type": "coordinator_fn", "io": {"fn": "noop"}}, False),
+        ({"depends_on": ["f"]}, False),
+        ({"depends_on": []}, False),
+    ],
+)
+def test_node_that_runs_after_others_and_reads_none_of_their_data_is_named(
+    fields: dict[str, Any], warns: bool
+) -> None:
+    function = {"node_id": "f", "type": "coordinator_fn", "depends_on": ["a"]}
+    nodes = [node("a"), function, node("c", **{"depends_on": ["a", "f"], **fields})]
+    given = {"params": {"day": 1, "days": [1]}, "graph": {"nodes": nodes}}
+    found = [each for each in validate_input("t", given).warnings if "names no input adapter" in each]
+    assert bool(found) is warns
+    if warns:
+        assert found[0].startswith("node 'c' runs after a but names no input adapter")
+        assert found[0].endswith(
+            '\n  | "input_adapter": "pull.from_artifacts",\n  | "input_args": {"from_nodes": ["a"]}'
+        )

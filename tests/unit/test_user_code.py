@@ -19,7 +19,16 @@ from tests.unit.handler_runs import call, node, outcomes
 from flowkit.activities.process_pool import ProcessPool
 from flowkit.adapters.vars.sensitive import Detector
 from flowkit.attempt.failures import describe_raised, failure
-from flowkit.core.user_code import Contained, UserCodeError, contained, error_text, place_of
+from flowkit.core import user_code
+from flowkit.core.user_code import (
+    Contained,
+    UserCodeError,
+    contain_tasks,
+    contained,
+    error_text,
+    place_of,
+    warn_of_blocked_loops,
+)
 from flowkit.errors import AdapterError
 from flowkit.limits import LAST_ERROR_CHARS
 from flowkit.models import NodeState
@@ -445,3 +454,84 @@ def test_place_survives_the_longest_text_code_and_worker() -> None:
     assert len(state.last_error) <= LAST_ERROR_CHARS
     assert "…, at tests/unit/test_user_code.py:" in state.last_error
     assert "; aaa" in state.last_error
+
+
+# --- blocked loops ------------------------------------------------------------------------------------------------
+
+
+class Blocking(RoleHandler):
+    """Blocks the loop in the hook that the node's id names, for two batches."""
+
+    role = "blocking"
+
+    def __init__(self, block: Callable[[], None]) -> None:
+        self._block = block
+
+    async def load_input(self, ref: Any, inline: Any, ctx: RunContext) -> Any:
+        return ctx.node_id
+
+    async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+        yield Batch(batch_uid="b0")
+        if loaded == "iter_batches":
+            self._block()
+        yield Batch(batch_uid="b1")
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        async def block() -> None:
+            self._block()
+
+        if ctx.node_id == "process_batch":
+            self._block()
+        if ctx.node_id == "task":
+            await asyncio.gather(block())
+        return BatchResult(success=True)
+
+
+@pytest.mark.parametrize(
+    ("hook", "name"),
+    [
+        ("process_batch", "Blocking.process_batch"),
+        ("iter_batches", "Blocking.iter_batches"),
+        ("task", "Blocking.process_batch.<locals>.block"),
+    ],
+)
+async def test_hook_that_blocked_the_loop_is_named_once(
+    hook: str, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_code, "BLOCKED_SEC", 0.2)
+    never = threading.Event()
+
+    def block() -> None:
+        never.wait(0.3)
+
+    await run_graph({"nodes": [node(hook, "blocking")]}, Blocking(block))
+    [warning] = [record for record in caplog.records if record.__dict__.get("event") == "worker.loop.blocked"]
+    assert warning.getMessage().startswith(f"{name} of node {hook!r} of task ")
+    assert "has blocked the event loop for 0." in warning.getMessage()
+
+
+def test_hook_that_still_blocks_the_loop_is_named_with_its_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_code, "BLOCKED_SEC", 0.0)
+    begun, ended = threading.Event(), threading.Event()
+
+    async def stay() -> None:
+        begun.set()
+        ended.wait(60)
+
+    async def attempt() -> None:
+        contain_tasks("node 'a' of task t")
+        await Contained(stay())
+
+    running = threading.Thread(target=lambda: asyncio.run(attempt()))
+    running.start()
+    begun.wait(60)
+    warn_of_blocked_loops()
+    ended.set()
+    running.join()
+    [warning] = [record for record in caplog.records if record.__dict__.get("event") == "worker.loop.blocked"]
+    assert re.search(
+        r"stay of node 'a' of task t has blocked .* s, at tests/unit/test_user_code\.py:\d+ in test_\w+\.stay: ",
+        warning.getMessage(),
+    )

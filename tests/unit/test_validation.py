@@ -46,6 +46,11 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("prerequisites_empty", {"prerequisites": [""]}, ["prerequisites", "['']", "1 to 200"]),
     ("prerequisites_long", {"prerequisites": ["x" * 201]}, ["prerequisites", "1 to 200"]),
     ("prerequisites_control", {"prerequisites": ["a\n"]}, ["prerequisites", "printable"]),
+    (
+        "backoff_above_its_limit",
+        {"retry_policy": {"backoff_sec": 300, "max_backoff_sec": 0}},
+        ["retry_policy.max_backoff_sec 0 is below backoff_sec 300"],
+    ),
     ("prerequisites_blank", {"prerequisites": ["a "]}, ["prerequisites", "without blanks at their ends"]),
     ("prerequisites_many", {"prerequisites": [*map(str, range(51))]}, ["prerequisites", "at most 50"]),
     ("reserved_type", {"type": "prerequisite"}, ["type", "'prerequisite'", "reserved", "'prerequisites'"]),

@@ -119,9 +119,12 @@ def handed_over(message: str) -> AttemptFailure:
     return AttemptFailure(kind=FailureKind.HANDOVER, code=reason_codes.WORKER_SHUTDOWN, message=message)
 
 
-def lost(code: str, message: str, lost_at: float = 0.0) -> AttemptFailure:
-    """Return the loss of an attempt whose worker disappeared or cannot run it."""
-    return AttemptFailure(kind=FailureKind.LOSS, code=code, message=message, lost_at=lost_at)
+def lost(code: str, message: str, lost_at: float = 0.0, *, settled: int = 0) -> AttemptFailure:
+    """Return the loss of an attempt whose worker disappeared or cannot run it.
+
+    `settled` is the number of batches that the generation of the node has stored or set aside.
+    """
+    return AttemptFailure(kind=FailureKind.LOSS, code=code, message=message, lost_at=lost_at, settled=settled)
 
 
 def cut(text: str) -> str:

@@ -226,6 +226,10 @@ class AttemptStorage:
             await retry_while_unavailable(lambda: artifacts.count_quarantined(attempt)),
         )
 
+    async def count_settled(self) -> int:
+        """Return how many batches the generation of the node has stored or set aside."""
+        return await retry_while_unavailable(lambda: self._artifacts.count_settled(self._attempt))
+
     async def end_shard(self, status: str, batches: int) -> None:
         """Note how the attempt of a shard has ended."""
         now, shards = time.time(), self._tasks.shards

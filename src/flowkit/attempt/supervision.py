@@ -24,6 +24,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 
 from flowkit import reason_codes
+from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.outages import AttemptClock, measured_by, retry_while_unavailable
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.attempt.failures import (
@@ -36,7 +37,7 @@ from flowkit.attempt.failures import (
     yielded,
 )
 from flowkit.attempt.storage import check_database
-from flowkit.core.user_code import Contained, contain_tasks, error_text
+from flowkit.core.user_code import Contained, contain_tasks, error_text, warn_of_blocked_loops
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld
 from flowkit.models import COORDINATOR_FN, FailureKind
 from flowkit.text import clean
@@ -184,16 +185,22 @@ class Attempt:
         return replace(failure, worker=self._worker.worker_id, version=version)
 
     async def _describe_loss(self) -> AttemptFailure:
-        """Return the loss of the worker that ran an earlier try of this attempt; the document names it."""
-        holder, attempt, tasks = None, self._attempt, self._worker.tasks
+        """Return the loss of the worker that ran an earlier try of this attempt; the document names it.
+
+        MongoDB says how many batches are settled: the last heartbeat may be older than the last batch.
+        """
+        holder, settled, attempt, tasks = None, 0, self._attempt, self._worker.tasks
         with suppress(FlowKitError):
             store = tasks.shards if attempt.shard else tasks.attempts
             holder = await self._worker.portal.run(store.find_holder(attempt))
+            artifacts = ArtifactStore(tasks.database)
+            settled = await self._worker.portal.run(artifacts.count_settled(attempt))
         worker_id, version = holder or ("", "")
         shown = f"worker {worker_id} (version {version})" if version else f"worker {worker_id}"
         named = f"{shown}, which ran this attempt," if worker_id else "the worker that ran this attempt"
         noticed_at = self._info.current_attempt_scheduled_time.timestamp()
-        return lost(reason_codes.LEASE_LOST, f"{named} stopped sending heartbeats", noticed_at)
+        text = f"{named} stopped sending heartbeats"
+        return lost(reason_codes.LEASE_LOST, text, noticed_at, settled=settled)
 
     async def _run_checked(self) -> AttemptResult:
         """Check that engine and worker share a database, then run the executor. Raise AttemptFailed, or Flagged as is."""
@@ -212,7 +219,7 @@ class Attempt:
             raise AttemptFailed(unexpected(error)) from None
 
     async def _run_executor(self) -> AttemptResult:
-        contain_tasks()
+        contain_tasks(f"node {self._attempt.node_id!r} of task {self._attempt.task_id}")
         return await Contained(self._executor.run())
 
     def _start_supervision(self) -> asyncio.TimerHandle:
@@ -328,6 +335,7 @@ class Attempt:
         pause = heartbeats.pause_sec(lease_ttl_sec) - _UNSUPERVISED_SEC
         while True:
             await asyncio.sleep(pause)
+            warn_of_blocked_loops()
             waits_for = self._waits_for()
             activity.heartbeat(*([{"state": "running", "waits_for": waits_for}] if waits_for else []))
             pause = heartbeats.pause_sec(lease_ttl_sec)

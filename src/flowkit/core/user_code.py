@@ -12,25 +12,33 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from contextvars import ContextVar
-from pathlib import PurePath
-from traceback import walk_tb
+from pathlib import Path, PurePath
+from traceback import walk_stack, walk_tb
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from flowkit.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
     from types import FrameType, TracebackType
 
 T = TypeVar("T")
 
+_logger = logging.getLogger("flowkit.worker")
+
+BLOCKED_SEC = 2.0
+"""How long user code may keep an event loop before FlowKit warns of it."""
+
+_OUR_FOLDER = str(Path(__file__).parents[1])
 _READ_VARIABLE = type(os.environ).__getitem__.__code__
 _PLACE_CHARS = 160
 """Longest description of a place; longer ones lose their beginning."""
@@ -92,15 +100,32 @@ def _code_of(function: Any) -> Any:
     return getattr(getattr(function, "__func__", function), "__code__", None)
 
 
+class _Caller:
+    """The attempt for which user code runs. It warns once of code that blocks the event loop."""
+
+    def __init__(self, description: str) -> None:
+        self.description = description
+        self.has_warned = False
+
+
+_caller: ContextVar[_Caller | None] = ContextVar("flowkit_caller", default=None)
+
+_steps: dict[int, Contained[Any]] = {}
+"""The coroutine that each thread runs at present."""
+
+
 class Contained(Coroutine[Any, Any, T]):
     """A coroutine that runs `awaitable`, which is user code, and contains its errors.
 
     A coroutine cannot do this with `with contained:`, because it would also turn the GeneratorExit of its own `close`
-    into an error.
+    into an error. `name` is what a warning calls the code if it blocks the event loop; by default, the coroutine's name.
     """
 
-    def __init__(self, awaitable: Awaitable[T]) -> None:
+    def __init__(self, awaitable: Awaitable[T], name: str = "") -> None:
         self._inner = awaitable if isinstance(awaitable, Coroutine) else _result_of(awaitable)
+        self._name = name
+        self._caller = _caller.get()
+        self._began_at = 0.0
 
     def __await__(self) -> Generator[Any, Any, T]:
         return cast("Generator[Any, Any, T]", self)
@@ -113,8 +138,18 @@ class Contained(Coroutine[Any, Any, T]):
 
     def send(self, value: Any) -> Any:
         """Run the coroutine until it waits again."""
-        with contained:
-            return self._inner.send(value)
+        thread = threading.get_ident()
+        outer, _steps[thread] = _steps.get(thread), self
+        self._began_at = time.monotonic()
+        try:
+            with contained:
+                return self._inner.send(value)
+        finally:
+            self.warn_if_blocking()
+            if outer is None:
+                del _steps[thread]
+            else:
+                _steps[thread] = outer
 
     def throw(self, *error: Any) -> Any:
         """Raise an error where the coroutine waits, such as a cancel, and run it until it waits again."""
@@ -126,9 +161,40 @@ class Contained(Coroutine[Any, Any, T]):
         with contained:
             self._inner.close()
 
+    def warn_if_blocking(self, frame: FrameType | None = None) -> None:
+        """Log a warning if user code has kept its thread for too long. `frame` is what the thread runs, if it still does."""
+        caller, seconds = self._caller, time.monotonic() - self._began_at
+        if seconds < BLOCKED_SEC or caller is None or caller.has_warned or self._is_ours():
+            return
+        caller.has_warned = True
+        stack = [*walk_stack(frame)][::-1] if frame is not None else []
+        place = _place_in([*_foreign(stack)])
+        name = self._name or getattr(self._inner, "__qualname__", "a coroutine")
+        _logger.warning(
+            "%s of %s has blocked the event loop for %.1f s%s: other attempts of this process wait, and so does a cancel; "
+            "await what takes long, or write the method with `def`, which runs on a thread",
+            name,
+            caller.description,
+            seconds,
+            place and f", at {place}",
+            extra={"event": "worker.loop.blocked", "seconds": round(seconds, 1)},
+        )
+
+    def _is_ours(self) -> bool:
+        """Return whether the coroutine is FlowKit's own, such as the task of a whole attempt."""
+        code = getattr(self._inner, "cr_code", None)
+        return not self._name and code is not None and code.co_filename.startswith(_OUR_FOLDER)
+
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the coroutine, such as `cr_frame`, for libraries that look at tasks."""
         return getattr(self._inner, name)
+
+
+def warn_of_blocked_loops() -> None:
+    """Log a warning for each hook that blocks an event loop at present. Call this on another thread."""
+    frames = sys._current_frames()
+    for thread, step in [*_steps.items()]:
+        step.warn_if_blocking(frames.get(thread))
 
 
 async def _result_of(awaitable: Awaitable[T]) -> T:
@@ -146,7 +212,7 @@ class ContainedItems(Generic[T]):
 
     def __anext__(self) -> Awaitable[T]:
         with contained:
-            return Contained(self._items.__anext__())
+            return Contained(self._items.__anext__(), getattr(self._items, "__qualname__", "iter_batches"))
 
     async def aclose(self) -> None:
         """Close the iterator if it is a generator."""
@@ -154,16 +220,15 @@ class ContainedItems(Generic[T]):
             await Contained(self._items.aclose())
 
 
-_contains_tasks: ContextVar[bool] = ContextVar("flowkit_contains_tasks", default=False)
-
-
-def contain_tasks() -> None:
+def contain_tasks(caller: str) -> None:
     """Contain the errors of all asyncio tasks that the current task and its tasks create from now on.
+
+    `caller` describes the attempt for which they run, such as `node 'a' of task t`.
 
     Otherwise a SystemExit in a task that user code has created would end the loop. Callbacks that user code passes to
     the loop itself (`call_soon`, `call_later`) are not contained.
     """
-    _contains_tasks.set(True)
+    _caller.set(_Caller(caller))
     loop = asyncio.get_running_loop()
     factory = loop.get_task_factory()
     if not isinstance(factory, _TaskFactory):
@@ -178,10 +243,9 @@ class _TaskFactory:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> Any:
         context = options.get("context")
-        contains = _contains_tasks.get() if context is None else context.get(_contains_tasks, False)
-        return self._create(
-            loop, Contained(work) if contains and isinstance(work, Coroutine) else work, **options
-        )
+        caller = _caller.get() if context is None else context.get(_caller)
+        contains = caller is not None and isinstance(work, Coroutine) and not isinstance(work, Contained)
+        return self._create(loop, Contained(work) if contains else work, **options)
 
 
 def _create_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
@@ -223,7 +287,12 @@ def place_of(error: BaseException) -> str:
     if isinstance(error, UserCodeError) and error.place:
         return error.place
     error = original(error)
-    frames = [*_foreign_frames(_first_cause(error))] or [*_foreign_frames(error)]
+    cause = _first_cause(error)
+    return _place_in([*_foreign(walk_tb(cause.__traceback__))] or [*_foreign(walk_tb(error.__traceback__))])
+
+
+def _place_in(frames: list[tuple[FrameType, int]]) -> str:
+    """Return the innermost line of the user's own code, or an empty string."""
     if not frames:
         return ""
     entry = _package_of(frames[0][0])
@@ -239,9 +308,9 @@ def is_missing_variable(error: BaseException) -> bool:
     return isinstance(error, KeyError) and bool(frames) and frames[-1].f_code is _READ_VARIABLE
 
 
-def _foreign_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames, outermost first, that are neither FlowKit's nor of Python's library, with their lines."""
-    for frame, line in walk_tb(error.__traceback__):
+def _foreign(frames: Iterable[tuple[FrameType, int | None]]) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames that are neither FlowKit's nor of Python's library, with their lines."""
+    for frame, line in frames:
         package = _package_of(frame)
         is_ours = package == "flowkit" or package in sys.stdlib_module_names
         if not is_ours and line is not None and not frame.f_code.co_filename.startswith("<"):

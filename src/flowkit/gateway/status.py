@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, Final
 
+from flowkit.adapters.tasks.fields import SATISFIED, read_satisfied
 from flowkit.gateway.models import FlowStatus, NodeStatus
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import SkipReason, TaskStatus
-from flowkit.models.actions import SATISFY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -301,7 +301,6 @@ def levels(nodes: Sequence[FlowNode]) -> list[list[int]]:
 
 def read_run(task: Mapping[str, Any], dispatches: Iterable[Mapping[str, Any]]) -> Run:
     """Return the run that a task document, with the projection RUN_FIELDS, and its dispatches describe."""
-    actions = (task.get("coordinator") or {}).get("actions") or ()
     by_job: dict[int, list[Dispatch]] = {}
     for row in dispatches:
         by_job.setdefault(row["job_id"], []).append(
@@ -317,13 +316,14 @@ def read_run(task: Mapping[str, Any], dispatches: Iterable[Mapping[str, Any]]) -
         reason=task.get("reason"),
         nodes={int(node["node_id"]): _read_node(node) for node in task["graph"]["nodes"]},
         dispatches=by_job,
-        satisfied=frozenset(each.get("what") for each in actions if each.get("action") == SATISFY),
+        satisfied=frozenset(read_satisfied(task)),
         finished_at=_seconds(task.get("finished_at")),
     )
 
 
 RUN_FIELDS: Final = (
     *("status", "reason", "finished_at", "coordinator.actions.action", "coordinator.actions.what"),
+    SATISFIED,
     *(f"graph.nodes.{name}" for name in ("node_id", "status", "generation", "skip_reason", "held_until_ms")),
     *(f"graph.nodes.{name}" for name in ("attempt_epoch", "last_error", "next_retry_at_ms", "finished_at")),
 )

@@ -294,7 +294,7 @@ def _describe_map(node: Node) -> Iterator[Detail]:
 
 def _describe_quarantine(node: Node) -> Iterator[Detail]:
     if (given := node.quarantine) is not None:
-        most = f"{given.most:,}" if given.share is None else f"{given.share:.4g} of the"
+        most = f"{given.most:,}" if given.share is None else f"{given.share * 100:.6g} % of the"
         text = f"sets up to {most} batches aside that fail {given.attempts} times"
         fields = {"attempts": given.attempts, "max": given.most if given.share is None else given.share}
         yield Detail(text=text, fields={"on_batch_failure": fields})

@@ -445,6 +445,12 @@ def _check_retry_policy(value: object) -> Iterator[str]:
     for key, (allowed, fits) in RETRY_CHECKS.items():
         if value.get(key) is not None and not fits(value[key]):
             yield f"retry_policy.{key} {printed(value[key])} must be {allowed}"
+    first, most = value.get("backoff_sec"), value.get("max_backoff_sec")
+    if is_number(first) and is_number(most) and most < first:
+        yield (
+            f"retry_policy.max_backoff_sec {printed(most)} is below backoff_sec {printed(first)}, the wait before the first "
+            "retry: raise it, or lower backoff_sec"
+        )
 
 
 def _is_text_list(value: object) -> bool:

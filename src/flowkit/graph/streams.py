@@ -6,21 +6,24 @@ rules.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flowkit.graph.input_adapters import PULL
 from flowkit.models import ENGINE_TYPES, StartWhen
-from flowkit.text import did_you_mean, printed
+from flowkit.text import count_of, did_you_mean, names, printed
 from flowkit.validation.values import is_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from flowkit.models import FanIn, Node
 
 SYNC, ASYNC = "sync", "async"
 EDGE_MODES = (SYNC, ASYNC)
 _ON_BATCH = "on_batch"
+_SHOWN_SOURCES = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +149,30 @@ def _warn_of_edges(graph: dict[str, Any], gate_parents: Mapping[str, Sequence[st
             yield f"{where}: on_batch {printed(edge[_ON_BATCH])} is ignored; it must be true or false"
         if _is_async(edge) and edge["from"] not in parents.get(edge["to"], ()):
             yield f"{where}: the async edge is ignored, because depends_on or a route takes precedence over it"
+
+
+def unread_warnings(nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield one warning about the nodes that run after others and name no input adapter: they get none of their data."""
+    roles = {node.node_id for node in nodes if node.type not in ENGINE_TYPES}
+    found = [node for node in nodes if node.node_id in roles and _names_no_input(node, roles)]
+    if not found:
+        return
+    first = found[0]
+    sources = [parent for parent in first.depends_on if parent in roles][:_SHOWN_SOURCES]
+    adapter = {"input_adapter": PULL, "input_args": {"from_nodes": sources}}
+    lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in adapter.items()]
+    others = f" (and {count_of(len(found) - 1, 'more node')})" if len(found) > 1 else ""
+    text = (
+        f"node {first.node_id!r}{others} runs after {names(sources, last=' and ')} but names no input adapter, so it "
+        "gets one batch with its own input, unless its handler reads the data itself; to pull their batches, add the two "
+        'lines below to its io.input_inline, or "input_adapter": "noop" if it needs none of their data'
+    )
+    yield "\n  | ".join([text, f"{lines[0]},", lines[1]])
+
+
+def _names_no_input(node: Node, roles: Collection[str]) -> bool:
+    reads = node.map or node.expressions or (node.io.input_inline or {}).get("input_adapter")
+    return not reads and any(parent in roles for parent in node.depends_on)
 
 
 def max_ahead_warnings(nodes: Sequence[Node]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from flowkit.graph.conditions import condition_problems
 from flowkit.graph.field_checks import json_bytes, wrong_graph
 from flowkit.graph.input_adapters import PULL, parse_pull
 from flowkit.graph.params import params_problems
+from flowkit.graph.streams import unread_warnings
 from flowkit.graph.validation import parse_graph, raise_if, shards_of
 from flowkit.limits import EXTERNAL_NODES, ID_CHARS, NODE_STATE_BYTES, TASK_DOCUMENT_BYTES
 from flowkit.models import RUNTIME_KEYS, VersionPolicy
@@ -98,7 +99,7 @@ def validate_input(
     external_roles: Collection[str] = (),
     params_given: bool = True,
 ) -> Graph:
-    """Return the validated graph of a new task. Its warnings include those about nodes of `external_roles`.
+    """Return the validated graph of a new task. Its warnings include those about `external_roles` and `unread_warnings`.
 
     Without `params_given`, the params follow later, so they need not match `params_schema`.
 
@@ -112,7 +113,8 @@ def validate_input(
     raise_if(params_problems(new.graph, new.params if params_given else None))
     raise_if(storage_problems({"params": new.params, "graph": new.graph}))
     raise_if(_document_problems(new, graph))
-    return replace(graph, warnings=(*graph.warnings, *external_warnings(graph, external_roles)))
+    more = (*external_warnings(graph, external_roles), *unread_warnings(graph.nodes))
+    return replace(graph, warnings=(*graph.warnings, *more))
 
 
 def _document_problems(new: NewTask, graph: Graph) -> list[str]:

@@ -142,8 +142,13 @@ def _is_old(folder: Path) -> bool:
 
 
 def running_folders() -> list[Path]:
-    """Return the temporary folders of the `flowkit up` processes that run now, the latest start first."""
-    every = Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK_NAME}")
+    """Return the folders of the `flowkit up` processes that run now, the latest start first.
+
+    They are the temporary folders, the current folder, and the folders in it (`flowkit up --data data`).
+    """
+    here = Path.cwd()
+    temporary = Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK_NAME}")
+    every = {*temporary, *here.glob(f"*/{LOCK_NAME}"), *here.glob(LOCK_NAME)}
     running = [lock for lock in every if not _is_free(lock)]
     return [lock.parent for lock in sorted(running, key=lambda lock: lock.stat().st_mtime, reverse=True)]
 

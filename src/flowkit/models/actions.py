@@ -265,3 +265,5 @@ class ActionRecord:
     paused: list[PausedScope] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
     """The paused scopes in which no attempt runs any more."""
+    satisfied: list[str] = field(default_factory=list)
+    """The satisfied prerequisites that no earlier record of the run has."""

@@ -55,8 +55,12 @@ class AttemptInput:
     """When the executor sets a batch aside; None if a failed batch fails the attempt."""
     maps: bool = False
     """Whether the attempt processes stored items (`map` of a node)."""
+    streams: bool = False
+    """Whether the node starts on batches of its parents, so that it must read some."""
     failures: int = 0
     """Number of failed attempts of the node in its generation."""
+    kept: bool = False
+    """Whether the node runs again in its generation, so that its shards also look for claims that were released."""
     source_first_epochs: dict[str, int] = field(default_factory=dict)
     """The same of the nodes whose rows the attempt reads, by node id, without those that were never reset."""
 
@@ -119,13 +123,14 @@ class AttemptFailure:
     message: str = ""
     permanent: bool = False
     current_epoch: int = 0
-    progressed: bool = False
-    """Whether an attempt that yields has stored a batch."""
     worker: str = ""
     """The worker whose handler failed, and `version`, that of the handler; empty if no handler failed."""
     version: str = ""
     pinned: str = ""
     """The version that the task has fixed for the role, if the worker of a hand-over has another one."""
+    settled: int = 0
+    """How many batches the generation has stored or set aside, as far as known. Losses report it, and runs of external
+    workers that end before they have read all batches."""
     lost_at: float = 0.0
     """When Temporal noticed the loss of a worker, in seconds since the epoch by Temporal's clock; 0 if unknown."""
 

@@ -34,7 +34,7 @@ RUNTIME_KEYS = frozenset(
     {"status", "attempt_epoch", "lease", "stats", "streaming", "started_at", "finished_at", "run_id"}
     | {"last_event_recv_ms", "next_retry_at_ms", "last_error", "stats_cached_at", "cancel_requested_at"}
     | {"coordinator", "skip_reason", "applied_generation", "vars_write", "waits_for", "liveness"}
-    | {"generation", "first_epoch", "reset_by", "reason_code", "held_until_ms", "failed_batches"}
+    | {"generation", "first_epoch", "reset_by", "reason_code", "held_until_ms", "failed_batches", "paused"}
 )
 """Fields of a node that the engine writes. FlowKit ignores them in graphs that were copied from a task document."""
 
@@ -69,6 +69,9 @@ class NodeState:
     """The epoch that the latest reset of the node has reserved: its attempts have higher ones. 0 without a reset."""
     failures: int = 0
     losses: int = 0
+    """Number of losses since the last one before which the generation had settled further batches."""
+    settled: int = 0
+    """Largest number of batches that the generation had stored or set aside, as its failed attempts report it."""
     yields: int = 0
     """Number of consecutive yields for the same reason; yields use no budget."""
     free: bool = False
@@ -189,6 +192,8 @@ class EarlierRun:
     failed_batches: dict[int, int] = field(default_factory=dict)
     applied: list[AppliedAction] = field(default_factory=list)
     """The actions that were applied to the task in its earlier runs, as far as the document lists them."""
+    satisfied: list[str] = field(default_factory=list)
+    """The prerequisites that were satisfied in its earlier runs."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,6 +257,8 @@ class NodeRecord:
     reason_code: str | None = None
     decided: bool = False
     """Whether the node no longer waits for anything that the document may say that it waits for."""
+    paused: bool | None = None
+    """Whether the node is paused and runs no attempt; None unless a source with `max_ahead` asks for it."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,7 +293,7 @@ class NodeReset:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class SettleBatches:
-    """Input of `settle_batches`: what to do with batches that a node has set aside."""
+    """Input of `check_batches` and `settle_batches`: what to do with batches that a node has set aside."""
 
     task_id: str
     index: int
@@ -307,6 +314,13 @@ class BatchesSettled:
     """Result of `settle_batches`: how many batches the node has still set aside."""
 
     left: int = 0
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class BatchesChecked:
+    """Result of `check_batches`: those of the named batches that the node has not set aside."""
+
+    unknown: list[str] = field(default_factory=list)
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,6 +33,7 @@ EVALUATE_CONDITIONS: Final = "evaluate_conditions"
 READ_STORED_GRAPH: Final = "read_stored_graph"
 RESET_NODES: Final = "reset_nodes"
 CHANGE_GRAPH: Final = "change_graph"
+CHECK_BATCHES: Final = "check_batches"
 SETTLE_BATCHES: Final = "settle_batches"
 
 ACQUIRE_SLOTS: Final = "acquire_slots"
@@ -50,7 +51,7 @@ has not registered, even in a replay, and engines do not know the roles that oth
 
 ENGINE_ACTIVITIES: Final = (
     *(OPEN_TASK, RECORD, CLOSE_TASK, EVALUATE_CONDITIONS, READ_STORED_GRAPH, RESET_NODES),
-    *(CHANGE_GRAPH, SETTLE_BATCHES),
+    *(CHANGE_GRAPH, CHECK_BATCHES, SETTLE_BATCHES),
     *SLOT_ACTIVITIES,
 )
 """The engine's own activities. All other activities have the name of a role or of a coordinator function."""

@@ -6,8 +6,11 @@ JSON has text keys only, so 1 and "1" become the same key, as True and "true" do
 from __future__ import annotations
 
 import json
+import re
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
 from pydantic_core import to_json, to_jsonable_python
 
 from flowkit.text import printed, shown_path
@@ -15,6 +18,9 @@ from flowkit.text import printed, shown_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_YEAR_DAYS = 365
+_YEARS = re.compile(rb'"-?P[0-9]+Y')
+"""A duration that pydantic writes with years of 365 days."""
 _LEVELS = 200
 """Levels in which the place of equal keys is searched."""
 
@@ -26,17 +32,31 @@ class EqualKeys(ValueError):
 def to_json_types(value: Any, *, inf_nan_mode: Any = "constants") -> Any:
     """Return a copy of `value` in JSON types, as `to_jsonable_python` does. Raise EqualKeys if it would drop a value."""
     converted = to_jsonable_python(value, inf_nan_mode=inf_nan_mode)
-    if _is_longer(value, converted):
+    try:
+        text = to_json(value, inf_nan_mode="null")
+        drops = len(text) > len(to_json(converted, inf_nan_mode="null"))
+    except ValueError:  # half of a surrogate pair, which the caller finds
+        text, drops = b"", next(_equal_keys(value, "", 0), None) is not None
+    if drops:
         raise EqualKeys(next(_equal_keys(value, "", 0), None) or _find_in_text(value))
+    if _YEARS.search(text):
+        return to_jsonable_python(_in_days(value), inf_nan_mode=inf_nan_mode)
     return converted
 
 
-def _is_longer(value: Any, converted: Any) -> bool:
-    """Return whether the JSON of `value` has more than that of its copy, because an object of it has equal keys."""
-    try:
-        return len(to_json(value, inf_nan_mode="null")) > len(to_json(converted, inf_nan_mode="null"))
-    except ValueError:  # half of a surrogate pair, which the caller finds
-        return next(_equal_keys(value, "", 0), None) is not None
+def _in_days(value: Any) -> Any:
+    """Return a copy of a value in which durations are ISO 8601 text in days: a year has no fixed length."""
+    match value:
+        case dict():
+            return {key: _in_days(held) for key, held in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_in_days(held) for held in value]
+        case timedelta(days=days) if abs(days) >= _YEAR_DAYS:
+            rest = TypeAdapter(timedelta).dump_python(abs(value) % timedelta(days=1), mode="json")
+            time = rest.removeprefix("PT") if rest != "PT0S" else ""
+            sign = "-" if days < 0 else ""
+            return f"{sign}P{abs(value) // timedelta(days=1)}D" + (time and f"T{time}")
+    return value
 
 
 def _equal_keys(value: Any, path: str, level: int) -> Iterator[str]:

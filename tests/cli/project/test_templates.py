@@ -86,9 +86,11 @@ def test_its_services_equal_those_of_our_compose_file(made: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["schema.sh", "namespace.sh", "dynamicconfig.yaml"])
+@pytest.mark.parametrize(
+    "name", ["temporal/schema.sh", "temporal/namespace.sh", "temporal/dynamicconfig.yaml", "flowkit.env"]
+)
 def test_its_server_files_equal_ours(made: Path, name: str) -> None:
-    theirs, ours = (folder / "deploy/temporal" / name for folder in (made, ROOT))
+    theirs, ours = (folder / "deploy" / name for folder in (made, ROOT))
     read = loaded if name.endswith("yaml") else Path.read_text
     assert read(theirs) == read(ours)
 

@@ -64,7 +64,7 @@ def test_later_reads_return_only_whole_new_lines(folder: Path) -> None:
 
 def test_folder_of_the_running_up_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(ConfigError, match="no `flowkit up` with a temporary folder is running"):
+    with pytest.raises(ConfigError, match="no `flowkit up` is running with a temporary folder, or with"):
         find_folder(None)
     with data_folder(None) as one:
         assert find_folder(None) == one

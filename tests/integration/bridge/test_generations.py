@@ -15,6 +15,8 @@ from tests.integration.handlers import Relay
 from tests.integration.harness import eventually, node
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flowkit.testing import ExternalWorker
     from flowkit.testing.external.journal import Entry
     from tests.integration.bridge.external_tasks import ExternalTasks
@@ -104,7 +106,7 @@ async def test_an_attempt_waits_until_a_worker_has_skipped_the_command_of_an_int
     assert {row["attempt_epoch"] for row in rows} == {2}
 
 
-async def sent(workers: list[ExternalWorker], kind: str, epoch: int) -> list[Entry]:
+async def sent(workers: Sequence[ExternalWorker], kind: str, epoch: int) -> list[Entry]:
     """Return the records of this kind that the workers have sent for an epoch."""
     return [
         each for worker in workers for each in worker.sent_for("extract", kind) if each.attempt_epoch == epoch

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pymongo.errors import PyMongoError
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit.errors import FlowKitError
+from flowkit.errors import FlowKitError, GraphError
 from flowkit.local.ports import listening_process
 from tests.fork_server import fork_server
 from tests.integration.chaos.faults import (
@@ -352,7 +352,7 @@ async def retry_until_available(call: Callable[[], Awaitable[T]]) -> T:
             return await call()
         except (RPCError, PyMongoError, FlowKitError, OSError) as error:
             known = isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND
-            if known or time.monotonic() > end:
+            if known or isinstance(error, GraphError) or time.monotonic() > end:
                 raise
         await asyncio.sleep(0.2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from motor.motor_asyncio import AsyncIOMotorClient
@@ -13,13 +14,29 @@ from pymongo.errors import PyMongoError
 from flowkit.coordinator.adapters import AdapterError
 from flowkit.errors import StoreUnavailable
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
-from tests.integration.chaos.plans import EXTERNAL_FINAL, FINAL, INLINE_ROLE, ROLES
+from tests.integration.chaos.plans import (
+    BLOCK,
+    BLOCKED_SEC,
+    DIE,
+    EXIT,
+    EXTERNAL_FINAL,
+    FINAL,
+    FORK,
+    INLINE_ROLE,
+    PANIC,
+    ROLES,
+)
 from tests.integration.chaos.tasks import node_plan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from flowkit.worker.context import RunContext
+    from tests.integration.chaos.plans import PlannedFailure
+
+
+class Panic(BaseException):
+    """What a native extension raises that has panicked: no Exception."""
 
 
 class Planned(RoleHandler):
@@ -44,11 +61,13 @@ class Planned(RoleHandler):
         """Copy the items of the batch, or fail as planned."""
         plan, seen = node_plan(ctx.node_id), ctx.kv.get("seen", 0)
         ctx.kv["seen"] = seen + 1
+        if seen == 0 and ctx.attempt_epoch == 1 and self._pace:
+            _misbehave(plan.mischief)
         await asyncio.sleep(plan.pause * self._pace)
         failure = plan.failure
         if failure and failure.at == seen and failure.applies_to(ctx.attempt_epoch):
             if failure.raises:
-                raise _error(permanent=failure.permanent)
+                raise _error(failure)
             return BatchResult(
                 success=False, reason_code=failure.code, permanent=failure.permanent, error="planned"
             )
@@ -57,9 +76,10 @@ class Planned(RoleHandler):
         if plan.mapped:
             (items,) = batch.payload["items"]
             return BatchResult(success=True, metrics=_metrics(items, None, ctx))
-        items = batch.payload["meta" if "meta" in batch.payload else "items"]
-        items = items["items"] if isinstance(items, dict) else items
-        return BatchResult(success=True, metrics=_metrics(items, batch.payload.get("from_node"), ctx))
+        held = batch.payload["meta" if "meta" in batch.payload else "items"]
+        items, read = (held["items"], held.get("written_by")) if isinstance(held, dict) else (held, None)
+        made = _metrics(items, batch.payload.get("from_node"), ctx)
+        return BatchResult(success=True, metrics=made | ({"read": read} if read else {}))
 
     async def finalize(self, ctx: RunContext) -> FinalizeResult | None:
         """Sum over all stored batches of the node, or fail as planned."""
@@ -74,7 +94,7 @@ class Planned(RoleHandler):
         await asyncio.sleep(plan.pause * self._pace)
         failure = plan.failure
         if failure and failure.at == FINAL and failure.applies_to(ctx.attempt_epoch):
-            raise _error(permanent=failure.permanent)
+            raise _error(failure)
 
 
 def _metrics(items: list[int], source: str | None, ctx: RunContext) -> dict[str, Any]:
@@ -84,11 +104,29 @@ def _metrics(items: list[int], source: str | None, ctx: RunContext) -> dict[str,
         "items": items,
         "origin": source or ctx.node_id,
         "written_by": {"task": ctx.task_id, "node": ctx.node_id, "epoch": ctx.attempt_epoch},
+        "mark": (ctx.input_inline or {}).get("mark", ""),
     }
 
 
-def _error(*, permanent: bool) -> Exception:
-    return ValueError("planned") if permanent else ConnectionError("planned")
+def _error(failure: PlannedFailure) -> BaseException:
+    if failure.permanent:
+        return ValueError("planned")
+    return _raised(failure.kind) or ConnectionError("planned")
+
+
+def _raised(kind: str) -> BaseException | None:
+    return {EXIT: SystemExit(3), PANIC: Panic("planned")}.get(kind)
+
+
+def _misbehave(kind: str) -> None:
+    """Block the event loop, fork a child that outlives the batch, or end the process."""
+    if kind == BLOCK:
+        time.sleep(BLOCKED_SEC)
+    elif kind == FORK and os.fork() == 0:
+        time.sleep(BLOCKED_SEC)
+        os._exit(0)
+    elif kind == DIE:
+        os._exit(7)
 
 
 async def _stored(ctx: RunContext) -> list[dict[str, Any]]:
@@ -117,14 +155,20 @@ def touching(counted: Callable[[str], Awaitable[int]], pace: float = 1.0) -> Cal
     """Return a user function that counts its calls (at least once each) and then fails as planned."""
 
     async def touch(
-        task_id: str, *, mark: str, times: int | None, permanent: bool = False, pause: float = 0.0
+        task_id: str,
+        *,
+        mark: str,
+        times: int | None,
+        permanent: bool = False,
+        pause: float = 0.0,
+        kind: str = "",
     ) -> None:
         calls = await counted(f"{task_id}/{mark}")
         await asyncio.sleep(pause * pace)
         if times is None and permanent:
             raise AdapterError("planned")
         if times is None or calls <= times:
-            raise RuntimeError("planned")
+            raise _raised(kind) or RuntimeError("planned")
 
     return touch
 

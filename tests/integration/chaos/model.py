@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from flowkit.activities.batches.puller import ITEMS
 from tests.integration.chaos.conditions import ERROR, FALSE
-from tests.integration.chaos.plans import EXTERNAL_FINAL, FINAL, TOUCH
+from tests.integration.chaos.plans import DELAY, EXTERNAL_FINAL, FINAL, TOUCH
 from tests.integration.chaos.routes import CONDITION, ROUTING, UPSTREAM_FAILED, routers_of
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def node_end(node: NodePlan, above: Mapping[str, NodeEnd], routers: Sequence[Nod
         return NodeEnd(status=SKIPPED, reasons=frozenset([CONDITION]))
     if node.when == ERROR:
         return NodeEnd(status=FAILED, code=BAD_CONDITION, reasons=passed_on)
-    return replace(_end_of_run(node, above), reasons=passed_on)
+    return replace(end_of_run(node, above), reasons=passed_on)
 
 
 def _fails_by_edge(node: NodePlan, above: Mapping[str, NodeEnd]) -> bool:
@@ -205,7 +205,7 @@ def _drained(node: NodePlan, above: Mapping[str, NodeEnd]) -> NodeEnd | None:
     """Return how a node ends that a batch has started, and that fails with a parent after it has done its work."""
     if not node.first_batch or all(above[parent].status != FAILED for parent in node.parents):
         return None
-    return replace(_end_of_run(node, above), status=FAILED, code=UPSTREAM_FAILED)
+    return replace(end_of_run(node, above), status=FAILED, code=UPSTREAM_FAILED)
 
 
 def gate_parents(node: NodePlan, nodes: Sequence[NodePlan]) -> list[str]:
@@ -250,8 +250,11 @@ def gate_opens(fan_in: str, parents: Sequence[NodeEnd]) -> bool:
     return opens(fan_in, counted) and (bool(counted) or not parents)
 
 
-def _end_of_run(node: NodePlan, above: Mapping[str, NodeEnd]) -> NodeEnd:
+def end_of_run(node: NodePlan, above: Mapping[str, NodeEnd]) -> NodeEnd:
+    """Predict the end of a node that starts, from what its sources hold."""
     code = final_code(node)
+    if node.kind:
+        return NodeEnd(status=FAILED if code else FINISHED, code=code)
     if node.call:
         return NodeEnd(status=FAILED if code else FINISHED, code=code)
     rows = dict(pulled(node, above)) if node.sources else made(node)
@@ -278,6 +281,8 @@ def opens(fan_in: str, parents: Sequence[str]) -> bool:
 
 def final_code(node: NodePlan) -> str | None:
     """Return the reason code of a permanent failure, or None."""
+    if node.kind:
+        return None if node.kind == DELAY or node.approves else "rejected"
     if node.call and any("$" in str(value) for value in node.call.args.values()):
         return "adapter_error"
     if node.failure is None or node.failure.times is not None:

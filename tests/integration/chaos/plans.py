@@ -25,6 +25,19 @@ FINAL = -1
 EXTERNAL_FINAL = {"done": 1}
 """Final metrics of nodes that external workers run: these workers cannot read what the node has stored."""
 
+EXIT, PANIC = "exit", "panic"
+"""What a handler raises that is no Exception: `sys.exit`, and the BaseException of a native extension."""
+BLOCK, FORK, DIE = "block", "fork", "die"
+"""What a handler does to its process: it blocks the event loop, forks a child, or ends the process (`os._exit`)."""
+BLOCKED_SEC = 2.2
+MISCHIEF_SHARE = 0.08
+RAISED = ("", EXIT, PANIC)
+"""What handlers and functions raise: EXIT, PANIC, or an Exception."""
+HOLD_SEC = 5.0
+"""How long a failure is held."""
+APPROVAL, DELAY = "approval", "delay"
+"""Types of nodes that no worker runs."""
+
 MOST_NODES = 9
 MOST_BATCHES = 6
 MOST_PULLED = 24
@@ -59,6 +72,8 @@ class PlannedFailure:
     raises: bool
     """Whether the handler raises, instead of returning an unsuccessful result."""
     permanent: bool = False
+    kind: str = ""
+    """What the handler raises in place of an Exception: EXIT or PANIC. Empty for an Exception."""
 
     @property
     def code(self) -> str:
@@ -118,6 +133,17 @@ class NodePlan:
     """Whether the batches come from a list (`map`) in place of the handler."""
     aside: tuple[str, ...] = ()
     """Uids of the batches that always fail, and that the node sets aside."""
+    mischief: str = ""
+    """What the handler does to its process in the first attempt: BLOCK, FORK or DIE."""
+    kind: str = ""
+    """APPROVAL or DELAY, if no worker runs the node."""
+    wait_sec: float = 0.0
+    """How long a delay lasts, or an approval waits for a decision."""
+    approves: bool = False
+    """What an approval decides by itself when `wait_sec` have passed."""
+    hold_sec: float = 0.0
+    """How long a failure of the node is held; 0 if it is not."""
+    prerequisites: tuple[str, ...] = ()
 
     @property
     def needs_all_sources(self) -> bool:
@@ -131,13 +157,15 @@ class NodePlan:
         always_fails = self.failure is not None and self.failure.times is None
         node: dict[str, Any] = {
             "node_id": self.node_id,
-            "type": "coordinator_fn" if self.call else self.role,
+            "type": self.kind or ("coordinator_fn" if self.call else self.role),
             "depends_on": list(self.parents),
             "fan_in": self.fan_in,
             "allow_failure": self.allow_failure,
-            "retry_policy": {"max": 1 if always_fails else 3, "backoff_sec": 0.2},
             **when(self.when),
+            **self._waits(),
         }
+        if not self.kind:
+            node["retry_policy"] = {"max": 1 if always_fails else 3, "backoff_sec": 0.2}
         if self.on_success or self.on_failure:
             node["routing"] = {"on_success": list(self.on_success), "on_failure": list(self.on_failure)}
         if self.mapped:
@@ -147,10 +175,24 @@ class NodePlan:
             node["parallel"] = self.parallel
         if self.aside:
             node["on_batch_failure"] = {"attempts": 1, "then": "quarantine", "max": len(self.aside)}
+        if self.kind:
+            return node
         if self.call:
             return {**node, "io": {"fn": self.call.fn, "fn_args": self.call.args}}
         start = {"start_when": "first_batch"} if self.first_batch else {}
         return {**node, "io": {"input_inline": self._inline(), **start}}
+
+    def _waits(self) -> dict[str, Any]:
+        """Return the keys that let the node wait for a person, a time or a program."""
+        keys: dict[str, Any] = {"prerequisites": list(self.prerequisites)} if self.prerequisites else {}
+        if self.hold_sec:
+            keys |= {"hold_on_failure": True, "hold_sec": self.hold_sec}
+        if self.kind == DELAY:
+            keys["io"] = {"input_inline": {"sec": self.wait_sec}}
+        elif self.kind == APPROVAL:
+            default = "approve" if self.approves else "reject"
+            keys |= {"io": {"input_inline": {"default": default}}, "deadline_sec": self.wait_sec}
+        return keys
 
     def _inline(self) -> dict[str, Any]:
         if not self.sources:
@@ -178,12 +220,18 @@ class TaskPlan:
     """Seconds after which the test cancels the task."""
     first: int = 0
     """Number of nodes with which the graph of the task begins; the others are added while it runs. 0 for all nodes."""
+    operated: bool = False
+    """Whether random actions are sent to the task, so that only these say how it ends (see `ledger`)."""
+    on_failure: str = ""
+    """The value of `on_node_failure` if the task does not continue; empty for the default."""
 
     def as_graph(self) -> dict[str, Any]:
         """Return the graph as a user writes it."""
         nodes = [self.nodes[place].as_graph() for place in self.order]
         extended = {"edges_ex": listed} if (listed := entries(self.nodes)) else {}
-        return {"nodes": nodes, **extended, **({"on_node_failure": "continue"} if self.continues else {})}
+        on_failure = "continue" if self.continues else self.on_failure
+        held = {"hold_sec": HOLD_SEC} if on_failure == "hold" else {}
+        return {"nodes": nodes, **extended, **held, **({"on_node_failure": on_failure} if on_failure else {})}
 
     def cut(self, size: int) -> TaskPlan:
         """Return the task without the nodes after the first ones."""
@@ -300,7 +348,7 @@ class Drawing:
 
     def _worker(self, parents: list[str], count: int, **fields: Any) -> NodePlan:
         executor = self._executor()
-        return NodePlan(
+        plan = NodePlan(
             **self._own,
             **executor,
             parents=tuple(parents),
@@ -310,6 +358,16 @@ class Drawing:
             pause=self._seconds(executor["role"]) / (count + 1),
             **fields,
         )
+        return self._with_mischief(plan)
+
+    def _with_mischief(self, plan: NodePlan) -> NodePlan:
+        """Let some handlers misbehave. The process of an inline node, or of an external one, does not die for it."""
+        chance = random.Random(f"{plan.node_id} mischief")
+        failure = plan.failure
+        if failure is not None and failure.raises and not failure.permanent and not plan.external:
+            return replace(plan, failure=replace(failure, kind=chance.choice(RAISED)))
+        kinds = [BLOCK, FORK, *([] if plan.external or plan.role == INLINE_ROLE else [DIE])]
+        return replace(plan, mischief=chance.choice(kinds)) if chance.random() < MISCHIEF_SHARE else plan
 
     def _executor(self) -> dict[str, Any]:
         """Return the fields that say who runs the node."""
@@ -378,6 +436,7 @@ class Drawing:
         times = self._chance.choice([0, 0, 1, 2, None])
         permanent = times is None and self._chance.random() < 0.5
         args = {"mark": key, "times": times, "permanent": permanent, "pause": self._chance.uniform(0.0, 0.5)}
+        args["kind"] = random.Random(f"{self._own['node_id']} mischief").choice(RAISED)
         failure = PlannedFailure(times=times, at=FINAL, raises=True, permanent=permanent)
         return Call(fn=TOUCH, args=args), None if times == 0 else failure
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import random
 import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ from tests.integration.chaos.cluster import after_delay, periodically, retry_unt
 from tests.integration.chaos.conditions import ERROR
 from tests.integration.chaos.faults import FIRST_ROUND, faults
 from tests.integration.chaos.histories import replayed
+from tests.integration.chaos.operated_verify import OperatedComparison
+from tests.integration.chaos.operators import Operator
 from tests.integration.chaos.signals import send, stray_batches
 from tests.integration.chaos.tasks import task_plan
 from tests.integration.chaos.verify import Comparison, read_stored
@@ -52,6 +55,8 @@ START_SEC = 120.0
 DRAIN_SEC = 240.0
 """Longest time in seconds that tasks may take to end after the last fault."""
 _ENDED = ("finished", "failed", "skipped", "cancelled")
+_MOST_SENDING = 3
+"""Actions on one task that wait for their answers at the same time."""
 _UPDATE_TIMEOUT = timedelta(seconds=10)
 _ROWS = ("metrics_raw", "artifacts")
 _SHOWN = {"attempt_epoch": 1, "fence": 1, "node_id": 1, "batch_uid": 1}
@@ -75,6 +80,8 @@ class Figures:
     """Ended nodes that an action has started again, nodes below them that started again too, and interrupted ones."""
     changes: Counter[str] = field(default_factory=Counter)
     """Changes of graphs that added nodes, and new runs of ended tasks."""
+    actions: Counter[str] = field(default_factory=Counter)
+    """Actions that operators have sent and tasks have applied, by name; those that they refused; and unclear answers."""
     signals: int = 0
     """Repeated and wrong signals."""
     histories: int = 0
@@ -93,7 +100,7 @@ class Figures:
         return (
             f"seed {self.seed}: {self.tasks} tasks{given_up} ({listed(self.statuses)}), {self.nodes} nodes, "
             f"{self.attempts} attempts ({self.interrupted} again after a fault or a fallback), {inline}{self.batches} batches, {self.increments} increments; "
-            f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; pauses: {listed(self.pauses)}; retried nodes: {listed(self.retries)}; {listed(self.changes)}; {self.histories} histories replayed; {seconds}"
+            f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; pauses: {listed(self.pauses)}; retried nodes: {listed(self.retries)}; {listed(self.changes)}; actions: {listed(self.actions)}; {self.histories} histories replayed; {seconds}"
         )
 
 
@@ -115,6 +122,8 @@ class Run:
         self._chance = random.Random(f"{seed}-signals")
         self._client: Client | None = None
         self._open: set[str] = set()
+        self.operators: dict[str, Operator] = {}
+        """Who sends random actions to which task."""
         self._paused: dict[str, float] = {}
         """The tasks of which a part may be paused, and when to resume them."""
         self._epochs: dict[tuple[str, Any], int] = {}
@@ -124,6 +133,7 @@ class Run:
         self._later: list[asyncio.Task[None]] = []
         """What happens to tasks a while after their start."""
         self._all_started = False
+        self._all_ended = asyncio.Event()
         self._works = asyncio.Event()
         """Set when a task with external nodes has ended: all processes have started."""
         self._end = math.inf
@@ -148,6 +158,8 @@ class Run:
             await self.cluster.resumed()
             self.figures.seconds["under faults"] = time.monotonic() - begun
             await self._until_ended()
+            self._all_ended.set()
+            await asyncio.wait_for(asyncio.gather(*self._later), DRAIN_SEC)
         finally:
             for each in (supervising, *watching, *self._later):
                 each.cancel()
@@ -188,9 +200,26 @@ class Run:
         if plan.cancel_after is not None:
             cancel = after_delay(plan.cancel_after, lambda: self._cancel(plan.task_id))
             self._later.append(asyncio.create_task(cancel))
-        if plan.first:
+        if plan.operated:
+            self.operators[plan.task_id] = await self._operator(plan)
+            self._later.append(asyncio.create_task(self._operate(plan.task_id)))
+        elif plan.first:
             grow = after_delay(self._chance.uniform(0.0, 2.0), lambda: self._grow(plan))
             self._later.append(asyncio.create_task(grow))
+
+    async def _operator(self, plan: TaskPlan) -> Operator:
+        chance = random.Random(f"{self.figures.seed}-{plan.task_id}-actions")
+        return Operator(plan, chance, await self._handle(plan.task_id), self.harness)
+
+    async def _operate(self, task_id: str) -> None:
+        """Send actions to a task while it is open, several at a time. Wait for the answers of all."""
+        operator, sending = self.operators[task_id], set[asyncio.Task[None]]()
+        while not self._all_ended.is_set():
+            if task_id in self._open and self._works.is_set() and len(sending) < _MOST_SENDING:
+                sending.add(asyncio.create_task(operator.act()))
+            _, sending = await asyncio.wait(sending, timeout=0) if sending else (None, sending)
+            await wait_seconds(operator.pause)
+        await asyncio.gather(*sending)
 
     async def _is_there(self, task_id: str) -> bool:
         try:
@@ -233,12 +262,18 @@ class Run:
                 return
             task_id = self._chance.choice(sorted(self._ended))
             nodes = [self._chance.choice(self.plans[task_id].nodes).node_id]
-            chosen = nodes if self._chance.random() < 0.5 else None
+            keeps = await self._draw_failed_batches(task_id) if task_id in self.operators else []
+            chosen = nodes if not keeps and self._chance.random() < 0.5 else None
             self._ended.discard(task_id)
-            planned = await coordinator.rerun(task_id, chosen, dry_run=True)
+            planned = await coordinator.rerun(task_id, chosen, failed_batches_of=keeps, dry_run=True)
             affected = {each["node_id"] for each in planned["affected"]}
-            stopped, external = await self._stopped(task_id), self._external(self.plans[task_id])
-            if self._unrepeatable(self.plans[task_id]) & affected or stopped - affected or stopped & external:
+            stopped = await self._stopped(task_id)
+            if self._unrepeatable(self.plans[task_id]) & affected or stopped - affected:
+                return
+            if task_id in self.operators:
+                if await self.operators[task_id].rerun(chosen, keeps):
+                    self._open.add(task_id)
+                    self.figures.changes["reruns"] += 1
                 return
             self._open.add(task_id)
             await coordinator.rerun(task_id, chosen)
@@ -255,12 +290,12 @@ class Run:
                     if any(node.external for node in self.plans[task_id].nodes):
                         self._works.set()
 
-    def _external(self, plan: TaskPlan) -> set[str]:
-        """Return the nodes that external workers run.
-
-        If one was stopped, a worker may read its command after the stop, and write artifacts until it is stopped, too.
-        """
-        return {node.node_id for node in plan.nodes if node.external}
+    async def _draw_failed_batches(self, task_id: str) -> list[str]:
+        """Return a node of a finished task that has set batches aside, in half of the cases."""
+        document = await self.harness.document(task_id)
+        nodes = [each["node_id"] for each in document["graph"]["nodes"] if each.get("failed_batches")]
+        chosen = document["status"] == "finished" and nodes and self._chance.random() < 0.5
+        return [self._chance.choice(nodes)] if chosen else []
 
     async def _stopped(self, task_id: str) -> set[str]:
         """Return the nodes that the end of their task has stopped. A rerun that leaves one of them fails."""
@@ -313,7 +348,7 @@ class Run:
             running = [each for each in sorted(self._open - self._paused.keys()) if self._may_pause(each)]
             if running and time.monotonic() < self._end:
                 task_id = self._chance.choice(running)
-                scope, interrupt = self._draw_scope(self.plans[task_id]), self._draw_interrupt(task_id)
+                scope, interrupt = self._draw_scope(self.plans[task_id]), self._chance.random() < 0.5
                 self._paused[task_id] = time.monotonic() + self._chance.choice([0.0, 0.5, 2.0])
                 with suppress(ActionRejected, UnknownTask):
                     result = await coordinator.pause(task_id, [scope], interrupt=interrupt)
@@ -327,7 +362,8 @@ class Run:
 
         The end of a pause can divide an evaluation of conditions. If one of an edge fails, its gate may close before.
         """
-        return not any(ERROR in dict(node.edge_when).values() for node in self.plans[task_id].nodes)
+        plan = self.plans[task_id]
+        return not (plan.operated or any(ERROR in dict(node.edge_when).values() for node in plan.nodes))
 
     async def _retry_ended_node(self) -> None:
         """Start an ended node of one of the open tasks again, with what depends on it, until all tasks have started.
@@ -338,14 +374,15 @@ class Run:
             *(PyMongoError, RPCError, WorkflowUpdateFailedError, WorkflowQueryFailedError),
             WorkflowUpdateRPCTimeoutOrCancelledError,
         ):
-            if not self._open or time.monotonic() >= self._end:
+            ready = sorted(self._open - self.operators.keys())
+            if not ready or time.monotonic() >= self._end:
                 return
-            task_id = self._chance.choice(sorted(self._open))
+            task_id = self._chance.choice(ready)
             document = await self.harness.db.tasks.find_one({"id": task_id}) or {}
             ended = self._list_repeatable(task_id, document) if document.get("graph") else []
             if not ended:
                 return
-            given = {"node_id": self._chance.choice(ended), "interrupt": self._draw_interrupt(task_id)}
+            given = {"node_id": self._chance.choice(ended), "interrupt": self._chance.random() < 0.5}
             handle = await self._handle(task_id)
             aside = any(node.aside for node in self.plans[task_id].nodes if node.node_id == given["node_id"])
             name = "retry_batches" if aside and self._chance.random() < 0.5 else "retry_node"
@@ -382,14 +419,6 @@ class Run:
             if (node.call and node.call.fn == "vars.incr") or ERROR in dict(node.edge_when).values()
         }
 
-    def _draw_interrupt(self, task_id: str) -> bool:
-        """Return whether to stop running attempts: not in tasks with external nodes.
-
-        A worker may read a command that waited in Kafka after the interrupt, and write artifacts until it is stopped.
-        """
-        external = any(node.external for node in self.plans[task_id].nodes)
-        return self._chance.random() < 0.5 and not external
-
     def _draw_scope(self, plan: TaskPlan) -> str:
         node = self._chance.choice(plan.nodes)
         return self._chance.choice(
@@ -421,11 +450,22 @@ class Run:
             (self.cluster.folder / f"{task_id}.json.log").write_text(history)
         self.figures.seconds["to compare"] = time.monotonic() - begun
 
+    def _comparison(self, plan: TaskPlan, found: Stored) -> Comparison:
+        if (operator := self.operators.get(plan.task_id)) is None:
+            return Comparison(plan, found)
+        comparison = OperatedComparison(self.plans[plan.task_id], found, operator.requests)
+        self.figures.actions += comparison.ledger.applied
+        self.figures.actions["refused"] += sum(bool(each.refusals) for each in operator.requests)
+        self.figures.actions["unclear"] += sum(
+            not (each.answers or each.refusals) for each in operator.requests
+        )
+        return comparison
+
     def _compare(self, plan: TaskPlan, found: Stored) -> None:
         size = len(found.document.get("graph", {}).get("nodes", ()))
         self.figures.changes["grown graphs"] += bool(plan.first) and size > plan.first
         plan = plan.cut(size) if plan.first == size else plan
-        comparison, figures = Comparison(plan, found), self.figures
+        comparison, figures = self._comparison(plan, found), self.figures
         figures.tasks += 1
         figures.nodes += len(plan.nodes)
         figures.statuses[comparison.status] += 1
@@ -437,8 +477,17 @@ class Run:
         figures.increments += len(counted)
         if comparison.worker_lost:
             figures.worker_lost += comparison.worker_lost
-        else:
-            self.problems += comparison.problems()
+        elif problems := comparison.problems():
+            self.problems += problems
+            self._keep(plan, found)
+
+    def _keep(self, plan: TaskPlan, found: Stored) -> None:
+        """Write what the database holds of a task, and the actions on it, beside the logs."""
+        operator = self.operators.get(plan.task_id)
+        requests = [asdict(each) for each in operator.requests] if operator else []
+        kept = {"graph": plan.as_graph(), **asdict(found), "requests": requests}
+        text = json.dumps(kept, default=str, ensure_ascii=False, indent=1)
+        (self.cluster.folder / f"{plan.task_id}.stored.log").write_text(text)
 
 
 def show(capsys: CaptureFixture[str], text: str) -> None:

@@ -16,6 +16,7 @@ from flowkit.graph.changes import change_problems
 from flowkit.graph.validation import parse_graph
 from tests.integration.chaos.conditions import ERROR
 from tests.integration.chaos.gates import first_predictable, with_conditions, with_streams
+from tests.integration.chaos.operated import NativeOperatedDrawing, OperatedDrawing, with_gates, with_policy
 from tests.integration.chaos.plans import TAILS, Drawing, MixedDrawing, TaskPlan
 from tests.integration.chaos.routes import with_routes
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from tests.integration.chaos.plans import NodePlan
 
 _ID = re.compile(r"([a-z])(\d+)t(\d+)n(\d+)")
-_DRAWINGS = {drawing.letter: drawing for drawing in (Drawing, MixedDrawing)}
+_DRAWINGS = {
+    drawing.letter: drawing for drawing in (Drawing, MixedDrawing, OperatedDrawing, NativeOperatedDrawing)
+}
+_OPERATED_SHARE = 0.5
 _MIXED_SHARE = 0.6
 _GROWING_SHARE = 0.3
 
@@ -32,8 +36,17 @@ def task_plan(seed: int, number: int) -> TaskPlan:
     """Return the task with this number. Most tasks have external nodes, beside native and inline ones."""
     mixed = random.Random(f"{seed}-{number}-kind").random() < _MIXED_SHARE
     plan = drawn_task(seed, number, MixedDrawing if mixed else Drawing)
+    if random.Random(f"{seed}-{number}-operated").random() < _OPERATED_SHARE:
+        plan = operated_task(seed, number)
     chance = random.Random(f"{seed}-{number}-growth")
     return growing(plan, chance) if chance.random() < _GROWING_SHARE else plan
+
+
+def operated_task(seed: int, number: int) -> TaskPlan:
+    """Return a task to which random actions are sent."""
+    chance = random.Random(f"{seed}-{number}-policy")
+    plan = drawn_task(seed, number, chance.choice([OperatedDrawing, NativeOperatedDrawing]))
+    return with_policy(chance, plan)
 
 
 def growing(plan: TaskPlan, chance: random.Random) -> TaskPlan:
@@ -72,9 +85,11 @@ def drawn_task(seed: int, number: int, drawing: type[Drawing]) -> TaskPlan:
         key = f"n{place}"
         node_id = f"{drawing.letter}{seed}t{number}{key}{chance.choice(TAILS)}"
         nodes.append(drawing(chance, node_id, key, nodes, sizes).node())
+    operated = issubclass(drawing, OperatedDrawing)
+    gates = random.Random(f"{seed}-{number}-gates")
     return TaskPlan(
         task_id=f"chaos-{seed}-{number}",
-        nodes=_with_gates(f"{seed}-{number}", tuple(nodes)),
+        nodes=with_gates(gates, tuple(nodes)) if operated else _with_gates(f"{seed}-{number}", tuple(nodes)),
         order=tuple(chance.sample(range(len(nodes)), len(nodes))),
         continues=chance.random() < 0.75,
         cancel_after=chance.uniform(0.1, 6.0) if chance.random() < 0.08 else None,

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from tests.integration.chaos.plans import NodePlan, TaskPlan
 
 CANCELLED = "cancelled"
-BY_PARENTS = {UPSTREAM_FAILED, ROUTING, CONDITION}
+USER = "user"
+BY_PARENTS = {UPSTREAM_FAILED, ROUTING, CONDITION, USER}
 """Skip reasons that do not come from the end of the task."""
 FINAL_UID = "__final__"
 MOST_LOSSES = 5
@@ -68,13 +69,17 @@ class Comparison:
 
     def __init__(self, plan: TaskPlan, found: Stored) -> None:
         self.plan = plan
-        self.end: TaskEnd = task_end(plan)
         self.found = found
         self.status: str = found.document.get("status", "missing")
         nodes = found.document.get("graph", {}).get("nodes", [])
         self.entries: dict[str, Fields] = {entry["node_id"]: entry for entry in nodes}
+        self.end: TaskEnd = self._predicted()
         self.stopped = self.end.stops or self.status == CANCELLED
         """Whether nodes may end differently from the model, because a cancel or a failure stopped the task."""
+
+    def _predicted(self) -> TaskEnd:
+        """Return how the task should have ended."""
+        return task_end(self.plan)
 
     @property
     def worker_lost(self) -> list[str]:
@@ -131,10 +136,15 @@ class Comparison:
         status = entry["status"]
         if node.call:
             yield from self._function(node, end, status)
-        else:
+        elif not node.kind:
             yield from self._batches(node, end, entry)
         markers = [row for row in self._artifacts(node) if row["status"] == "complete"]
-        if status == FINISHED and [row["attempt_epoch"] for row in markers] != [entry["attempt_epoch"]]:
+        has_marker = not node.kind
+        if (
+            status == FINISHED
+            and has_marker
+            and [row["attempt_epoch"] for row in markers] != [entry["attempt_epoch"]]
+        ):
             yield f"its complete markers are {markers}"
         if len(markers) > 1:
             yield f"it has {len(markers)} complete markers"
@@ -147,12 +157,16 @@ class Comparison:
             if reason not in {None, stop} or (status == SKIPPED) != (reason == stop):
                 yield f"it is {reported} in a task that is {self.status}"
             return
-        if status != end.status or reason != end.skip_reason:
+        if status != end.status or not self._explains(end, reason):
             yield f"it is {reported} and should be {end.status} ({end.skip_reason or end.code})"
         elif status == FAILED and str(error).partition(":")[0] != end.code:
             yield f"it failed with {error!r} and not with {end.code}"
         elif status == FINISHED and error is not None:
             yield f"it finished but shows {error!r}"
+
+    def _explains(self, end: NodeEnd, reason: str | None) -> bool:
+        """Return whether a node of this end may show this reason of a skip."""
+        return reason == end.skip_reason
 
     def _artifacts(self, node: NodePlan) -> list[Fields]:
         return [row for row in self.found.artifacts if row["node_id"] == node.node_id]
@@ -162,7 +176,7 @@ class Comparison:
         partials = [row for row in self._artifacts(node) if row["status"] == "partial"]
         good = [row for row in metrics if not row["failed"] and row["batch_uid"] != FINAL_UID]
         bad = [row["batch_uid"] for row in metrics if row["failed"]]
-        whole = entry["status"] == end.status
+        whole = entry["status"] == end.status != CANCELLED
         for name, rows in (("metrics", good), ("artifacts", partials)):
             uids = Counter(row["batch_uid"] for row in rows)
             wanted = Counter(dict.fromkeys(end.rows, 1))
@@ -171,8 +185,9 @@ class Comparison:
         expected = [*end.aside, *([] if end.failed_uid is None else [end.failed_uid])]
         if whole and sorted(bad) != sorted(expected):
             yield f"failed batches are {bad} and should be {expected}"
-        if entry["status"] == FINISHED and (entry.get("failed_batches") or 0) != len(end.aside):
-            yield f"it shows {entry.get('failed_batches')} failed batches, and {len(end.aside)} were set aside"
+        count = len(end.aside) - self._skipped(node)
+        if entry["status"] == FINISHED and (entry.get("failed_batches") or 0) != count:
+            yield f"it shows {entry.get('failed_batches')} failed batches, and {count} were set aside"
         for row in good:
             yield from self._values(node, end, row, row["metrics"])
         for row in partials:
@@ -183,6 +198,10 @@ class Comparison:
         yield from self._final(node, end, entry, metrics)
         yield from self._claims(node, end, entry)
 
+    def _skipped(self, node: NodePlan) -> int:
+        """Return how many of the batches that a node has set aside are skipped."""
+        return 0
+
     def _values(self, node: NodePlan, end: NodeEnd, row: Fields, held: Fields) -> Iterator[str]:
         uid, writer = row["batch_uid"], held.get("written_by", {})
         if (expected := end.rows.get(uid)) is None:
@@ -191,6 +210,7 @@ class Comparison:
             yield f"batch {uid!r} holds {held['items']} of {held['origin']}, not {expected}"
         if held["total"] != sum(expected.items) or held["n"] != 1:
             yield f"batch {uid!r} counts {held['total']} and {held['n']}"
+        yield from self._read(node, uid, held)
         expected_writer = {
             "task": self.found.document["id"],
             "node": node.node_id,
@@ -198,6 +218,22 @@ class Comparison:
         }
         if writer != expected_writer and not self._is_unconfirmed(node, row, writer):
             yield f"batch {uid!r} of epoch {row['attempt_epoch']} holds what was written by {writer}"
+
+    def _read(self, node: NodePlan, uid: str, held: Fields) -> Iterator[str]:
+        """Yield a batch that was made of a batch that its source does not hold any more."""
+        read = held.get("read")
+        if read is None or node.external or self.stopped:
+            return
+        source = held["origin"]
+        rows = [
+            row for row in self.found.artifacts if row["node_id"] == source and row["status"] == "partial"
+        ]
+        held_now = [row["meta"].get("written_by") for row in rows]
+        if any(_makes_again(each) for each in self.plan.nodes if each.node_id == source):
+            first = self.entries[source].get("first_epoch") or 0
+            held_now += [read] if read.get("epoch", 0) > first else []
+        if self.entries[source]["status"] == FINISHED and read not in held_now:
+            yield f"batch {uid!r} was made of one that {source!r} does not hold: {read}"
 
     def _is_unconfirmed(self, node: NodePlan, row: Fields, writer: Fields) -> bool:
         """Return whether the worker of a stopped external attempt has replaced a batch of an earlier one.
@@ -234,7 +270,9 @@ class Comparison:
         own = [row for row in self.found.claims if row["consumer_node"] == node.node_id]
         claims = Counter((row["from_node"], row["batch_uid"]) for row in own)
         wanted = Counter(dict.fromkeys(end.claims, 1))
-        if claims - wanted or (entry["status"] == end.status and wanted - claims and not node.aside):
+        if claims - wanted or (
+            entry["status"] == end.status != CANCELLED and wanted - claims and not node.aside
+        ):
             yield f"claims: too many {dict(claims - wanted)}, missing {dict(wanted - claims)}"
 
     def _function(self, node: NodePlan, end: NodeEnd, status: str) -> Iterator[str]:
@@ -259,6 +297,11 @@ class Comparison:
     def _counts(self, entry: Fields) -> bool:
         """Whether the effect of a function counts. A cancelled one may have had its effect before."""
         return entry["status"] == FINISHED or (entry["status"] == CANCELLED and "applied_generation" in entry)
+
+
+def _makes_again(node: NodePlan) -> bool:
+    """Return whether a later attempt of a generation makes all batches again, with the same content."""
+    return node.external or not (node.sources or node.mapped)
 
 
 def planned_attempts(node: NodePlan) -> int:

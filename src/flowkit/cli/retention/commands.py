@@ -97,11 +97,11 @@ _SECONDS = {"m": 60, "h": 3_600, "d": 86_400}
 _LONGEST_DAYS = 36_500
 
 
-def read_duration(text: str) -> float:
-    """Return the seconds of a duration such as `30d`. Raise ConfigError if it is invalid."""
+def read_duration(text: str, option: str = "--older-than") -> float:
+    """Return the seconds of a duration such as `30d`. Raise ConfigError, which names the option, if it is invalid."""
     number, unit = text[:-1], text[-1:].lower()
     seconds = int(number) * _SECONDS.get(unit, 0) if number.isascii() and number.isdigit() else 0
     if not 0 < seconds <= _LONGEST_DAYS * _SECONDS["d"]:
-        problem = ConfigError(f"--older-than {text!r} is not a duration")
+        problem = ConfigError(f"{option} {text!r} is not a duration")
         raise add_remedy(problem, "write a whole number and m, h or d, for example 90m, 12h or 30d")
     return float(seconds)

@@ -2,6 +2,7 @@
 
 import asyncio
 import shlex
+import time
 from dataclasses import asdict
 from typing import Annotated
 
@@ -114,6 +115,13 @@ def list_tasks(
     held: Annotated[
         bool, typer.Option("--held", help="Only tasks with a failed node that waits for a decision.")
     ] = False,
+    name: Annotated[str | None, typer.Option(help="Only tasks whose pipeline has this name.")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Only tasks that have started within this time: 90m, 12h, 30d."
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=_MOST, help="Maximum number of tasks.")] = 50,
     as_json: AsJson = False,
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
@@ -122,10 +130,12 @@ def list_tasks(
 ) -> None:
     """List tasks, newest first, from their documents in MongoDB."""
     log_warnings(verbose)
+    from flowkit.cli.retention.commands import read_duration
     from flowkit.cli.tasks.operations import list_newest, print_tasks
 
     where = Where(mongo_url=mongo_url, database=database)
-    tasks, more = asyncio.run(list_newest(status, limit, where, held=held))
+    started = None if since is None else time.time() - read_duration(since, "--since")
+    tasks, more = asyncio.run(list_newest(status, limit, where, held=held, name=name, since=started))
     if as_json:
         return output.document({"tasks": [asdict(task) for task in tasks], "more": more})
     if tasks:

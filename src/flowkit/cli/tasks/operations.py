@@ -213,11 +213,17 @@ def _already(task_id: str, status: str) -> ConfigError:
 
 
 async def list_newest(
-    status: str | None, limit: int, where: Where, *, held: bool = False
+    status: str | None,
+    limit: int,
+    where: Where,
+    *,
+    held: bool = False,
+    name: str | None = None,
+    since: float | None = None,
 ) -> tuple[list[TaskSummary], bool]:
     """Return the newest tasks, and whether there are more. Raise ConfigError for an unknown status."""
     async with database(where) as db:
-        found = await TaskCatalog(db).list_tasks(status, limit + 1, held=held)
+        found = await TaskCatalog(db).list_tasks(status, limit + 1, held=held, name=name, since=since)
     return found[:limit], len(found) > limit
 
 

@@ -50,7 +50,9 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each process.")] = 50,
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder of --data of `flowkit up`. Default: the folder of the running one."),
+        typer.Option(
+            help="Folder of --data of `flowkit up`. Default: the temporary folder of the running one, or its folder in the current folder."
+        ),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -79,7 +81,9 @@ def find_folder(data: Path | None) -> Path:
         return data
     found = running_folders()
     if not found:
-        problem = ConfigError("no `flowkit up` with a temporary folder is running")
+        problem = ConfigError(
+            "no `flowkit up` is running with a temporary folder, or with a folder in the current one"
+        )
         raise add_remedy(problem, "pass the folder of `flowkit up` as --data DIR")
     if len(found) > 1:
         problem = ConfigError(f"{len(found)} `flowkit up` are running")

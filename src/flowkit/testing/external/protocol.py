@@ -8,8 +8,7 @@ import uuid
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-
-from flowkit.validation.json_keys import to_json_types
+from pydantic_core import to_jsonable_python
 
 
 def compact(value: Any, *, sort_keys: bool = False) -> bytes:
@@ -24,8 +23,8 @@ def stable_hash(value: Any) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """Return what JSON can hold of a handler's value. Raise an error for a value that has no JSON form, or loses a part."""
-    return to_json_types(value, inf_nan_mode="null")
+    """Return what JSON can hold of a handler's value. Raise an error for a value that has no JSON form."""
+    return to_jsonable_python(value, inf_nan_mode="null")
 
 
 def new_id() -> str:

@@ -1,0 +1,202 @@
+"""Compare a task to which actions were sent with the ends that the model allows, and with what the actions have decided.
+
+Each node is compared with the ends of the nodes above it as they are, so that the order of events does not matter. What is
+stored must follow from what its sources hold in the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tests.integration.chaos.conditions import FALSE
+from tests.integration.chaos.ledger import ledger_of
+from tests.integration.chaos.model import (
+    FAILED,
+    FINISHED,
+    SKIPPED,
+    NodeEnd,
+    Row,
+    TaskEnd,
+    end_of_run,
+    is_handled,
+    node_end,
+)
+from tests.integration.chaos.routes import CONDITION, ROUTING, UPSTREAM_FAILED, routers_of
+from tests.integration.chaos.verify import CANCELLED, FINAL_UID, USER, Comparison
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tests.integration.chaos.ledger import Decided
+    from tests.integration.chaos.operators import Request
+    from tests.integration.chaos.plans import NodePlan, TaskPlan
+    from tests.integration.chaos.verify import Fields, Stored
+
+_BY_TASK = ("task_failed", "task_cancelled")
+
+
+class OperatedComparison(Comparison):
+    """The comparison of one task with the actions on it."""
+
+    def __init__(self, plan: TaskPlan, found: Stored, requests: Sequence[Request]) -> None:
+        size = len(found.document.get("graph", {}).get("nodes", ()))
+        self.ledger = ledger_of(plan, requests, found.document)
+        self._grown = size == len(plan.nodes)
+        self._whole = plan
+        super().__init__(plan.cut(size) if plan.first == size else plan, found)
+
+    def _predicted(self) -> TaskEnd:
+        """Return how the task should have ended, given how its nodes have ended."""
+        nodes, ends = self.plan.nodes, dict[str, NodeEnd]()
+        for node in nodes:
+            if node.node_id in self.entries:
+                ends[node.node_id] = self._chosen(node, ends)
+        failed = [
+            node
+            for node in (nodes[place] for place in self.plan.order)
+            if node.node_id in ends and ends[node.node_id].status == FAILED
+        ]
+        unhandled = [node for node in failed if not is_handled(node, nodes, ends)]
+        return TaskEnd(
+            status=FAILED if unhandled else FINISHED,
+            nodes=ends,
+            handled_failures=tuple(node.node_id for node in failed if node not in unhandled),
+            stats={},
+            aggregates={},
+            stops=bool(unhandled) and not self.plan.continues,
+        )
+
+    def _chosen(self, node: NodePlan, ends: Mapping[str, NodeEnd]) -> NodeEnd:
+        """Return that of the allowed ends of a node which it shows; the first one if it shows none."""
+        entry = self.entries[node.node_id]
+        if entry.get("skip_reason") in _BY_TASK:
+            return NodeEnd(status=SKIPPED, reasons=frozenset([UPSTREAM_FAILED]))
+        if entry["status"] == CANCELLED:
+            # What it has stored before is a part of what it would have stored.
+            reasons = frozenset([UPSTREAM_FAILED])
+            return replace(end_of_run(node, ends), status=CANCELLED, reasons=reasons)
+        allowed = self._allowed(node, ends)
+        shown = (each for each in allowed if self._shows(each, entry))
+        return next(shown, allowed[0])
+
+    def _shows(self, end: NodeEnd, entry: Fields) -> bool:
+        code = str(entry.get("last_error")).partition(":")[0]
+        if end.status != entry["status"]:
+            return False
+        return end.code == code if end.status == FAILED else self._explains(end, entry.get("skip_reason"))
+
+    def _allowed(self, node: NodePlan, ends: Mapping[str, NodeEnd]) -> list[NodeEnd]:
+        decided = self.ledger.decided.get(node.node_id)
+        by_action = [] if decided is None else [decided_end(node, decided)]
+        if by_action and node.node_id not in self.ledger.unsure:
+            return by_action
+        return [*by_action, *natural_ends(node, ends, routers_of(node, self.plan.nodes))]
+
+    def _problems(self) -> Iterator[str]:
+        yield from self.ledger.problems
+        if self._whole.first and self._grown != self.ledger.grown:
+            yield f"its graph has grown: {self._grown}, and the audit says {self.ledger.grown}"
+        yield from super()._problems()
+        scopes = {each["scope"] for each in self.found.document["coordinator"].get("paused") or ()}
+        if scopes != self.ledger.paused:
+            yield f"its paused scopes are {scopes} and should be {self.ledger.paused}"
+
+    def _node(self, node: NodePlan, end: NodeEnd, entry: Fields) -> Iterator[str]:
+        decided = self.ledger.decided.get(node.node_id)
+        if decided is None or not self._shows(decided_end(node, decided), entry):
+            yield from self._undecided(node, end, entry)
+            return
+        yield from self._status(end, entry)
+        if decided.request.tag not in str(entry.get("last_error")) and end.status == FAILED:
+            yield f"its error {entry.get('last_error')!r} does not name {decided.request.tag}"
+        yield from self._results(node, end, entry, decided)
+
+    def _undecided(self, node: NodePlan, end: NodeEnd, entry: Fields) -> Iterator[str]:
+        name = node.node_id
+        if name in self.ledger.decided and name not in self.ledger.unsure and self.status != CANCELLED:
+            decided = self.ledger.decided[name]
+            yield f"{decided.request.name} {decided.request.tag} decides about it, and it is {entry['status']}"
+        ran = entry["status"] in {FINISHED, FAILED} and end.status != SKIPPED
+        if ran and not self.ledger.satisfied.issuperset(node.prerequisites):
+            yield f"it ran without {node.prerequisites}; satisfied are {self.ledger.satisfied}"
+        yield from super()._node(node, end, entry)
+        if not (node.call or node.kind):
+            yield from self._marks(node)
+
+    def _marks(self, node: NodePlan) -> Iterator[str]:
+        mark = self.ledger.marks.get(node.node_id, "")
+        rows = [row for row in self._artifacts(node) if row["status"] == "partial"]
+        if wrong := {row["meta"].get("mark") for row in rows if "mark" in row["meta"]} - {mark}:
+            yield f"its batches were made of the input {wrong} and not of {mark!r}"
+
+    def _results(self, node: NodePlan, end: NodeEnd, entry: Fields, decided: Decided) -> Iterator[str]:
+        """Yield where a node that an action has ended does not hold exactly the results of the action."""
+        given = decided.request.given
+        metrics = [row for row in self.found.metrics if row["node_id"] == node.node_id]
+        partials = [row for row in self._artifacts(node) if row["status"] == "partial"]
+        complete = [row["meta"] for row in self._artifacts(node) if row["status"] == "complete"]
+        markers = [meta for meta in complete if meta != {"ended": entry["status"]}]
+        stored = {row["batch_uid"]: row["metrics"] for row in metrics if row["batch_uid"] != FINAL_UID}
+        wanted = {each["batch_uid"]: each["metrics"] for each in given.get("batches", ())}
+        uids = Counter(row["batch_uid"] for row in partials)
+        if stored != wanted or uids != Counter(dict.fromkeys(wanted, 1)):
+            yield f"it holds {stored} and {dict(uids)}, and {decided.request.tag} has given {wanted}"
+        finals = [row["metrics"] for row in metrics if row["batch_uid"] == FINAL_UID]
+        if decided.request.name == "complete_node" and (finals, markers) != (
+            [given["metrics"]],
+            [given["metrics"]],
+        ):
+            yield f"its results are {finals} and {markers}, and {decided.request.tag} has given {given['metrics']}"
+        if end.status != FINISHED and (finals or markers):
+            yield f"it has results {finals} and {markers}"
+
+    def _explains(self, end: NodeEnd, reason: str | None) -> bool:
+        return reason in end.reasons if end.status == SKIPPED else reason is None
+
+    def _skipped(self, node: NodePlan) -> int:
+        return len(self.ledger.skipped.get(node.node_id, set()) & {*node.aside})
+
+    def _variables(self) -> Iterator[str]:
+        """Yield variables that a function has not set which finished without a decision."""
+        marks = self.found.document["coordinator"].get("vars", {}).get("marks", {})
+        for node in self.plan.nodes:
+            ended = self.entries[node.node_id]["status"] == FINISHED
+            sets = node.call is not None and node.call.fn == "vars.set"
+            if sets and ended and node.node_id not in self.ledger.decided and marks.get(node.key) != node.key:
+                yield f"node {node.node_id!r} has not set its variable: {marks}"
+
+
+def decided_end(node: NodePlan, decided: Decided) -> NodeEnd:
+    """Return the end of a node as an action has decided it."""
+    if decided.status == SKIPPED:
+        return NodeEnd(status=SKIPPED, reasons=frozenset([USER]))
+    passed_on = frozenset([ROUTING if node.on_failure else UPSTREAM_FAILED])
+    if decided.status == FAILED:
+        code = "rejected" if decided.request.name == "decide" else "failed_by_user"
+        return NodeEnd(status=FAILED, code=code, reasons=passed_on)
+    rows = {
+        each["batch_uid"]: Row(items=tuple(each["metrics"]["items"]), origin=node.node_id)
+        for each in decided.request.given.get("batches", ())
+    }
+    return NodeEnd(status=FINISHED, rows=rows, reasons=passed_on)
+
+
+def natural_ends(node: NodePlan, ends: Mapping[str, NodeEnd], routers: Sequence[NodePlan]) -> list[NodeEnd]:
+    """Return how a node may end about which no action has decided, given the ends of the nodes above it.
+
+    A node may have started, and stay as it is, although its gate would be closed now: by a batch of a parent, or because it
+    needs only some of its parents.
+    """
+    end = node_end(node, ends, routers)
+    passed_on = frozenset([ROUTING if node.on_failure else UPSTREAM_FAILED])
+    ran = replace(end_of_run(node, ends), reasons=passed_on)
+    started_before = node.first_batch or node.streams or node.fan_in not in {"all", "all_done"}
+    if end.status != SKIPPED or not started_before:
+        return [end]
+    if node.when == FALSE:
+        return [end, NodeEnd(status=SKIPPED, reasons=frozenset([CONDITION]))]
+    if node.first_batch or node.streams:
+        return [end, replace(ran, status=FAILED, code=UPSTREAM_FAILED), ran]
+    return [end, ran]
