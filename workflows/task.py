@@ -243,6 +243,7 @@ class Task:
 
         If attempts keep being in flight until the history is very long, stop starting new ones.
         """
+        self._nodes.draining |= self._actions.is_exhausted
         if self._actions.run_is_full and self._nodes.in_flight == 0 and self._is_idle:
             return True
         info, settings = workflow.info(), self._state.opened.settings
