@@ -19,6 +19,7 @@ GUARDS = {
     ("Task._await_open", "workflow.wait_condition"): "_updates_waiting",
     ("TaskActions._change_graph", "in_steps"): "_changes_graph",
     ("TaskActions._call_change", "call_engine"): "_changes_graph",
+    ("TaskActions._check_batches", "call_engine"): "_settling",
     ("TaskActions._settle_batches", "call_engine"): "_settling",
 }
 """What handlers await, by the method that awaits it, with what keeps the run open meanwhile."""

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from tests.integration.chaos.conditions import FALSE, TRUE
 from tests.integration.chaos.model import gate_parents
-from tests.integration.chaos.plans import APPROVAL, DELAY, FINAL, TOUCH, Call, Drawing, MixedDrawing, NodePlan
+from tests.integration.chaos.plans import (
+    APPROVAL,
+    DELAY,
+    FINAL,
+    HOLD_SEC,
+    TOUCH,
+    Call,
+    Drawing,
+    MixedDrawing,
+    NodePlan,
+)
 from tests.integration.chaos.routes import with_routes
 
 if TYPE_CHECKING:
@@ -19,7 +29,6 @@ if TYPE_CHECKING:
 
     from tests.integration.chaos.plans import TaskPlan
 
-HOLD_SEC = 5.0
 APPROVAL_SEC = (3.0, 9.0)
 DELAY_SEC = (0.2, 2.0)
 PREREQUISITES = ("data:eu", "legal", "é/%")

@@ -33,6 +33,8 @@ BLOCKED_SEC = 2.2
 MISCHIEF_SHARE = 0.08
 RAISED = ("", EXIT, PANIC)
 """What handlers and functions raise: EXIT, PANIC, or an Exception."""
+HOLD_SEC = 5.0
+"""How long a failure is held."""
 APPROVAL, DELAY = "approval", "delay"
 """Types of nodes that no worker runs."""
 
@@ -228,7 +230,8 @@ class TaskPlan:
         nodes = [self.nodes[place].as_graph() for place in self.order]
         extended = {"edges_ex": listed} if (listed := entries(self.nodes)) else {}
         on_failure = "continue" if self.continues else self.on_failure
-        return {"nodes": nodes, **extended, **({"on_node_failure": on_failure} if on_failure else {})}
+        held = {"hold_sec": HOLD_SEC} if on_failure == "hold" else {}
+        return {"nodes": nodes, **extended, **held, **({"on_node_failure": on_failure} if on_failure else {})}
 
     def cut(self, size: int) -> TaskPlan:
         """Return the task without the nodes after the first ones."""
