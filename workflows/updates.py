@@ -292,14 +292,18 @@ class TaskActions:
         return done.left
 
     async def _skip_batches(self, planned: Plan) -> None:
-        """Skip batches of finished nodes, which do not start again."""
+        """Skip batches of finished nodes, which do not start again. Other actions cannot reset these nodes meanwhile."""
+        scheduler, indexes = self._scheduler, {each.index for each in planned.batches}
         self._settling += 1
+        scheduler.resetting.update(indexes)
         try:
             for each in planned.batches:
-                state = self._scheduler.states[each.index]
+                state = scheduler.states[each.index]
                 state.failed_batches = await self._settle_batches(each)
         finally:
             self._settling -= 1
+            scheduler.resetting.difference_update(indexes)
+            scheduler.rebuild(self._nodes.active)
             self._nodes.wake()
 
     async def _write_reset(self, planned: Plan, revision: int) -> AttemptFailure | None:

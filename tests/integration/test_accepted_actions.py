@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from temporalio import workflow
+from temporalio.client import WorkflowUpdateFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.tasks.store import TaskStore
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.models import RecordTask, ResetNodes
+    from flowkit.models import RecordTask, ResetNodes, SettleBatches
     from flowkit.worker import BatchResult
     from flowkit.worker.context import RunContext
 
@@ -244,6 +245,45 @@ async def test_nodes_end_as_persons_have_decided_although_the_task_stops_meanwhi
     assert (await harness.node(task_id, "failed"))["last_error"] == "failed_by_user: failed: as agreed"
     marker: Any = await harness.db.artifacts.find_one({"node_id": "completed", "status": "complete"})
     assert marker["meta"] == {"total": 7}
+    await replay(await histories(harness, task_id))
+
+
+async def test_a_node_does_not_start_again_while_its_batches_are_skipped(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, reached, settle = threading.Event(), threading.Event(), TaskStore.settle_batches
+
+    async def held(store: TaskStore, record: SettleBatches, artifacts: ArtifactStore) -> int:
+        reached.set()
+        await asyncio.to_thread(gate.wait, 60)
+        return await settle(store, record, artifacts)
+
+    monkeypatch.setattr(TaskStore, "settle_batches", held)
+    handler = Picky()
+    handler.broken = {"b1"}
+    await harness.engine()
+    await harness.worker({"quick": Quick(), "picky": handler})
+    source = node("source", inline={"batches": 2})
+    task_id = await harness.create(source, _aside("aside"), _approval("open"))
+    await harness.until_node(task_id, "aside", "finished")
+    handle = await harness.handle(task_id)
+
+    async def known() -> bool:
+        return bool((await handle.query("status", result_type=dict))["nodes"][1]["status"] == "finished")
+
+    await eventually(known)
+    skip = asyncio.create_task(act(harness, task_id, "skip_batches", node_id="aside"))
+    await asyncio.to_thread(reached.wait, 60)
+    for name, about in (("retry_node", "aside"), ("retry_node", "source"), ("skip_node", "aside")):
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await act(harness, task_id, name, node_id=about)
+        assert "an earlier action resets" in str(refused.value.cause)
+    gate.set()
+    await skip
+    assert (await harness.node(task_id, "aside"))["failed_batches"] == 0
+    await act(harness, task_id, "retry_node", node_id="aside")
+    await act(harness, task_id, "decide", node_id="open", decision="approve")
+    assert (await harness.result(task_id)).failed_batches == {"aside": 1}
     await replay(await histories(harness, task_id))
 
 
