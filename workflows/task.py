@@ -179,6 +179,7 @@ class Task:
             self._state.rerun = None
         if workflow.info().continued_run_id is None:
             self._document.write_prerequisites(range(len(graph.nodes)))
+        self._scheduler.end_holds()
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
 
