@@ -81,8 +81,14 @@ def test_batch_uids_must_be_a_list_of_uids(uids: object) -> None:
 
 def test_a_rerun_keeps_the_batches_of_the_nodes_that_it_names() -> None:
     task = sample(a=FINISHED, p=TWO, child=FINISHED)
-    planned = plan_rerun(["a", "p"], task.nodes, task.states, keeps=["p"])
-    assert (planned.resets, planned.kept) == ((0, 1, 2), frozenset({1}))
+    planned = plan_rerun(["p"], task.nodes, task.states, keeps=["p"])
+    assert (planned.resets, planned.kept) == ((1, 2), frozenset({1}))
+
+
+def test_a_rerun_keeps_no_batches_of_a_node_whose_parent_starts_anew() -> None:
+    task = sample(a=FINISHED, p=TWO, child=FINISHED)
+    with pytest.raises(ActionRejected, match="'p' cannot keep its batches.* or leave out a$"):
+        plan_rerun(["a", "p"], task.nodes, task.states, keeps=["p"])
 
 
 def test_a_node_that_waits_to_try_its_batches_again_does_not_keep_them_when_its_parent_starts_over() -> None:

@@ -804,10 +804,19 @@ def plan_rerun(
 ) -> Plan:
     """Return what starts again in an ended task: these nodes, and those that depend on them.
 
-    The nodes in `keeps` keep their batches, and try those again that they have set aside.
+    The nodes in `keeps` keep their batches, and try those again that they have set aside. Raise ActionRejected if one of
+    them depends on a node that starts anew: it would keep results of batches that no longer exist.
     """
-    index_of = {node.node_id: node.index for node in nodes}
-    resets, _ = find_resets([index_of[node_id] for node_id in node_ids], nodes, states, children_of(nodes))
+    index_of, children, known = {node.node_id: node.index for node in nodes}, children_of(nodes), {*keeps}
+    anew = [index_of[node_id] for node_id in node_ids if node_id not in known]
+    renewed, _ = find_resets(anew, nodes, states, children)
+    if mixed := [node_id for node_id in keeps if index_of[node_id] in renewed]:
+        raise ActionRejected(
+            f"node {printed(mixed[0])} cannot keep its batches, because it depends on a node that starts anew; name it to "
+            f"run all of it again, or leave out {names([nodes[index].node_id for index in anew])}"
+        )
+    kept, _ = find_resets([index_of[node_id] for node_id in keeps], nodes, states, children)
+    resets = renewed | kept
     return Plan(
         what=names(node_ids),
         changes=[
