@@ -7,7 +7,7 @@ Temporal limits the size of payloads, so large records are split.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -36,12 +36,13 @@ from flowkit.workflows.engine_calls import (
     call_locally_first,
     cause_of,
 )
-from flowkit.workflows.payloads import json_size, split_by_size, without_defaults
+from flowkit.workflows.payloads import json_size, longest_prefix, split_by_size, without_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from flowkit.models import Node, NodeState, TaskResult
+    from flowkit.models.actions import AppliedAction
     from flowkit.workflows.display.task_status import StatusPublisher
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
@@ -64,6 +65,9 @@ _SUMMARY_NODES = 3
 """How many nodes the summary of a write names."""
 
 _OPEN_SUMMARY = "open the task in MongoDB"
+
+_ACTIONS_BYTES = 300_000
+"""Largest list of applied actions in the close. Their texts may be long."""
 
 _FIELDS_BYTES = 200
 """Upper bound for the size of a node's record without its texts."""
@@ -94,6 +98,10 @@ class TaskDocument:
         self.silent: list[int] = []
         """The nodes that the document shows as silent."""
         self._actions_changed = False
+        self._recorded = latest_revision(state.actions.applied)
+        """The revision up to which the document lists the actions."""
+        self._recorded_names = 0
+        """How many of the satisfied prerequisites a record of this run has sent."""
         self._drained: frozenset[str] = frozenset()
         """The paused scopes that the document shows as drained."""
         self._no_longer_silent: set[int] = set()
@@ -233,12 +241,16 @@ class TaskDocument:
             await record_document(part, of_nodes=len(self._scheduler.nodes))
 
     def _make_action_record(self) -> ActionRecord:
-        state = self._state.actions
+        """Return the record of the actions, with those that no earlier record has: a task may have thousands."""
+        state, recorded = self._state.actions, self._recorded
+        self._recorded = latest_revision(state.applied)
+        names, self._recorded_names = state.satisfied[self._recorded_names :], len(state.satisfied)
         return ActionRecord(
+            revision=self._recorded,
             paused=[*state.paused],
-            applied=[*state.applied],
+            applied=[each for each in state.applied if each.revision > recorded],
             drained=[each.scope for each in state.paused if each.scope in self._drained],
-            satisfied=[*state.satisfied],
+            satisfied=names,
         )
 
     def _make_close_record(self, result: TaskResult, reason: str | None) -> CloseTask:
@@ -261,6 +273,7 @@ class TaskDocument:
             deployment=self._state.opened.settings.deployment,
             status_history_omitted=self._publisher.omitted,
             dead=result.status is TaskStatus.FAILED and is_dead(self._scheduler),
+            applied=_latest_actions(self._state.actions.applied),
         )
 
     def _list_unfinished(self) -> list[int]:
@@ -286,6 +299,16 @@ class TaskDocument:
             return record
         is_paused = index in self.parked and not record.status.ended
         return replace(record, paused=is_paused and not self._scheduler.finishes_running)
+
+
+def latest_revision(applied: Sequence[AppliedAction]) -> int:
+    """Return the number of actions that were applied."""
+    return applied[-1].revision if applied else 0
+
+
+def _latest_actions(applied: Sequence[AppliedAction]) -> list[AppliedAction]:
+    """Return the latest actions, as many as fit into the close."""
+    return longest_prefix(reversed(applied), lambda each: json_size(asdict(each)), _ACTIONS_BYTES)[::-1]
 
 
 async def open_document(new: NewTask) -> Opened:

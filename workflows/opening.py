@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _DECODING_CHARS = 200
 _REJECTION_CHARS = 8_000
-"""Largest size of an error message about the input. It lists up to ten problems; one may be a cycle of many nodes."""
+"""Largest size of an error message about the input. It lists up to ten problems."""
 
 LONGER = 4
 """How many times as long the history of a task with a large graph becomes. An engine replays 16,000 events in four seconds."""

@@ -97,8 +97,8 @@ class Slots:
 
     def cancel_wait(self, role: str, ticket: int) -> bool:
         """Remove `ticket` from the queue. Return False if it already has its slot; the caller must then release it."""
-        queue = self._waiting.get(role, {})
-        if ticket not in queue:
+        queue = self._waiting.get(role)
+        if queue is None or ticket not in queue:
             return False
         del queue[ticket]
         if not queue:

@@ -244,6 +244,7 @@ class Task:
 
         If attempts keep being in flight until the history is very long, stop starting new ones.
         """
+        self._nodes.draining |= self._actions.is_exhausted
         if self._actions.run_is_full and self._nodes.in_flight == 0 and self._is_idle:
             return True
         info, settings = workflow.info(), self._state.opened.settings
@@ -293,7 +294,7 @@ class Task:
             self._process_ends()
             self._document.write_changed_nodes()
             await self._document.flush()
-            is_settled = workflow.all_handlers_finished() and self._actions.is_idle
+            is_settled = workflow.all_handlers_finished() and self._actions.is_idle and self._document.is_idle
         return await self._stop() if cancel_requested() else self._state
 
     async def _stop(self) -> TaskResult:

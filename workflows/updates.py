@@ -35,7 +35,7 @@ from flowkit.models import (
     SettleBatches,
     temporal_names,
 )
-from flowkit.models.actions import RERUN, ChangeGraph, PausedScope, RetryNode
+from flowkit.models.actions import RERUN, ChangeGraph, Pause, PausedScope, RetryNode
 from flowkit.models.columns import pack
 from flowkit.text import printed
 from flowkit.workflows.display.details import format_pause
@@ -77,6 +77,11 @@ _RESET_BYTES = 300
 FULL_UPDATES = 1_500
 """Number of updates after which a run without attempts in flight continues as new."""
 
+MOST_EVENTS = 40_000
+MOST_BYTES = 35_000_000
+"""Length and size of the history from which a run rejects further actions. Temporal terminates a run with 51,200 events
+or 50 MB, and what was accepted before takes some of them: its writes, and the ends of the attempts in flight."""
+
 
 class TaskActions:
     """The actions on one task."""
@@ -98,8 +103,6 @@ class TaskActions:
         self._document = document
         self._updates = 0
         """Number of updates that this run has accepted."""
-        self.run_is_full = False
-        """Whether the run has accepted so many updates that it should continue as new."""
         self._resets: list[asyncio.Task[None]] = []
         self._changes_graph = False
         """Whether a change of the graph is in progress."""
@@ -109,7 +112,22 @@ class TaskActions:
     def count_update(self) -> None:
         """Count an update of this run."""
         self._updates += 1
-        self.run_is_full = self._updates >= FULL_UPDATES
+
+    @property
+    def run_is_full(self) -> bool:
+        """Whether the run has accepted so many updates that it should continue as new."""
+        return self._updates >= FULL_UPDATES or self.is_exhausted
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the run rejects actions, so that it must start no attempts until it continues as new."""
+        return self._describe_exhaustion() is not None
+
+    def _describe_exhaustion(self) -> str | None:
+        info = workflow.info()
+        return describe_exhaustion(
+            self._updates, info.get_current_history_length(), info.get_current_history_size()
+        )
 
     def check(self, action: Action, *, stopping: bool) -> None:
         """Raise ApplicationError, which says why, if the task rejects an action now."""
@@ -274,14 +292,18 @@ class TaskActions:
         return done.left
 
     async def _skip_batches(self, planned: Plan) -> None:
-        """Skip batches of finished nodes, which do not start again."""
+        """Skip batches of finished nodes, which do not start again. Other actions cannot reset these nodes meanwhile."""
+        scheduler, indexes = self._scheduler, {each.index for each in planned.batches}
         self._settling += 1
+        scheduler.resetting.update(indexes)
         try:
             for each in planned.batches:
-                state = self._scheduler.states[each.index]
+                state = scheduler.states[each.index]
                 state.failed_batches = await self._settle_batches(each)
         finally:
             self._settling -= 1
+            scheduler.resetting.difference_update(indexes)
+            scheduler.rebuild(self._nodes.active)
             self._nodes.wake()
 
     async def _write_reset(self, planned: Plan, revision: int) -> AttemptFailure | None:
@@ -498,11 +520,9 @@ class TaskActions:
         try:
             if stopping:
                 raise ActionRejected("the task is ending, so no action can change it any more")
-            if self._updates >= MOST_UPDATES:
-                raise ActionRejected(
-                    f"this run has accepted {self._updates:,} updates, and Temporal allows 2,000: the task continues in a "
-                    "new run when no attempt is in flight; try again then, or interrupt its attempts"
-                )
+            stops_attempts = isinstance(action, Pause) and action.interrupt
+            if not stops_attempts and (full := self._describe_exhaustion()):
+                raise ActionRejected(full)
             return plan(action, self._describe_task())
         except ActionRejected as error:
             raise rejection(error) from None
@@ -520,6 +540,22 @@ class TaskActions:
             changed_bytes=json_bytes(self._state.changed),
             satisfied=self._state.satisfied,
         )
+
+
+def describe_exhaustion(updates: int, events: int, size: int) -> str | None:
+    """Return why a run rejects actions, and what continues it, from its updates and the length and size of its history."""
+    found = (
+        (updates >= MOST_UPDATES, f"has accepted {updates:,} updates, and Temporal allows 2,000"),
+        (events >= MOST_EVENTS, f"has a history of {events:,} events, and Temporal allows 51,200"),
+        (size >= MOST_BYTES, f"has a history of {size / 1e6:.0f} MB, and Temporal allows 50"),
+    )
+    why = next((text for is_reached, text in found if is_reached), None)
+    if why is None:
+        return None
+    return (
+        f"this run {why}: the task starts no attempts, and continues in a new run when none is in flight; try again then, "
+        "or pause it with interrupt=true, which stops its attempts"
+    )
 
 
 def _update_id() -> str:

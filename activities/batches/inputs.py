@@ -22,7 +22,7 @@ from flowkit.attempt.failures import cut, failure
 from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import BadInput
 from flowkit.graph.input_adapters import ADAPTERS, NOOP, PULL, PullArgs, parse_pull, replace_alias
-from flowkit.graph.validation import dependency_path, parents_of
+from flowkit.graph.validation import dependency_path, format_path, parents_of
 from flowkit.models import AttemptFailure, FailureKind, pulled_sources
 from flowkit.text import printed
 
@@ -296,7 +296,7 @@ def _check_sources(graph: dict[str, Any], node_id: str, names: Sequence[str]) ->
             raise BadInput(f"input_args.from_nodes names {name!r}, the node itself")
     if path := dependency_path(graph, node_id, names):
         raise BadInput(
-            f"input_args.from_nodes names {path[-2]!r}, which cannot end before this node: {' -> '.join(path)}; "
+            f"input_args.from_nodes names {path[-2]!r}, which cannot end before this node: {format_path(path)}; "
             "pull from nodes that do not depend on it"
         )
 

@@ -10,8 +10,11 @@ from flowkit.adapters.mongo import fits, moment
 from flowkit.adapters.tasks.cancel_flags import set_of_task_flag
 from flowkit.adapters.tasks.fields import NODE_STATES, history, nodes_of
 from flowkit.adapters.tasks.record import (
+    ACTIONS,
     NODES_OF_ONE_UPDATE,
+    REVISION,
     chunks,
+    list_actions,
     node_fields,
     omitted_changes,
     unset_of_decisions,
@@ -124,6 +127,8 @@ def end_fields(close: CloseTask, stored_nodes: list[Fields], room: Room) -> Fiel
         "updated_at": moment(close.at),
         **omitted_changes(close),
     }
+    if close.applied and room == Room():
+        fields |= {ACTIONS: list_actions(close.applied), REVISION: close.applied[-1].revision}
     if close.dead:
         fields["coordinator.liveness"] = {"state": "dead"}
     if close.status is TaskStatus.FINISHED:

@@ -16,11 +16,12 @@ from flowkit.adapters.entries import utc
 from flowkit.adapters.mongo import fits, moment
 from flowkit.adapters.tasks.cancel_flags import set_of_node_flag, set_of_task_flag
 from flowkit.adapters.tasks.fields import NODE_STATES, PAUSED, SATISFIED, WAITS_FOR, history, nodes_of
+from flowkit.limits import APPLIED_ACTIONS
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
 from flowkit.models.actions import AppliedAction
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from flowkit.models import CloseTask, NodeRecord, RecordTask
     from flowkit.models.actions import ActionRecord
@@ -29,6 +30,8 @@ Fields = dict[str, Any]
 T = TypeVar("T")
 
 NODES_OF_ONE_UPDATE = 100
+
+ACTIONS, REVISION = "coordinator.actions", "coordinator.revision"
 
 SILENT = "silent"
 """The `liveness` of a task, and of its nodes, whose attempts send no heartbeats."""
@@ -43,15 +46,52 @@ class Recording:
         self._tasks = tasks
 
     async def write(self, record: RecordTask) -> None:
-        """Write the transitions that the document lacks.
+        """Write the transitions and actions that the document lacks.
 
         If they exceed MongoDB's limit of 16 MB, leave out the errors. If they still exceed it, leave them to the close.
         """
+        if names := record.actions.satisfied:
+            satisfied = {"$addToSet": {SATISFIED: {"$each": names}}}
+            await fits(self._tasks.update_one(_task_filter(record), satisfied))
+        if record.actions.applied and not await fits(self._add_actions(record)):
+            _logger.warning("task %s: its document is too large to list the latest actions", record.task_id)
         if await fits(self._write(record)):
             return
         lean = replace(record, nodes=[replace(node, last_error=None) for node in record.nodes])
         if not await fits(self._write(lean)):
             _logger.warning("task %s: its document is too large to update its nodes", record.task_id)
+
+    async def _add_actions(self, record: RecordTask) -> None:
+        """Add the new actions to the list of the document. A repetition of the record adds nothing."""
+        new = record.actions.applied
+        lacks = {**_task_filter(record), REVISION: {"$not": {"$gte": new[0].revision}}}
+        added = {
+            "$push": {ACTIONS: {"$each": list_actions(new), "$slice": -APPLIED_ACTIONS}},
+            "$set": {REVISION: new[-1].revision},
+        }
+        while True:
+            done = await self._tasks.update_one(lacks, added)
+            if done.matched_count or await self._correct_actions(record):
+                return
+
+    async def _correct_actions(self, record: RecordTask) -> bool:
+        """Replace actions of a history that a *Reset* has discarded. Others have their revisions since.
+
+        Return False if the list has changed meanwhile.
+        """
+        stored = await self._tasks.find_one(_task_filter(record), {"_id": 0, ACTIONS: 1, REVISION: 1})
+        if stored is None:
+            return True
+        known, new = read_actions(stored), record.actions.applied
+        kept = [each for each in known if each.revision < new[0].revision]
+        if {*map(_identify, new)} <= {*map(_identify, known)} or (
+            known and known[0].revision > new[-1].revision
+        ):
+            return True
+        entries = list_actions([*kept, *new])[-APPLIED_ACTIONS:]
+        own = {**_task_filter(record), REVISION: (stored.get("coordinator") or {}).get("revision")}
+        done = await self._tasks.update_one(own, {"$set": {ACTIONS: entries, REVISION: new[-1].revision}})
+        return bool(done.matched_count)
 
     async def _write(self, record: RecordTask) -> None:
         waiting = sorted(record.nodes, key=lambda node: node.status is not NodeStatus.FAILED)
@@ -112,8 +152,8 @@ def _task_fields(record: RecordTask) -> Fields:
 
 
 def _set_of_actions(record: ActionRecord) -> Fields:
-    """Return the `$set` of the fields that show the actions on a task; `{}` for an empty record."""
-    if not record.applied:
+    """Return the `$set` of the field that shows the paused scopes; `{}` for a record that changes nothing."""
+    if not record.revision:
         return {}
     paused = [
         {
@@ -125,7 +165,12 @@ def _set_of_actions(record: ActionRecord) -> Fields:
         }
         for each in record.paused
     ]
-    applied = [
+    return {"coordinator.paused": paused}
+
+
+def list_actions(applied: Iterable[AppliedAction]) -> list[Fields]:
+    """Return applied actions as the document lists them."""
+    return [
         {
             "revision": each.revision,
             "action": each.action,
@@ -135,15 +180,13 @@ def _set_of_actions(record: ActionRecord) -> Fields:
             "what": each.what,
             "affected": each.affected,
         }
-        for each in record.applied
+        for each in applied
     ]
-    satisfied = {SATISFIED: record.satisfied} if record.satisfied else {}
-    return {
-        **satisfied,
-        "coordinator.paused": paused,
-        "coordinator.actions": applied,
-        "coordinator.revision": record.applied[-1].revision,
-    }
+
+
+def _identify(action: AppliedAction) -> tuple[int, str]:
+    """Return what tells an action from one of a discarded history: its revision, and its time in milliseconds."""
+    return action.revision, moment(action.at).isoformat(timespec="milliseconds")
 
 
 def read_actions(stored: Fields) -> list[AppliedAction]:

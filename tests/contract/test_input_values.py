@@ -54,6 +54,7 @@ async def test_missing_values_fail_the_attempt(tasks: TaskStore) -> None:
 @pytest.mark.parametrize(
     ("scheduled", "tried", "expected"),
     [(AT, 1, "late"), (AT, 3, "new"), (AT - 1, 3, "late"), (AT + 1, 1, "new")],
+    ids=["earlier-try", "later-try", "earlier-evaluation", "later-evaluation"],
 )
 async def test_a_later_try_or_evaluation_replaces_the_values_and_an_earlier_one_does_not(
     tasks: TaskStore, scheduled: float, tried: int, expected: str

@@ -27,7 +27,9 @@ from tests.contract.size_limited_database import SizeLimitedDatabase
 
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.store import TaskStore
+from flowkit.limits import APPLIED_ACTIONS
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
+from flowkit.models.actions import ActionRecord, AppliedAction, PausedScope
 
 if TYPE_CHECKING:
     from flowkit.models import NodeRecord
@@ -287,3 +289,81 @@ async def test_failure_replaces_a_finish_only_if_the_workflow_decided_after_it(
     assert (node["status"], node.get("last_error")) == expected
     await tasks.record(record(shown("a", NodeStatus.FAILED, after_finish=True)))
     assert (await stored_node(db))["attempt_epoch"] == 1
+
+
+def applied(*revisions: int, history: float = 0.0) -> ActionRecord:
+    """Return a record of actions. `history` tells those of one history from those of another."""
+    entries = [
+        AppliedAction(revision=each, action="pause", at=AT + each + history + 0.4567, by="ada")
+        for each in revisions
+    ]
+    return ActionRecord(revision=revisions[-1], applied=entries, paused=[PausedScope(scope="task", since=AT)])
+
+
+async def write_actions(tasks: TaskStore, *records: ActionRecord) -> None:
+    for each in records:
+        await tasks.record(replace(record(), actions=each))
+
+
+async def listed(db: Any) -> list[int]:
+    """Return the revisions of the actions that the document lists, the last of which is its own."""
+    coordinator = (await stored(db))["coordinator"]
+    revisions = [each["revision"] for each in coordinator["actions"]]
+    assert coordinator["revision"] == revisions[-1]
+    return revisions
+
+
+async def test_only_new_actions_are_written(recording: RecordingDatabase, db: Any, tasks: TaskStore) -> None:
+    await write_actions(tasks, applied(1), applied(2, 3))
+    assert await listed(db) == [1, 2, 3]
+    pushed = [change["$push"] for change in recording.updates if "$push" in change]
+    assert [len(each["coordinator.actions"]["$each"]) for each in pushed] == [1, 2]
+    assert [each["scope"] for each in (await stored(db))["coordinator"]["paused"]] == ["task"]
+
+
+async def test_a_repeated_or_late_record_adds_no_action(db: Any, tasks: TaskStore) -> None:
+    await write_actions(tasks, applied(1), applied(2), applied(2), applied(3, 4), applied(2), applied(3, 4))
+    assert await listed(db) == [1, 2, 3, 4]
+
+
+async def test_the_document_keeps_the_latest_actions(db: Any, tasks: TaskStore) -> None:
+    last = APPLIED_ACTIONS + 5
+    await write_actions(tasks, applied(*range(1, APPLIED_ACTIONS + 1)), applied(last - 1, last), applied(1))
+    assert await listed(db) == [*range(3, APPLIED_ACTIONS + 1), last - 1, last]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+async def test_actions_after_a_reset_replace_those_of_the_discarded_history(
+    db: Any, tasks: TaskStore, kept: int
+) -> None:
+    await write_actions(tasks, applied(1), applied(2), applied(3), applied(4))
+    first = kept + 1
+    await write_actions(tasks, applied(first, history=0.001), applied(first + 1, history=0.001))
+    assert await listed(db) == [*range(1, first + 2)]
+    at = [seconds(each["at"]) for each in (await stored(db))["coordinator"]["actions"]]
+    assert at == pytest.approx(
+        [AT + each + (0.001 if each >= first else 0) + 0.456 for each in range(1, first + 2)], abs=1e-4
+    )
+
+
+async def test_a_list_that_changes_while_it_is_corrected_is_read_again(
+    recording: RecordingDatabase, db: Any, tasks: TaskStore
+) -> None:
+    await write_actions(tasks, applied(1), applied(2))
+
+    async def late() -> None:
+        await db.tasks.update_one({"id": TASK}, {"$set": {"coordinator.revision": 3}})
+
+    recording.before["tasks"] += [let_pass, late]
+    await write_actions(tasks, applied(2, history=0.001))
+    assert await listed(db) == [1, 2]
+
+
+async def let_pass() -> None:
+    """Let a write happen."""
+
+
+async def test_the_close_writes_the_whole_list(db: Any, tasks: TaskStore) -> None:
+    await write_actions(tasks, applied(4))
+    await tasks.close_task(close(applied=applied(1, 2, 3, 4).applied))
+    assert await listed(db) == [1, 2, 3, 4]

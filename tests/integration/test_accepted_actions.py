@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from temporalio import workflow
+from temporalio.client import WorkflowUpdateFailedError
+from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.models import TaskStatus
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.models import RecordTask, ResetNodes
+    from flowkit.models import RecordTask, ResetNodes, SettleBatches
     from flowkit.worker import BatchResult
     from flowkit.worker.context import RunContext
 
@@ -131,6 +133,16 @@ async def _started(harness: Harness) -> str:
     return task_id
 
 
+async def _send(handle: Any, update_id: str, name: str, given: dict[str, Any]) -> Any:
+    """Send an update, again with the same id if the server could not deliver it while the run has ended."""
+    while True:
+        try:
+            return await handle.execute_update(name, given, id=update_id)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.FAILED_PRECONDITION:
+                raise
+
+
 @pytest.mark.parametrize("place", AWAITS)
 async def test_actions_that_arrive_while_a_run_prepares_the_next_one_have_their_effect(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, place: str
@@ -151,9 +163,7 @@ async def test_actions_that_arrive_while_a_run_prepares_the_next_one_have_their_
     picky.broken.clear()
     sent = {f"{place}-{name}": (name, given) for name, given in ACTIONS.items()}
     sent[f"{place}-reject"] = ("decide", REJECT)
-    results = await asyncio.gather(
-        *(handle.execute_update(name, given, id=each) for each, (name, given) in sent.items())
-    )
+    results = await asyncio.gather(*(_send(handle, each, *what) for each, what in sent.items()))
 
     missing: dict[str, Any] = {}
 
@@ -173,9 +183,7 @@ async def test_actions_that_arrive_while_a_run_prepares_the_next_one_have_their_
     except AssertionError:
         pytest.fail(f"without effect: {missing}")
     assert (await handle.describe()).run_id != first_run
-    repeated = await asyncio.gather(
-        *(handle.execute_update(name, given, id=each) for each, (name, given) in sent.items())
-    )
+    repeated = await asyncio.gather(*(_send(handle, each, *what) for each, what in sent.items()))
     assert repeated == results
     view = await handle.query("status", result_type=dict)
     assert {each.split()[0] for each in view["paused"]} == {"node:after", "node:paused"}
@@ -237,6 +245,45 @@ async def test_nodes_end_as_persons_have_decided_although_the_task_stops_meanwhi
     assert (await harness.node(task_id, "failed"))["last_error"] == "failed_by_user: failed: as agreed"
     marker: Any = await harness.db.artifacts.find_one({"node_id": "completed", "status": "complete"})
     assert marker["meta"] == {"total": 7}
+    await replay(await histories(harness, task_id))
+
+
+async def test_a_node_does_not_start_again_while_its_batches_are_skipped(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, reached, settle = threading.Event(), threading.Event(), TaskStore.settle_batches
+
+    async def held(store: TaskStore, record: SettleBatches, artifacts: ArtifactStore) -> int:
+        reached.set()
+        await asyncio.to_thread(gate.wait, 60)
+        return await settle(store, record, artifacts)
+
+    monkeypatch.setattr(TaskStore, "settle_batches", held)
+    handler = Picky()
+    handler.broken = {"b1"}
+    await harness.engine()
+    await harness.worker({"quick": Quick(), "picky": handler})
+    source = node("source", inline={"batches": 2})
+    task_id = await harness.create(source, _aside("aside"), _approval("open"))
+    await harness.until_node(task_id, "aside", "finished")
+    handle = await harness.handle(task_id)
+
+    async def known() -> bool:
+        return bool((await handle.query("status", result_type=dict))["nodes"][1]["status"] == "finished")
+
+    await eventually(known)
+    skip = asyncio.create_task(act(harness, task_id, "skip_batches", node_id="aside"))
+    await asyncio.to_thread(reached.wait, 60)
+    for name, about in (("retry_node", "aside"), ("retry_node", "source"), ("skip_node", "aside")):
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await act(harness, task_id, name, node_id=about)
+        assert "an earlier action resets" in str(refused.value.cause)
+    gate.set()
+    await skip
+    assert (await harness.node(task_id, "aside"))["failed_batches"] == 0
+    await act(harness, task_id, "retry_node", node_id="aside")
+    await act(harness, task_id, "decide", node_id="open", decision="approve")
+    assert (await harness.result(task_id)).failed_batches == {"aside": 1}
     await replay(await histories(harness, task_id))
 
 

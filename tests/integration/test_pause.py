@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from temporalio.api.enums.v1 import EventType
+from temporalio.client import WorkflowFailureError
 
 from flowkit.errors import ActionRejected
 from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
+from flowkit.workflows import updates
 from flowkit.workflows.task import Task
 from tests.integration.handlers import Failing, Quick
 from tests.integration.harness import Harness, eventually, node, wait_seconds
@@ -105,7 +107,7 @@ async def test_a_paused_task_finishes_what_runs_and_starts_the_rest_after_resume
         (2, "resume"),
     ]
     assert document["coordinator"]["paused"] == []
-    with pytest.raises(ActionRejected, match="has ended"):
+    with pytest.raises(ActionRejected, match="has ended.*; rerun starts nodes of an ended task again"):
         await engine.pause(task_id)
 
 
@@ -356,4 +358,36 @@ async def test_an_action_follows_the_events_that_a_query_has_brought_to_a_new_en
     handler.gate("b").set()
     handler.gate("c").set()
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    await replay(await histories(harness, task_id))
+
+
+async def test_a_run_with_a_full_history_rejects_actions_until_its_attempts_have_stopped(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(updates, "MOST_BYTES", 40_000)
+    engine, gated = await harness.engine(), Gated()
+    await harness.worker({"gated": gated, "quick": Quick()})
+    wanted = [f"partition:{number}" for number in range(40)]
+    task_id = await harness.create(node("long", "gated"), node("waits", prerequisites=wanted))
+    await gated.until(("long", 1))
+    with pytest.raises(ActionRejected, match=r"has a history of 0 MB.*interrupt=true"):
+        for name in wanted:
+            await engine.satisfy(task_id, name)
+    satisfied = [entry["what"] for entry in (await harness.document(task_id))["coordinator"]["actions"]]
+    assert len(satisfied) > 5
+    await engine.pause(task_id, interrupt=True)
+
+    async def look() -> bool:
+        return len(await run_ids(harness, task_id)) > 1
+
+    await eventually(look)
+    await engine.resume(task_id)
+    await gated.until(("long", 1), ("long", 2))
+    gated.gate("long").set()
+    await engine.fail_node(task_id, "waits")
+    with pytest.raises(WorkflowFailureError):
+        await harness.result(task_id)
+    actions = (await harness.document(task_id))["coordinator"]["actions"]
+    assert [entry["action"] for entry in actions[-3:]] == ["pause", "resume", "fail_node"]
+    assert [entry["revision"] for entry in actions] == [*range(1, len(actions) + 1)]
     await replay(await histories(harness, task_id))

@@ -44,7 +44,9 @@ def _methods(owner: type) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
     }
 
 
-METHODS = {owner: _methods(owner) for owner in (Task, TaskActions, RunningNodes)}
+METHODS: dict[type, dict[str, ast.FunctionDef | ast.AsyncFunctionDef]] = {
+    owner: _methods(owner) for owner in (Task, TaskActions, RunningNodes)
+}
 
 
 def handlers(kind: str) -> list[str]:

@@ -171,3 +171,9 @@ def test_rows_of_a_large_graph_join_equal_neighbors(most: int, series: list[int]
     found = group_rows(described(*nodes), most)
     assert sum(1 + row.others for row in found) == len(nodes)
     assert len(found) == (len(nodes) if len(nodes) <= most else len(series))
+
+
+def test_share_of_batches_is_shown_in_percent() -> None:
+    policy = {"attempts": 2, "then": "quarantine", "max": "12.5%"}
+    [described] = describe(parse_graph({"nodes": [node("a", on_batch_failure=policy)]}))
+    assert "sets up to 12.5 % of the batches aside that fail 2 times" in str(described)

@@ -438,9 +438,7 @@ def silence(shape: str, count: int) -> Operation:
     scheduler = subject.schedule()
     for state in subject.states:
         state.status, state.epoch = NodeStatus.RUNNING, 1
-    attempts = [
-        SilentAttempt(node_id=node.node_id, epoch=1, silent_sec=9.0, worker_id="") for node in scheduler.nodes
-    ]
+    attempts = [SilentAttempt(node_id=node.node_id, epoch=1, silent_sec=9.0) for node in scheduler.nodes]
     report = SilenceReport(run_id="r", silent=attempts, hard_sec=5.0)
     silent = SilentAttempts(scheduler, run_id="r", stop_node=lambda *_: None)
 

@@ -12,7 +12,7 @@ import pytest
 from temporalio import workflow
 
 from flowkit.graph.validation import parse_graph
-from flowkit.limits import MAX_NODES, REPORT_BYTES
+from flowkit.limits import ACTION_TEXT_CHARS, APPLIED_ACTIONS, MAX_NODES, REPORT_BYTES
 from flowkit.models import (
     CloseTask,
     NodeRecord,
@@ -25,11 +25,12 @@ from flowkit.models import (
     StatusChange,
     TaskStatus,
 )
-from flowkit.models.actions import ActionRecord, PausedScope
+from flowkit.models.actions import SATISFY, ActionRecord, AppliedAction, PausedScope, Satisfy
 from flowkit.workflows import document as task_document
 from flowkit.workflows.display.task_status import StatusPublisher, task_result
 from flowkit.workflows.document import TaskDocument, may_be_local
 from flowkit.workflows.payloads import json_size, without_defaults
+from flowkit.workflows.scheduling.actions import Audit, Plan
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import TaskState
 
@@ -87,6 +88,11 @@ def ended(count: int, *, finished: int = 0, **state: Any) -> tuple[TaskDocument,
     return TaskDocument(task, scheduler, StatusPublisher(task, graph, scheduler)), scheduler
 
 
+def applied_in(document: TaskDocument) -> list[AppliedAction]:
+    """Return the list of the applied actions, to change it as the workflow does."""
+    return document._state.actions.applied
+
+
 async def close(document: TaskDocument) -> None:
     """Close the document as the workflow does."""
     await document.write_many_unfinished()
@@ -117,7 +123,7 @@ async def test_close_of_few_unfinished_nodes_carries_them(sent: Sent) -> None:
 SMALL = RecordTask(
     task_id="t", run_id="r", run_seq=1, at=0.0, nodes=[], status=TaskStatus.RUNNING, status_history=[]
 )
-PAUSED = ActionRecord(paused=[PausedScope(scope="task", since=0.0)])
+PAUSED = ActionRecord(revision=1, paused=[PausedScope(scope="task", since=0.0)])
 
 
 def changed(count: int = 1, **fields: Any) -> list[NodeRecord]:
@@ -148,3 +154,31 @@ def test_only_quick_writes_that_follow_from_the_history_are_local(
     fields: dict[str, Any], of_nodes: int, local: bool
 ) -> None:
     assert may_be_local(replace(SMALL, **fields), of_nodes) is local
+
+
+async def test_each_write_of_an_action_is_small_and_the_close_has_the_list(sent: Sent) -> None:
+    document, _ = ended(1, status=NodeStatus.RUNNING)
+    audit = Audit(entries=applied_in(document))
+    for number in range(APPLIED_ACTIONS + 5):
+        action = Satisfy(prerequisite=f"data:{number}", reason="the nightly export has arrived", by="airflow")
+        audit.add(SATISFY, action, Plan(what=action.prerequisite), float(number), f"update-{number}")
+        document.write_actions()
+        await document.flush()
+    assert [[each.revision for each in part.actions.applied] for part in sent.records] == [
+        [number + 1] for number in range(APPLIED_ACTIONS + 5)
+    ]
+    assert max(json_size(without_defaults(part)) for part in sent.records) < 1_000
+    await close(document)
+    assert [each.revision for each in sent.closes[0].applied] == [*range(6, APPLIED_ACTIONS + 6)]
+
+
+async def test_close_omits_early_actions_with_long_texts(sent: Sent) -> None:
+    document, _ = ended(1, status=NodeStatus.RUNNING)
+    text = "\N{GRINNING FACE}" * ACTION_TEXT_CHARS
+    applied_in(document).extend(
+        AppliedAction(revision=number, action=SATISFY, at=1.0, by=text, reason=text, what=text)
+        for number in range(1, APPLIED_ACTIONS + 1)
+    )
+    await close(document)
+    assert sent.closes[0].applied[-1].revision == APPLIED_ACTIONS
+    assert json_size(without_defaults(sent.closes[0])) < LARGEST_PAYLOAD / 4

@@ -344,3 +344,11 @@ def test_function_name_of_a_role_node_is_ignored() -> None:
 
 def test_largest_number_of_retries_is_accepted() -> None:
     assert parse_graph(one(retry_policy={"max": 10_000})).nodes[0].retry_policy.max == limits.MAX_RETRIES
+
+
+def test_a_long_cycle_is_shown_by_its_ends() -> None:
+    nodes = [node(f"n{place}", depends_on=[f"n{(place - 1) % 10_000}"]) for place in range(10_000)]
+    text = str(refusal({"nodes": nodes}))
+    assert "… 9,993 more …" in text
+    assert text.endswith("remove one of these dependencies")
+    assert len(text) < 300

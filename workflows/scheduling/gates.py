@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from flowkit.models import ALL_DONE, NodeStatus, SkipReason, StartWhen
 from flowkit.workflows.scheduling.conditions import BY_CONDITION
+from flowkit.workflows.scheduling.streams import TOLERATED_BY_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 _INHERITED = (SkipReason.UPSTREAM_FAILED, SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER)
 """Skip reasons that a child inherits from its parents, in order of precedence."""
-
-TOLERATED_BY_ALL = frozenset({SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER})
-"""Skip reasons of parents that do not close an `all` gate. At least one other parent must finish."""
 
 
 @dataclass(slots=True)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowkit.models import ALL_DONE, NodeStatus
-from flowkit.workflows.scheduling.gates import TOLERATED_BY_ALL
+from flowkit.models import ALL_DONE, NodeStatus, SkipReason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowkit.models import Node, NodeState
+
+
+TOLERATED_BY_ALL = frozenset({SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER})
+"""Skip reasons of parents that do not close an `all` gate. At least one other parent must finish."""
 
 
 class Streams:

@@ -48,6 +48,10 @@ RESERVED_FUNCTIONS = frozenset(temporal_names.ENGINE_ACTIVITIES)
 """Names that coordinator functions must not have, because the engine's own activities use them."""
 
 _ENOUGH = 11
+
+_PATH_ENDS = 4
+"""How many ids of each end of a long path an error shows."""
+
 STEP_NODES = 5_000
 """A step takes a tenth of a second on a machine without other load. A workflow task may take two seconds."""
 
@@ -390,11 +394,11 @@ def _source_problems(
 def _cycle_problems(wiring: _Wiring) -> Iterator[str]:
     routed = {node_id: [*own, *wiring.routers.get(node_id, ())] for node_id, own in wiring.parents.items()}
     if cycle := find_cycle(wiring.parents):
-        yield f"the graph has a cycle: {' -> '.join(cycle)}; remove one of these dependencies"
+        yield f"the graph has a cycle: {format_path(cycle)}; remove one of these dependencies"
     elif len(cycle := find_cycle(routed)) > 2:
-        yield f"the graph has a cycle: {' -> '.join(cycle)}; remove one of these dependencies or routes"
+        yield f"the graph has a cycle: {format_path(cycle)}; remove one of these dependencies or routes"
     elif not cycle and (cycle := find_cycle(_find_waits(wiring))):
-        yield f"input_args.from_nodes makes nodes wait for each other: {' -> '.join(cycle)}; pull from earlier nodes"
+        yield f"input_args.from_nodes makes nodes wait for each other: {format_path(cycle)}; pull from earlier nodes"
 
 
 def _find_waits(wiring: _Wiring) -> dict[str, list[str]]:
@@ -405,6 +409,13 @@ def _find_waits(wiring: _Wiring) -> dict[str, list[str]]:
         needs_all = fan_in.mode in ("all", ALL_DONE) or len(own) == (fan_in.count or 1)
         waits[node_id] = [*(own if needs_all else ()), *wiring.routers.get(node_id, ()), *sources]
     return waits
+
+
+def format_path(path: Sequence[str]) -> str:
+    """Return a path of node ids for a sentence. Of a long one, it has the first and the last ids, and the number between."""
+    more = len(path) - 2 * _PATH_ENDS
+    shown = [*path[:_PATH_ENDS], f"… {more:,} more …", *path[-_PATH_ENDS:]] if more > 1 else path
+    return " -> ".join(shown)
 
 
 def find_cycle(parents: Mapping[str, Sequence[str]]) -> list[str]:

@@ -258,9 +258,12 @@ class ActionState:
 class ActionRecord:
     """What the task document shows of the actions on a task."""
 
+    revision: int = 0
+    """Number of actions that were applied; 0 in a record that changes nothing about actions."""
     applied: list[AppliedAction] = field(default_factory=list)
+    """Those actions that no earlier record has."""
     paused: list[PausedScope] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
     """The paused scopes in which no attempt runs any more."""
     satisfied: list[str] = field(default_factory=list)
-    """The prerequisites that are satisfied."""
+    """The satisfied prerequisites that no earlier record of the run has."""

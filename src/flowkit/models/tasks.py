@@ -433,6 +433,8 @@ class CloseTask:
     status_history_omitted: int = 0
     dead: bool = False
     """Whether the task failed because an attempt sent no heartbeats."""
+    applied: list[AppliedAction] = field(default_factory=list)
+    """The latest actions that were applied."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
