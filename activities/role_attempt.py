@@ -31,7 +31,7 @@ from flowkit.attempt.storage import AttemptStorage, complete_end, resolve
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
 from flowkit.core.user_code import contained, is_missing_variable, original
 from flowkit.core.utils import stable_hash
-from flowkit.errors import EpochTaken, FlowKitError
+from flowkit.errors import EpochTaken, Fenced, FlowKitError
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind, temporal_names
 
 if TYPE_CHECKING:
@@ -336,14 +336,20 @@ class RoleExecutor:
         )
 
     async def _run_shard(self) -> AttemptResult:
-        """Process batches until none is left, or until the shard hands over."""
+        """Process batches until none is left, or until the shard hands over.
+
+        A shard whose batches another one has taken over was taken for lost, and reports what a loss does.
+        """
         try:
             more = await self._run_handler(self._call_hooks_of_shard)
+            await self._storage.end_shard(FINISHED, self._batches)
+        except Fenced as error:
+            settled = await self._storage.count_settled()
+            raise AttemptFailed(replace(from_error(error), settled=settled)) from None
         except AttemptFailed as error:
             if error.failure.kind is FailureKind.FAILURE:
                 await self._storage.end_shard(FAILED, self._batches)
             raise
-        await self._storage.end_shard(FINISHED, self._batches)
         return self._make_result(more=more)
 
     def _log_attempt(self, lease: dict[str, Any]) -> AbstractContextManager[AttemptLog | None]:

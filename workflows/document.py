@@ -93,6 +93,8 @@ class TaskDocument:
         self._cancel_reason: str | None = None
         self.parked: set[int] = set()
         """The nodes that would start an attempt, but are paused. `RunningNodes` changes the set."""
+        self._holds_sources = True
+        """Whether the document shows the parked nodes as paused, so that their sources wait for them (`max_ahead`)."""
         self.silent: list[int] = []
         """The nodes that the document shows as silent."""
         self._actions_changed = False
@@ -128,6 +130,16 @@ class TaskDocument:
         for index in sorted(self._scheduler.changed):
             self.write_node(index)
         self._scheduler.changed.clear()
+
+    def write_holders(self) -> None:
+        """Schedule a write of the parked nodes that begin or cease to hold their sources.
+
+        A failed task that finishes what runs does not wait for paused nodes, so its sources do not either.
+        """
+        if self._holds_sources is self._scheduler.finishes_running:
+            self._holds_sources = not self._holds_sources
+            for index in sorted(self.parked & self._scheduler.streams.holders):
+                self.write_node(index)
 
     def write_prerequisites(self, indexes: Iterable[int]) -> None:
         """Schedule a write of those of these nodes that wait, or have waited, for prerequisites."""
@@ -285,7 +297,8 @@ class TaskDocument:
         )
         if index not in self._scheduler.streams.holders:
             return record
-        return replace(record, paused=index in self.parked and not record.status.ended)
+        is_paused = index in self.parked and not record.status.ended
+        return replace(record, paused=is_paused and not self._scheduler.finishes_running)
 
 
 def latest_revision(applied: Sequence[AppliedAction]) -> int:

@@ -195,6 +195,7 @@ class Shards:
             self._running.pop(shard, None)
             self._waiting = None if self._waiting == shard else self._waiting
             self._changed = True
+            self._defer_idle()
 
     async def _run_in_slot(self, shard: int) -> AttemptFailure | None:
         """Run the next attempt of a shard, and return why it failed. Return None if it succeeded, or must not run now."""
@@ -255,17 +256,22 @@ class Shards:
         self._next.append(shard)
 
     async def _wait(self, shard: int, failure: AttemptFailure, wait_sec: float) -> None:
-        """Wait for a retry. While all shards do, so does the node: others see that nothing of it runs."""
+        """Wait for a retry."""
         summary = shard_timer_summary(self._node, shard, failure.code, wait_sec)
         self._retries[shard] = workflow.now().timestamp() + wait_sec
-        if not (self._epochs or self._next or self._waiting):
-            self._nodes.defer(self._node.index, min(self._retries.values()))
+        self._defer_idle()
         if failure.code == reason_codes.YIELDED:
             wait = self._nodes.await_sources(self._node, wait_sec, self._seen[shard], summary)
         else:
             wait = workflow.sleep(wait_sec, summary=summary)
         await self._nodes.retry_waits.run(self._node.index, wait)
         del self._retries[shard]
+
+    def _defer_idle(self) -> None:
+        """Show that the node waits for a retry if all shards that have not ended do, so that nothing of it runs."""
+        is_idle = not (self._epochs or self._next or self._waiting or self._failed or self._stopping)
+        if is_idle and self._retries:
+            self._nodes.defer(self._node.index, min(self._retries.values()))
 
     def _decide(self, failure: AttemptFailure) -> Retry | Fail:
         """Decide whether a shard runs again. The shards that a lost worker ran count as one loss of the node."""

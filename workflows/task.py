@@ -179,6 +179,7 @@ class Task:
             self._state.rerun = None
         if workflow.info().continued_run_id is None:
             self._document.write_prerequisites(range(len(graph.nodes)))
+        self._scheduler.end_holds()
         self._document.write_changed_nodes()
         self._publisher.set_status(TaskStatus.RUNNING)
 
@@ -228,6 +229,7 @@ class Task:
             if source.has_events:
                 source.process_events()
         self._nodes.detach(self._scheduler.end_holds())
+        self._document.write_holders()
         if self._scheduler.changed and not self._scheduler.must_stop:
             self._document.write_changed_nodes()
 
@@ -243,9 +245,10 @@ class Task:
 
         If attempts keep being in flight until the history is very long, stop starting new ones.
         """
-        self._nodes.draining |= self._actions.is_exhausted
-        if self._actions.run_is_full and self._nodes.in_flight == 0 and self._is_idle:
-            return True
+        if self._actions.updates:
+            self._nodes.draining |= self._actions.is_exhausted
+            if self._actions.run_is_full and self._nodes.in_flight == 0 and self._is_idle:
+                return True
         info, settings = workflow.info(), self._state.opened.settings
         if not info.is_continue_as_new_suggested() or is_mostly_graph(self._state.stored):
             return False

@@ -101,7 +101,7 @@ class TaskActions:
         self._nodes = nodes
         self._deadlines = deadlines
         self._document = document
-        self._updates = 0
+        self.updates = 0
         """Number of updates that this run has accepted."""
         self._resets: list[asyncio.Task[None]] = []
         self._changes_graph = False
@@ -111,12 +111,12 @@ class TaskActions:
 
     def count_update(self) -> None:
         """Count an update of this run."""
-        self._updates += 1
+        self.updates += 1
 
     @property
     def run_is_full(self) -> bool:
         """Whether the run has accepted so many updates that it should continue as new."""
-        return self._updates >= FULL_UPDATES or self.is_exhausted
+        return self.updates >= FULL_UPDATES or self.is_exhausted
 
     @property
     def is_exhausted(self) -> bool:
@@ -126,7 +126,7 @@ class TaskActions:
     def _describe_exhaustion(self) -> str | None:
         info = workflow.info()
         return describe_exhaustion(
-            self._updates, info.get_current_history_length(), info.get_current_history_size()
+            self.updates, info.get_current_history_length(), info.get_current_history_size()
         )
 
     def check(self, action: Action, *, stopping: bool) -> None:

@@ -70,6 +70,7 @@ from flowkit.workflows.display.task_status import pipeline_name
 from flowkit.workflows.scheduling.actions import (
     changeable,
     changed_inputs,
+    check_keeps,
     choose_reruns,
     parse_action,
     plan_rerun,
@@ -519,6 +520,7 @@ class TaskClient:
         chosen = choose_reruns(named, parsed.nodes, states)
         _check_failed_batches(keeps, document["graph"]["nodes"])
         planned = plan_rerun(chosen, parsed.nodes, states, keeps)
+        check_keeps(planned, parsed.nodes, states)
         _check_goes_on(parsed, states, planned.resets)
         changed = changed_inputs(inputs or {}, parsed.nodes)
         run_seq = document["run_seq"]

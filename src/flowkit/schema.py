@@ -209,7 +209,7 @@ def _describe_prerequisites() -> Schema:
         "type": "string",
         "minLength": 1,
         "maxLength": limits.PREREQUISITE_CHARS,
-        "not": {"pattern": r"[\u0000-\u001f\u007f-\u009f]"},
+        "not": {"anyOf": [{"pattern": r"[\u0000-\u001f\u007f-\u009f]"}, {"pattern": r"^\s|\s$"}]},
     }
     listed = {"type": "array", "items": text, "maxItems": limits.PREREQUISITES, "uniqueItems": True}
     return _allow_null(listed, "what must be satisfied before the node starts")

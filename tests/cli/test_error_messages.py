@@ -60,7 +60,8 @@ number = 7
     "typo.json": '{"nodes": [{"node_id": "a", "type": "count", "dependson": []}]}',
     "cycle.json": '{"nodes": [{"node_id": "a", "type": "t", "depends_on": ["b"]},'
     ' {"node_id": "b", "type": "t", "depends_on": ["a"]}]}',
-    "odd.json": '{"nodes": [{"node_id": "a", "type": "t", "depends_on": ["b"]}, {"node_id": "b", "type": "t"},'
+    "odd.json": '{"nodes": [{"node_id": "a", "type": "t", "depends_on": ["b"],'
+    ' "io": {"input_inline": {"input_adapter": "noop"}}}, {"node_id": "b", "type": "t"},'
     ' {"node_id": "c", "type": "t"}], "edges": [["c", "a"]]}',
     "unknown.json": '{"windo": 3}',
     "zero.json": '{"window": 0}',
@@ -346,7 +347,10 @@ async def test_role_that_nobody_has_ever_polled_suggests_one_that_is_polled(
 ) -> None:
     await harness.engine()
     await harness.worker()
-    files.write("typo.json", json.dumps({"nodes": [node("a", "quik"), node("b", "quick", "a")]}))
+    alone = {"input_adapter": "noop"}
+    files.write(
+        "typo.json", json.dumps({"nodes": [node("a", "quik"), node("b", "quick", "a", inline=alone)]})
+    )
     start = f"start one with `flowkit worker module:Handler --queue {harness.queue}`"
     hint = f"no worker has ever polled role quik; did you mean quick? If not, {start}"
 

@@ -27,8 +27,9 @@ RELATIONS = {
     *("count_zero", "count_too_many", "parent_unknown", "parent_typo", "own_parent", "pull_unknown"),
     *("alias_unknown", "twice", "edge_unknown", "edge_child", "cycle"),
     *("route_typo", "route_unknown", "route_self", "route_back"),
+    "backoff_above_its_limit",
 }
-"""Errors in the relations between nodes, which a schema cannot detect."""
+"""Errors in the relations between nodes, or between two numbers, which a schema cannot detect."""
 
 
 def fits(graph: object) -> bool:

@@ -52,3 +52,14 @@ async def test_a_loss_reports_batches_that_are_stored_or_set_aside_once(
     await artifacts.store_batch(again, "b3", {}, WORKER, AT)
     assert await report_loss(db, again) == 4
     assert await report_loss(db, replace(again, epoch=4, first_epoch=3)) == 0
+
+
+async def test_a_shard_that_was_taken_for_lost_reports_the_batches_of_its_node(
+    db: Any, artifacts: ArtifactStore
+) -> None:
+    slow, other = (replace(attempt("a", epoch=epoch), shard=epoch, parallel=2) for epoch in (1, 2))
+    await artifacts.store_batch(other, "b1", {"n": 1}, WORKER, AT)
+    executor = role_executor(db, slow, Returning(BatchResult(success=True), "b0", "b1"))
+    with pytest.raises(ApplicationError) as caught:
+        await ActivityEnvironment().run(run_attempt, worker_context(db), slow, executor)
+    assert (caught.value.type, caught.value.details[0]["settled"]) == ("fenced", 2)

@@ -21,7 +21,7 @@ from flowkit.adapters.shards import FAILED, FINISHED, ShardStates
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import EpochTaken, Fenced
-from flowkit.models import AttemptInput, NodeIO, Quarantine, SettleBatches
+from flowkit.models import AttemptInput, FailureKind, NodeIO, Quarantine, SettleBatches
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -206,8 +206,9 @@ async def test_a_shard_that_has_taken_over_and_returns_after_the_end_of_the_node
     await run(db, closing(3), by("closing"))
     found = await results(db)
     late.may_continue.set()
-    with pytest.raises(Fenced):
+    with pytest.raises(AttemptFailed) as fenced:
         await second
+    assert fenced.value.failure.kind is FailureKind.FENCED
     assert await results(db) == found == dict.fromkeys(UIDS, "slow")
 
 

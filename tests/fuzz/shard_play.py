@@ -24,7 +24,7 @@ from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import EpochTaken, Fenced
 from flowkit.graph.expressions import divide
 from flowkit.models import AttemptInput, NodeIO, Quarantine
-from flowkit.reason_codes import TOO_MANY_FAILED_BATCHES
+from flowkit.reason_codes import FENCED, TOO_MANY_FAILED_BATCHES
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -397,10 +397,11 @@ class ShardPlay:
         try:
             result = one.running.result()
         except AttemptFailed as error:
-            self._note("failed attempt", (one.given.epoch, error.failure.code))
-            if error.failure.code == TOO_MANY_FAILED_BATCHES:
+            code = error.failure.code
+            self._note("fenced attempt" if code == FENCED else "failed attempt", (one.given.epoch, code))
+            if code == TOO_MANY_FAILED_BATCHES:
                 self._failed = True
-            elif error.failure.code != "drawn" or self.node.quarantine is not None:
+            elif code != FENCED and (code != "drawn" or self.node.quarantine is not None):
                 raise Difference(f"attempt {one.given.epoch} has failed: {error.failure}") from error
             return None
         except (Fenced, EpochTaken) as error:

@@ -21,7 +21,7 @@ from flowkit.workflows.slots import ConcurrencySlots
 from tests.integration.handlers import Quick, Relay
 from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_continue_as_new import histories, replay
-from tests.integration.test_generations import act, puller
+from tests.integration.test_generations import BROKEN, Fragile, act, puller, until_held
 from tests.integration.test_quarantine import Picky
 
 if TYPE_CHECKING:
@@ -189,6 +189,26 @@ async def test_actions_that_arrive_while_a_run_prepares_the_next_one_have_their_
     assert {each.split()[0] for each in view["paused"]} == {"node:after", "node:paused"}
     await harness.coordinator.cancel_task(task_id)
     await harness.until_status(task_id, "cancelled")
+
+
+async def test_a_held_node_keeps_its_error_if_the_task_fails_while_a_run_prepares_the_next_one(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(updates, "FULL_UPDATES", 1)
+    reached = hold_preparation(monkeypatch, "document", 2)
+    await harness.engine({"fragile": Fragile()})
+    task_id = await harness.create(
+        node("held", "fragile", inline=BROKEN, hold_on_failure=True, hold_sec=600.0),
+        _approval("other"),
+        node("asked", "approval"),
+        on_node_failure="finish_running",
+    )
+    await until_held(harness, task_id, "held")
+    await act(harness, task_id, "pause", scopes=["node:other"])
+    assert await asyncio.to_thread(reached.wait, 60)
+    await act(harness, task_id, "decide", node_id="asked", decision="reject")
+    assert await harness.coordinator.wait(task_id, 60) is TaskStatus.FAILED
+    assert (await harness.node(task_id, "held"))["reason_code"] == "broken"
 
 
 class HeldResets:

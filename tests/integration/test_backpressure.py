@@ -222,6 +222,25 @@ async def test_paused_child_holds_its_parent_until_it_is_resumed(harness: Harnes
     await finished(harness, task_id)
 
 
+async def test_paused_child_holds_no_parent_that_a_failed_task_lets_finish(harness: Harness) -> None:
+    sink = Sink()
+    await harness.engine()
+    await harness.worker({"source": Source(harness, sink), "sink": sink})
+    nodes = [parent(), child(), {"node_id": "approval", "type": "approval"}]
+    task_id = await harness.create(*nodes, on_node_failure="finish_running")
+    await sink.began.wait()
+    await harness.coordinator.pause(task_id, ["node:child"], interrupt=True)
+    await harness.until_node(task_id, "child", "deferred")
+    await held(harness, task_id)
+    await harness.coordinator.decide(task_id, "approval", "reject")
+    await harness.until_status(task_id, "failed")
+    assert await harness.statuses(task_id) == {
+        "parent": "finished",
+        "child": "cancelled",
+        "approval": "failed",
+    }
+
+
 async def test_parent_and_child_of_one_role_with_one_slot_finish(harness: Harness) -> None:
     await harness.engine()
     await harness.worker({"quick": Quick()}, concurrency=1)

@@ -84,7 +84,7 @@ async def test_attempts_and_functions_read_values_that_no_history_has(harness: H
         "in the expression vars.text + vars.none; vars.none is not set"
     )
     assert nodes["lost"]["attempt_epoch"] == 0
-    assert "no data for (hidden) (worker " in nodes["torn"]["last_error"]
+    assert "no data for (hidden), at tests/integration/test_expressions.py:" in nodes["torn"]["last_error"]
     found = await histories(harness, task_id)
     assert evaluations(found) == 5
     assert len(await harness.rows(task_id, "in")) == 2

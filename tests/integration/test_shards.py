@@ -158,7 +158,9 @@ async def test_failures_of_shards_count_for_the_node(harness: Harness, permanent
     await replay(await histories(harness, task_id))
 
 
-async def test_a_retry_ends_the_waits_of_shards(harness: Harness) -> None:
+async def test_a_wide_node_is_deferred_while_its_last_shard_waits_for_its_retry_and_a_retry_ends_the_wait(
+    harness: Harness,
+) -> None:
     engine = await harness.engine()
     await harness.worker({"quick": Quick(), "failing": Failing()}, concurrency=4)
     inline = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["a"]}, "failures": 1}
@@ -167,15 +169,8 @@ async def test_a_retry_ends_the_waits_of_shards(harness: Harness) -> None:
         node("a", inline={"batches": 20}),
         node("w", "failing", "a", inline=inline, parallel=2, retry_policy=policy),
     )
-
-    async def retried() -> bool:
-        try:
-            await engine.retry_node(task_id, "w")
-        except ActionRejected:
-            return False
-        return True
-
-    await eventually(retried)
+    await harness.until_node(task_id, "w", "deferred", epoch=2)
+    await engine.retry_node(task_id, "w")
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
     rows = await harness.rows(task_id, "w")
     assert (len(rows), (await harness.node(task_id, "w")).get("generation", 0)) == (20, 0)

@@ -11,7 +11,7 @@ from tests.unit.test_generations import HELD, Sample
 from flowkit.errors import ActionRejected
 from flowkit.models import NodeState, NodeStatus
 from flowkit.models.actions import Action, RetryBatches, SkipBatches
-from flowkit.workflows.scheduling.actions import SetAside, parse_action, plan_rerun
+from flowkit.workflows.scheduling.actions import SetAside, check_keeps, parse_action, plan_rerun
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 FINISHED, RUNNING = NodeStatus.FINISHED, NodeStatus.RUNNING
@@ -81,8 +81,16 @@ def test_batch_uids_must_be_a_list_of_uids(uids: object) -> None:
 
 def test_a_rerun_keeps_the_batches_of_the_nodes_that_it_names() -> None:
     task = sample(a=FINISHED, p=TWO, child=FINISHED)
+    planned = plan_rerun(["p"], task.nodes, task.states, keeps=["p"])
+    assert (planned.resets, planned.kept) == ((1, 2), frozenset({1}))
+    check_keeps(planned, task.nodes, task.states)
+
+
+def test_a_rerun_that_makes_the_inputs_of_a_node_anew_keeps_no_batches_of_the_node() -> None:
+    task = sample(a=FINISHED, p=TWO, child=FINISHED)
     planned = plan_rerun(["a", "p"], task.nodes, task.states, keeps=["p"])
-    assert (planned.resets, planned.kept) == ((0, 1, 2), frozenset({1}))
+    with pytest.raises(ActionRejected, match="node 'p' cannot keep its batches, because it depends on a"):
+        check_keeps(planned, task.nodes, task.states)
 
 
 def test_a_node_that_waits_to_try_its_batches_again_does_not_keep_them_when_its_parent_starts_over() -> None:

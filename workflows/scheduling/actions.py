@@ -819,6 +819,22 @@ def plan_rerun(
     )
 
 
+def check_keeps(planned: Plan, nodes: Sequence[Node], states: Sequence[NodeState]) -> None:
+    """Raise ActionRejected if a node keeps batches that it has made from what an earlier node is to make anew."""
+    children, kept = children_of(nodes), planned.kept
+    renewed = [index for index in planned.resets if index not in kept]
+    outdated = find_resets(renewed, nodes, states, children)[0] & kept
+    if not outdated:
+        return
+    index = min(outdated)
+    causes = [nodes[each].node_id for each in planned.resets if index in children[each]]
+    name = printed(nodes[index].node_id)
+    raise ActionRejected(
+        f"node {name} cannot keep its batches, because it depends on {names(causes)}, and new batches would mix with those "
+        f"that it has made from the earlier ones; run {name} again as a whole, or leave out the nodes before it"
+    )
+
+
 def choose_reruns(
     given: Sequence[str] | None, nodes: Sequence[Node], states: Sequence[NodeState]
 ) -> list[str]:

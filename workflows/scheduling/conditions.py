@@ -37,15 +37,10 @@ class Conditions:
     def __init__(self, nodes: Sequence[Node], states: Sequence[NodeState]) -> None:
         self._nodes = nodes
         self._states = states
-        self._due: dict[Due, None] = {}
+        self.due: dict[Due, None] = {}
         """The conditions that have become due since the last call of `pop_due`, in the order of becoming due."""
         self._asked: dict[int, set[Due]] = {}
         """The conditions that have become due before, by each of their nodes: that of an edge has two."""
-
-    @property
-    def any_due(self) -> bool:
-        """Whether conditions have become due since the last call of `pop_due`."""
-        return bool(self._due)
 
     def passes(self, child: int, parent: int) -> bool | None:
         """Return the result of an edge's condition, and True for an edge without one.
@@ -70,7 +65,7 @@ class Conditions:
         if due not in self._asked.get(due.node, ()):
             for index in _nodes_of(due):
                 self._asked.setdefault(index, set()).add(due)
-            self._due[due] = None
+            self.due[due] = None
 
     def store(self, due: Due, result: bool) -> None:
         """Store the result of a condition in the state of its node."""
@@ -84,12 +79,12 @@ class Conditions:
         for due in self._asked.pop(index, ()):
             for other in _nodes_of(due):
                 self._asked.get(other, set()).discard(due)
-            self._due.pop(due, None)
+            self.due.pop(due, None)
 
     def pop_due(self, is_held: Callable[[Due], bool]) -> list[Due]:
         """Return the conditions that have become due since the last call. Those that are held stay due."""
-        due = [each for each in self._due if not is_held(each)]
-        self._due = dict.fromkeys(each for each in self._due if is_held(each))
+        due = [each for each in self.due if not is_held(each)]
+        self.due = dict.fromkeys(each for each in self.due if is_held(each))
         return due
 
     def text_of(self, due: Due) -> str:

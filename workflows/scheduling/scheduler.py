@@ -358,7 +358,7 @@ class Scheduler:
     @property
     def any_due(self) -> bool:
         """Whether conditions have become due since the last call of `pop_due`."""
-        return self._conditions.any_due and not self.finishes_running
+        return bool(self._conditions.due) and not self.finishes_running
 
     def pop_due(self) -> list[Due]:
         """Return the conditions that have become due since the last call, in the order of becoming due.
@@ -556,7 +556,8 @@ class Scheduler:
         """
         state, targets = self.states[index], self.routing.targets(index)
         self._open_nodes -= 1
-        self.streams.note_end(state)
+        if state.status is not NodeStatus.FINISHED:
+            self.streams.forget_passing()
         self._note_hard_failure(self.routing.end(index, state))
         for child in self._children[index]:
             self._gates.count_end(child, index)

@@ -95,10 +95,9 @@ class Streams:
     def _is_known(self, index: int) -> bool:
         return index in self._failing or index in self._passing
 
-    def note_end(self, state: NodeState) -> None:
-        """Note that a node has ended in `state`. Unless it has finished, open nodes below it may now have to fail."""
-        if state.status is not NodeStatus.FINISHED:
-            self._passing.clear()
+    def forget_passing(self) -> None:
+        """Forget which open nodes need not fail, because a node has ended without finishing: those below it may have to."""
+        self._passing.clear()
 
     def forget(self) -> None:
         """Forget which open nodes must fail, because nodes start again, or conditions of edges are decided."""

@@ -303,17 +303,17 @@ async def test_node_that_waits_for_a_queued_source_frees_its_worker_for_the_sour
 ) -> None:
     """H5: the only worker runs a pulling node, and the command of its source waits for that worker.
 
-    The first backoff ends without progress of the source, whose parent does not run yet.
+    It yields, and makes no further attempt until the source runs, whose parent does not run yet.
     """
     monkeypatch.setattr(supervisor, "_IDLE_SEC", 1.0)
     await external.served_engine()
-    only = await external.external(scripted)
+    await external.external(scripted)
     task_id = await external.create(
         node("gate", "quick"),
         node("enrich", external.role, inline=pull("extract"), **ONCE),
         node("extract", external.role, "gate", inline={"batches": 3}, **ONCE),
     )
-    await only.wait_for("TASK_ACCEPTED", node="enrich", epoch=2)
+    await external.until_node(task_id, "enrich", "deferred")
     await external.worker()
     assert (await external.result(task_id)).status is TaskStatus.FINISHED
     assert set(await codes(external, task_id, "enrich")) == {"yielded", None}

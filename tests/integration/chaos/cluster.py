@@ -357,6 +357,11 @@ async def retry_until_available(call: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(0.2)
 
 
+async def wait_before_retry() -> None:
+    """Wait before a call that failed because a process was killed."""
+    await asyncio.sleep(0.3)
+
+
 async def until(look: Callable[[], bool]) -> None:
     """Wait until `look` returns True."""
     while True:

@@ -71,10 +71,9 @@ class OperatedComparison(Comparison):
     def _chosen(self, node: NodePlan, ends: Mapping[str, NodeEnd]) -> NodeEnd:
         """Return that of the allowed ends of a node which it shows; the first one if it shows none."""
         entry = self.entries[node.node_id]
-        if entry.get("skip_reason") in _BY_TASK:
-            return NodeEnd(status=SKIPPED, reasons=frozenset([UPSTREAM_FAILED]))
-        if entry["status"] == CANCELLED:
-            # What it has stored before is a part of what it would have stored.
+        if entry["status"] == CANCELLED or entry.get("skip_reason") in _BY_TASK:
+            # What it has stored is a part of what it would have stored. So is that of an inline attempt that was lost with
+            # its engine, and of which the task does not know.
             reasons = frozenset([UPSTREAM_FAILED])
             return replace(end_of_run(node, ends), status=CANCELLED, reasons=reasons)
         allowed = self._allowed(node, ends)

@@ -16,6 +16,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import reason_codes
 from flowkit.errors import ActionRejected, FlowKitError
+from tests.integration.chaos.cluster import wait_before_retry
 from tests.integration.chaos.plans import APPROVAL
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ class Operator:
                     request.unknown.append(error.message)
                     if error.status is RPCStatusCode.NOT_FOUND:
                         return
-            await asyncio.sleep(0.3)
+            await wait_before_retry()
 
     def _note_failure(self, request: Request, error: WorkflowUpdateFailedError) -> None:
         cause = error.cause
