@@ -81,7 +81,7 @@ def _log_end(error: BaseException) -> None:
         "the event loop runs on: user code has ended it with %s%s; use `raise` in the method that FlowKit calls",
         what,
         place and f", at {place}",
-        extra={"event": "loop.ended"},
+        extra={"event": "worker.loop.ended"},
     )
 
 
