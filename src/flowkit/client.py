@@ -255,13 +255,13 @@ class TaskClient:
 
         Raise TaskIdTaken if it started with another input.
         """
-        if await self._compare(task_id, given) or found is Start.HAS_ENDED:
+        if await self._compare(task_id, given):
             return False
-        running = await self._read_input(task_id)
-        if isinstance(running, dict) and isinstance(running.get("graph"), dict):
-            _check_same(task_id, input_digest(running.get("params") or {}, running["graph"]), given)
-            return True
-        return bool(running == workflow_input)
+        first, runs = await self._read_input(task_id), found is Start.RUNS
+        if isinstance(first, dict) and isinstance(first.get("graph"), dict):
+            _check_same(task_id, input_digest(first.get("params") or {}, first["graph"]), given)
+            return runs
+        return runs and bool(first == workflow_input)
 
     async def _read_input(self, task_id: str) -> Any:
         """Return the input of the latest run of a workflow; None if it cannot be read."""
@@ -284,8 +284,9 @@ class TaskClient:
     ) -> bool:
         """Start a task as `create_task` does. Return False if Temporal knows one with this id that has ended.
 
-        The caller has chosen the id for this input, so an existing task with the id is not compared. By default, a task that has failed or was cancelled starts again; `reuse` can prevent it. With `priority`,
-        Temporal's task queues prefer the task to others, or treat it fairly, where the server can.
+        The caller has chosen the id for this input, so an existing task with the id is not compared. By default, a task
+        that has failed or was cancelled starts again; `reuse` can prevent it. With `priority`, Temporal's task queues
+        prefer the task to others, or treat it fairly, where the server can.
         """
         given = await self._convert(task_id, params, graph, functions)
         workflow_input = await self._checked_input(task_id, given)
