@@ -45,6 +45,9 @@ _OTHERS_PAUSES = 9
 
 _RETRY_SEC = 0.5
 
+_LATE_SEC_EACH = 0.005
+"""Shortest pause between two looks at late commands, for each attempt that waits for some: thousands may wait for days."""
+
 _CHECK_AFTER_SEC = 1.0
 """Age of a command at which the watch starts. Most commands are accepted earlier."""
 
@@ -437,6 +440,8 @@ class LateCommands:
         self._context = context
         self._dispatches = context.stores.dispatches
         self._signals = signals
+        self._waiting = 0
+        """Number of attempts that wait."""
 
     async def find(self, attempt: AttemptInput) -> list[Dispatch]:
         """Return the records of earlier attempts that a worker may still begin, or runs."""
@@ -446,13 +451,20 @@ class LateCommands:
 
     async def settle(self, attempt: AttemptInput) -> None:
         """Return when there is none any more. Wait while Kafka is unavailable."""
+        self._waiting += 1
+        try:
+            await self._settle(attempt)
+        finally:
+            self._waiting -= 1
+
+    async def _settle(self, attempt: AttemptInput) -> None:
         known: defaultdict[str, _LateCommand] = defaultdict(_LateCommand)
         while late := await self.find(attempt):
             over = [record for record in late if await self._is_over(record, known[record.key])]
             for record in over:
                 await self._context.db(functools.partial(self._dispatches.settle, record.key))
             if not over:
-                await asyncio.sleep(_RETRY_SEC)
+                await asyncio.sleep(max(_RETRY_SEC, _LATE_SEC_EACH * self._waiting))
 
     async def _is_over(self, record: Dispatch, seen: _LateCommand) -> bool:
         now, lease = self._context.monotonic(), record.lease

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("flowkit.bridge")
 
+CONCURRENT_STARTS = 100
+"""Number of attempts of a role that a bridge starts, or adopts, at the same time."""
+
 _STOP_SEC = 5.0
 
 
@@ -76,6 +80,8 @@ class Dispatcher:
         self._late = LateCommands(context, signals)
         self._throttle = HeartbeatThrottle()
         self._background: set[asyncio.Task[None]] = set()
+        self._turns = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(CONCURRENT_STARTS))
+        """The turns of each role. Attempts that wait for an earlier one need none, so that they do not delay others."""
 
     def activity_for(self, role: str) -> Callable[[AttemptInput], Coroutine[Any, Any, AttemptResult]]:
         """Return the activity that runs attempts of `role`."""
@@ -139,13 +145,13 @@ class Dispatcher:
             record = await self._context.db(lambda: self._dispatches.find(task_id, node_id, epoch))
             if record is None:
                 await self._check_not_begun(attempt)
-        if record is None:
-            lease = self._context.leases[attempt.role]
-            if self._context.now() >= lease.held_until:
-                await lease.check()
-            record = await self._start(attempt, run_id)
-        if record is not None:
-            await self._adopt(record, run_id)
+        if record is None and attempt.epoch > 1:
+            await self._await_earlier(attempt, run_id)
+        async with self._turns[attempt.role]:
+            if record is None:
+                record = await self._start(attempt, run_id)
+            if record is not None:
+                await self._adopt(record, run_id)
 
     async def _check_not_begun(self, attempt: AttemptInput) -> None:
         """Raise a loss if a native worker has begun the attempt, before its role moved to external workers.
@@ -161,6 +167,9 @@ class Dispatcher:
 
     async def _start(self, attempt: AttemptInput, run_id: str) -> Dispatch | None:
         """Dispatch a new attempt. If it has a record already, return that one instead."""
+        lease = self._context.leases[attempt.role]
+        if self._context.now() >= lease.held_until:
+            await lease.check()
         attempt, values = await self._context.portal.run(resolve(self._stores.tasks, attempt))
         try:
             record = await self._new_record(attempt, run_id)
@@ -203,13 +212,10 @@ class Dispatcher:
 
     async def _insert_and_begin(self, attempt: AttemptInput, record: Dispatch) -> Dispatch:
         """Store the record, and concurrently take the epoch in the task document. Return the stored record."""
-        stores, bridge_id = self._stores, self._context.bridge_id
         stored: Dispatch | BaseException
         stored, begun = await asyncio.gather(
             self._context.db(lambda: self._dispatches.insert(record)),
-            self._context.db(
-                lambda: begin(stores.tasks, stores.artifacts, attempt, record.run_id, bridge_id)
-            ),
+            self._begin(attempt, record.run_id),
             return_exceptions=True,
         )
         if isinstance(stored, BaseException):
@@ -218,28 +224,40 @@ class Dispatcher:
             raise begun
         return stored
 
+    async def _begin(self, attempt: AttemptInput, run_id: str) -> None:
+        """Take the epoch in the task document. The same run may do that again."""
+        stores, bridge_id = self._stores, self._context.bridge_id
+        await self._context.db(lambda: begin(stores.tasks, stores.artifacts, attempt, run_id, bridge_id))
+
     async def _prepare(self, attempt: AttemptInput, record: Dispatch) -> None:
         """End earlier attempts of the node, and prepare its inputs."""
         if attempt.epoch > 1:
             await self._end_earlier(attempt)
-            await self._await_late(attempt, record.run_id)
             await self._first_batches.resumed(record)
         problem = await self._inputs.prepare(record) if record.pull is not None else None
         if problem is not None and problem.failure is not None:
             await self._end_own(record.key, problem)
             raise failed_attempt(problem.failure)
 
+    async def _find_open(self, attempt: AttemptInput) -> list[Dispatch]:
+        task_id, node_id, epoch = attempt.task_id, attempt.node_id, attempt.epoch
+        return await self._context.db(lambda: self._dispatches.find_open_before(task_id, node_id, epoch))
+
     async def _end_earlier(self, attempt: AttemptInput) -> None:
         """End records of earlier epochs, which a *Reset* of the workflow leaves open, and stop their workers."""
-        earlier = await self._context.db(
-            lambda: self._dispatches.find_open_before(attempt.task_id, attempt.node_id, attempt.epoch)
-        )
-        for record in earlier:
+        for record in await self._find_open(attempt):
             await self._end_undelivered(record.key, cancelled(self._context.now()))
             self._signals.stop_owner(record)
 
-    async def _await_late(self, attempt: AttemptInput, run_id: str) -> None:
-        """Wait until no worker can run an earlier, cancelled attempt of the node, and delete what one may have left."""
+    async def _await_earlier(self, attempt: AttemptInput, run_id: str) -> None:
+        """End earlier attempts of the node, and wait until no worker can run one of them that was cancelled.
+
+        The attempt has no record meanwhile, so that another bridge waits on if this one stops.
+        """
+        if not await self._late.find(attempt) and not await self._find_open(attempt):
+            return
+        await self._begin(attempt, run_id)
+        await self._end_earlier(attempt)
         late = await self._late.find(attempt)
         if not late:
             return
@@ -250,7 +268,6 @@ class Dispatcher:
             await self._late.settle(attempt)
         finally:
             self._in_background(self._show_wait(attempt, run_id, None))
-        await self._context.db(lambda: self._stores.artifacts.drop_marker(attempt))
 
     async def _show_wait(self, attempt: AttemptInput, run_id: str, text: str | None) -> None:
         attempts = self._stores.tasks.attempts

@@ -54,7 +54,9 @@ _logger = logging.getLogger("flowkit.bridge")
 _TOPICS_RETRY_SEC = 1.0
 _CLIENTS_CLOSE_SEC = 15.0
 _ROLE_RETRY_SEC = 2.0
-_CONCURRENT_DISPATCHES = 100
+_CONCURRENT_ATTEMPTS = 2_000
+"""Number of attempts of a role that a bridge holds before it supervises them: few start, others wait for earlier ones."""
+
 _SEED_SEC = 60.0
 MEASURE_SEC = 5.0
 
@@ -312,7 +314,7 @@ class RoleService:
             task_queue=self.queue,
             activities=[self._dispatcher.activity_for(self.role)],
             identity=self._context.bridge_id,
-            max_concurrent_activities=_CONCURRENT_DISPATCHES,
+            max_concurrent_activities=_CONCURRENT_ATTEMPTS,
             max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
             default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         )

@@ -539,6 +539,7 @@ class TaskActions:
             changes_graph=self._changes_graph,
             changed_bytes=json_bytes(self._state.changed),
             satisfied=self._state.satisfied,
+            stoppers=scheduler.stoppers,
         )
 
 

@@ -11,7 +11,16 @@ from tests.unit.graphs import node
 from flowkit.errors import ActionRejected
 from flowkit.graph.validation import parse_graph
 from flowkit.models import FirstBatch, Graph, NodeState, NodeStatus, SkipReason
-from flowkit.models.actions import Action, Decide, FailNode, PausedScope, RetryNode, Satisfy, SkipNode
+from flowkit.models.actions import (
+    Action,
+    CompleteNode,
+    Decide,
+    FailNode,
+    PausedScope,
+    RetryNode,
+    Satisfy,
+    SkipNode,
+)
 from flowkit.models.graphs import Approval
 from flowkit.workflows.scheduling.actions import (
     Pauses,
@@ -481,6 +490,34 @@ def test_finish_running_fails_a_held_node_with_its_own_error_and_holds_no_other(
     ]
     assert {1, 2} <= scheduler.changed
     assert not scheduler.holds_failure(3)
+
+
+@pytest.mark.parametrize(
+    ("action", "way"),
+    [
+        (RetryNode(node_id="b", interrupt=True), "b would not start again, because a failed"),
+        (CompleteNode(node_id="done"), "after would not start again, because a failed"),
+        (RetryNode(node_id="a"), None),
+        (CompleteNode(node_id="b", interrupt=True), None),
+        (SkipNode(node_id="done"), "after would not start again, because a failed"),
+        (CompleteNode(node_id="a"), None),
+    ],
+)
+def test_finish_running_refuses_to_reset_nodes_that_would_not_start_again(
+    action: Action, way: str | None
+) -> None:
+    nodes = [node("a"), node("b"), node("done"), node("after", depends_on=["done"])]
+    nodes.append(node("below", depends_on=["a"]))
+    task = Sample(
+        {"nodes": nodes, **FINISHING}, a=FAILED, b=RUNNING, done=FINISHED, after=FINISHED, below=SKIPPED
+    )
+    stoppers = Scheduler(task.graph, task.states).stoppers
+    assert stoppers == [0]
+    if way is None:
+        task.plan(action, stoppers=stoppers)
+        return
+    with pytest.raises(ActionRejected, match=way):
+        task.plan(action, stoppers=stoppers)
 
 
 def test_finish_running_waits_for_the_source_of_a_node_that_has_yielded_and_not_for_the_node() -> None:

@@ -192,6 +192,8 @@ class Task:
     """Size of the fields of nodes that earlier actions have changed, as JSON."""
     satisfied: Collection[str] = ()
     """The prerequisites that are satisfied."""
+    stoppers: Collection[int] = ()
+    """The failed nodes because of which the task starts no further node (`finish_running`)."""
 
     @cached_property
     def index_of(self) -> dict[str, int]:
@@ -547,7 +549,31 @@ def plan(action: Action, task: Task) -> Plan:
             "meanwhile; look at the task again, then repeat the action with its present revision"
         )
     planned: Plan = _PLANNERS[type(action)](action, task)
+    _check_starts(planned, task)
     return planned
+
+
+def _check_starts(planned: Plan, task: Task) -> None:
+    """Raise ActionRejected if nodes would not start again that the plan resets, because the task starts no further node.
+
+    Skipped nodes lose nothing.
+    """
+    stoppers = [index for index in task.stoppers if index not in planned.resets]
+    decided = None if planned.end is None else planned.end.index
+    lost = (i for i in planned.resets if i != decided and task.states[i].status is not NodeStatus.SKIPPED)
+    again = [task.nodes[index].node_id for index in lost]
+    if not stoppers or not again:
+        return
+    failed = names([task.nodes[index].node_id for index in stoppers])
+    way = (
+        f"retry_node of {failed}, or complete_node, first"
+        if len(stoppers) == 1
+        else "complete_node of them first"
+    )
+    raise ActionRejected(
+        f"{names(again)} would not start again, because {failed} failed and the task starts no further node "
+        f"(finish_running): {way}, or rerun after the end of the task"
+    )
 
 
 def name_state(node: Node, state: NodeState) -> str:

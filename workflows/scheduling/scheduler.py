@@ -272,6 +272,11 @@ class Scheduler:
         """Whether no further node starts, because one has failed in a graph with `finish_running`."""
         return self._hard_failure is not None and self._on_failure is OnNodeFailure.FINISH_RUNNING
 
+    @property
+    def stoppers(self) -> list[int]:
+        """The failed nodes because of which no further node starts."""
+        return [node.index for node in self.failures] if self.finishes_running else []
+
     def must_not_start(self, index: int) -> bool:
         """Return whether a node has not started, and no further node of the task starts."""
         return self.finishes_running and not self.states[index].status.begun

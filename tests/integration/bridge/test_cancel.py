@@ -187,7 +187,7 @@ async def test_queued_command_of_a_cancelled_run_does_not_disturb_the_next_run(
     await external.coordinator.cancel_task(task_id)
     await cancelled(external, task_id)
     await again(external, task_id, "extract")
-    await external.dispatch(task_id, "extract", epoch=2)
+    await external.until_node(task_id, "extract", "running", epoch=2)
     gate = Gate()
     worker = await external.external(gate.handler)
     stale = await worker.wait_for("cancel_requested", epoch=1)

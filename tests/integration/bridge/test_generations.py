@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.bridge import dispatcher
 from flowkit.models import TaskStatus
 from flowkit.testing.external.handlers import scripted
+from tests.integration.bridge.external_tasks import codes
 from tests.integration.bridge.gates import Gate
 from tests.integration.bridge.test_adoption import LEASE_SEC, doomed, ended, provision
 from tests.integration.bridge.test_pulled_inputs import Reader, pull
@@ -104,6 +106,35 @@ async def test_an_attempt_waits_until_a_worker_has_skipped_the_command_of_an_int
     assert await operator.wait(task_id, 60) is TaskStatus.FINISHED
     rows = [row async for row in external.db.artifacts.find({"task_id": task_id})]
     assert {row["attempt_epoch"] for row in rows} == {2}
+
+
+async def test_attempts_that_wait_for_interrupted_ones_delay_no_others_and_go_on_after_a_restart_of_the_bridge(
+    external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "CONCURRENT_STARTS", 1)
+    await external.served_engine()
+    operator, names = external.coordinator, ("n0", "n1")
+    task_id = await external.create(*(node(name, external.role) for name in names))
+
+    async def waiting() -> bool:
+        entries = [await external.node(task_id, name) for name in names]
+        return all("has to skip the cancelled attempt 1" in str(each.get("waits_for")) for each in entries)
+
+    for name in names:
+        await external.until_node(task_id, name, "running")
+        await external.dispatch(task_id, name)
+    await operator.pause(task_id, interrupt=True)
+    for name in names:
+        await external.until_node(task_id, name, "deferred")
+    await operator.resume(task_id)
+    await eventually(waiting)
+    other = await external.create(node("extract", external.role))
+    await external.dispatch(other, "extract")
+    await operator.restart()
+    await external.external(scripted)
+    for each in (task_id, other):
+        assert await operator.wait(each, 60) is TaskStatus.FINISHED
+    assert [await codes(external, task_id, name) for name in names] == [[None, None]] * 2
 
 
 async def sent(workers: Sequence[ExternalWorker], kind: str, epoch: int) -> list[Entry]:
