@@ -51,7 +51,7 @@ class Nodes:
 def start_all(monkeypatch: pytest.MonkeyPatch, nodes: Nodes, evaluations: Evaluations) -> list[Any]:
     """Start nodes whose expression has no value."""
     request = SimpleNamespace(texts=["params.x"], nodes={})
-    monkeypatch.setattr(node_module.workflow, "info", lambda: SimpleNamespace(workflow_id="t"))
+    monkeypatch.setattr("temporalio.workflow.info", lambda: SimpleNamespace(workflow_id="t"))
     monkeypatch.setattr(node_module, "value_request", lambda *_: request)
     monkeypatch.setattr(node_module, "evaluate_values", evaluations.evaluate)
     node: Any = SimpleNamespace(expressions=(("io.x", "params.x"),), map=None, approval=None, delay=None)
