@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.adapters.outages import clock_stopped
-from flowkit.core.user_code import Contained, ContainedItems, contained
+from flowkit.core.user_code import Contained, ContainedItems, contained, end_if_forked, process_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -130,11 +130,14 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def _call_contained(function: Callable[..., T], *args: Any) -> T:
     """Call `function`, and turn a StopIteration into a RuntimeError, because a future cannot hold a StopIteration."""
+    pid = process_id()
     try:
         with contained:
             return function(*args)
     except StopIteration as error:
         raise RuntimeError("the function raised StopIteration") from error
+    finally:
+        end_if_forked(pid)
 
 
 def context_for(hook: Callable[..., Any], ctx: RunContext) -> dict[str, RunContext]:

@@ -17,7 +17,15 @@ from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.outages import clock_stopped
-from flowkit.core.user_code import UserCodeError, contained, error_text, original, place_of
+from flowkit.core.user_code import (
+    UserCodeError,
+    contained,
+    end_if_forked,
+    error_text,
+    original,
+    place_of,
+    process_id,
+)
 from flowkit.errors import FlowKitError
 
 if TYPE_CHECKING:
@@ -260,10 +268,13 @@ def _process(role: str, batch: Batch, view: ProcessContext) -> bytes:
     if _shared[_STATE] == _GIVEN_UP:  # The batch was abandoned before this process had started.
         os._exit(1)
     _shared[_BEGUN] = 1
-    outcome = _Outcome()
+    outcome, pid = _Outcome(), process_id()
     with outcome, contained:
         hook: Any = _handlers[role].process_batch
-        outcome.result, outcome.kv = hook(batch, view), view.kv
+        try:
+            outcome.result, outcome.kv = hook(batch, view), view.kv
+        finally:
+            end_if_forked(pid)
         return pickle.dumps(outcome)
     return pickle.dumps(outcome)
 

@@ -365,13 +365,15 @@ class ArtifactStore:
     async def restore_batch(self, attempt: AttemptInput, batch_uid: str) -> None:
         """Write the artifact of a batch again that an outdated external worker has overwritten, from its metrics row.
 
-        Workers write artifacts, but no metrics rows. Do nothing unless a later attempt than this one has stored the batch.
+        Workers write artifacts, but no metrics rows. The one of FINAL_UID is the complete marker. Do nothing unless a later
+        attempt than this one has stored the batch.
         """
         key = _key(attempt, batch_uid)
         later = {**key, "attempt_epoch": {"$gt": attempt.epoch}, "failed": False}
         row = await self._metrics.find_one(later, {"metrics": 1, "attempt_epoch": 1})
         if row is not None:
-            own = {**key, "attempt_epoch": row["attempt_epoch"]}
+            marker = {"batch_uid": {"$exists": False}} if batch_uid == FINAL_UID else {}
+            own = {**key, **marker, "attempt_epoch": row["attempt_epoch"]}
             await self._artifacts.update_one(own, {"$set": {"meta": row["metrics"]}})
 
     @translate_errors

@@ -58,7 +58,7 @@ class ShardProgress:
 
     generation: int
     started_at: float
-    """When the first of them has begun, as Unix time in seconds."""
+    """When the first of them has begun since the latest reset of the node, as Unix time in seconds."""
     items: int = 0
     """The number of batches in all, of a node with `map`."""
     workers: dict[int, str] = field(default_factory=dict)
@@ -159,19 +159,28 @@ class ShardStore:
         return await self._rows.find_one({**of_node, "status": RUNNING}, {"_id": 1}) is not None
 
     @translate_errors
-    async def progress(self, task_id: str) -> dict[str, ShardProgress]:
-        """Return how far the shards of a task's nodes are, by node id. Nodes without shards are absent."""
+    async def progress(
+        self, task_id: str, first_epochs: Mapping[str, int] | None = None
+    ) -> dict[str, ShardProgress]:
+        """Return how far the shards of a task's nodes are, by node id. Nodes without shards are absent.
+
+        Shards that began before the latest reset of their node do not count. `first_epochs` are the epochs of the resets.
+        """
         found: dict[str, ShardProgress] = {}
         shown = {
             "_id": 0,
             "node_id": 1,
             "generation": 1,
             "shard": 1,
+            "attempt_epoch": 1,
             "worker_id": 1,
             "status": 1,
             "started_at": 1,
         }
+        first = first_epochs or {}
         async for row in self._rows.find({"task_id": task_id}, shown).sort("attempt_epoch", ASCENDING):
+            if row["attempt_epoch"] <= first.get(row["node_id"], 0):
+                continue
             seen = found.get(row["node_id"])
             if seen is None or seen.generation < row["generation"]:
                 seen = ShardProgress(

@@ -36,7 +36,7 @@ from flowkit.bridge.rules.messages import BadEvent, Malformed, StatusEvent, read
 from flowkit.bridge.rules.outcomes import outcome_of, outcome_of_error
 from flowkit.errors import Fenced, FlowKitError, StoreRefused, StoreUnavailable
 from flowkit.limits import LARGEST_EPOCH, LAST_ERROR_CHARS
-from flowkit.protocol.messages import EvBatchFailed, EvBatchOk, EventKind, EvTaskDone
+from flowkit.protocol.messages import FINAL_UID, EvBatchFailed, EvBatchOk, EventKind, EvTaskDone
 from flowkit.text import clean, truncate
 
 if TYPE_CHECKING:
@@ -207,13 +207,14 @@ class StatusEvents:
         if isinstance(event, BadEvent):
             self._handle_bad_event(record, event)
             return
-        if record is not None and record.may_begin_late and event.role == record.attempt.role:
-            await self._note_late_event(run, record, event)
+        await self._note_late_event(run, record, event)
         match judge(record, event):
             case Verdict.UNKNOWN:
                 self._report_unknown(event)
-            case Verdict.STOP_WORKER if record is not None:
-                await self._stop_worker(record, event)
+            case Verdict.STOP_WORKER | Verdict.IGNORE as verdict if record is not None:
+                if verdict is Verdict.STOP_WORKER:
+                    self._signals.cancel(record.attempt, reason_codes.STALE_EPOCH, worker_id=event.worker_id)
+                await self._restore(record, event)
             case Verdict.ACCEPT if record is not None:
                 await self._accept(run, record, event)
                 if judge(run.record_of(event), event) is Verdict.APPLY:
@@ -221,12 +222,17 @@ class StatusEvents:
             case Verdict.APPLY:
                 await self._apply(run, event)
 
-    async def _stop_worker(self, record: Dispatch, event: StatusEvent) -> None:
-        """Stop a worker that runs an attempt that is not its own any more, and restore the artifact that it has overwritten."""
-        self._signals.cancel(record.attempt, reason_codes.STALE_EPOCH, worker_id=event.worker_id)
-        if isinstance(event.event, EvBatchOk) and not record.active:
-            uid, artifacts = event.event.batch_uid, self._stores.artifacts
-            await self._context.db(lambda: artifacts.restore_batch(record.attempt, uid))
+    async def _restore(self, record: Dispatch, event: StatusEvent) -> None:
+        """Restore the artifact that a worker has overwritten which runs an attempt that is not its own any more."""
+        match event.event:
+            case EvBatchOk(batch_uid=uid):
+                pass
+            case EvTaskDone():
+                uid = FINAL_UID
+            case _:
+                return
+        if not record.active:
+            await self._context.db(lambda: self._stores.artifacts.restore_batch(record.attempt, uid))
 
     def _handle_bad_event(self, record: Dispatch | None, event: BadEvent) -> None:
         """Skip a malformed record, or raise BadMetrics if it is about an open attempt."""
@@ -234,11 +240,13 @@ class StatusEvents:
             raise BadMetrics(f"the worker sent a record that cannot be read: {event.why}")
         self._context.malformed.skip(event.record, event.why)
 
-    async def _note_late_event(self, run: NodeRun, record: Dispatch, event: StatusEvent) -> None:
+    async def _note_late_event(self, run: NodeRun, record: Dispatch | None, event: StatusEvent) -> None:
         """Note that a worker runs, or has ended, an attempt that was cancelled while its command was unread.
 
         The next attempt of the node waits for that end.
         """
+        if record is None or not record.may_begin_late or event.role != record.attempt.role:
+            return
         dispatches = self._stores.dispatches
         if event.event.kind not in TERMINAL:
             lease = new_lease(record, event, run.at)

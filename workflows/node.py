@@ -102,6 +102,12 @@ MAX_VERSIONS = 5
 MAX_ROLES = 200
 """Roles whose versions a task notes, since one run hands them over to the next."""
 
+MOST_EVALUATIONS = 50
+"""How many nodes of a task have their values by expression evaluated at once.
+
+Their activities count, with those of the attempts, towards the 2,000 pending activities that Temporal allows a workflow.
+"""
+
 _FLAG_TIMEOUT_SEC = 1.0
 """How long an attempt continues until its cancel flag has reached MongoDB, from which it learns the cancel reason."""
 
@@ -154,6 +160,8 @@ class RunningNodes:
         self.local = self._find_local()
         self.concurrency = concurrency_slots_of(state, is_draining=self.starts_no_attempts, on_change=wake)
         self._task_slots = TaskSlots(Slots(limit=settings.max_in_flight, window=settings.window))
+        self.evaluations = asyncio.Semaphore(MOST_EVALUATIONS)
+        """Limits the evaluations of values by expression. A node holds no slot meanwhile, so it cannot block others."""
         self._flights: Counter[int] = Counter()
         self.retry_waits = RetryWaits()
         self.shards: dict[int, Shards] = {}
@@ -638,8 +646,10 @@ async def run_node(nodes: RunningNodes, node: Node, state: NodeState) -> NodeSta
         await _await_approval(nodes, node, state)
     if node.delay is not None:
         return await _await_delay(nodes, node, state)
-    if not await _evaluate_values(nodes, node, state):
-        return NodeStatus.FAILED
+    if node.expressions and not state.evaluated:
+        evaluated = await _evaluate_values(nodes, node, state)
+        if not evaluated:
+            return None if evaluated is None else NodeStatus.FAILED
     if node.parallel > 1:
         processed = await _run_shards(nodes, node, state)
         if processed is not NodeStatus.FINISHED:
@@ -720,15 +730,19 @@ async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> No
     return None
 
 
-async def _evaluate_values(nodes: RunningNodes, node: Node, state: NodeState) -> bool:
-    """Let an activity store the values by expression of a node, once. Return whether the node may run."""
-    if not node.expressions or state.evaluated:
-        return True
-    task_id, deployment = workflow.info().workflow_id, nodes.settings.deployment
-    request = value_request(nodes.scheduler, node, task_id, deployment)
-    if nodes.local is not None:
-        nodes.local.hold_for_ordinary()
-    failure = value_failure(node, state, await evaluate_values(request))
+async def _evaluate_values(nodes: RunningNodes, node: Node, state: NodeState) -> bool | None:
+    """Let an activity store the values by expression of a node. Return whether the node may run.
+
+    Return None if the node must not start any more when its turn comes.
+    """
+    async with nodes.evaluations:
+        request = value_request(nodes.scheduler, node, workflow.info().workflow_id, nodes.settings.deployment)
+        await nodes.reserve_input_bytes(_INPUT_OVERHEAD_BYTES + json_size([request.texts, request.nodes]))
+        if nodes.starts_no_attempt_of(node):
+            return None
+        if nodes.local is not None:
+            nodes.local.hold_for_ordinary()
+        failure = value_failure(node, state, await evaluate_values(request))
     if failure is not None:
         note_failure(state, failure.code, failure.message)
     return failure is None

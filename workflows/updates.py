@@ -519,7 +519,9 @@ class TaskActions:
     def _plan(self, action: Action, *, stopping: bool) -> Plan:
         try:
             if stopping:
-                raise ActionRejected("the task is ending, so no action can change it any more")
+                raise ActionRejected(
+                    "the task is ending, so no action can change it any more; rerun starts nodes of an ended task again"
+                )
             stops_attempts = isinstance(action, Pause) and action.interrupt
             if not stops_attempts and (full := self._describe_exhaustion()):
                 raise ActionRejected(full)

@@ -279,7 +279,7 @@ class TaskQueries:
     async def shards(self, task_id: str) -> dict[str, ShardProgress]:
         """Return how far the shards of a task's nodes are, by node id. Nodes without shards are absent."""
         require(task_id_problem(task_id))
-        found = await ShardStore(self._db).progress(task_id)
+        found = await ShardStore(self._db).progress(task_id, await read_first_epochs(self._db.tasks, task_id))
         if found:
             for (node_id, generation), batches in (await InputValues(self._db).batches(task_id)).items():
                 if node_id in found and found[node_id].generation == generation:

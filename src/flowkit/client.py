@@ -18,6 +18,7 @@ from temporalio.client import (
     WorkflowFailureError,
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
 )
 from temporalio.common import Priority, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
@@ -110,6 +111,14 @@ _CLOSING_SEC = 30.0
 _CLOSING_LOOK_SEC = 0.1
 _ENDING_SEC = 60.0
 """How long a rerun waits for a task that is ending, whose attempts have `cancel_grace_sec` to stop."""
+_UPDATE_PAUSES_SEC = (0.2, 0.4, 0.8, 1.6)
+"""Seconds between the tries of an update. A run that continues as new may end while an update reaches it."""
+_UNANSWERED = (
+    RPCStatusCode.FAILED_PRECONDITION,
+    RPCStatusCode.UNAVAILABLE,
+    RPCStatusCode.DEADLINE_EXCEEDED,
+)
+"""Errors after which nobody knows whether an update was applied: its workflow task has failed, or no answer arrived."""
 _ADMISSION_LOOK_SEC = 0.5
 """How often a result looks whether a task that waits for admission has started."""
 
@@ -246,13 +255,13 @@ class TaskClient:
 
         Raise TaskIdTaken if it started with another input.
         """
-        if await self._compare(task_id, given) or found is Start.HAS_ENDED:
+        if await self._compare(task_id, given):
             return False
-        running = await self._read_input(task_id)
-        if isinstance(running, dict) and isinstance(running.get("graph"), dict):
-            _check_same(task_id, input_digest(running.get("params") or {}, running["graph"]), given)
-            return True
-        return bool(running == workflow_input)
+        first, runs = await self._read_input(task_id), found is Start.RUNS
+        if isinstance(first, dict) and isinstance(first.get("graph"), dict):
+            _check_same(task_id, input_digest(first.get("params") or {}, first["graph"]), given)
+            return runs
+        return runs and bool(first == workflow_input)
 
     async def _read_input(self, task_id: str) -> Any:
         """Return the input of the latest run of a workflow; None if it cannot be read."""
@@ -275,8 +284,9 @@ class TaskClient:
     ) -> bool:
         """Start a task as `create_task` does. Return False if Temporal knows one with this id that has ended.
 
-        The caller has chosen the id for this input, so an existing task with the id is not compared. By default, a task that has failed or was cancelled starts again; `reuse` can prevent it. With `priority`,
-        Temporal's task queues prefer the task to others, or treat it fairly, where the server can.
+        The caller has chosen the id for this input, so an existing task with the id is not compared. By default, a task
+        that has failed or was cancelled starts again; `reuse` can prevent it. With `priority`, Temporal's task queues
+        prefer the task to others, or treat it fairly, where the server can.
         """
         given = await self._convert(task_id, params, graph, functions)
         workflow_input = await self._checked_input(task_id, given)
@@ -448,18 +458,17 @@ class TaskClient:
         """Apply an action to a running task, and return its revision, the affected nodes and notes.
 
         `given` is the input of the action (see `flowkit.models.actions`). A call that is repeated with the same
-        `update_id` is applied once.
+        `update_id` is applied once. If Temporal does not answer, or the run ends just then to continue as new, the
+        update is sent again with the same id.
 
         Raise ActionRejected, which says why and what is allowed, if the task rejects the action or has ended, and
-        UnknownTask if it does not exist.
+        UnknownTask if it does not exist. Raise RPCError if Temporal does not respond; the action may be applied then.
         """
         parse_action(name, {**given})
         _check_keys(name, given)
         handle = await self._find_open(task_id, name)
         try:
-            result: dict[str, Any] = await handle.execute_update(
-                name, {**given}, id=update_id, result_type=dict
-            )
+            result = await _send_update(handle, name, given, update_id or str(uuid.uuid4()))
         except WorkflowUpdateFailedError as error:
             raise ActionRejected(_text_of(error.cause)) from None
         except RPCError as error:
@@ -698,6 +707,32 @@ class TaskClient:
         """Return Temporal's workflow handle for a task. Raise ConfigError if `task_id` is not a valid task id."""
         require(task_id_problem(task_id))
         return self._client.get_workflow_handle_for(Task.run, task_id)
+
+
+async def _send_update(
+    handle: WorkflowHandle[Any, Any], name: str, given: Mapping[str, Any], update_id: str
+) -> dict[str, Any]:
+    """Return the result of an update. While nobody knows its result, send it again with its id: it is applied once."""
+    for pause in _UPDATE_PAUSES_SEC:
+        try:
+            return await _execute_update(handle, name, given, update_id)
+        except RPCError as error:
+            if error.status not in _UNANSWERED:
+                raise
+            _logger.debug("%s gets no answer, and is sent again: %s", name, _format_cause(error))
+        await asyncio.sleep(pause)
+    return await _execute_update(handle, name, given, update_id)
+
+
+async def _execute_update(
+    handle: WorkflowHandle[Any, Any], name: str, given: Mapping[str, Any], update_id: str
+) -> dict[str, Any]:
+    """Return the result of an update. Raise RPCError after a time limit, and CancelledError if the caller was cancelled."""
+    try:
+        result: dict[str, Any] = await handle.execute_update(name, {**given}, id=update_id, result_type=dict)
+    except WorkflowUpdateRPCTimeoutOrCancelledError as error:
+        raise error.__cause__ or error from None
+    return result
 
 
 async def _read_status(work: Coroutine[Any, Any, TaskResult]) -> TaskStatus:

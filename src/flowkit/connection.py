@@ -19,7 +19,7 @@ from temporalio.envconfig import ClientConfig
 from temporalio.service import GrpcCompression, RPCError, RPCStatusCode
 
 from flowkit import reason_codes
-from flowkit.core.loops import new_event_loop
+from flowkit.core.loops import new_event_loop, run_to_end
 from flowkit.errors import ConfigError, FlowKitError
 from flowkit.models.temporal_names import SEARCH_ATTRIBUTES
 from flowkit.payload_converter import configured_converter
@@ -212,7 +212,7 @@ class WorkerThread:
     def _serve(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._run())
+                run_to_end(runner, self._run())
         except BaseException as caught:  # noqa: BLE001 - passed to the code that awaits the thread
             self._error = caught
             _logger.error("%s stopped: %s", self._thread.name, caught or type(caught).__name__)

@@ -37,6 +37,7 @@ from flowkit.attempt import storage
 from flowkit.errors import Fenced, FlowKitError, RerunOutdated
 from flowkit.graph.input_adapters import PullArgs
 from flowkit.models import NodeOutcome, NodeReset, NodeStatus, Rerun, ResetNodes, TaskStatus
+from flowkit.protocol.messages import FINAL_UID
 
 PULL = PullArgs(from_nodes=("a",))
 
@@ -329,3 +330,19 @@ async def test_a_rerun_of_a_task_that_runs_is_outdated(tasks: TaskStore) -> None
     rerun = Rerun(run_seq=1, closed_run_id=RUN, nodes=["a"])
     with pytest.raises(FlowKitError, match="is not at run 1 any more"):
         await tasks.open_rerun(replace(opening("a", first_run=f"{FIRST_RUN}2", run="r2"), rerun=rerun), rerun)
+
+
+async def test_what_an_outdated_external_worker_has_overwritten_is_restored(
+    db: Any, artifacts: ArtifactStore
+) -> None:
+    outcome = NodeOutcome(metrics={"rows": 2}, batches=[{"batch_uid": "b", "metrics": {"rows": 1}}])
+    await artifacts.store_outcome(attempt(epoch=4), outcome, AT)
+    before = await db.artifacts.find({}, {"_id": 0}).sort("batch_uid", 1).to_list(None)
+    for uid in ("b", {"$exists": False}):
+        own = {"task_id": TASK, "node_id": "a", "batch_uid": uid}
+        await db.artifacts.update_one(own, {"$set": {"meta": {"late": 1}}})
+    for epoch in (4, 3):
+        assert await db.artifacts.count_documents({"meta": {"late": 1}}) == 2
+        await artifacts.restore_batch(attempt(epoch=epoch), "b")
+        await artifacts.restore_batch(attempt(epoch=epoch), FINAL_UID)
+    assert await db.artifacts.find({}, {"_id": 0}).sort("batch_uid", 1).to_list(None) == before

@@ -134,7 +134,7 @@ class Deadly(Returning):
 async def test_handler_that_ends_its_process_is_called_once_in_each_epoch(
     db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(user_code, "_stops_process", lambda error: isinstance(error, Killed))
+    monkeypatch.setattr(user_code, "stops_process", lambda error: isinstance(error, Killed))
     deadly = Deadly(BatchResult(success=True), "u")
     with pytest.raises(Killed):
         await role_executor(db, attempt(), deadly, may_repeat=True).run()

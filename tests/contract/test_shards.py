@@ -18,6 +18,7 @@ from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.adapters.artifacts import ArtifactStore, Claim, first_fence
 from flowkit.adapters.mongo import moment
 from flowkit.adapters.shards import FAILED, FINISHED, ShardStates
+from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import EpochTaken, Fenced
@@ -390,3 +391,12 @@ async def test_batches_that_were_set_aside_are_tried_again_in_the_same_generatio
         "3": (False, 1),
     }
     assert await tasks.settle_batches(settle, artifacts) == 1, "a late repetition deletes no newer batch"
+
+
+async def test_progress_begins_with_the_first_shard_after_the_latest_reset(tasks: TaskStore, db: Any) -> None:
+    for number, epoch in ((1, 1), (1, 3), (2, 4)):
+        await tasks.shards.begin(shard(number, epoch), RUN, f"w-{epoch}", AT + epoch)
+    assert (await TaskQueries(db).shards(TASK))["w"].started_at == AT + 1
+    await db.tasks.update_one({"id": TASK}, {"$set": {"graph.nodes.1.first_epoch": 2}})
+    progress = (await TaskQueries(db).shards(TASK))["w"]
+    assert (progress.started_at, progress.running) == (AT + 3, ["w-3", "w-4"])

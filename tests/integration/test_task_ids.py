@@ -45,6 +45,9 @@ async def test_id_of_a_task_belongs_to_the_input_with_which_it_started(harness: 
     await harness.engine()
     await harness.until_status(task_id, "finished")
     await refused(harness, task_id, {}, OTHER, "other params and another graph")
+    document = await harness.db.tasks.find_one_and_delete({"id": task_id})  # as if it were purged
+    await refused(harness, task_id, {}, GRAPH, "other params")
+    await harness.db.tasks.insert_one(document)
     await harness.coordinator.rerun(task_id, ["a"], params={"day": 3})
     await harness.result(task_id)
     assert (await harness.document(task_id))["params"]["day"] == 3

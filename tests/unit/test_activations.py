@@ -88,3 +88,34 @@ def test_a_local_activity_that_ends_within_a_workflow_task_does_not_wait() -> No
     activations.run(activation("resolve_activity"))
     activations.run(activation("remove_from_cache"))
     assert instance.activations == [["initialize_workflow"], ["resolve_activity"], ["remove_from_cache"]]
+
+
+class Local(Instance):
+    """Starts a local activity for each signal, whose number is the number of the activation."""
+
+    def run(self, activation: WorkflowActivation) -> WorkflowActivationCompletion:
+        completion = super().run(activation)
+        for job in activation.jobs:
+            if job.HasField("signal_workflow"):
+                completion.successful.commands.add().schedule_local_activity.seq = len(self.activations)
+        return completion
+
+
+def end_of(number: int) -> WorkflowActivation:
+    """Return an activation in which a local activity ends."""
+    made = activation("resolve_activity")
+    made.jobs[0].resolve_activity.seq, made.jobs[0].resolve_activity.is_local = number, True
+    return made
+
+
+def test_updates_wait_while_a_local_activity_runs() -> None:
+    """A replay has the update together with the signal, because it knows no heartbeats of workflow tasks."""
+    live, replayed = Local(), Local()
+    activations = Activations(live.run)
+    for each in (activation("signal_workflow"), activation("do_update"), end_of(1), activation("do_update")):
+        activations.run(each)
+    assert live.activations == [["signal_workflow"], [], ["resolve_activity"], ["do_update"], ["do_update"]]
+    activations = Activations(replayed.run)
+    for each in (activation("signal_workflow", "do_update"), end_of(1), activation("do_update")):
+        activations.run(each)
+    assert replayed.activations == [each for each in live.activations if each]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.converter import DataConverter
 
+from flowkit.adapters.shards import ShardProgress
 from flowkit.adapters.tasks.queries import ExternalRun, NodeRun
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.cli.tasks import view as task_view
@@ -27,6 +29,8 @@ from flowkit.cli.tasks.display import (
     tasks_table,
 )
 from flowkit.cli.tasks.operations import _print_task, decision_hints
+from flowkit.cli.tasks.results import _print_task as print_results
+from flowkit.cli.tasks.results import make_view
 from flowkit.cli.tasks.view import (
     NodeView,
     TaskView,
@@ -182,6 +186,16 @@ def test_duration_is_that_of_the_latest_attempt() -> None:
     assert [(each.seconds, each.worker) for each in seen] == [(10.5, ""), (20.0, "w-1"), (None, "")]
 
 
+def test_duration_of_a_node_with_shards_begins_with_the_first_of_them() -> None:
+    closing = NodeRun(epoch=4, worker="w-1", started_at=100.0, finished_at=100.5)
+    shards = dict.fromkeys("abc", ShardProgress(generation=0, started_at=45.5))
+    views = task(
+        node("a", "finished", attempt=4), node("b", attempt=5), node("c", attempt=1), node("d", attempt=4)
+    )
+    seen = add_runs(views, {"a": closing, "b": closing, "d": closing}, 110, shards).nodes
+    assert [each.seconds for each in seen] == [55.0, 64.5, 64.5, 10.0]
+
+
 def test_long_wait_is_shown_in_minutes_and_hours() -> None:
     retry_soon = node(status="deferred", next_retry_at=time.time() + 5_400.2, note=ERROR)
     assert format_note(retry_soon) == f"retry in 1 h 30 min: {ERROR}"
@@ -195,6 +209,17 @@ def test_without_a_terminal_a_taken_node_gets_its_own_line() -> None:
         lines.show(view, [])
     reported = [line.partition(" s  ")[2] for line in out.getvalue().splitlines()]
     assert reported == ["enrich  running, attempt 1 (no worker has started it yet)", format_line(node())]
+
+
+def test_without_a_terminal_progress_gets_a_line_every_ten_seconds() -> None:
+    out, now = io.StringIO(), [0.0]
+    lines = Lines(Console(file=out, width=200), lambda: now[0])
+    for at, batches in ((0.0, 0), (5.0, 3), (10.0, 6), (15.0, 9), (20.0, 12), (30.0, 12)):
+        now[0] = at
+        lines.show(task(node(batches=batches, shards=f"3 shards on 2 workers, {batches} of 90")), [])
+    shown = [line.split(maxsplit=1)[0] for line in out.getvalue().splitlines()]
+    assert shown == ["0.0", "10.0", "20.0"]
+    assert "12 batches (3 shards on 2 workers, 12 of 90)" in out.getvalue()
 
 
 def test_status_shows_complete_errors() -> None:
@@ -305,3 +330,16 @@ def test_nodes_that_wait_for_a_decision_come_first_if_not_all_fit() -> None:
 def test_delay_ends_and_does_not_retry() -> None:
     delay = NodeView(node_id="night", role="delay", status="deferred", next_retry_at=time.time() + 60)
     assert format_note(delay) in ("ends in 60 s", "ends in 59 s")
+
+
+@pytest.mark.parametrize(
+    ("status", "finished_at", "note"),
+    [("running", None, True), ("failed", None, True), ("failed", datetime.now(UTC), False)],
+)
+def test_results_of_a_failing_task_can_still_change(
+    status: str, finished_at: datetime | None, note: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [{"node_id": "load", "type": "load", "status": "cancelling"}]
+    document = {"id": "t", "status": status, "finished_at": finished_at, "graph": {"nodes": nodes}}
+    print_results(make_view(document, {}, {}))
+    assert ("its results can still change" in capsys.readouterr().err) is note

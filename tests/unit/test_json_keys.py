@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -107,3 +108,11 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     file = tmp_path / "graph.json"
     file.write_bytes(b"\xef\xbb\xbf" + b'{"nodes": []}')
     assert read_task(str(file)).graph == {"nodes": []}
+
+
+def test_a_repeated_key_is_found_at_once_in_a_large_object() -> None:
+    pairs = [*(f'"{number}": 0' for number in range(20_000)), '"19999": 1']
+    before = time.process_time()
+    with pytest.raises(EqualKeys, match="the key '19999' twice"):
+        load_json(f"{{{','.join(pairs)}}}")
+    assert time.process_time() - before < 2

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from flowkit.activities.context import Subprocess
 from flowkit.core import loops
 from flowkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 async def kind() -> str:
@@ -54,3 +61,63 @@ def test_commands_of_handlers_run_and_end_on_both_loops(
     monkeypatch.setenv(loops.VARIABLE, loop)
     assert loops.run(commands()) == 3
     assert "code 3: last words" in caplog.text
+
+
+async def leave() -> None:
+    """Exit the process, as user code must not."""
+    sys.exit(3)
+
+
+ENDS: dict[str, Callable[[], object]] = {
+    "call_soon": lambda: asyncio.get_running_loop().call_soon(sys.exit, 3),
+    "call_later": lambda: asyncio.get_running_loop().call_later(0.01, sys.exit, 3),
+    "add_done_callback": lambda: asyncio.ensure_future(kind()).add_done_callback(lambda _: sys.exit(3)),
+    "Task": lambda: asyncio.Task(leave()),
+    "stop": lambda: asyncio.get_running_loop().stop(),
+}
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("end", ENDS)
+def test_user_code_that_ends_the_loop_ends_neither_it_nor_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, end: str
+) -> None:
+    async def work() -> str:
+        kept, later = ENDS[end](), asyncio.Event()
+        asyncio.get_running_loop().call_later(0.05, later.set)
+        await later.wait()
+        if isinstance(kept, asyncio.Task):
+            assert isinstance(kept.exception(), SystemExit)
+        return f"ended after {type(kept).__name__}"
+
+    monkeypatch.setenv(loops.VARIABLE, kind)
+    assert loops.run(work()).startswith("ended after")
+    assert "the event loop runs on: user code has ended it with" in caplog.text
+
+
+@pytest.mark.parametrize("error", [SystemExit(4), RuntimeError("own")])
+def test_error_of_the_process_itself_ends_it(error: BaseException) -> None:
+    async def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        loops.run(fail())
+    assert caught.value is error
+
+
+STOPPED = """
+import asyncio, os, signal, sys
+from flowkit.core import loops
+signal.signal(signal.SIGTERM, lambda *given: sys.exit(9))
+async def work():
+    asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+    await asyncio.Event().wait()
+loops.run(work())
+"""
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_signal_handler_of_the_process_ends_the_loop(kind: str) -> None:
+    environment = {**os.environ, loops.VARIABLE: kind}
+    ended = subprocess.run([sys.executable, "-c", STOPPED], env=environment, timeout=60, check=False)
+    assert ended.returncode == 9

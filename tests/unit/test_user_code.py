@@ -245,6 +245,30 @@ async def test_task_that_nobody_awaits_does_not_end_the_loop() -> None:
     assert run.status == "finished"
 
 
+async def test_attempt_whose_code_cancels_its_own_task_fails_instead_of_starting_again_for_ever() -> None:
+    class Cancelling(RoleHandler):
+        role = "cancelling"
+
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            await cancel_itself("")
+            return BatchResult(success=True)
+
+    async def cancel_itself(task_id: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().call_soon(task.cancel)
+        await asyncio.Event().wait()
+
+    nodes = [
+        node("a", "cancelling", **NEVER_AGAIN),
+        {"node_id": "b", "type": "coordinator_fn", "io": {"fn": "leave"}, **NEVER_AGAIN},
+    ]
+    graph = {"nodes": nodes, "on_node_failure": "continue"}
+    run = await asyncio.wait_for(run_graph(graph, Cancelling(), functions={"leave": cancel_itself}), 20)
+    for each in run.nodes.values():
+        assert str(each.error).startswith("cancelled_by_worker: the user's code cancelled its own task")
+
+
 async def test_error_of_classify_error_leaves_the_error_that_it_was_called_for() -> None:
     found = await outcomes([RaisingElsewhere()], node("classify_error", "raising_elsewhere", **NEVER_AGAIN))
     assert found["classify_error"][2].startswith(
@@ -337,6 +361,44 @@ asyncio.run(run_graph({"nodes": [{"node_id": "a", "type": "busy"}]}, Busy()))
 def test_signal_handler_of_the_process_still_ends_it_in_the_middle_of_a_hook() -> None:
     ended = subprocess.run([sys.executable, "-c", STOPPED], timeout=60, check=False)
     assert ended.returncode == 9
+
+
+FORKED = """
+import asyncio, os, sys
+from flowkit.testing import run_graph
+from flowkit.worker import Batch, BatchResult, RoleHandler
+def fork(how):
+    if child := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code == (4 if how == "exit" else how == "raise"), (how, code)
+        return False
+    if how == "exit": sys.exit(4)
+    if how == "raise": raise ValueError
+    return True
+class Async(RoleHandler):
+    role = "async"
+    async def iter_batches(self, loaded):
+        for how in ("exit", "raise", "return", "await"): yield Batch(batch_uid=how)
+    async def process_batch(self, batch, ctx):
+        if fork(batch.batch_uid) and batch.batch_uid == "await":
+            await asyncio.sleep(0)
+        return BatchResult(success=True)
+class Plain(Async):
+    role = "plain"
+    def process_batch(self, batch, ctx):
+        fork(batch.batch_uid)
+        return BatchResult(success=True)
+nodes = [{"node_id": role, "type": role} for role in ("async", "plain")]
+run = asyncio.run(run_graph({"nodes": nodes}, Async(), Plain()))
+print(run.status)
+"""
+
+
+def test_process_that_user_code_forks_ends_where_it_leaves_user_code() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FORKED], timeout=60, check=False, capture_output=True, text=True
+    )
+    assert ended.stdout == "finished\n", ended.stderr
 
 
 def test_interrupt_passes_with_the_default_handler_on_the_main_thread_only(

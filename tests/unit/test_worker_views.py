@@ -52,7 +52,12 @@ def test_engines_and_bridges_come_before_the_workers() -> None:
 
 @pytest.mark.parametrize(
     ("worker", "state"),
-    [(row("w"), "online"), (row("w", 100.0), "silent"), (row("w", 100.0, online=False), "offline")],
+    [
+        (row("w"), "online"),
+        (row("w", 64.0), "online"),
+        (row("w", 68.0), "silent"),
+        (row("w", 68.0, online=False), "offline"),
+    ],
 )
 def test_state_is_silent_once_an_announcement_is_overdue(worker: RegisteredWorker, state: str) -> None:
     assert make_views([worker], {}, [], NOW)[0].state.value == state

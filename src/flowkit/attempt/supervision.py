@@ -29,6 +29,7 @@ from flowkit.adapters.outages import AttemptClock, measured_by, retry_while_unav
 from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.attempt.failures import (
     failed_attempt,
+    failure,
     from_error,
     handed_over,
     lost,
@@ -60,6 +61,10 @@ It is also the longest time that a cancel flag waits before a new attempt reads 
 
 _ABORT_TIMEOUT_SEC = 5.0
 """How long to wait for an aborted executor before abandoning it."""
+
+_PROBE_SEC = 0.1
+_PROBE_TIMEOUT_SEC = 2.0
+"""How long an attempt that was cancelled without a known reason looks whether the loop of the handlers goes on."""
 
 _DELIVERY_SEC = 30.0
 """How long an attempt that a cancel flag stopped waits for Temporal to cancel it."""
@@ -260,7 +265,19 @@ class Attempt:
                 return await self._end_flagged(error.flag)
         if self._flag_failure is not None:
             return await self._await_cancel(self._flag_failure)
+        if await self._loop_goes_on():
+            text = "the user's code cancelled its own task, although FlowKit did not cancel it"
+            raise AttemptFailed(failure(reason_codes.CANCELLED_BY_WORKER, text, permanent=False))
         raise AttemptFailed(handed_over("the process that runs the attempt is shutting down"))
+
+    async def _loop_goes_on(self) -> bool:
+        """Return whether the loop of the handlers still runs tasks. One that ends cancels all of them, or has ended."""
+        probe = asyncio.create_task(self._worker.portal.run(asyncio.sleep(_PROBE_SEC)))
+        await asyncio.wait([probe], timeout=_PROBE_TIMEOUT_SEC)
+        if not probe.done():
+            probe.cancel()
+            return False
+        return not probe.cancelled() and probe.exception() is None
 
     async def _end_flagged(self, flag: CancelFlag) -> AttemptResult:
         return await self._await_cancel(self._report_flag_once(flag))

@@ -6,16 +6,20 @@ Set `FLOWKIT_EVENT_LOOP=asyncio` if a handler uses a library that requires async
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowkit.core.user_code import place_of, stops_process
 from flowkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 T = TypeVar("T")
+
+_logger = logging.getLogger("flowkit.worker")
 
 VARIABLE = "FLOWKIT_EVENT_LOOP"
 ASYNCIO, UVLOOP = "asyncio", "uvloop"
@@ -42,7 +46,43 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         main.close()
         raise
     with runner:
-        return runner.run(main)
+        return run_to_end(runner, main)
+
+
+def run_to_end(runner: asyncio.Runner, main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` as `runner.run` does, and return its result, although user code ends the loop before.
+
+    A SystemExit in a callback or in an `asyncio.Task` leaves the loop, and so does `loop.stop()`. Neither loses anything,
+    so the loop runs on. Only the end of `main` and a stop of the process end it.
+    """
+    if asyncio._get_running_loop() is not None:
+        return runner.run(main)  # which refuses this
+    task = runner.get_loop().create_task(main)
+    while True:
+        try:
+            return runner.run(_result_of(task))
+        except (SystemExit, KeyboardInterrupt, RuntimeError) as error:
+            if stops_process(error):
+                raise
+            if task.done():
+                return task.result()
+            _log_end(error)
+
+
+async def _result_of(task: asyncio.Task[T]) -> T:
+    return await task
+
+
+def _log_end(error: BaseException) -> None:
+    what, place = type(error).__name__, place_of(error)
+    if isinstance(error, RuntimeError):
+        what = "a call of its stop()"
+    _logger.error(
+        "the event loop runs on: user code has ended it with %s%s; use `raise` in the method that FlowKit calls",
+        what,
+        place and f", at {place}",
+        extra={"event": "worker.loop.ended"},
+    )
 
 
 def _choose_loop() -> str:

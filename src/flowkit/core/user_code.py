@@ -70,16 +70,22 @@ class _Containment:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None or isinstance(error, (Exception, asyncio.CancelledError)) or _stops_process(error):
-            return
-        raise UserCodeError(error) from error
+        if error is not None:
+            _contain(error)
 
 
 contained = _Containment()
 """Use `with contained:` around a call of user code that awaits nothing. Raises UserCodeError."""
 
 
-def _stops_process(error: BaseException) -> bool:
+def _contain(error: BaseException) -> None:
+    """Raise UserCodeError for an error that must not leave user code as it is."""
+    if isinstance(error, (Exception, asyncio.CancelledError)) or stops_process(error):
+        return
+    raise UserCodeError(error) from error
+
+
+def stops_process(error: BaseException) -> bool:
     """Return whether a handler of SIGINT or SIGTERM raised the error, on the thread that runs such handlers.
 
     Nothing distinguishes a Ctrl-C under Python's default handler from a `raise KeyboardInterrupt`, so both stop the
@@ -113,6 +119,39 @@ _caller: ContextVar[_Caller | None] = ContextVar("flowkit_caller", default=None)
 _steps: dict[int, Contained[Any]] = {}
 """The coroutine that each thread runs at present."""
 
+_pid = os.getpid()
+"""The id of this process, without a call of the system."""
+
+
+def process_id() -> int:
+    """Return the id of this process, for `end_if_forked`."""
+    return _pid
+
+
+def _note_fork() -> None:
+    global _pid
+    _pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def end_if_forked(pid: int) -> None:
+    """End this process if it is not the one with this id: user code has forked it, and returned or raised in it.
+
+    Otherwise the child would go on as a second worker, on the connections and the event loop of the first one.
+    """
+    if _pid == pid:
+        return
+    error = sys.exception()
+    error = original(error) if error is not None else None
+    code = getattr(error, "code", None) if isinstance(error, SystemExit) else None
+    failed = error is not None and not isinstance(error, (SystemExit, StopIteration, StopAsyncIteration))
+    if failed or (code is not None and not isinstance(code, int)):
+        _logger.error("a process that user code forked ends with an error", exc_info=error)
+        code = 1
+    os._exit((code or 0) & 0xFF)
+
 
 class Contained(Coroutine[Any, Any, T]):
     """A coroutine that runs `awaitable`, which is user code, and contains its errors.
@@ -125,6 +164,7 @@ class Contained(Coroutine[Any, Any, T]):
         self._inner = awaitable if isinstance(awaitable, Coroutine) else _result_of(awaitable)
         self._name = name
         self._caller = _caller.get()
+        self._pid = _pid
         self._began_at = 0.0
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -138,23 +178,32 @@ class Contained(Coroutine[Any, Any, T]):
 
     def send(self, value: Any) -> Any:
         """Run the coroutine until it waits again."""
+        return self._step(self._inner.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an error where the coroutine waits, such as a cancel, and run it until it waits again."""
+        return self._step(self._inner.throw, *error)
+
+    def _step(self, run: Callable[..., Any], *given: Any) -> Any:
         thread = threading.get_ident()
         outer, _steps[thread] = _steps.get(thread), self
         self._began_at = time.monotonic()
         try:
-            with contained:
-                return self._inner.send(value)
+            return run(*given)
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            _contain(error)
+            raise
         finally:
-            self.warn_if_blocking()
+            if _pid != self._pid:
+                end_if_forked(self._pid)
+            if time.monotonic() - self._began_at >= BLOCKED_SEC:
+                self.warn_if_blocking()
             if outer is None:
                 del _steps[thread]
             else:
                 _steps[thread] = outer
-
-    def throw(self, *error: Any) -> Any:
-        """Raise an error where the coroutine waits, such as a cancel, and run it until it waits again."""
-        with contained:
-            return self._inner.throw(*error)
 
     def close(self) -> None:
         """End the coroutine where it waits."""
@@ -225,8 +274,8 @@ def contain_tasks(caller: str) -> None:
 
     `caller` describes the attempt for which they run, such as `node 'a' of task t`.
 
-    Otherwise a SystemExit in a task that user code has created would end the loop. Callbacks that user code passes to
-    the loop itself (`call_soon`, `call_later`) are not contained.
+    Otherwise nobody would know which attempt a SystemExit belongs to, in a task that user code has created: it leaves
+    the loop (flowkit.core.loops).
     """
     _caller.set(_Caller(caller))
     loop = asyncio.get_running_loop()
@@ -309,10 +358,10 @@ def is_missing_variable(error: BaseException) -> bool:
 
 
 def _foreign(frames: Iterable[tuple[FrameType, int | None]]) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames that are neither FlowKit's nor of Python's library, with their lines."""
+    """Yield the frames that are neither FlowKit's nor of Python's library or uvloop, with their lines."""
     for frame, line in frames:
         package = _package_of(frame)
-        is_ours = package == "flowkit" or package in sys.stdlib_module_names
+        is_ours = package in {"flowkit", "uvloop"} or package in sys.stdlib_module_names
         if not is_ours and line is not None and not frame.f_code.co_filename.startswith("<"):
             yield frame, line
 

@@ -7,9 +7,11 @@ It divides a history into activations in another way in a replay than in an engi
   with them at once, and with the rest of them in the next workflow task. A replay has all of them in one activation.
 * An update can be in one activation with events that a replay has in an earlier one, and the SDK runs updates first
   (https://github.com/temporalio/sdk-rust/issues/1146).
+* An update can arrive while a local activity runs, which Temporal's heartbeats of a workflow task allow. The engine runs it
+  with the end of that activity, or before. A replay has no such heartbeats, and runs it when the activity starts.
 
-Both lead to commands in another order, so that the history could never be replayed. Here, events wait for their workflow
-task, and the updates of an activation come last.
+All lead to commands in another order, so that the history could never be replayed. Here, events wait for their workflow
+task, the updates of an activation come last, and updates wait while a local activity runs. Such an activity is short.
 """
 
 from __future__ import annotations
@@ -67,6 +69,10 @@ class Activations:
         """The number of events that the workflow has been given, or that wait."""
         self._held: list[Any] = []
         """Jobs that wait for their workflow task."""
+        self._updates: list[Any] = []
+        """Updates that wait until no local activity runs."""
+        self._local: set[int] = set()
+        """The sequence numbers of the local activities that run."""
 
     def run(self, activation: Any) -> Any:
         """Return the completion of an activation."""
@@ -93,20 +99,21 @@ class Activations:
         return is_same_task and activation.history_length > before
 
     def _run_in_order(self, activation: Any) -> Any:
-        """Run the updates after the other jobs. Return the commands of both as one completion.
+        """Run the updates after the other jobs, and when no local activity runs. Return all commands as one completion.
 
         If the other jobs end the run, its updates stay without a response, and Temporal rejects them or sends them to
         the next run.
         """
-        updates = [job for job in activation.jobs if job.HasField("do_update")]
         others = [job for job in activation.jobs if not job.HasField("do_update")]
-        if not updates or not others:
-            return self._run(activation)
-        first = self._run(_with_jobs(activation, others))
-        if first.HasField("failed") or any(map(_ends_run, first.successful.commands)):
+        self._updates += [job for job in activation.jobs if job.HasField("do_update")]
+        first = self._run_jobs(activation, others) if others else None
+        if first is not None and (first.HasField("failed") or any(map(_ends_run, first.successful.commands))):
             return first
-        both = self._run(_with_jobs(activation, updates))
-        if both.HasField("failed"):
+        if self._local or not self._updates:
+            return first if first is not None else self._run_jobs(activation, [])
+        updates, self._updates = self._updates, []
+        both = self._run_jobs(activation, updates)
+        if both.HasField("failed") or first is None:
             return both
         commands = [*first.successful.commands, *both.successful.commands]
         flags = {*first.successful.used_internal_flags, *both.successful.used_internal_flags}
@@ -114,6 +121,17 @@ class Activations:
         both.successful.commands.extend(commands)
         both.successful.used_internal_flags.extend(sorted(flags))
         return both
+
+    def _run_jobs(self, activation: Any, jobs: Sequence[Any]) -> Any:
+        """Return the completion of an activation with these jobs, and note the local activities that end or start."""
+        ended = (job.resolve_activity for job in jobs if job.HasField("resolve_activity"))
+        self._local.difference_update(each.seq for each in ended if each.is_local)
+        completion = self._run(_with_jobs(activation, jobs))
+        if completion.HasField("successful"):
+            commands = completion.successful.commands
+            started = (each for each in commands if each.HasField("schedule_local_activity"))
+            self._local.update(each.schedule_local_activity.seq for each in started)
+        return completion
 
 
 def _with_jobs(activation: Any, jobs: Sequence[Any]) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -105,9 +106,8 @@ def load_json(text: str | bytes, *, parse_constant: Callable[[str], Any] | None 
         made = dict(pairs)
         if len(made) == len(pairs):
             return made
-        keys = [key for key, _ in pairs]
         repeated = _Repeated(made)
-        repeated.key = next(key for key in keys if keys.count(key) > 1)
+        repeated.key = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         found.append(repeated)
         return repeated
 

@@ -253,7 +253,7 @@ class Comparison:
             markers = [row["meta"] for row in self._artifacts(node) if row["status"] == "complete"]
             if markers != [end.final]:
                 yield f"its complete marker holds {markers} and should hold {end.final}"
-        elif entry["status"] != CANCELLED and finals:
+        elif finals and entry["status"] != CANCELLED and not _is_kept(entry):
             yield f"it has final metrics {finals}"
         summed = self._finished_sum(node)
         if summed and entry.get("stats") != self.end.stats[node.node_id]:
@@ -297,6 +297,11 @@ class Comparison:
     def _counts(self, entry: Fields) -> bool:
         """Whether the effect of a function counts. A cancelled one may have had its effect before."""
         return entry["status"] == FINISHED or (entry["status"] == CANCELLED and "applied_generation" in entry)
+
+
+def _is_kept(entry: Fields) -> bool:
+    """Return whether a node was skipped after a reset, which may have kept its generation and so its final metrics."""
+    return entry["status"] == SKIPPED and "reset_by" in entry
 
 
 def _makes_again(node: NodePlan) -> bool:

@@ -16,7 +16,7 @@ from flowkit.models import DELAY, NodeStatus
 from flowkit.text import format_duration, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Console, RenderableType
     from rich.table import Table
@@ -41,6 +41,11 @@ _DISPLAY_ORDER = ("failed", "cancelling", "deferred", "running", "cancelled", "s
 
 _ACTIVE = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
 """Statuses in which the last error of a node is from an earlier attempt."""
+
+_PROGRESS_SEC = 10.0
+"""Seconds between two rounds of lines about progress."""
+_PROGRESS_NODES = 5
+"""Largest number of nodes in such a round."""
 
 _OTHER_LINES = 8
 """Lines of a live display that show no node."""
@@ -81,13 +86,20 @@ def _state_of(node: NodeView) -> _State:
     return (node.status, node.attempt, *shown)
 
 
-class Lines:
-    """Prints one line for each change."""
+def _progress_of(node: NodeView) -> tuple[int, str]:
+    """Return how far a running node is: its batches, and how many shards run."""
+    return node.batches, node.shards.partition(",")[0]
 
-    def __init__(self, console: Console) -> None:
+
+class Lines:
+    """Prints one line for each change of state, and every ten seconds how far nodes are that have made progress."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
-        self._since = time.monotonic()
+        self._clock = clock
+        self._since = self._round_at = clock()
         self._nodes: dict[str, _State] = {}
+        self._progress: dict[str, tuple[int, str]] = {}
         self._printed_hints: set[str] = set()
 
     def show(self, view: TaskView, hints: Sequence[str]) -> None:
@@ -100,10 +112,27 @@ class Lines:
             state = _state_of(node)
             if self._nodes.get(node.node_id, _NEW) != state:
                 self._nodes[node.node_id] = state
-                self._print(format_line(node))
+                self._print_node(node)
+        self._show_progress(view)
+
+    def _show_progress(self, view: TaskView) -> None:
+        if self._clock() - self._round_at < _PROGRESS_SEC:
+            return
+        self._round_at = self._clock()
+        moved = [
+            node
+            for node in view.nodes
+            if node.status in _ACTIVE and self._progress.get(node.node_id) != _progress_of(node)
+        ]
+        for node in moved[:_PROGRESS_NODES]:
+            self._print_node(node)
+
+    def _print_node(self, node: NodeView) -> None:
+        self._progress[node.node_id] = _progress_of(node)
+        self._print(format_line(node))
 
     def _print(self, text: str) -> None:
-        self._console.print(f"{time.monotonic() - self._since:6.1f} s  {text}")
+        self._console.print(f"{self._clock() - self._since:6.1f} s  {text}")
 
 
 def task_table(

@@ -60,6 +60,8 @@ class ResultView:
 
     task_id: str
     status: str
+    ended: bool
+    """Whether nothing can change any more: a failing task has its final status before its attempts have stopped."""
     reason: str | None
     handled_failures: list[str]
     nodes: list[NodeResult]
@@ -170,6 +172,8 @@ def make_view(
     node_id: str | None = None,
 ) -> ResultView:
     """Return the result of a task, or of only one of its nodes, from its document and what its nodes have stored."""
+    from flowkit.models import TaskStatus
+
     nodes = []
     for node in document["graph"]["nodes"]:
         name = node["node_id"]
@@ -191,6 +195,7 @@ def make_view(
     return ResultView(
         task_id=document["id"],
         status=document["status"],
+        ended=TaskStatus(document["status"]).closed and document.get("finished_at") is not None,
         reason=document.get("reason"),
         handled_failures=(document.get("result") or {}).get("handled_failures") or [],
         nodes=nodes,
@@ -208,13 +213,11 @@ def _to_json(view: ResultView, page: BatchPage | None) -> dict[str, Any]:
 
 
 def _print_task(view: ResultView) -> None:
-    from flowkit.models import TaskStatus
-
     reason = f": {one_line(view.reason)}" if view.reason else ""
     output.echo(f"task {view.task_id} {view.status}{reason}")
     console = output.console()
     console.print(results_table(view.nodes, wide=console.is_terminal))
-    if not TaskStatus(view.status).closed:
+    if not view.ended:
         output.note("the task has not ended; its results can still change")
     for node in view.nodes:
         if node.failed_batches:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from temporalio.api.enums.v1 import PendingActivityState, TimeoutType
@@ -83,7 +84,8 @@ class NodeView:
     note: str = ""
     """Its last error, or why it was skipped."""
     seconds: float | None = None
-    """How long its latest attempt ran, or has been running; None if it has none, or if its end is unknown."""
+    """How long its latest attempt ran, or has been running; None if it has none, or if its end is unknown. A node with
+    shards runs from the begin of its first shard to its end."""
     waiting: bool = False
     """Whether its attempt is in the task queue of its role and no worker has started it."""
     worker: str = ""
@@ -187,17 +189,13 @@ class TaskReader:
                 break
         view = await self._with_pins(view)
         now = time.time()
-        view = add_runs(view, await self._from_store(self._servers.catalog.node_runs) or {}, now)
+        shards = await self._from_store(self._servers.catalog.shards) or {}
+        view = add_runs(view, await self._from_store(self._servers.catalog.node_runs) or {}, now, shards)
         view = add_workers(view, find_workers(self._description), now)
         view = add_waits(view, await read_waits(self._description, self._servers.temporal.data_converter))
-        view = await self._with_shards(view, now)
+        if shards:
+            view = add_shards(view, shards, await self._from_store(self._servers.catalog.sources) or {}, now)
         return add_external(view, await self._from_store(self._servers.catalog.external_runs) or {}, now)
-
-    async def _with_shards(self, view: TaskView, now: float) -> TaskView:
-        """Return `view` with the progress of nodes with shards that run."""
-        if not (shards := await self._from_store(self._servers.catalog.shards) or {}):
-            return view
-        return add_shards(view, shards, await self._from_store(self._servers.catalog.sources) or {}, now)
 
     async def _with_pins(self, view: TaskView) -> TaskView:
         """Return `view` with the versions for which attempts of the task wait, and the versions that are online."""
@@ -380,18 +378,31 @@ def add_waits(view: TaskView, waits: Mapping[str, str]) -> TaskView:
     return replace(view, nodes=nodes)
 
 
-def add_runs(view: TaskView, runs: Mapping[str, NodeRun], now: float) -> TaskView:
-    """Return `view` with the worker and the duration of each node's latest attempt, as the task document has them."""
-    nodes = tuple(_add_node_run(node, runs.get(node.node_id), now) for node in view.nodes)
+def add_runs(
+    view: TaskView,
+    runs: Mapping[str, NodeRun],
+    now: float,
+    shards: Mapping[str, ShardProgress] = MappingProxyType({}),
+) -> TaskView:
+    """Return `view` with the worker and the duration of each node's latest attempt, as the task document has them.
+
+    The duration of a node with shards begins with the first of them.
+    """
+    nodes = tuple(
+        _add_node_run(node, runs.get(node.node_id), shards.get(node.node_id), now) for node in view.nodes
+    )
     return replace(view, nodes=nodes)
 
 
-def _add_node_run(node: NodeView, run: NodeRun | None, now: float) -> NodeView:
+def _add_node_run(node: NodeView, run: NodeRun | None, shards: ShardProgress | None, now: float) -> NodeView:
+    active = node.status in _ACTIVE
+    if shards is not None and active:
+        node = replace(node, seconds=round(max(0.0, now - shards.started_at), 2))
     if run is None or run.epoch != node.attempt or run.started_at is None:
         return node
-    active = node.status in _ACTIVE
+    started_at = run.started_at if shards is None else min(run.started_at, shards.started_at)
     ended_at = now if active else run.finished_at
-    seconds = None if ended_at is None else round(max(0.0, ended_at - run.started_at), 2)
+    seconds = None if ended_at is None else round(max(0.0, ended_at - started_at), 2)
     runs = active and not run.worker.startswith(BRIDGE_PREFIX)
     return replace(node, seconds=seconds, worker=run.worker if runs else "", version=run.version)
 

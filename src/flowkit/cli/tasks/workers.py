@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from flowkit.adapters.worker_registry import MixedVersions, RegisteredWorker
 
 _SHOWN_ATTEMPTS = 3
-_OVERDUE = 1.5
-"""Announce intervals after which a worker counts as silent."""
+_OVERDUE_SEC = 5.0
+"""Seconds after a missed announcement after which a worker counts as silent."""
 
 
 class Kind(StrEnum):
@@ -186,7 +186,7 @@ def _view_row(row: RegisteredWorker, now: float) -> ProcessView:
     seen_sec = None if row.last_seen is None else max(0.0, now - row.last_seen.timestamp())
     state = State.OFFLINE
     if row.online:
-        overdue = seen_sec is not None and seen_sec > row.announce_interval_sec * _OVERDUE
+        overdue = seen_sec is not None and seen_sec > row.announce_interval_sec + _OVERDUE_SEC
         state = State.SILENT if overdue else State.ONLINE
     worker = Kind.EXTERNAL if row.external else Kind.WORKER
     return ProcessView(

@@ -1,0 +1,102 @@
+"""The update of an action that Temporal does not answer is sent again with the same id."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError
+from temporalio.service import RPCError, RPCStatusCode
+
+from flowkit import client as flowkit_client
+from flowkit.adapters.tasks.store import TaskStore
+from flowkit.client import TaskClient
+from flowkit.errors import ActionRejected
+from flowkit.models import temporal_names
+from flowkit.testing import memory_database
+
+
+class Temporal:
+    """A client of one open task, whose updates fail with the given errors first."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        self._errors = [*errors]
+        self.ids: list[str] = []
+
+    def get_workflow_handle_for(self, *_: object) -> Temporal:
+        """Return the handle of the workflow."""
+        return self
+
+    async def describe(self) -> Any:
+        """Return an open task."""
+        return SimpleNamespace(workflow_type=temporal_names.TASK, close_time=None)
+
+    async def execute_update(self, *_: object, id: str, result_type: type) -> dict[str, Any]:
+        """Return a result, or raise the next error."""
+        self.ids.append(id)
+        if self._errors:
+            raise self._errors.pop(0)
+        return {"revision": 1}
+
+
+def unanswered(status: RPCStatusCode) -> RPCError:
+    """Return an error of gRPC."""
+    return RPCError("unexpected workflow task failure", status, b"")
+
+
+def timed_out(cause: BaseException) -> WorkflowUpdateRPCTimeoutOrCancelledError:
+    """Return the error of Temporal's SDK with its cause."""
+    error = WorkflowUpdateRPCTimeoutOrCancelledError()
+    error.__cause__ = cause
+    return error
+
+
+async def act(temporal: Any, update_id: str | None = None) -> dict[str, Any]:
+    """Pause the task."""
+    tasks = TaskClient(temporal, TaskStore(memory_database()), queue="q")
+    return await tasks.act("t", "pause", {}, update_id)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flowkit_client, "_UPDATE_PAUSES_SEC", (0.0, 0.0, 0.0))
+
+
+@pytest.mark.parametrize("update_id", [None, "mine"])
+async def test_an_update_without_an_answer_is_sent_again_with_its_id(update_id: str | None) -> None:
+    temporal = Temporal(
+        unanswered(RPCStatusCode.FAILED_PRECONDITION),
+        unanswered(RPCStatusCode.UNAVAILABLE),
+        timed_out(unanswered(RPCStatusCode.DEADLINE_EXCEEDED)),
+    )
+    assert await act(temporal, update_id) == {"revision": 1}
+    assert len(temporal.ids) == 4
+    assert len({*temporal.ids}) == 1
+    assert update_id in (None, temporal.ids[0])
+
+
+async def test_an_update_is_not_sent_for_ever() -> None:
+    temporal = Temporal(*(unanswered(RPCStatusCode.UNAVAILABLE) for _ in range(9)))
+    with pytest.raises(RPCError) as caught:
+        await act(temporal)
+    assert caught.value.status is RPCStatusCode.UNAVAILABLE
+    assert len(temporal.ids) == 4
+
+
+async def test_an_update_is_not_sent_again_after_an_answer() -> None:
+    denied = Temporal(unanswered(RPCStatusCode.PERMISSION_DENIED))
+    with pytest.raises(RPCError):
+        await act(denied)
+    ended = Temporal(unanswered(RPCStatusCode.NOT_FOUND))
+    with pytest.raises(ActionRejected, match="has ended"):
+        await act(ended)
+    assert (len(denied.ids), len(ended.ids)) == (1, 1)
+
+
+async def test_the_cancellation_of_a_caller_is_no_lost_answer() -> None:
+    temporal = Temporal(timed_out(asyncio.CancelledError()))
+    with pytest.raises(asyncio.CancelledError):
+        await act(temporal)
+    assert len(temporal.ids) == 1
