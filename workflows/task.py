@@ -229,7 +229,8 @@ class Task:
             if source.has_events:
                 source.process_events()
         self._nodes.detach(self._scheduler.end_holds())
-        self._document.write_holders()
+        if self._nodes.parked:
+            self._document.write_holders()
         if self._scheduler.changed and not self._scheduler.must_stop:
             self._document.write_changed_nodes()
 

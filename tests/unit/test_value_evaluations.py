@@ -6,6 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from tests.unit.event_loop import let_other_tasks_run
+
 from flowkit.models import ConditionResults, NodeState
 from flowkit.workflows import node as node_module
 from flowkit.workflows.node import MOST_EVALUATIONS, most_evaluations, run_node
@@ -62,7 +64,7 @@ def start_all(monkeypatch: pytest.MonkeyPatch, nodes: Nodes, evaluations: Evalua
 async def settle() -> None:
     """Let all nodes continue as far as they can."""
     for _ in range(NODES):
-        await asyncio.sleep(0)
+        await let_other_tasks_run()
 
 
 async def test_a_wide_graph_evaluates_the_values_of_few_nodes_at_once(
