@@ -186,7 +186,7 @@ def natural_ends(node: NodePlan, ends: Mapping[str, NodeEnd], routers: Sequence[
     """Return how a node may end about which no action has decided, given the ends of the nodes above it.
 
     A node may have started, and stay as it is, although its gate would be closed now: by a batch of a parent, or because it
-    needs only some of its parents.
+    needs only some of its parents. A batch may also have decided about an edge whose condition is false.
     """
     end = node_end(node, ends, routers)
     passed_on = frozenset([ROUTING if node.on_failure else UPSTREAM_FAILED])
@@ -194,8 +194,15 @@ def natural_ends(node: NodePlan, ends: Mapping[str, NodeEnd], routers: Sequence[
     started_before = node.first_batch or node.streams or node.fan_in not in {"all", "all_done"}
     if end.status != SKIPPED or not started_before:
         return [end]
+    by_condition = [NodeEnd(status=SKIPPED, reasons=frozenset([CONDITION]))]
     if node.when == FALSE:
-        return [end, NodeEnd(status=SKIPPED, reasons=frozenset([CONDITION]))]
+        return [end, *by_condition]
     if node.first_batch or node.streams:
-        return [end, replace(ran, status=FAILED, code=UPSTREAM_FAILED), ran]
+        decides = FALSE in dict(node.edge_when).values()
+        return [
+            end,
+            replace(ran, status=FAILED, code=UPSTREAM_FAILED),
+            ran,
+            *(by_condition if decides else []),
+        ]
     return [end, ran]
