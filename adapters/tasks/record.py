@@ -185,7 +185,7 @@ def list_actions(applied: Iterable[AppliedAction]) -> list[Fields]:
 
 
 def _identify(action: AppliedAction) -> tuple[int, str]:
-    """Return what tells an action from one of a discarded history: its revision, and its time in milliseconds."""
+    """Return what distinguishes an action from one of a discarded history: its revision, and its time in milliseconds."""
     return action.revision, moment(action.at).isoformat(timespec="milliseconds")
 
 

@@ -118,7 +118,7 @@ _UNANSWERED = (
     RPCStatusCode.UNAVAILABLE,
     RPCStatusCode.DEADLINE_EXCEEDED,
 )
-"""Errors after which nobody knows whether an update was applied: its workflow task has failed, or no answer arrived."""
+"""Errors after which it is unknown whether an update was applied: its workflow task has failed, or no answer arrived."""
 _ADMISSION_LOOK_SEC = 0.5
 """How often a result looks whether a task that waits for admission has started."""
 
@@ -712,7 +712,7 @@ class TaskClient:
 async def _send_update(
     handle: WorkflowHandle[Any, Any], name: str, given: Mapping[str, Any], update_id: str
 ) -> dict[str, Any]:
-    """Return the result of an update. While nobody knows its result, send it again with its id: it is applied once."""
+    """Return the result of an update. While its result is unknown, send it again with its id: it is applied once."""
     for pause in _UPDATE_PAUSES_SEC:
         try:
             return await _execute_update(handle, name, given, update_id)
