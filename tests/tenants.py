@@ -25,8 +25,9 @@ async def create_tenants(db: Any, *, first: int, second: int) -> Tenants:
     """Create the tokens in the database of the deployment, for the actors with these numbers."""
     store = TokenStore(db)
     _, operator = await store.create(rights={Right.OPERATOR})
-    actors = []
-    for actor in (first, second):
-        rights = [right for right in Right if right is not Right.OPERATOR]
-        actors.append({right: (await store.create(actor=actor, rights={right}))[1] for right in rights})
-    return Tenants(operator=operator, first=actors[0], second=actors[1])
+    rights: list[Right] = [right for right in Right if right is not Right.OPERATOR]
+    of_first, of_second = [
+        {right: (await store.create(actor=actor, rights={right}))[1] for right in rights}
+        for actor in (first, second)
+    ]
+    return Tenants(operator=operator, first=of_first, second=of_second)

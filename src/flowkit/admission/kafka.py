@@ -31,12 +31,14 @@ from flowkit.errors import (
     SendUncertain,
     StoreRefused,
     StoreUnavailable,
+    TaskIdTaken,
 )
 from flowkit.limits import CANCEL_REASON_CHARS, ID_CHARS, KAFKA_RECORD_BYTES, LAST_ERROR_CHARS
 from flowkit.models.admission import (
     DEFAULT_TENANT,
     ENDED,
     RUNNING,
+    Door,
     Fields,
     Kind,
     Priority,
@@ -269,6 +271,7 @@ class Requested(Event):
         return Request(
             execution_id=self.execution_id,
             user_id=self.metadata.user_id,
+            door=Door.KAFKA,
             tenant=self.metadata.tenant,
             kind=Kind.EXECUTION,
             priority=self.priority,
@@ -536,6 +539,8 @@ class AdmissionConsumer:
         except StoreRefused:
             async with self._alone:
                 await self._queue.submit(request)
+        except TaskIdTaken as error:
+            raise BadRecord("id_taken", str(error)) from None
         except ConfigError as error:
             raise BadRecord("invalid_field", str(error)) from None
 
