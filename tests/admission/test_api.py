@@ -658,8 +658,8 @@ async def test_user_sees_and_changes_only_its_own_requests(front: Front) -> None
 
 def request_of(door: Door, tenant: str) -> Request:
     """Return a request of the user 7 that its actor has not made."""
-    who = {"execution_id": "e", "user_id": USER, "door": door, "tenant": tenant}
-    return Request(**who, kind=Kind.EXECUTION, body={"script": "x", "priority": "normal"})
+    body = {"script": "x", "priority": "normal"}
+    return Request(execution_id="e", user_id=USER, door=door, tenant=tenant, kind=Kind.EXECUTION, body=body)
 
 
 @pytest.mark.parametrize(
