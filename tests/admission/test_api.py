@@ -714,6 +714,14 @@ async def test_call_needs_a_token(front: Front) -> None:
     assert error_of(await front.submit(by="fk_none")) == (401, "unauthorized")
 
 
+async def test_deployment_knows_no_token_of_another_one(front: Front) -> None:
+    id = await front.queued()
+    other = await create_tenants(memory_database(), first=int(USER), second=int(OTHER))
+    for token in (other.operator, other.first[Right.ADMISSION]):
+        answer = await front.call("GET", f"{PREFIX}/executions/{id}", by=token)
+        assert error_of(answer) == (401, "unauthorized")
+
+
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
