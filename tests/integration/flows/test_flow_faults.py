@@ -37,7 +37,10 @@ async def test_engine_and_handler_are_killed_and_the_flow_finishes_with_each_job
     await world.call("flow.start", **world.own)
 
     def start() -> list[ForkedProcess]:
-        return [world.harness.engine_process(), world.harness.process("gateway", "jobs")]
+        return [
+            world.harness.engine_process(),
+            world.harness.process("gateway", "jobs", "--supervisor-networks", "loopback"),
+        ]
 
     async def both_run() -> bool:
         return len(world.supervisor.executions) == 2
