@@ -196,6 +196,13 @@ async def test_ping_and_stop() -> None:
         await used.calls.stop(used.to, "3:11:501", SECRET)
 
 
+async def test_a_supervisor_cannot_guess_the_ids_of_other_requests() -> None:
+    async with over_http() as used:
+        await asyncio.gather(*(used.run(job(id=f"{n}")) for n in range(20)))
+        ids = [each["id"] for each in used.supervisor.requests]
+        assert len({id[:8] for id in ids}) == len({id[-8:] for id in ids}) == 20
+
+
 # --- misbehavior ------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,6 @@ import asyncio
 import base64
 import contextlib
 import ipaddress
-import itertools
 import json
 import logging
 import re
@@ -428,8 +427,6 @@ class Supervisors:
         self._slow_sec = slow_sec
         self._margin_sec = margin_sec
         self._transports: dict[str, Transport] = {}
-        self._prefix = random.token_hex(8)
-        self._numbers = itertools.count(1)
         self._families: OrderedDict[Destination, tuple[float, Names | None]] = OrderedDict()
         self._jobs: OrderedDict[str, tuple[str, Sequence[str]]] = OrderedDict()
         """The jobs of the latest requests, by id of the request, and the secrets that replies may repeat."""
@@ -502,8 +499,11 @@ class Supervisors:
     async def ask(
         self, to: Destination, method: str, params: dict[str, Any], job_id: str, wait_sec: float | None = None
     ) -> Reply:
-        """Send one request, and return the reply to it. Raise a SupervisorError if there is none."""
-        id = f"{self._prefix}-{next(self._numbers)}"
+        """Send one request, and return the reply to it. Raise a SupervisorError if there is none.
+
+        No supervisor can guess the ids of requests to others, to which it could otherwise reply over Mycelium.
+        """
+        id = random.token_hex(16)
         self._jobs[id] = job_id, (params["secret"], *to.credentials)
         while len(self._jobs) > _REMEMBERED:
             self._jobs.popitem(last=False)
