@@ -68,14 +68,13 @@ async def read_body(response: ClientResponse, max_bytes: int) -> bytes:
     """Return the body of a response. Raise UnusableResponse if it is compressed or larger."""
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise UnusableResponse("returns a compressed response to a request that accepts none")
-    parts, size = [], 0
+    body = bytearray()
     async for part in response.content.iter_any():
-        parts.append(part)
-        size += len(part)
-        if size > max_bytes:
+        body += part
+        if len(body) > max_bytes:
             response.close()
             raise UnusableResponse(f"returns more than {max_bytes:,} bytes")
-    return b"".join(parts)
+    return bytes(body)
 
 
 # --- addresses --------------------------------------------------------------------------------------------------
