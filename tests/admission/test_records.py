@@ -304,6 +304,10 @@ def test_optional_events_can_be_switched_off() -> None:
             lambda: AdmissionTopics(rights={"execution_requested": TopicRights(tenants=["a/b"])}),
             "a tenant of the topic execution_requested is 'a/b'; it must not contain '/'",
         ),
+        (
+            lambda: AdmissionTopics(rights={"execution_requested": TopicRights(tenants="shop")}),
+            "the tenants of the topic execution_requested are 'shop'; pass a list of names",
+        ),
         (lambda: AdmissionTopics(events={"execution_accepted"}), "optional events are execution_queued"),
     ],
 )

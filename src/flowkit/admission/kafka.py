@@ -189,6 +189,10 @@ def _check_rights(topic: str, rights: TopicRights, topics: Sequence[str]) -> Non
     if rights.max_priority not in RANKS:
         given, bands = shown(rights.max_priority), ", ".join(RANKS)
         raise ConfigError(f"the max_priority of the topic {topic} is {given}; choose from {bands}")
+    if isinstance(rights.tenants, str):
+        raise ConfigError(
+            f"the tenants of the topic {topic} are {shown(rights.tenants)}; pass a list of names"
+        )
     for tenant in rights.tenants:
         try:
             _checked_tenant(tenant)
