@@ -8,6 +8,7 @@ from flowkit.gateway.models import FlowNode
 from flowkit.gateway.status import RUN_FIELDS, read_run
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import OnNodeFailure
+from flowkit.models.tokens import JOB_ROLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from flowkit.gateway.models import FlowData
     from flowkit.gateway.status import Run
 
-ROLE: Final = "job"
+ROLE: Final = JOB_ROLE
 """The role of the nodes of a flow."""
 
 RESULT_UID: Final = "result"
