@@ -447,22 +447,6 @@ class QueueView(Result):
 # --- who may do what ----------------------------------------------------------------------------------------------
 
 
-def _permit_user(caller: Caller) -> None:
-    if not caller.is_operator and Right.ADMISSION not in caller.rights:
-        raise HttpError(
-            403,
-            "permission_denied",
-            "the token lacks the right admission; create one with `flowkit token create --actor N --right admission`",
-        )
-
-
-def _permit_operator(caller: Caller) -> None:
-    if not caller.is_operator:
-        raise HttpError(
-            403, "permission_denied", "only an operator may do this; use a token with the right operator"
-        )
-
-
 def _permit_submission(caller: Caller, given: Submission) -> None:
     """Raise HttpError if the caller must not submit for this user or tenant, or with this priority.
 
@@ -838,7 +822,7 @@ OPERATIONS: Final = (
             422: "The graph is invalid: `invalid_graph`.",
             **_REJECTED,
         },
-        permit=_permit_user,
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="GET",
@@ -847,7 +831,7 @@ OPERATIONS: Final = (
         result=Execution,
         parameters={"path": ById},
         errors=_NOT_FOUND,
-        permit=_permit_user,
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="GET",
@@ -856,7 +840,7 @@ OPERATIONS: Final = (
         result=Events,
         parameters={"path": ById},
         errors=_NOT_FOUND,
-        permit=_permit_user,
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="POST",
@@ -866,7 +850,7 @@ OPERATIONS: Final = (
         parameters={"path": ById},
         bodies={"": Cancellation},
         errors={400: "It has ended, and not by a cancellation: `already_ended`.", **_NOT_FOUND},
-        permit=_permit_user,
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="POST",
@@ -880,7 +864,7 @@ OPERATIONS: Final = (
             **_NOT_FOUND,
             **_REJECTED,
         },
-        permit=_permit_user,
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="GET",
@@ -888,14 +872,14 @@ OPERATIONS: Final = (
         call=AdmissionApi.list_executions,
         result=Executions,
         parameters={"query": Filter},
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
     Operation(
         method="GET",
         path=f"{_ADMIN}/executions/queue",
         call=AdmissionApi.get_queue,
         result=QueueView,
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
     Operation(
         method="PUT",
@@ -905,14 +889,14 @@ OPERATIONS: Final = (
         parameters={"path": ById},
         bodies={"": NewPriority},
         errors={409: "It no longer waits: `not_waiting`.", **_NOT_FOUND},
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
     Operation(
         method="GET",
         path=f"{_ADMIN}/limits",
         call=AdmissionApi.get_limits,
         result=LimitsView,
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
     Operation(
         method="PUT",
@@ -920,7 +904,7 @@ OPERATIONS: Final = (
         call=AdmissionApi.set_limits,
         result=LimitsView,
         bodies={"": LimitsSubmission},
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
 )
 """All calls of the API."""
