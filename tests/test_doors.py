@@ -177,7 +177,11 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.FOREIGN_TOKEN: of(FAULTS, "tokens_and_contexts_decide_who_may_do_what")
         + of(AUTH, "revoked_token_is_accepted_for_the_time_of_the_cache_only")
         + of(SOCKET, "connection_ends_with_its_token", "connection_needs_a_token"),
-        Attack.NO_RIGHT: Missing("every method with a token that lacks its right"),
+        Attack.NO_RIGHT: of(
+            "server/test_rights.py",
+            "every_call_is_permitted_to_the_tokens_of_the_table_and_to_no_others",
+            "every_method_is_permitted_to_the_parts_of_the_table_and_to_no_others",
+        ),
         Attack.AMPLIFICATION: Missing("subscriptions and bytes of a connection, a batch and a page"),
         Attack.REGULAR_EXPRESSION: Reason("flows have scripts and names, and no schemas"),
         Attack.SECRET: of(FAULTS, "the_secret_reaches_the_supervisor_and_nobody_else")
@@ -186,11 +190,19 @@ DOORS: Final[Mapping[str, Row]] = {
     },
     "nodes of type job": {
         **SERVES,
-        Attack.FOREIGN_ID: Missing("a node that no flow has started, with the ids of another tenant"),
-        Attack.GUESSED_ID: Missing("the refusal is the same, whether or not the ids exist"),
+        Attack.FOREIGN_ID: of(
+            JOBS, "a_node_that_the_gateway_has_not_started_fails_for_good_and_reads_no_job"
+        ),
+        Attack.GUESSED_ID: of(
+            JOBS, "a_node_that_the_gateway_has_not_started_fails_for_good_and_reads_no_job"
+        ),
         Attack.TAKEN_ID: Missing("a task with the id of a run that its flow has not started yet"),
         Attack.FOREIGN_TOKEN: Reason("nodes have no tokens; the flow that started the run counts"),
-        Attack.NO_RIGHT: Missing("a token for admission without the role job"),
+        Attack.NO_RIGHT: of(
+            API,
+            "graph_has_only_roles_and_functions_that_its_token_may_use",
+            "a_token_with_fewer_roles_does_not_repeat_a_task_of_its_actor",
+        ),
         Attack.TRICKLED_BYTES: Reason("Temporal delivers whole attempts"),
         Attack.AMPLIFICATION: of(JOBS, "attempts_that_start_together_read_the_runners_once"),
         Attack.REGULAR_EXPRESSION: Reason("jobs have scripts, and no schemas"),

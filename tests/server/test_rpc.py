@@ -324,4 +324,4 @@ async def documented(call: Call, params: Lenient) -> None:
 )
 def test_method_needs_a_docstring_and_strict_params(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(TypeError, match=problem):
-        Method(name="x", result=None, **given)
+        Method(name="x", needs=Right.FLOWS, result=None, **given)
