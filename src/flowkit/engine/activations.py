@@ -9,23 +9,33 @@ It divides a history into activations in another way in a replay than in an engi
   (https://github.com/temporalio/sdk-rust/issues/1146).
 * An update can arrive while a local activity runs, which Temporal's heartbeats of a workflow task allow. The engine runs it
   with the end of that activity, or before. A replay has no such heartbeats, and runs it when the activity starts.
+* A local activity can end while the workflow answers a query that came with its workflow task. The SDK then completes the
+  workflow task with the marker of the activity, and brings its result to the workflow with the next workflow task. A replay
+  has the result where the marker is.
 
 All lead to commands in another order, so that the history could never be replayed. Here, events wait for their workflow
-task, the updates of an activation come last, and updates wait while a local activity runs. Such an activity is short.
+task, the updates of an activation come last, and updates wait while a local activity runs. Such an activity is short. The
+result of a local activity waits until queries are answered. If it is on its way already, the queries stay without an answer,
+and the server sends them again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+import math
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
 
-from temporalio.worker import WorkflowRunner
+from temporalio import activity
+from temporalio.worker import ActivityInboundInterceptor, Interceptor, WorkflowRunner
 
 from flowkit.models import temporal_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-    from temporalio.worker import WorkflowInstance, WorkflowInstanceDetails
+    from temporalio.worker import ExecuteActivityInput, WorkflowInstance, WorkflowInstanceDetails
 
 _TERMINAL = (
     "complete_workflow_execution",
@@ -33,6 +43,10 @@ _TERMINAL = (
     "fail_workflow_execution",
     "cancel_workflow_execution",
 )
+_ANSWER_SEC = 0.2
+"""Time for the answer to a query from the workflow to the SDK. Results of local activities take the same way."""
+_LEGACY_QUERY = "legacy"
+"""The id of a query that comes without a workflow task."""
 
 
 class OrderedRunner(WorkflowRunner):
@@ -57,6 +71,69 @@ class OrderedRunner(WorkflowRunner):
         self.inner.set_worker_level_failure_exception_types(types)
 
 
+class LocalResults(Interceptor):
+    """Holds results of local activities back while queries are answered. An engine has it together with OrderedRunner."""
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
+        """Return an interceptor for the activities of a worker."""
+        return _HoldsResults(next)
+
+
+class _HoldsResults(ActivityInboundInterceptor):
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        info = activity.info()
+        gate = _GATES.get(str(info.workflow_run_id)) if info.is_local else None
+        try:
+            return await super().execute_activity(input)
+        finally:
+            # Another thread closes and opens the gate, and it opens a while later.
+            while gate is not None and (left := gate.left(info.activity_id)) > 0:  # noqa: ASYNC110
+                await asyncio.sleep(left)
+
+
+class _Gate:
+    """Lets the results of the local activities of a run through, in the loop that runs them, or answers of its workflow.
+
+    The workflow has a thread of its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._through: set[str] = set()
+        """The ids of the activities whose results are on their way to the workflow."""
+        self._closed_until = 0.0
+
+    def left(self, activity_id: str) -> float:
+        """Return the seconds that the result of an activity has to wait. If it is 0, the result is on its way."""
+        with self._lock:
+            left = max(self._closed_until - time.monotonic(), 0.0)
+            if not left:
+                self._through.add(activity_id)
+            return min(left, _ANSWER_SEC)
+
+    def close(self, running: Collection[str]) -> bool:
+        """Let no results through. Return False, and close nothing, if that of an activity that runs is on its way."""
+        with self._lock:
+            if not self._through.isdisjoint(running):
+                return False
+            self._closed_until = math.inf
+            return True
+
+    def open(self) -> None:
+        """Let results through as soon as what has left the workflow has arrived."""
+        with self._lock:
+            self._closed_until = time.monotonic() + _ANSWER_SEC
+
+    def forget(self, activity_id: str) -> None:
+        """Forget a result that has arrived."""
+        with self._lock:
+            self._through.discard(activity_id)
+
+
+_GATES: Final[dict[str, _Gate]] = {}
+"""By the id of the run, for the runs that the engine has in memory."""
+
+
 class Activations:
     """The activations of one run of a workflow in one process."""
 
@@ -71,15 +148,18 @@ class Activations:
         """Jobs that wait for their workflow task."""
         self._updates: list[Any] = []
         """Updates that wait until no local activity runs."""
-        self._local: set[int] = set()
-        """The sequence numbers of the local activities that run."""
+        self._local: dict[int, str] = {}
+        """The ids of the local activities that run, by sequence number."""
+        self._gate = _Gate()
 
     def run(self, activation: Any) -> Any:
         """Return the completion of an activation."""
-        if all(
-            job.HasField("query_workflow") or job.HasField("remove_from_cache") for job in activation.jobs
-        ):
+        if any(job.HasField("remove_from_cache") for job in activation.jobs):
+            _GATES.pop(activation.run_id, None)
             return self._run(activation)
+        _GATES[activation.run_id] = self._gate
+        if all(job.HasField("query_workflow") for job in activation.jobs):
+            return self._answer(activation)
         if self._is_ahead(activation):
             self._held += activation.jobs
             return self._run(_with_jobs(activation, []))
@@ -87,6 +167,17 @@ class Activations:
             held, self._held = self._held, []
             activation = _with_jobs(activation, [*held, *activation.jobs])
         return self._run_in_order(activation)
+
+    def _answer(self, activation: Any) -> Any:
+        """Run queries, unless the result of a local activity could arrive before their answers."""
+        if not self._local or any(job.query_workflow.query_id == _LEGACY_QUERY for job in activation.jobs):
+            return self._run(activation)
+        if not self._gate.close(self._local.values()):
+            return self._run(_with_jobs(activation, []))
+        try:
+            return self._run(activation)
+        finally:
+            self._gate.open()
 
     def _is_ahead(self, activation: Any) -> bool:
         """Return whether an activation has events for which no workflow task has started.
@@ -125,12 +216,15 @@ class Activations:
     def _run_jobs(self, activation: Any, jobs: Sequence[Any]) -> Any:
         """Return the completion of an activation with these jobs, and note the local activities that end or start."""
         ended = (job.resolve_activity for job in jobs if job.HasField("resolve_activity"))
-        self._local.difference_update(each.seq for each in ended if each.is_local)
+        for seq in [each.seq for each in ended if each.is_local]:
+            self._gate.forget(self._local.pop(seq, ""))
         completion = self._run(_with_jobs(activation, jobs))
         if completion.HasField("successful"):
             commands = completion.successful.commands
-            started = (each for each in commands if each.HasField("schedule_local_activity"))
-            self._local.update(each.schedule_local_activity.seq for each in started)
+            started = (
+                each.schedule_local_activity for each in commands if each.HasField("schedule_local_activity")
+            )
+            self._local.update((each.seq, each.activity_id) for each in started)
         return completion
 
 
