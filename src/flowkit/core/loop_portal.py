@@ -19,10 +19,13 @@ def cancel_until_done(task: asyncio.Task[Any]) -> None:
     """Cancel a task, and again every IGNORED_SEC until it ends: user code may have ignored a cancel.
 
     A task that no longer runs user code would otherwise go on, for example wait for a database whose client is closed.
+    Its outcome does not matter any more, so asyncio does not log that nobody has read its error.
     """
     if not task.done():
         task.cancel()
         task.get_loop().call_later(IGNORED_SEC, cancel_until_done, task)
+    elif not task.cancelled():
+        task.exception()
 
 
 class LoopPortal:
