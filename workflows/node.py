@@ -362,8 +362,8 @@ class RunningNodes:
         """End a node that waits for an approval."""
         by = f" by {decision.by}" if decision.by else ""
         why = f"rejected{by}" + (f": {decision.comment}" if decision.comment else "")
-        self.scheduler.changed.add(decision.index)
         if decision.approves:
+            self.scheduler.changed.add(decision.index)
             self.end_as_decided(decision.index, NodeStatus.FINISHED)
         else:
             self.end_as_decided(decision.index, NodeStatus.FAILED, (reason_codes.REJECTED, why))

@@ -18,7 +18,6 @@ from temporalio.exceptions import ApplicationError
 
 from flowkit.errors import GraphError
 from flowkit.graph import validation
-from flowkit.graph.streams import unread_warnings
 from flowkit.graph.submission import NewTask, parse_input
 from flowkit.graph.validation import normalized, normalizing, parse_graph
 from flowkit.models import (
@@ -162,7 +161,7 @@ def rejection(error: GraphError) -> ApplicationError:
 
 async def _open(new: NewTask, graph: Graph) -> tuple[TaskState, Graph]:
     """Open the task document, and return the state in which the task begins."""
-    for warning in (*graph.warnings, *unread_warnings(graph.nodes)):
+    for warning in graph.warnings:
         workflow.logger.warning("graph: %s", warning)
     return _opened_state(new, graph, await open_document(new))
 

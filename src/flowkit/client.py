@@ -82,7 +82,7 @@ from flowkit.workflows.state_codec import input_of, rerun_input
 from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Mapping, Sequence
+    from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
@@ -105,6 +105,8 @@ _logger = logging.getLogger("flowkit.client")
 
 _INSERT_TRIES = 3
 _WARNING_CHARS = 300
+_WARNINGS = 1_000
+"""The number of logged warnings that a client remembers."""
 _LONGEST_WAIT_SEC = 10 * 365 * 24 * 3600.0
 _CLOSING_SEC = 30.0
 """How long a rerun waits until the workflow of the ended run has closed, and how often it looks."""
@@ -207,6 +209,8 @@ class TaskClient:
         self._external_roles = frozenset(external_roles)
         self._catalog = TaskCatalog(tasks.database)
         self._namespace = Namespace(client)
+        self._warned: set[str] = set()
+        """The warnings about graphs that this client has logged."""
         self._admission: AdmissionQueue | None = None
         """The queue to which `submit_task` submits, once it has."""
 
@@ -336,11 +340,19 @@ class TaskClient:
 
     def _check(self, task_id: str, given: dict[str, Any], functions: Collection[str] | None) -> None:
         graph = validate_input(task_id, given, max_nodes=self._max_nodes, external_roles=self._external_roles)
-        for warning in graph.warnings:
-            _logger.warning("task %s: %s", task_id, warning)
+        self._warn(task_id, graph.warnings)
         if functions is not None:
             problems = [unknown_function(node, functions) for node in given["graph"]["nodes"]]
             raise_if([problem for problem in problems if problem])
+
+    def _warn(self, task_id: str, warnings: Iterable[str]) -> None:
+        """Log each warning once, because many tasks have the same graph."""
+        for warning in warnings:
+            if warning not in self._warned:
+                self._warned.add(warning)
+                _logger.warning("task %s: %s", task_id, warning)
+        if len(self._warned) > _WARNINGS:
+            self._warned.clear()
 
     async def _checked_input(self, task_id: str, given: dict[str, Any]) -> dict[str, Any]:
         """Return the input of the workflow. If graph and params are too large for it, store them and refer to them.

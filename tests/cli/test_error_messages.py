@@ -170,6 +170,9 @@ WITHOUT_SERVERS = {
     "timeout": Mistake("run good.json --timeout 5", ["--timeout requires --watch", "add --watch"]),
     "status of a list": Mistake("list --status done", ["status 'done' is unknown", "queued, running"]),
     "limit": Mistake("list --limit 0", ["--limit", "1", "flowkit list --help"]),
+    "dash": Mistake(
+        "attempts t -dash", ["No such option: -d", "`flowkit attempts --help`", "put `--` before"]
+    ),
     "command": Mistake("star", ["No such command 'star'", "flowkit --help"]),
     "option": Mistake("run good.json --wach", ["--wach", "flowkit run --help"]),
 }

@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from queue import Queue
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from flowkit.adapters.tasks.cancel_flags import CancelFlags
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt import supervision
 from flowkit.attempt.supervision import Attempt, HeartbeatThrottle, WorkerContext
+from flowkit.core import loop_portal
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import StoreUnavailable
 from flowkit.models import AttemptResult, FailureKind
@@ -151,7 +152,7 @@ def another_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 async def test_handler_that_blocks_its_loop_times_out(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "_ABORT_TIMEOUT_SEC", 0.1)
+    monkeypatch.setattr(supervision, "IGNORED_SEC", 0.1)
     released = threading.Event()
 
     async def block() -> None:
@@ -165,6 +166,32 @@ async def test_handler_that_blocks_its_loop_times_out(db: Any, monkeypatch: pyte
         finally:
             released.set()
     assert reported["code"] == "timeout"
+
+
+@pytest.mark.parametrize("is_own_loop", [True, False])
+async def test_attempt_that_ignored_its_cancels_ends_once_it_no_longer_does(
+    db: Any, monkeypatch: pytest.MonkeyPatch, is_own_loop: bool
+) -> None:
+    monkeypatch.setattr(supervision, "IGNORED_SEC", 0.05)
+    monkeypatch.setattr(loop_portal, "IGNORED_SEC", 0.05)
+    ended, ignored = threading.Event(), 0
+
+    async def ignore_two_cancels() -> None:
+        nonlocal ignored
+        try:
+            while ignored < 2:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+                ignored += 1
+            await asyncio.Event().wait()  # as a write does while the database is away
+        finally:
+            ended.set()
+
+    timed = replace(attempt(), timeout_sec=0.1)
+    with nullcontext(asyncio.get_running_loop()) if is_own_loop else another_loop() as loop:
+        reported = await failed(db, FunctionRunner(ignore_two_cancels), timed, LoopPortal(loop))
+        assert reported["code"] == "timeout"
+        assert await asyncio.to_thread(ended.wait, 10)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------

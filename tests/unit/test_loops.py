@@ -6,9 +6,11 @@ import asyncio
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.activities.context import Subprocess
 from flowkit.core import loops
@@ -121,3 +123,25 @@ def test_signal_handler_of_the_process_ends_the_loop(kind: str) -> None:
     environment = {**os.environ, loops.VARIABLE: kind}
     ended = subprocess.run([sys.executable, "-c", STOPPED], env=environment, timeout=60, check=False)
     assert ended.returncode == 9
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_process_ends_although_a_task_ignores_every_cancel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    kept: list[asyncio.Task[None]] = []
+
+    async def ignore() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async def main() -> str:
+        kept.append(asyncio.create_task(ignore(), name="stubborn"))
+        await let_other_tasks_run()
+        return "done"
+
+    monkeypatch.setenv(loops.VARIABLE, kind)
+    monkeypatch.setattr(loops, "IGNORED_SEC", 0.05)
+    assert loops.run(main()) == "done"
+    assert "without 1 task of user code that ignored a cancel: stubborn" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -257,3 +258,20 @@ async def test_role_requires_exactly_one_handler() -> None:
         await run_graph({"nodes": [split(), count("split")]}, Split())
     with pytest.raises(ConfigError, match="two handlers are for role 'split'"):
         await run_graph({"nodes": [split()]}, Split(), Split())
+
+
+def _processor_time(nodes: int) -> float:
+    """Return the processor time of a chain of nodes, in seconds."""
+    chain = [split(f"n{place}", depends_on=[f"n{place - 1}"] if place else []) for place in range(nodes)]
+    began = time.process_time()
+    assert asyncio.run(run_graph({"nodes": chain}, Split())).status == "finished"
+    return time.process_time() - began
+
+
+def test_time_grows_with_the_nodes_and_not_faster() -> None:
+    few = many = float("inf")
+    for _ in range(3):
+        few, many = min(few, _processor_time(50)), min(many, _processor_time(200))
+        if many < 6 * few:
+            return
+    pytest.fail(f"50 nodes took {few:.1f} s of processor time, and 200 nodes {many:.1f} s")

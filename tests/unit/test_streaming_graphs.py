@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from tests.unit.graphs import node, pulling, two
 
+from flowkit.adapters.tasks.store import TaskStore
+from flowkit.client import TaskClient
 from flowkit.graph.submission import external_warnings, validate_input
 from flowkit.graph.validation import parse_graph
 from flowkit.models import StartWhen
+from flowkit.testing import memory_database
 
 FIRST = {"start_when": "first_batch"}
 
@@ -168,3 +171,27 @@ def test_node_that_runs_after_others_and_reads_none_of_their_data_is_named(
         assert found[0].endswith(
             '\n  | "input_adapter": "pull.from_artifacts",\n  | "input_args": {"from_nodes": ["a"]}'
         )
+
+
+class NotStarted(Exception):
+    """Raised in place of starting the workflow."""
+
+
+class Refusing:
+    """Temporal's client, as far as the start of a task needs it."""
+
+    async def start_workflow(self, *given: Any, **options: Any) -> None:
+        """Raise NotStarted."""
+        raise NotStarted
+
+
+async def test_client_logs_a_warning_about_a_graph_once(caplog: pytest.LogCaptureFixture) -> None:
+    temporal: Any = Refusing()
+    client = TaskClient(temporal, TaskStore(memory_database()), queue="q")
+    for child in ("c", "c", "d", "c"):
+        with pytest.raises(NotStarted):
+            await client.create_task(params={}, graph=graph_with(node(child, depends_on=["a"])))
+    logged = [
+        record.getMessage() for record in caplog.records if "names no input adapter" in record.getMessage()
+    ]
+    assert [text.partition("node ")[2][:3] for text in logged] == ["'c'", "'d'"]

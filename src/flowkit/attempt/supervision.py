@@ -38,6 +38,7 @@ from flowkit.attempt.failures import (
     yielded,
 )
 from flowkit.attempt.storage import check_database
+from flowkit.core.loop_portal import IGNORED_SEC, cancel_until_done
 from flowkit.core.user_code import Contained, contain_tasks, error_text, warn_of_blocked_loops
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld
 from flowkit.models import COORDINATOR_FN, FailureKind
@@ -58,9 +59,6 @@ _UNSUPERVISED_SEC = 1.5
 
 It is also the longest time that a cancel flag waits before a new attempt reads it.
 """
-
-_ABORT_TIMEOUT_SEC = 5.0
-"""How long to wait for an aborted executor before abandoning it."""
 
 _PROBE_SEC = 0.1
 _PROBE_TIMEOUT_SEC = 2.0
@@ -178,7 +176,8 @@ class Attempt:
             raise failed_attempt(self._name_worker(error.failure)) from None
         finally:
             supervision.cancel()
-            for task in (work, self._supervision, self._flag_failure):
+            cancel_until_done(work)
+            for task in (self._supervision, self._flag_failure):
                 if task is not None:
                     task.cancel()
 
@@ -338,7 +337,7 @@ class Attempt:
         if work.done():
             return
         work.cancel()
-        _, hanging = await asyncio.wait([work], timeout=_ABORT_TIMEOUT_SEC)
+        _, hanging = await asyncio.wait([work], timeout=IGNORED_SEC)
         if hanging:
             _logger.warning("node %s does not stop; its worker continues without it", self._attempt.node_id)
 

@@ -8,7 +8,7 @@ import sys
 import traceback
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
 
@@ -145,10 +145,15 @@ def _describe_misuse(error: Exception) -> ErrorReport:
     text = getattr(error, "format_message", error.__str__)()
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "flowkit"
-    message = one_line(text).rstrip(".")
-    return ErrorReport(
-        exit=Exit.USAGE, code=ConfigError.code, message=message, remedy=f"see `{command} --help`"
-    )
+    message, remedy = one_line(text).rstrip("."), f"see `{command} --help`"
+    option = getattr(error, "option_name", "--")
+    if not option.startswith("--") and _takes_arguments(context):
+        remedy += ", or put `--` before the arguments if one of them begins with a dash"
+    return ErrorReport(exit=Exit.USAGE, code=ConfigError.code, message=message, remedy=remedy)
+
+
+def _takes_arguments(context: Any) -> bool:
+    return bool(context) and any(each.param_type_name == "argument" for each in context.command.params)
 
 
 def shown_problems(error: GraphError) -> list[str]:

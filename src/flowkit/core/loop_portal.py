@@ -11,6 +11,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+IGNORED_SEC = 5.0
+"""How long a task may take to end after a cancel, before it is cancelled again or left alone."""
+
+
+def cancel_until_done(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and again every IGNORED_SEC until it ends: user code may have ignored a cancel.
+
+    A task that no longer runs user code would otherwise go on, for example wait for a database whose client is closed.
+    Its outcome does not matter any more, so asyncio does not log that nobody has read its error.
+    """
+    if not task.done():
+        task.cancel()
+        task.get_loop().call_later(IGNORED_SEC, cancel_until_done, task)
+    elif not task.cancelled():
+        task.exception()
+
 
 class LoopPortal:
     """Access to the loop that owns the database handle and runs handlers. Motor objects are bound to one loop."""
@@ -25,7 +41,10 @@ class LoopPortal:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` like `run`, but after a cancel wait until it has ended. A second cancel ends the wait."""
+        """Run `work` like `run`, but after a cancel wait until it has ended.
+
+        A second cancel ends the wait. `work` that has ignored the first one is then cancelled until it ends.
+        """
         if asyncio.get_running_loop() is self._loop:
             return await work
         remote = _RemoteTask(self._loop, work)
@@ -35,7 +54,11 @@ class LoopPortal:
             if remote.ended.done():
                 raise
             remote.cancel()
-            return await asyncio.shield(remote.ended)
+            try:
+                return await asyncio.shield(remote.ended)
+            except asyncio.CancelledError:
+                remote.abandon()
+                raise
 
     def call(self, function: Any, *args: Any) -> None:
         """Schedule a call of `function` on the portal's loop. This method is safe to call from any thread."""
@@ -56,6 +79,15 @@ class _RemoteTask(Generic[T]):
     def cancel(self) -> None:
         """Cancel the task."""
         self._loop.call_soon_threadsafe(self._cancel)
+
+    def abandon(self) -> None:
+        """Cancel the task until it ends. Nobody waits for it any more."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._abandon)
+
+    def _abandon(self) -> None:
+        if self._task is not None:
+            cancel_until_done(self._task)
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> None:
         self._task = self._loop.create_task(work)

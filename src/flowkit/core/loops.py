@@ -11,8 +11,10 @@ import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowkit.core.loop_portal import IGNORED_SEC
 from flowkit.core.user_code import place_of, stops_process
 from flowkit.errors import ConfigError
+from flowkit.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -45,8 +47,27 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     except ConfigError:
         main.close()
         raise
-    with runner:
+    try:
         return run_to_end(runner, main)
+    finally:
+        _close(runner)
+
+
+def _close(runner: asyncio.Runner) -> None:
+    """Close the loop, although tasks of user code may ignore that they are cancelled: asyncio waits for them for ever."""
+    loop = runner.get_loop()
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        left = run_to_end(runner, asyncio.wait(left, timeout=IGNORED_SEC))[1]
+    if not left:
+        runner.close()
+        return
+    names = ", ".join(sorted(task.get_name() for task in left))
+    counted = count_of(len(left), "task")
+    _logger.warning("the process ends without %s of user code that ignored a cancel: %s", counted, names)
+    loop.close()
 
 
 def run_to_end(runner: asyncio.Runner, main: Coroutine[Any, Any, T]) -> T:

@@ -38,8 +38,12 @@ def memory_database(name: str = "flowkit") -> Database:
         raise ImportError(
             "memory_database() needs mongomock-motor: pip install 'flowkit-temporal[testing]'"
         ) from error
+    from flowkit.testing.memory_collections import IndexedDatabase
+
     _replace_clock(mongomock)
-    client: Any = mongomock_motor.AsyncMongoMockClient()
+    inner: Any = mongomock.MongoClient()
+    inner._database_accesses[name] = IndexedDatabase(inner, name)
+    client: Any = mongomock_motor.AsyncMongoMockClient(mock_mongo_client=inner)
     return _with_fixes(client[name])
 
 

@@ -56,8 +56,12 @@ class InProcessTask:
             _make_change(None, TaskStatus.QUEUED),
             _make_change(TaskStatus.QUEUED, TaskStatus.RUNNING),
         ]
-        self._batch_stored = asyncio.Event()
-        """Set when a node has stored the first batch that other nodes wait for."""
+        self._running: dict[asyncio.Task[NodeStatus], int] = {}
+        """The nodes that run, by index. A node stays here until the scheduler knows that it has ended."""
+        self._done: list[asyncio.Task[NodeStatus]] = []
+        """Those of the running nodes that have ended, oldest first."""
+        self._woken = asyncio.Event()
+        """Set when a node has ended, or has stored the first batch that other nodes wait for."""
         executors.signals.receive = self._add_batch
 
     @property
@@ -75,35 +79,42 @@ class InProcessTask:
         await self._executors.engine(temporal_names.CLOSE_TASK, self._make_closing())
 
     async def _run_nodes(self) -> None:
-        running: dict[asyncio.Task[NodeStatus], int] = {}
         try:
             while not self.scheduler.done and self.scheduler.hard_failure is None:
                 for index in self.scheduler.pop_ready():
-                    running[asyncio.create_task(self._run_node(self.scheduler.nodes[index]))] = index
+                    self._start(self.scheduler.nodes[index])
                 if due := self.scheduler.pop_due():
                     await self._evaluate(due)
                     continue
-                await self._wait_for_events(running)
-                for each in [each for each in running if each.done()]:
-                    self.scheduler.end(running.pop(each), each.result())
+                await self._woken.wait()
+                self._woken.clear()
+                self._end_nodes()
                 await self._record()
         finally:
-            for each in running:
+            for each in self._running:
                 each.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _wait_for_events(self, running: Iterable[asyncio.Task[NodeStatus]]) -> None:
-        """Wait until a node ends or has stored the first batch that other nodes wait for."""
-        batch = asyncio.create_task(self._batch_stored.wait())
-        try:
-            await asyncio.wait([*running, batch], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            batch.cancel()
-        self._batch_stored.clear()
+    def _start(self, node: Node) -> None:
+        task = asyncio.create_task(self._run_node(node))
+        self._running[task] = node.index
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[NodeStatus]) -> None:
+        self._done.append(task)
+        self._woken.set()
+
+    def _end_nodes(self) -> None:
+        """Let the scheduler know of the nodes that have ended. Raise the error of one that has not run as it must."""
+        done, self._done = self._done, []
+        for each in done:
+            index = self._running.pop(each)
+            self.scheduler.changed.add(index)
+            self.scheduler.end(index, each.result())
 
     def _add_batch(self, batch: FirstBatch) -> None:
         if self.scheduler.accept_batch(batch):
-            self._batch_stored.set()
+            self._woken.set()
 
     async def _evaluate(self, due: list[Due]) -> None:
         """Evaluate conditions while running nodes continue, and hand the results to the scheduler."""
@@ -148,17 +159,19 @@ class InProcessTask:
 
     async def _record(self) -> None:
         """Record the nodes that ended without writing their own end. Nodes that pull from them wait for this."""
-        nodes = self._list_unfinished()
+        nodes = self._make_records(sorted(self.scheduler.changed))
+        self.scheduler.changed.clear()
         if nodes:
             await self._executors.engine(temporal_names.RECORD, self._make_recording(nodes))
 
-    def _list_unfinished(self) -> list[NodeRecord]:
-        states = self.scheduler.states
+    def _make_records(self, indexes: Iterable[int]) -> list[NodeRecord]:
+        """Return what to record of these nodes: nothing of those that have not ended, or whose attempt wrote the end."""
+        nodes, states = self.scheduler.nodes, self.scheduler.states
         return [
-            node_record(node, states[node.index], pulled=node.node_id in self._pulled)
-            for node in self.scheduler.nodes
-            if states[node.index].status.ended
-            and (node.is_engine_node or states[node.index].status is not NodeStatus.FINISHED)
+            node_record(nodes[index], states[index], pulled=nodes[index].node_id in self._pulled)
+            for index in indexes
+            if states[index].status.ended
+            and (nodes[index].is_engine_node or states[index].status is not NodeStatus.FINISHED)
         ]
 
     def _make_opening(self) -> OpenTask:
@@ -190,7 +203,7 @@ class InProcessTask:
             at=time.time(),
             status=self.status,
             status_history=[*self._history, _make_change(TaskStatus.RUNNING, self.status)],
-            nodes=self._list_unfinished(),
+            nodes=self._make_records(range(len(self.scheduler.nodes))),
             handled_failures=self.scheduler.handled_failures,
             reason=self.reason,
         )
