@@ -35,6 +35,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SCRIPT = {"script": "print(6*7)", "lang": "python", "lang_version": "3.11"}
 GRAPH = {"nodes": [{"node_id": "a", "type": "counter"}]}
+ENDLESS = {"properties": {"p": {"pattern": "^(a+)+$"}}}
 OPERATOR, USER, OTHER, FLOWS, LIMITED = "operator", "7", "8", "flows", "limited"
 ADMIN = f"{PREFIX}/admin"
 
@@ -296,6 +297,10 @@ async def test_a_token_with_fewer_roles_does_not_repeat_a_task_of_its_actor(fron
             "task_id is 't', and execution_id is another",
         ),
         ({"graph": GRAPH, "params": {"n": 2**70}}, "params.n"),
+        (
+            {"graph": {**GRAPH, "params_schema": ENDLESS}, "params": {"p": "a" * 60 + "!"}},
+            "the evaluation takes more than 0.5 s; simplify its patterns",
+        ),
         ([SCRIPT], "the body is a list"),
     ],
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from flowkit.activities.params_checks import ParamsChecks
 from flowkit.cli.errors import add_remedy
 from flowkit.errors import ConfigError
 from flowkit.graph.submission import parse_input, validate_input
@@ -34,9 +36,13 @@ class GivenTask:
     params: Any = field(default_factory=dict)
 
     def checked(self, *, params_given: bool = True) -> Graph:
-        """Return the validated graph. Raise GraphError, with the text of `create_task`, if it is invalid."""
-        given = {"params": self.params, "graph": self.graph}
-        return validate_input(_HERE, given, params_given=params_given)
+        """Return the validated graph. Raise GraphError, with the text of `create_task`, if it is invalid.
+
+        Without `params_given`, the params follow later, so they need not match the `params_schema` of the graph.
+        """
+        parsed = validate_input(_HERE, {"params": self.params, "graph": self.graph})
+        asyncio.run(ParamsChecks().check(self.graph, self.params if params_given else None))
+        return parsed
 
 
 def read_task(path: str, params: str | None = None, single: Sequence[str] = ()) -> GivenTask:
