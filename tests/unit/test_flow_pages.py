@@ -103,20 +103,72 @@ def test_secrets_are_references_or_encrypted(tmp_path: Path, monkeypatch: pytest
     box = SecretBox(references=["env:SUPERVISOR_*"])
     assert box.open(box.seal("env:SUPERVISOR_A", as_operator=False)) == "from the environment"
     assert box.open(box.seal(f"file:{tmp_path}/s", as_operator=True)) == "from a file"
-    assert masked("env:A") == "env:A"
+    assert masked(box.seal("env:A", as_operator=True)) == "env:A"
     assert box.open(None) == ""
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """Return a folder `team` of secrets beside a file that is none of them, with links between the two."""
+    team = tmp_path / "team"
+    (team / "own").mkdir(parents=True)
+    (team / "own" / "k").write_text("own secret")
+    (team / "current").symlink_to("own/k")
+    (tmp_path / "key").write_text("the key of the gateway")
+    (team / "out").symlink_to(tmp_path / "key")
+    (team / "up").symlink_to(tmp_path)
+    (team / "circle").symlink_to("circle")
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", ["team/own/k", "team/current", "linked/own/k"])
+def test_file_in_the_folder_of_its_pattern_is_a_secret(folders: Path, path: str) -> None:
+    (folders / "linked").symlink_to("team")
+    box = SecretBox(references=[f"file:{folders}/{path.partition('/')[0]}/*"])
+    assert box.open(box.seal(f"file:{folders}/{path}", as_operator=False)) == "own secret"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "team/../key",
+        "team/own/../../key",
+        "team/out",
+        "team/up/key",
+        "team/own/../own/k",
+        "team/circle",
+        "key",
+    ],
+)
+def test_file_outside_the_folder_of_its_pattern_is_neither_stored_nor_read(folders: Path, path: str) -> None:
+    box, reference = SecretBox(references=[f"file:{folders}/team/*"]), f"file:{folders}/{path}"
+    with pytest.raises(SecretError, match="only an operator"):
+        box.seal(reference, as_operator=False)
+    with pytest.raises(SecretError, match="only an operator"):
+        box.open(reference)
+
+
+def test_stored_reference_is_checked_again_when_it_is_read(folders: Path) -> None:
+    box, later = SecretBox(references=[f"file:{folders}/team/*", "env:A_*"]), folders / "team" / "later"
+    stored = box.seal(f"file:{later}", as_operator=False)
+    later.symlink_to(folders / "key")
+    with pytest.raises(SecretError, match="only an operator"):
+        box.open(stored)
+    with pytest.raises(SecretError, match="only an operator"):
+        SecretBox().open(box.seal("env:A_B", as_operator=False))
+    assert SecretBox().open(box.seal(f"file:{later}", as_operator=True)) == "the key of the gateway"
 
 
 def test_secrets_that_cannot_be_stored_or_read(tmp_path: Path) -> None:
     box = SecretBox()
     with pytest.raises(SecretError, match="no key"):
         box.seal("word", as_operator=True)
-    with pytest.raises(SecretError, match="operator only"):
+    with pytest.raises(SecretError, match="only an operator"):
         box.seal("env:PATH", as_operator=False)
     with pytest.raises(SecretError, match="FLOWKIT_NO_SUCH is not set"):
-        box.open("env:FLOWKIT_NO_SUCH")
+        box.open(box.seal("env:FLOWKIT_NO_SUCH", as_operator=True))
     with pytest.raises(SecretError, match="cannot be read"):
-        box.open(f"file:{tmp_path}/none")
+        box.open(box.seal(f"file:{tmp_path}/none", as_operator=True))
     sealed = SecretBox([Fernet.generate_key().decode()]).seal("word", as_operator=True)
     with pytest.raises(SecretError, match="set FLOWKIT_SECRET_KEY"):
         box.open(sealed)
