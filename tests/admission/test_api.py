@@ -325,6 +325,21 @@ async def test_body_must_be_json(front: Front, text: str) -> None:
     assert error_of(answer) == (400, "invalid_json")
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"script": "a", "script": "b"}', "'script' twice"),
+        ('{"timeout_seconds": 1e999}', "timeout_seconds is '1e999'"),
+    ],
+)
+async def test_body_with_a_key_twice_or_a_number_beyond_the_range_is_refused(
+    front: Front, text: str, problem: str
+) -> None:
+    answer = await front.call("POST", f"{PREFIX}/execute", data=text)
+    assert error_of(answer) == (400, "invalid_json")
+    assert problem in message_of(answer)
+
+
 # --- ids that occur twice -----------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from flowkit.core.utils import dumps
@@ -19,6 +19,7 @@ from flowkit.server.errors import HttpError
 from flowkit.server.rights import HttpRoute, Open
 from flowkit.server.rpc import Params, describe_problem, secret_fields
 from flowkit.text import count_of, kind_of
+from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -42,7 +43,7 @@ _COMMON_ERRORS: Final[Mapping[int, str]] = {
 }
 _INPUT_ERRORS: Final[Mapping[int, str]] = {422: "A field of the call is invalid: `invalid_request`."}
 _BODY_ERRORS: Final[Mapping[int, str]] = {
-    400: "The body is not JSON: `invalid_json`.",
+    400: "The body is not JSON, has a key of an object twice, or a number beyond the range of numbers: `invalid_json`.",
     413: "The body is too large: `body_too_large`.",
 }
 
@@ -150,7 +151,9 @@ async def _body(operation: Operation, request: Request) -> Params | None:
     if not operation.bodies:
         return None
     try:
-        given = from_json(await request.body(), allow_inf_nan=False)
+        given = load_json(await request.body(), strict=True)
+    except (EqualKeys, JsonRefused) as error:
+        raise HttpError(400, "invalid_json", f"the body is rejected: {error}") from None
     except ValueError as error:
         raise HttpError(400, "invalid_json", f"the body is not JSON: {error}; send an object") from None
     if not isinstance(given, dict):

@@ -7,14 +7,14 @@ import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.cli.errors import add_remedy
 from flowkit.errors import ConfigError
 from flowkit.graph.submission import parse_input, validate_input
 from flowkit.text import one_line, printed
-from flowkit.validation.json_keys import EqualKeys, load_json
+from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,16 +100,11 @@ def read_pairs(given: Sequence[str], option: str, example: str) -> dict[str, Any
 def read_value(text: str) -> Any:
     """Return the value if the text is JSON; otherwise return the text. Raise ConfigError for an object with a key twice."""
     try:
-        return load_json(text, parse_constant=_refuse_constant)
-    except EqualKeys as error:
+        return load_json(text, constants=False)
+    except (EqualKeys, JsonRefused) as error:
         raise ConfigError(f"the value {printed(text)}: {error}") from None
-    except (ValueError, RecursionError):
+    except ValueError:  # also NaN and Infinity, which Python accepts but JSON does not
         return text
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    """Reject NaN and Infinity, which Python accepts but JSON does not."""
-    raise ValueError(name)
 
 
 def read_object(text: str, option: str, remedy: str) -> dict[str, Any]:
@@ -160,9 +155,9 @@ def _parse_json(text: str, place: str) -> Any:
     where = "stdin" if place == "-" else place
     try:
         return load_json(text)
-    except EqualKeys as error:
+    except (EqualKeys, JsonRefused) as error:
         raise ConfigError(f"{where}: {error}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         problem = ConfigError(f"{where} is not JSON: {one_line(error)}")
         raise add_remedy(problem, _suggest_json(text)) from None
 
