@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -87,6 +88,43 @@ def test_the_example_of_the_page_is_a_flow_of_three_jobs() -> None:
     method, params = made.calls[-1]
     assert (method, params["flow"]["jobs"]) == ("flow.create", [501, 502, 503])
     assert params["flow"]["nodes"][1]["prerequisites"] == ["approval:ops"]
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+MERGES = "".join(f"m{i}: &m{i} {{<<: [*m{i - 1}, *m{i - 1}], k{i}: 1}}\n" for i in range(1, 60))
+ALIASES = "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
+CHAIN = "".join(f"c{i}: &c{i} [*c{i - 1}]\n" for i in range(1, 500))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[" * 10_000, "line 1: the value is nested deeper than 100 levels"),
+        ("jobs:\n  - " + "{a: " * 10_000, "line 2: the value is nested deeper than 100 levels"),
+        (f"m0: &m0 {{k: 1}}\n{MERGES}", "line 17: the value has more than 500,000 parts with its aliases"),
+        (f"a0: &a0 [x]\n{ALIASES}", "line 19: the value has more than 500,000 parts"),
+        (f"c0: &c0 [x]\n{CHAIN}", "line 100: the value is nested deeper than 100 levels"),
+        ("jobs: &a\n  - *a\n", "line 1: the value contains itself"),
+        (f"caller: {'9' * 5_000}", "line 1: '99999"),
+        (f"caller: 0x{'F' * 5_000}", "line 1: '0xFFF"),
+        ("flow: {execution_timeout: 1.0e+999}", "line 1: '1.0e+999' is beyond the range of numbers"),
+        ("\nflow: {execution_timeout: .nan}", "line 2: '.nan' is beyond"),
+        ("caller: 2026-13-45", "month must be in 1..12"),
+        ("jobs: []\njobs: []", 'found duplicate key "jobs"'),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_file_that_stands_for_too_much_is_refused_at_once(text: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "flow.yaml"
+    file.write_text(text)
+    began = time.process_time()
+    with pytest.raises(ConfigError) as caught:
+        read_flow_file(file)
+    assert str(caught.value).startswith(str(file))
+    assert problem in str(caught.value)
+    assert time.process_time() - began < 5
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------
