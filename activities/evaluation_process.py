@@ -147,6 +147,8 @@ def _start() -> subprocess.Popen[bytes]:
 def main() -> None:
     """Evaluate what the lines of stdin request. Ctrl-C, which a terminal sends to this process, too, is for its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGPROF"):
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore it, and a process inherits that
     for line in sys.stdin.buffer:
         sys.stdout.write(json.dumps(_evaluate_line(line)) + "\n")
         sys.stdout.flush()
@@ -185,7 +187,11 @@ def _check_params(seconds: float, schema: dict[str, Any], params: dict[str, Any]
         return params_problems({PARAMS_SCHEMA: schema}, params)
 
 
-_KINDS: dict[str, Callable[..., Any]] = {"condition": _evaluate_condition, "value": _evaluate_value, "params": _check_params}
+_KINDS: dict[str, Callable[..., Any]] = {
+    "condition": _evaluate_condition,
+    "value": _evaluate_value,
+    "params": _check_params,
+}
 
 _TIME_IS_UP = -getattr(signal, "SIGPROF", 0) or None
 """Exit code of a process whose evaluation has used up its processor time; None on Windows, which has no such limit."""
