@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
 
-from flowkit.activities.condition_process import ConditionProcess
+from flowkit.activities.evaluation_process import EvaluationProcess
 from flowkit.activities.tasks import check_database, heartbeats
 from flowkit.attempt.failures import cut, refusal
 from flowkit.errors import AdapterError, BadCondition, FlowKitError, StoreRefused
@@ -206,7 +206,7 @@ class Evaluation:
         self._too_late = f"the conditions that are due together take more than {seconds:g} s"
         self._end = time.monotonic() + seconds
         self._is_secret = is_secret
-        self._process = ConditionProcess()
+        self._process = EvaluationProcess()
 
     def run(self, texts: Iterable[str], values: Mapping[str, Any]) -> list[Outcome]:
         """Return the results of expressions with these values of the variables. Takes time, so call it in a thread."""

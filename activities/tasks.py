@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from flowkit.activities.params_checks import ENGINE_SLACK, ParamsChecks
 from flowkit.adapters.admission import AdmittedTasks
 from flowkit.adapters.tasks.store import is_same_database, latest_attempt, show_database
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
@@ -24,7 +25,6 @@ from flowkit.errors import (
 )
 from flowkit.graph.changes import change_graph, change_problems
 from flowkit.graph.conditions import condition_problems, has_conditions
-from flowkit.graph.params import PARAMS_SCHEMA, params_problems
 from flowkit.graph.submission import external_problem, is_large, validate_input
 from flowkit.graph.validation import normalized, parse_graph, raise_if, too_many_nodes, unknown_function
 from flowkit.models import (
@@ -96,6 +96,7 @@ class TaskActivities:
         self._stored = StoredTasks(tasks)
         self._admitted = AdmittedTasks(tasks.database)
         self._namespace_id = namespace_id
+        self._params = ParamsChecks(slack=ENGINE_SLACK)
 
     @property
     def all(self) -> list[Callable[..., Any]]:
@@ -191,7 +192,6 @@ class TaskActivities:
             changed,
             max_nodes=self._max_nodes,
             external_roles=self._external_roles,
-            params_given=False,
         )
         replaced = {each.index for each in change.changed}
         raise_if([*change_problems(normalized(before), after, change.added, replaced)])
@@ -229,8 +229,7 @@ class TaskActivities:
         self._check(opening)
         if has_conditions(opening.graph):
             await asyncio.to_thread(_check_conditions, opening.graph)
-        if opening.graph.get(PARAMS_SCHEMA) is not None:
-            raise_if(await asyncio.to_thread(params_problems, opening.graph, opening.params))
+        await self._params.check(opening.graph, opening.params)
         database_id = await self._tasks.database_id()
         if opening.rerun is not None:
             run_seq, earlier = await self._tasks.open_rerun(

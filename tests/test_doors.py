@@ -58,6 +58,7 @@ Row = dict[Attack, Cell]
 API, CONSUMER, RECORDS = "admission/test_api.py", "admission/test_consumer.py", "admission/test_records.py"
 HTTP, AUTH, RPC, SOCKET = (f"server/test_{name}.py" for name in ("http", "auth", "rpc", "websocket"))
 FLOWS, FAULTS = "integration/flows/test_tenants.py", "integration/flows/test_flow_faults.py"
+CHECKS = "unit/test_params_checks.py"
 SUPERVISORS, JOBS = "unit/test_supervisors.py", "unit/test_job_handler.py"
 FENCING, READING = "unit/test_bridge_fencing.py", "unit/test_bridge_reading.py"
 
@@ -115,7 +116,8 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.AMPLIFICATION: of(
             API, "invalid_parameter_of_a_list_is_named", "script_has_at_most_one_mebibyte"
         ),
-        Attack.REGULAR_EXPRESSION: Missing("a graph whose params have an endless pattern"),
+        Attack.REGULAR_EXPRESSION: of(API, "invalid_field_is_named")
+        + of(CHECKS, "cheap_checks_do_not_wait_for_endless_ones"),
         Attack.SECRET: of(API, "errors_of_mongodb_have_a_status_and_no_details")
         + of(HTTP, "each_request_is_logged_without_its_content"),
         Attack.OTHER_DEPLOYMENT: of(API, "deployment_knows_no_token_of_another_one"),
@@ -165,7 +167,7 @@ DOORS: Final[Mapping[str, Row]] = {
             Reason("such a program may read and write the database, so it may do everything"),
         ),
         Attack.TAKEN_ID: of("cli/test_admission.py", "id_of_another_user_is_taken"),
-        Attack.REGULAR_EXPRESSION: Missing("create_task with a graph whose params have an endless pattern"),
+        Attack.REGULAR_EXPRESSION: of(CHECKS, "every_way_gives_up_an_endless_check"),
         Attack.OTHER_DEPLOYMENT: Missing("a request does not adopt the workflow of another deployment"),
     },
     "gateway": {
@@ -185,7 +187,8 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.AMPLIFICATION: Missing("subscriptions and bytes of a connection, a batch and a page"),
         Attack.REGULAR_EXPRESSION: Reason("flows have scripts and names, and no schemas"),
         Attack.SECRET: of(FAULTS, "the_secret_reaches_the_supervisor_and_nobody_else")
-        + of(RPC, "value_of_a_secret_is_never_shown", "params_never_reach_the_log"),
+        + of(RPC, "value_of_a_secret_is_never_shown", "params_never_reach_the_log")
+        + of("unit/test_flow_pages.py", "file_outside_the_folder_of_its_pattern_is_neither_stored_nor_read"),
         Attack.OTHER_DEPLOYMENT: Missing("flow.start and flow.cancel of two deployments with the same ids"),
     },
     "nodes of type job": {
@@ -294,7 +297,7 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.AMPLIFICATION: of(
             "integration/test_plain_client_start.py", "node_limit_of_the_engine_applies_to_a_plain_start"
         ),
-        Attack.REGULAR_EXPRESSION: Missing("an engine opens a task whose params have an endless pattern"),
+        Attack.REGULAR_EXPRESSION: of(CHECKS, "every_way_gives_up_an_endless_check"),
         Attack.SECRET: of(
             "integration/bridge/test_secrets.py", "no_sink_contains_a_secret_that_is_not_documented"
         ),

@@ -25,6 +25,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits, reason_codes
+from flowkit.activities.params_checks import ParamsChecks
 from flowkit.adapters.admission import AdmissionStore
 from flowkit.adapters.tasks.fields import graph_of, input_digest, new_task, owner
 from flowkit.adapters.tasks.queries import TaskQueries
@@ -211,6 +212,7 @@ class TaskClient:
         self._namespace = Namespace(client)
         self._warned: set[str] = set()
         """The warnings about graphs that this client has logged."""
+        self._params = ParamsChecks()
         self._admission: AdmissionQueue | None = None
         """The queue to which `submit_task` submits, once it has."""
 
@@ -336,6 +338,7 @@ class TaskClient:
         own_params = {} if params is None else convert_to_json("params", params)
         given = {"params": own_params, "graph": convert_to_json("graph", graph)}
         await asyncio.to_thread(self._check, task_id, given, functions)
+        await self._params.check(given["graph"], given["params"])
         return given
 
     def _check(self, task_id: str, given: dict[str, Any], functions: Collection[str] | None) -> None:

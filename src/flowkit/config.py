@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from flowkit.errors import ConfigError
 from flowkit.text import suggestion
 from flowkit.validation import settings
-from flowkit.validation.json_keys import EqualKeys, load_json
+from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -339,7 +339,7 @@ def _read_file(path: str | Path | None) -> Iterator[Layer]:
         return
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-    except EqualKeys as error:
+    except (EqualKeys, JsonRefused) as error:
         raise ConfigError(f"{path}: {error}") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from None

@@ -5,6 +5,7 @@ The first line of a class's docstring is its default message.
 * FlowKitError
     + GraphError (also ValueError)
         + ConditionsTooLarge
+    + ChecksBusy                retryable
     + ConfigError (also ValueError)
     + Removed (also AttributeError)
     + StoreUnavailable          retryable
@@ -68,6 +69,13 @@ class ConditionsTooLarge(GraphError):
     """The expressions of all conditions of a graph together are too large."""
 
     code = reason_codes.CONDITIONS_TOO_LARGE
+
+
+class ChecksBusy(FlowKitError):
+    """The check of params against graph.params_schema did not get a processor in time."""
+
+    retryable = True
+    code = reason_codes.CHECKS_BUSY
 
 
 class ConfigError(FlowKitError, ValueError):

@@ -68,6 +68,13 @@ CONDITION_SEC = 2.0
 CONDITIONS_SEC = 60.0
 """Most time that the evaluation of conditions which become due together may take, in seconds."""
 
+PARAMS_SCHEMA_SEC = 0.5
+PARAMS_SCHEMA_SEC_PER_MB = 3.0
+"""Most processor time for the check of params against `params_schema`, in seconds, and the time added for each MB of both.
+
+An engine, whose processor may be slower than that of the client, allows one and a half times as much.
+"""
+
 MAX_PARALLEL = 1_000
 """Largest `parallel` of a node: the number of its shards that run at the same time."""
 

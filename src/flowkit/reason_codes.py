@@ -13,6 +13,7 @@ from typing import Final
 FLOWKIT_ERROR: Final = "flowkit_error"
 INVALID_GRAPH: Final = "invalid_graph"
 CONDITIONS_TOO_LARGE: Final = "conditions_too_large"
+CHECKS_BUSY: Final = "checks_busy"
 INVALID_CONFIG: Final = "invalid_config"
 REMOVED: Final = "removed"
 MONGO_UNAVAILABLE: Final = "mongo_unavailable"

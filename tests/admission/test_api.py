@@ -35,6 +35,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SCRIPT = {"script": "print(6*7)", "lang": "python", "lang_version": "3.11"}
 GRAPH = {"nodes": [{"node_id": "a", "type": "counter"}]}
+ENDLESS = {"properties": {"p": {"pattern": "^(a+)+$"}}}
 OPERATOR, USER, OTHER, FLOWS, LIMITED = "operator", "7", "8", "flows", "limited"
 ADMIN = f"{PREFIX}/admin"
 
@@ -296,6 +297,10 @@ async def test_a_token_with_fewer_roles_does_not_repeat_a_task_of_its_actor(fron
             "task_id is 't', and execution_id is another",
         ),
         ({"graph": GRAPH, "params": {"n": 2**70}}, "params.n"),
+        (
+            {"graph": {**GRAPH, "params_schema": ENDLESS}, "params": {"p": "a" * 60 + "!"}},
+            "the evaluation takes more than 0.5 s; simplify its patterns",
+        ),
         ([SCRIPT], "the body is a list"),
     ],
 )
@@ -318,6 +323,21 @@ async def test_script_has_at_most_one_mebibyte(front: Front) -> None:
 async def test_body_must_be_json(front: Front, text: str) -> None:
     answer = await front.call("POST", f"{PREFIX}/execute", data=text)
     assert error_of(answer) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"script": "a", "script": "b"}', "'script' twice"),
+        ('{"timeout_seconds": 1e999}', "timeout_seconds is '1e999'"),
+    ],
+)
+async def test_body_with_a_key_twice_or_a_number_beyond_the_range_is_refused(
+    front: Front, text: str, problem: str
+) -> None:
+    answer = await front.call("POST", f"{PREFIX}/execute", data=text)
+    assert error_of(answer) == (400, "invalid_json")
+    assert problem in message_of(answer)
 
 
 # --- ids that occur twice -----------------------------------------------------------------------------------------

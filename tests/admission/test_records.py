@@ -124,6 +124,8 @@ def test_a_missing_field_is_named() -> None:
         (b"\xff\xfe", "not_json"),
         (b'{"execution_id":"\\ud800"}', "not_json"),
         (b"[" * 10_000, "not_json"),
+        (b'{"execution_id":"a","execution_id":"b"}', "not_json"),
+        (b'{"timeout_seconds":NaN}', "not_json"),
         (b"[]", "not_an_object"),
         (b'"execution_requested"', "not_an_object"),
     ],

@@ -116,8 +116,8 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "NUL": (["run", "nul.json"], [r"params.a\x00b", "NUL", "rename the key"]),
     "half": (["run", "half.json"], ["graph.nodes[0]", "node 'a'", "surrogates not allowed"]),
-    "digits": (["run", "digits.json"], ["digits.json is not JSON", "4300 digits"]),
-    "deeper": (["run", "deeper.json"], ["deeper.json is not JSON"]),
+    "digits": (["run", "digits.json"], ["digits.json: number out of range at line", "4,300 digits"]),
+    "deeper": (["run", "deeper.json"], ["deeper.json: recursion limit exceeded at line", "200 levels"]),
     "nan": (["run", "nan.json"], ["graph.nodes[0]", "node 'a'", "must be JSON"]),
     "empty": (["run", "empty.json"], ["empty.json is not JSON"]),
     "params large": (

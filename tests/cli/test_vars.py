@@ -103,7 +103,7 @@ MISTAKES = {
     "dotted merge": (["--merge", '{"a.b": 1}'], ["vars.merge: 'coordinator.vars.a.b'", "correct --merge"]),
     "no number": (["--incr", "k=abc"], ["--incr 'k=abc' is not NAME or NAME=NUMBER", "for example"]),
     "truth": (["--incr", "k=true"], ["--incr 'k=true' is not", "for example"]),
-    "infinite": (["--incr", "k=1e999"], ["vars.incr: 'by' must be finite", "correct --incr"]),
+    "infinite": (["--incr", "k=1e999"], ["the value '1e999'", "beyond the range of numbers"]),
     "unset path": (["--unset", "$a"], ["vars.unset: 'coordinator.vars.$a'", "correct --unset"]),
     "only block": (["--block-sensitive"], ["--block-sensitive requires --set or --merge", "add one"]),
     "secret": (

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.local.data_folder import LOCK_NAME, PREFIX, TEMPORARY, data_folder, folder_lock, running_folders
+from flowkit.local.data_folder import (
+    LOCK_NAME,
+    PREFIX,
+    TEMPORARY,
+    data_folder,
+    folder_lock,
+    running_folders,
+    write_private,
+)
 from flowkit.local.errors import FolderInUse, FolderNotWritable, ServerEnded, ServerNotReady
 
 if TYPE_CHECKING:
@@ -46,6 +54,20 @@ def test_a_given_folder_is_kept(tmp_path: Path) -> None:
     with data_folder(tmp_path / "a" / "b") as folder:
         (folder / "temporal.db").touch()
     assert (tmp_path / "a" / "b" / "temporal.db").exists()
+
+
+def test_a_new_folder_and_its_secret_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with data_folder(tmp_path / "data") as folder:
+            (folder / "old").touch()
+            for name in ("new", "old"):
+                write_private(folder / name, "secret")
+                assert (folder / name).read_text() == "secret"
+            assert {each.stat().st_mode & 0o777 for each in (folder / "new", folder / "old")} == {0o600}
+            assert folder.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)
 
 
 def test_a_temporary_folder_is_removed(temporary: Path) -> None:

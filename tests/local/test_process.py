@@ -1,5 +1,6 @@
 """A server as a child process: its start, its log and its errors."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from tests.local.processes import (
 
 from flowkit.local import ports
 from flowkit.local.errors import FolderInUse, FolderNotWritable, PortInUse, ServerEnded, ServerNotReady
+from flowkit.local.process import LocalServer
+from flowkit.local.sources import Program
 
 
 def test_a_server_that_exits_during_startup_reports_the_end_of_its_log(tmp_path: Path) -> None:
@@ -26,6 +29,31 @@ def test_a_server_that_exits_during_startup_reports_the_end_of_its_log(tmp_path:
     assert f"code 3; last lines of {server.log}" in text
     assert text.splitlines()[1:] == [str(number) for number in range(110, 130)]
     assert not server.running
+
+
+class Server(ScriptedProcess, LocalServer):
+    """A scripted server, whose data is for this user only."""
+
+    def find_program(self) -> Program:
+        """Return no program; the script is one."""
+        raise AssertionError
+
+    def cleanup_command(self) -> list[str]:
+        """Return nothing to run."""
+        return []
+
+
+def test_data_and_logs_of_a_server_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    script = f"import os; os.mkdir('{folder}/db'); open('{folder}/db/1', 'w').close(); {WAIT_FOREVER}"
+    before = os.umask(0)
+    try:
+        with Server(folder, script, ready=folder / "db" / "1"):
+            modes = [(each.stat().st_mode & 0o777) for each in (folder, folder / "db", folder / "db" / "1")]
+            log = folder / "scripted.log"
+            assert (*modes, log.stat().st_mode & 0o777) == (0o700, 0o700, 0o600, 0o600)
+    finally:
+        os.umask(before)
 
 
 def test_a_server_that_does_not_become_ready_is_stopped(

@@ -148,6 +148,22 @@ async def test_text_that_is_not_json_is_a_parse_error(text: str | bytes) -> None
 
 
 @pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            '{"jsonrpc": "2.0", "id": 1, "method": "who", "params": {"a": 1, "a": 2}}',
+            "params has the key 'a' twice",
+        ),
+        ('{"jsonrpc": "2.0", "id": 1, "method": "who", "params": {"a": 1e999}}', "params.a is '1e999'"),
+    ],
+)
+async def test_key_twice_or_number_beyond_the_range_is_a_parse_error(text: str, problem: str) -> None:
+    response = await answer(text)
+    assert (response["id"], response["error"]["code"]) == (None, -32700)
+    assert response["error"]["message"].startswith(f"the message is rejected: {problem}")
+
+
+@pytest.mark.parametrize(
     ("message", "problem"),
     [
         (5, "a call must be an object, and this is an int"),

@@ -11,6 +11,7 @@ from flowkit.activities.conditions import Evaluation, Unknown
 from flowkit.cli.json_files import read_pairs
 from flowkit.errors import BadExpression, ConfigError, GraphError
 from flowkit.graph.expressions import find_expressions, hide, with_values
+from flowkit.graph.params import params_problems
 from flowkit.graph.submission import validate_input
 from flowkit.graph.validation import parse_graph
 from flowkit.limits import EXPRESSION_VALUE_BYTES
@@ -166,11 +167,12 @@ SCHEMA: dict[str, Any] = {
     ],
 )
 def test_params_must_match_the_schema_of_the_graph(schema: Any, params: Any, shown: str) -> None:
-    assert problem({}, params=params, params_schema=schema).startswith(shown)
+    [problem] = params_problems({"params_schema": schema}, params)
+    assert problem.startswith(shown)
 
 
 def test_matching_params_are_accepted() -> None:
-    assert submitted({}, {"day": "2026-01-31", "n": 5}, params_schema=SCHEMA).nodes
+    assert params_problems({"params_schema": SCHEMA}, {"day": "2026-01-31", "n": 5}) == []
 
 
 def test_graph_without_expressions_has_none() -> None:

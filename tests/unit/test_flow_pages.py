@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -89,6 +90,43 @@ def test_the_example_of_the_page_is_a_flow_of_three_jobs() -> None:
     assert params["flow"]["nodes"][1]["prerequisites"] == ["approval:ops"]
 
 
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+MERGES = "".join(f"m{i}: &m{i} {{<<: [*m{i - 1}, *m{i - 1}], k{i}: 1}}\n" for i in range(1, 60))
+ALIASES = "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
+CHAIN = "".join(f"c{i}: &c{i} [*c{i - 1}]\n" for i in range(1, 500))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[" * 10_000, "line 1: the value is nested deeper than 100 levels"),
+        ("jobs:\n  - " + "{a: " * 10_000, "line 2: the value is nested deeper than 100 levels"),
+        (f"m0: &m0 {{k: 1}}\n{MERGES}", "line 17: the value has more than 500,000 parts with its aliases"),
+        (f"a0: &a0 [x]\n{ALIASES}", "line 19: the value has more than 500,000 parts"),
+        (f"c0: &c0 [x]\n{CHAIN}", "line 100: the value is nested deeper than 100 levels"),
+        ("jobs: &a\n  - *a\n", "line 1: the value contains itself"),
+        (f"caller: {'9' * 5_000}", "line 1: '99999"),
+        (f"caller: 0x{'F' * 5_000}", "line 1: '0xFFF"),
+        ("flow: {execution_timeout: 1.0e+999}", "line 1: '1.0e+999' is beyond the range of numbers"),
+        ("\nflow: {execution_timeout: .nan}", "line 2: '.nan' is beyond"),
+        ("caller: 2026-13-45", "month must be in 1..12"),
+        ("jobs: []\njobs: []", 'found duplicate key "jobs"'),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_file_that_stands_for_too_much_is_refused_at_once(text: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "flow.yaml"
+    file.write_text(text)
+    began = time.process_time()
+    with pytest.raises(ConfigError) as caught:
+        read_flow_file(file)
+    assert str(caught.value).startswith(str(file))
+    assert problem in str(caught.value)
+    assert time.process_time() - began < 5
+
+
 # --- secrets ----------------------------------------------------------------------------------------------------
 
 
@@ -103,20 +141,72 @@ def test_secrets_are_references_or_encrypted(tmp_path: Path, monkeypatch: pytest
     box = SecretBox(references=["env:SUPERVISOR_*"])
     assert box.open(box.seal("env:SUPERVISOR_A", as_operator=False)) == "from the environment"
     assert box.open(box.seal(f"file:{tmp_path}/s", as_operator=True)) == "from a file"
-    assert masked("env:A") == "env:A"
+    assert masked(box.seal("env:A", as_operator=True)) == "env:A"
     assert box.open(None) == ""
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """Return a folder `team` of secrets beside a file that is none of them, with links between the two."""
+    team = tmp_path / "team"
+    (team / "own").mkdir(parents=True)
+    (team / "own" / "k").write_text("own secret")
+    (team / "current").symlink_to("own/k")
+    (tmp_path / "key").write_text("the key of the gateway")
+    (team / "out").symlink_to(tmp_path / "key")
+    (team / "up").symlink_to(tmp_path)
+    (team / "circle").symlink_to("circle")
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", ["team/own/k", "team/current", "linked/own/k"])
+def test_file_in_the_folder_of_its_pattern_is_a_secret(folders: Path, path: str) -> None:
+    (folders / "linked").symlink_to("team")
+    box = SecretBox(references=[f"file:{folders}/{path.partition('/')[0]}/*"])
+    assert box.open(box.seal(f"file:{folders}/{path}", as_operator=False)) == "own secret"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "team/../key",
+        "team/own/../../key",
+        "team/out",
+        "team/up/key",
+        "team/own/../own/k",
+        "team/circle",
+        "key",
+    ],
+)
+def test_file_outside_the_folder_of_its_pattern_is_neither_stored_nor_read(folders: Path, path: str) -> None:
+    box, reference = SecretBox(references=[f"file:{folders}/team/*"]), f"file:{folders}/{path}"
+    with pytest.raises(SecretError, match="only an operator"):
+        box.seal(reference, as_operator=False)
+    with pytest.raises(SecretError, match="only an operator"):
+        box.open(reference)
+
+
+def test_stored_reference_is_checked_again_when_it_is_read(folders: Path) -> None:
+    box, later = SecretBox(references=[f"file:{folders}/team/*", "env:A_*"]), folders / "team" / "later"
+    stored = box.seal(f"file:{later}", as_operator=False)
+    later.symlink_to(folders / "key")
+    with pytest.raises(SecretError, match="only an operator"):
+        box.open(stored)
+    with pytest.raises(SecretError, match="only an operator"):
+        SecretBox().open(box.seal("env:A_B", as_operator=False))
+    assert SecretBox().open(box.seal(f"file:{later}", as_operator=True)) == "the key of the gateway"
 
 
 def test_secrets_that_cannot_be_stored_or_read(tmp_path: Path) -> None:
     box = SecretBox()
     with pytest.raises(SecretError, match="no key"):
         box.seal("word", as_operator=True)
-    with pytest.raises(SecretError, match="operator only"):
+    with pytest.raises(SecretError, match="only an operator"):
         box.seal("env:PATH", as_operator=False)
     with pytest.raises(SecretError, match="FLOWKIT_NO_SUCH is not set"):
-        box.open("env:FLOWKIT_NO_SUCH")
+        box.open(box.seal("env:FLOWKIT_NO_SUCH", as_operator=True))
     with pytest.raises(SecretError, match="cannot be read"):
-        box.open(f"file:{tmp_path}/none")
+        box.open(box.seal(f"file:{tmp_path}/none", as_operator=True))
     sealed = SecretBox([Fernet.generate_key().decode()]).seal("word", as_operator=True)
     with pytest.raises(SecretError, match="set FLOWKIT_SECRET_KEY"):
         box.open(sealed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,7 +15,7 @@ from flowkit.cli.json_files import read_params, read_task, read_value
 from flowkit.config import CoordinatorConfig
 from flowkit.errors import ConfigError, GraphError
 from flowkit.graph.submission import convert_to_json
-from flowkit.validation.json_keys import EqualKeys, load_json, to_json_types
+from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json, to_json_types
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,3 +117,29 @@ def test_a_repeated_key_is_found_at_once_in_a_large_object() -> None:
     with pytest.raises(EqualKeys, match="the key '19999' twice"):
         load_json(f"{{{','.join(pairs)}}}")
     assert time.process_time() - before < 2
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"a": [0, 1e400]}', "a[1] is '1e400', beyond the range of numbers; pass it as a string"),
+        ('{"nodes": [{"node_id": "x", "n": -1e999}]}', "node 'x': nodes[0].n is '-1e999'"),
+        (f'{{"a": {"9" * 5_000}}}', "number out of range at line 1 column 43"),
+        ("[" * 100_000, "recursion limit exceeded at line 1 column 202; "),
+        ('{"a":' * 100_000, "recursion limit exceeded at line 1"),
+    ],
+    ids=lambda text: text[:20],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_values_that_python_does_not_read_are_named_with_their_place(
+    text: str, problem: str, strict: bool
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(problem.rstrip("; "))) as caught:
+        load_json(text, strict=strict)
+    assert strict or isinstance(caught.value, JsonRefused)
+
+
+def test_params_name_a_number_beyond_the_range() -> None:
+    with pytest.raises(ConfigError, match="the value '1e400': the top level is '1e400', beyond the range"):
+        read_value("1e400")
+    assert (read_value("[NaN]"), read_value("1e4")) == ("[NaN]", 10_000)

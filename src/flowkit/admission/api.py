@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from flowkit import limits, reason_codes
+from flowkit.activities.params_checks import ParamsChecks
 from flowkit.admission import rules
 from flowkit.admission.openapi import Operation, operation_routes
 from flowkit.core.utils import stable_hash
@@ -515,6 +516,7 @@ class AdmissionApi:
         self._max_nodes = max_nodes
         self._external_roles = frozenset(external_roles)
         self._version = version
+        self._params = ParamsChecks()
 
     async def execute(self, given: Given) -> Submitted:
         """Ask for admission of a script or a task.
@@ -572,6 +574,7 @@ class AdmissionApi:
         stored = {"graph": body.graph, "params": body.params}
         try:
             await asyncio.to_thread(self._check_task, execution_id, stored)
+            await self._params.check(body.graph, body.params)
         except GraphError as error:
             raise HttpError(422, error.code, str(error)) from None
         return Kind.TASK, stored

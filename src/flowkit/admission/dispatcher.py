@@ -16,7 +16,7 @@ from flowkit import reason_codes
 from flowkit.admission import rules
 from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger
 from flowkit.connection import TemporalUnavailable
-from flowkit.errors import FlowKitError, StoreUnavailable
+from flowkit.errors import ChecksBusy, FlowKitError, StoreUnavailable
 from flowkit.models.admission import Fields, Kind, Report, State
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Dispatcher:
                 reuse=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 priority=Priority(priority_key=item["rank"], fairness_key=_fairness_key(item)),
             )
-        except (StoreUnavailable, TemporalUnavailable, RPCError) as error:
+        except (StoreUnavailable, TemporalUnavailable, ChecksBusy, RPCError) as error:
             outcome: Awaitable[object] = self._queue.try_again(item, str(error))
         except FlowKitError as error:
             outcome = self._queue.refuse(item, str(error))

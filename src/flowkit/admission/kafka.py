@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
 
 from flowkit import reason_codes
 from flowkit.admission import rules
@@ -49,6 +48,7 @@ from flowkit.models.admission import (
 )
 from flowkit.text import clean, shorten, shown, truncate
 from flowkit.validation import settings
+from flowkit.validation.json_keys import load_json
 from flowkit.validation.values import YEAR_SEC, is_task_id
 
 if TYPE_CHECKING:
@@ -458,7 +458,7 @@ def _json_object(value: bytes | None) -> Fields:
     if len(value) > KAFKA_RECORD_BYTES:
         raise BadRecord("too_large", f"the record has {len(value):,} bytes, more than {KAFKA_RECORD_BYTES:,}")
     try:
-        found = from_json(value)
+        found = load_json(value, strict=True)
     except ValueError as error:
         raise BadRecord("not_json", shorten(clean(str(error)), _SHOWN_CHARS)) from None
     if not isinstance(found, dict):

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from flowkit.core.utils import dumps
-from flowkit.errors import StoreRefused, StoreUnavailable
+from flowkit.errors import ChecksBusy, StoreRefused, StoreUnavailable
 from flowkit.server.errors import HttpError
 from flowkit.server.rights import HttpRoute, Open
 from flowkit.server.rpc import Params, describe_problem, secret_fields
 from flowkit.text import count_of, kind_of
+from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,11 +39,11 @@ _COMMON_ERRORS: Final[Mapping[int, str]] = {
     401: "There is no token, or an unknown, expired or revoked one: `unauthorized`.",
     403: "The token does not permit the call: `permission_denied`.",
     500: "A bug: `internal_error`. The message has a reference to the log.",
-    503: "MongoDB is unavailable: `mongo_unavailable`. The header `Retry-After` says when to try again.",
+    503: "MongoDB is unavailable: `mongo_unavailable`. The params of a task could not be checked in time: `checks_busy`. The header `Retry-After` says when to try again.",
 }
 _INPUT_ERRORS: Final[Mapping[int, str]] = {422: "A field of the call is invalid: `invalid_request`."}
 _BODY_ERRORS: Final[Mapping[int, str]] = {
-    400: "The body is not JSON: `invalid_json`.",
+    400: "The body is not JSON, has a key of an object twice, or a number beyond the range of numbers: `invalid_json`.",
     413: "The body is too large: `body_too_large`.",
 }
 
@@ -116,12 +117,16 @@ def _endpoint(operation: Operation, api: object) -> Callable[[Request], Awaitabl
 
 
 async def _call(operation: Operation, api: object, given: Given) -> BaseModel:
-    """Run an operation. Raise HttpError for errors of MongoDB; their texts may contain addresses."""
+    """Run an operation. Raise HttpError for errors of MongoDB, whose texts may contain addresses, and for ChecksBusy."""
     try:
         return await operation.call(api, given)
     except StoreUnavailable as error:
         after = (b"retry-after", b"%d" % RETRY_SEC)
         raise HttpError(503, error.code, "MongoDB is unavailable; try the call again", (after,)) from error
+    except ChecksBusy as error:
+        raise HttpError(
+            503, error.code, "the check of params takes too long now; try the call again"
+        ) from error
     except StoreRefused as error:
         raise HttpError(422, error.code, "MongoDB refuses a value of the call; change it") from error
 
@@ -146,7 +151,9 @@ async def _body(operation: Operation, request: Request) -> Params | None:
     if not operation.bodies:
         return None
     try:
-        given = from_json(await request.body(), allow_inf_nan=False)
+        given = load_json(await request.body(), strict=True)
+    except (EqualKeys, JsonRefused) as error:
+        raise HttpError(400, "invalid_json", f"the body is rejected: {error}") from None
     except ValueError as error:
         raise HttpError(400, "invalid_json", f"the body is not JSON: {error}; send an object") from None
     if not isinstance(given, dict):

@@ -62,6 +62,7 @@ _ENDS: dict[str, tuple[Exit, str]] = {
     reason_codes.INVALID_GRAPH: (Exit.USAGE, ""),
     reason_codes.CONDITIONS_TOO_LARGE: (Exit.USAGE, ""),
     reason_codes.INVALID_CONFIG: (Exit.USAGE, ""),
+    reason_codes.CHECKS_BUSY: (Exit.TIMED_OUT, "try again"),
     reason_codes.ACTION_REJECTED: (Exit.USAGE, ""),
     reason_codes.TASK_ID_TAKEN: (Exit.USAGE, "choose another id"),
     reason_codes.ADAPTER_ERROR: (Exit.USAGE, "docs/variables.md has the rules of variables"),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from flowkit.activities.params_checks import ParamsChecks
 from flowkit.cli.errors import add_remedy
 from flowkit.errors import ConfigError
 from flowkit.graph.submission import parse_input, validate_input
 from flowkit.text import one_line, printed
-from flowkit.validation.json_keys import EqualKeys, load_json
+from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,9 +36,13 @@ class GivenTask:
     params: Any = field(default_factory=dict)
 
     def checked(self, *, params_given: bool = True) -> Graph:
-        """Return the validated graph. Raise GraphError, with the text of `create_task`, if it is invalid."""
-        given = {"params": self.params, "graph": self.graph}
-        return validate_input(_HERE, given, params_given=params_given)
+        """Return the validated graph. Raise GraphError, with the text of `create_task`, if it is invalid.
+
+        Without `params_given`, the params follow later, so they need not match the `params_schema` of the graph.
+        """
+        parsed = validate_input(_HERE, {"params": self.params, "graph": self.graph})
+        asyncio.run(ParamsChecks().check(self.graph, self.params if params_given else None))
+        return parsed
 
 
 def read_task(path: str, params: str | None = None, single: Sequence[str] = ()) -> GivenTask:
@@ -94,16 +100,11 @@ def read_pairs(given: Sequence[str], option: str, example: str) -> dict[str, Any
 def read_value(text: str) -> Any:
     """Return the value if the text is JSON; otherwise return the text. Raise ConfigError for an object with a key twice."""
     try:
-        return load_json(text, parse_constant=_refuse_constant)
-    except EqualKeys as error:
+        return load_json(text, constants=False)
+    except (EqualKeys, JsonRefused) as error:
         raise ConfigError(f"the value {printed(text)}: {error}") from None
-    except (ValueError, RecursionError):
+    except ValueError:  # also NaN and Infinity, which Python accepts but JSON does not
         return text
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    """Reject NaN and Infinity, which Python accepts but JSON does not."""
-    raise ValueError(name)
 
 
 def read_object(text: str, option: str, remedy: str) -> dict[str, Any]:
@@ -154,9 +155,9 @@ def _parse_json(text: str, place: str) -> Any:
     where = "stdin" if place == "-" else place
     try:
         return load_json(text)
-    except EqualKeys as error:
+    except (EqualKeys, JsonRefused) as error:
         raise ConfigError(f"{where}: {error}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         problem = ConfigError(f"{where} is not JSON: {one_line(error)}")
         raise add_remedy(problem, _suggest_json(text)) from None
 

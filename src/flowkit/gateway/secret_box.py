@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 KEYS_VARIABLE: Final = "FLOWKIT_SECRET_KEY"
 REFERENCES_VARIABLE: Final = "FLOWKIT_SECRET_REFERENCES"
 MASK: Final = "***"
-_SCHEMES: Final = ("env:", "file:")
+_FILE: Final = "file:"
+_SCHEMES: Final = ("env:", _FILE)
+_BY_OPERATOR: Final = "operator:"
+"""Begins a stored reference that an operator has stored, to which the patterns of others do not apply."""
 
 
 class SecretError(ValueError):
@@ -29,7 +33,8 @@ class SecretBox:
 
     A reference names a variable (`env:NAME`) or a file (`file:PATH`) of the process that calls the supervisor. Since it
     could name any secret of that process, only an operator may store every reference. Others may store those that match
-    one of `references`, patterns such as `env:SUPERVISOR_*`.
+    one of `references`, patterns such as `env:SUPERVISOR_*` and `file:/run/secrets/*`. The file of such a reference must
+    be in the folder of the pattern, also after links were followed. This is checked again whenever the file is read.
     """
 
     def __init__(self, keys: Sequence[str] = (), references: Sequence[str] = ()) -> None:
@@ -56,12 +61,10 @@ class SecretBox:
         Raise SecretError if it is a reference that the caller may not store, or if there is no key to encrypt it.
         """
         if secret.startswith(_SCHEMES):
-            if as_operator or any(fnmatchcase(secret, pattern) for pattern in self._references):
-                return secret
-            raise SecretError(
-                f"the reference {secret!r} may be stored by an operator only; an operator can allow it with "
-                f"{REFERENCES_VARIABLE}, a list of patterns"
-            )
+            if as_operator:
+                return _BY_OPERATOR + secret
+            self._check_allowed(secret)
+            return secret
         if self._keys is None:
             raise SecretError(
                 f"the gateway has no key to encrypt secrets with; set {KEYS_VARIABLE}, or store a reference such as "
@@ -73,6 +76,10 @@ class SecretBox:
         """Return the secret that was stored, or an empty text for None. Raise SecretError if it cannot be read."""
         if not stored:
             return ""
+        trusted = stored.startswith(_BY_OPERATOR)
+        stored = stored.removeprefix(_BY_OPERATOR)
+        if stored.startswith(_SCHEMES) and not trusted:
+            self._check_allowed(stored)
         scheme, _, value = stored.partition(":")
         match scheme:
             case "env":
@@ -83,6 +90,15 @@ class SecretBox:
             case "file":
                 return _read(value)
         return self._decrypt(value)
+
+    def _check_allowed(self, reference: str) -> None:
+        """Raise SecretError if only an operator may store this reference."""
+        if not any(_matches(reference, pattern) for pattern in self._references):
+            raise SecretError(
+                f"only an operator may store the reference {reference!r}; an operator can allow it with "
+                f"{REFERENCES_VARIABLE}, a list of patterns; a file must be in the folder of its pattern, also after "
+                "links were followed, and its path must not contain .."
+            )
 
     def _decrypt(self, value: str) -> str:
         if self._keys is None:
@@ -99,7 +115,28 @@ class SecretBox:
 
 def masked(stored: str | None) -> str | None:
     """Return what may be shown of a stored secret: a reference, or a mask."""
-    return stored if stored is None or stored.startswith(_SCHEMES) else MASK
+    if stored is None:
+        return None
+    shown = stored.removeprefix(_BY_OPERATOR)
+    return shown if shown.startswith(_SCHEMES) else MASK
+
+
+def _matches(reference: str, pattern: str) -> bool:
+    """Return whether a reference matches a pattern. The folder of a pattern of files is what precedes its wildcards."""
+    if not fnmatchcase(reference, pattern):
+        return False
+    if not reference.startswith(_FILE):
+        return True
+    path = Path(reference.removeprefix(_FILE))
+    folder = _WILDCARD.split(pattern.removeprefix(_FILE))[0].rpartition("/")
+    try:
+        inside = path.resolve().is_relative_to(Path("".join(folder[:2])).resolve())
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL character, or links in a circle
+        return False
+    return inside and ".." not in path.parts
+
+
+_WILDCARD: Final = re.compile(r"[*?\[]")
 
 
 def _read(path: str) -> str:

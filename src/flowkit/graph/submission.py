@@ -15,7 +15,6 @@ from flowkit.errors import BadInput, GraphError
 from flowkit.graph.conditions import condition_problems
 from flowkit.graph.field_checks import json_bytes, wrong_graph
 from flowkit.graph.input_adapters import PULL, parse_pull
-from flowkit.graph.params import params_problems
 from flowkit.graph.streams import unread_warnings
 from flowkit.graph.validation import parse_graph, raise_if, shards_of
 from flowkit.limits import EXTERNAL_NODES, ID_CHARS, NODE_STATE_BYTES, TASK_DOCUMENT_BYTES
@@ -97,11 +96,10 @@ def validate_input(
     *,
     max_nodes: int | None = limits.MAX_NODES,
     external_roles: Collection[str] = (),
-    params_given: bool = True,
 ) -> Graph:
     """Return the validated graph of a new task. Its warnings include those about `external_roles` and `unread_warnings`.
 
-    Without `params_given`, the params follow later, so they need not match `params_schema`.
+    The `params_schema` of the graph is not checked here, because a schema can make its check endless; see ParamsChecks.
 
     Raise GraphError if the input is not valid or contains something that MongoDB cannot store, or if the task document
     would become too large.
@@ -110,7 +108,6 @@ def validate_input(
     graph = parse_graph(new.graph, params=new.params, max_nodes=max_nodes, max_bytes=None)
     problem = external_problem(new.graph, external_roles)
     raise_if([problem] if problem else condition_problems(new.graph, graph))
-    raise_if(params_problems(new.graph, new.params if params_given else None))
     raise_if(storage_problems({"params": new.params, "graph": new.graph}))
     raise_if(_document_problems(new, graph))
     more = (*external_warnings(graph, external_roles), *unread_warnings(graph.nodes))

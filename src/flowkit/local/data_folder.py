@@ -1,4 +1,4 @@
-"""The folder in which one `flowkit up` keeps its data and logs, and the locks of such folders."""
+"""The folder in which one `flowkit up` keeps its data and logs, its files, and the locks of such folders."""
 
 from __future__ import annotations
 
@@ -60,6 +60,25 @@ def _wait_for_lock(descriptor: int, lock_file: Path, cancelled: threading.Event)
         cancelled.wait(0.02)
 
 
+def write_private(file: Path, text: str) -> None:
+    """Write a text file that only this user can read, also if the file exists and others can read it."""
+    descriptor = open_private(str(file), os.O_WRONLY | os.O_CREAT)
+    with open(descriptor, "w", encoding="utf-8") as opened:
+        os.fchmod(descriptor, 0o600)
+        opened.truncate(0)
+        opened.write(text)
+
+
+def open_private(file: str, flags: int) -> int:
+    """Open a file and return its descriptor, as an `opener`. If this creates the file, only this user can read it."""
+    return os.open(file, flags, 0o600)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder that only this user can enter, with its parents. The mode of an existing folder stays."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 PREFIX = "flowkit-up-"
 LOCK_NAME = "flowkit-up.lock"
 TEMPORARY = "temporary"
@@ -72,6 +91,8 @@ _KEEP_SEC = 24 * 3600.0
 @contextmanager
 def data_folder(data: Path | None) -> Iterator[Path]:
     """Yield the folder `data`, created if it does not exist, or a temporary folder that is removed on exit.
+
+    A folder that this creates is for this user only.
 
     Raises FolderInUse at once if another `flowkit up` uses the folder. A temporary folder stays when an error leaves
     the block that is marked with `keeps_data`, or that is not a DevServerError. After another DevServerError with log
@@ -106,7 +127,7 @@ def data_folder(data: Path | None) -> Iterator[Path]:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     with translate_write_errors(folder, what="flowkit up cannot start"):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         descriptor = try_lock(folder / LOCK_NAME)
     if descriptor is None:
         raise FolderInUse(lock=folder / LOCK_NAME, user="flowkit up")

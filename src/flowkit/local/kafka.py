@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from flowkit.errors import ConfigError
 from flowkit.local import sources
 from flowkit.local.container import DATA_FOLDER, ContainerImage
+from flowkit.local.data_folder import make_folder, write_private
 from flowkit.local.errors import DevServerError, translate_write_errors
 from flowkit.local.install import (
     Jars,
@@ -145,9 +146,7 @@ class BrokerTls:
 
     def write_files(self, folder: Path) -> None:
         """Write the files that the settings name. Only this user can read the key."""
-        store = folder / KEY_STORE
-        store.touch(mode=0o600)
-        store.write_text(f"{self.private_key.strip()}\n{self.certificate.strip()}\n", encoding="ascii")
+        write_private(folder / KEY_STORE, f"{self.private_key.strip()}\n{self.certificate.strip()}\n")
         if self.client_ca is not None:
             (folder / TRUST_STORE).write_text(self.client_ca, encoding="ascii")
 
@@ -488,11 +487,10 @@ class Kafka(LocalServer):
             port=self.port, controller_port=self._controller_port, folder=folder, listen_on=listen_on
         )
         with translate_write_errors(self.folder, what=f"{self.name} cannot start"):
-            self._home.mkdir(exist_ok=True)
+            make_folder(self._home)
             self.security.write_files(self._home)
             file = self._home / SETTINGS_FILE
-            file.touch(mode=0o600)
-            file.write_text(properties_file(place, self.security), encoding="utf-8")
+            write_private(file, properties_file(place, self.security))
         return folder / SETTINGS_FILE
 
     def _format_arguments(self, settings: Path) -> list[str]:

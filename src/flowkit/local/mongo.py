@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from flowkit.errors import ConfigError
 from flowkit.local import sources
 from flowkit.local.container import DATA_FOLDER
+from flowkit.local.data_folder import make_folder
 from flowkit.local.install import (
     Jars,
     find_installed,
@@ -155,7 +156,7 @@ class MongoServer(LocalServer):
             self.program.install()
             return stand_in_command(self.port, self.folder / "mongo.mv" if self._keeps_data else None)
         data = self.folder / "mongo"
-        data.mkdir(exist_ok=True)
+        make_folder(data)
         mongod, container = self.program.install(), self.program.container
         if container is None:
             return [mongod, "--bind_ip", HOST, "--port", str(self.port), "--dbpath", str(data)]

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Self
 
 from flowkit.core.ready_line import find_summary
 from flowkit.local.container import ContainerImage, container_name, find_engine, output_of
-from flowkit.local.data_folder import folder_lock
+from flowkit.local.data_folder import folder_lock, make_folder, open_private
 from flowkit.local.errors import (
     DevServerError,
     DiskFull,
@@ -56,6 +56,8 @@ class ServerProcess(ABC):
     name: str
     usage_error_code: int = -1
     """The exit code that reports a wrong command line."""
+    umask: int = -1
+    """The permissions that new files of the process do not have; -1 for the umask of this process."""
 
     def __init__(self, folder: Path, *ports: int) -> None:
         self.folder = folder.resolve()
@@ -107,7 +109,7 @@ class ServerProcess(ABC):
             return
         self._terminate()
         with translate_write_errors(self.folder, what=f"{self.name} cannot start"):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
         with folder_lock(self.folder / f"{self.name}.lock", self._start_cancelled) as lock:
             self._check_ports()
             self._supervisor = self._launch(self.command(), lock)
@@ -162,7 +164,7 @@ class ServerProcess(ABC):
     def _launch(self, command: list[str], lock: int) -> subprocess.Popen[bytes]:
         self.exit_code = None
         with translate_write_errors(self.folder, what=f"{self.name} cannot start"):
-            log = self.log.open("ab")
+            log = os.fdopen(open_private(str(self.log), os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
         with log:
             self._log_start = log.tell()
             # In a new session, Ctrl-C reaches only the owner, which then stops its servers in order.
@@ -174,6 +176,7 @@ class ServerProcess(ABC):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=self.umask,
                 pass_fds=[lock],
             )
 
@@ -216,6 +219,9 @@ def _stdin_of(supervisor: subprocess.Popen[bytes]) -> IO[bytes]:
 
 class LocalServer(ServerProcess):
     """Temporal or MongoDB, as a program or in a container."""
+
+    umask = 0o077
+    """Only this user can read the data of a server, which may be secret."""
 
     @abstractmethod
     def find_program(self) -> Program:

@@ -16,7 +16,7 @@ from pjrpc.server import AsyncDispatcher, MethodRegistry
 from pjrpc.server.exceptions import JsonRpcError, MethodNotFoundError
 from pjrpc.server.validators import BaseValidator, BaseValidatorFactory
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from flowkit.core.utils import dumps
@@ -25,6 +25,7 @@ from flowkit.server.connection import Connection
 from flowkit.server.errors import HttpError, log_unexpected
 from flowkit.server.rights import HttpRoute, Open, SocketRoute, refusal
 from flowkit.text import count_of, kind_of, printable, printed, shown_address, suggestion, truncate
+from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -290,7 +291,9 @@ class Dispatcher(AsyncDispatcher[Call]):
     async def dispatch(self, request_text: str | bytes, context: Call) -> tuple[str, tuple[int, ...]] | None:
         """Return the response to a message with the codes of its errors, 0 for a success; None if it needs none."""
         try:
-            message = from_json(request_text, allow_inf_nan=False)
+            message = load_json(request_text, strict=True)
+        except (EqualKeys, JsonRefused) as error:
+            return _as_message(_respond_error(None, ParseError(f"the message is rejected: {error}")))
         except ValueError as error:
             return _as_message(_respond_error(None, ParseError(f"the message is not JSON: {error}")))
         if not isinstance(message, list):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flowkit.activities.builtin_functions import default_adapters
+from flowkit.activities.params_checks import ParamsChecks
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.graph.submission import convert_to_json, parse_input, validate_input
@@ -77,6 +78,7 @@ async def run_graph(
     task_id = str(uuid.uuid4())
     given = {"params": convert_to_json("params", params or {}), "graph": convert_to_json("graph", graph)}
     parsed, new = validate_input(task_id, given), parse_input(task_id, given)
+    await ParamsChecks().check(new.graph, new.params)
     database = memory_database() if db is None else db
     known = {**default_adapters(db=database), **(functions or {})}
     raise_if([problem for node in new.graph["nodes"] if (problem := unknown_function(node, known))])

@@ -1,4 +1,4 @@
-"""Keys of one object that become equal in JSON, which keeps only one of their values. Pure.
+"""Read JSON, and find keys of one object that become equal in it, because it keeps only one of their values. Pure.
 
 JSON has text keys only, so 1 and "1" become the same key, as True and "true" do. A JSON text may have a key twice.
 """
@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from math import isinf
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import TypeAdapter
-from pydantic_core import to_json, to_jsonable_python
+from pydantic_core import from_json, to_json, to_jsonable_python
 
 from flowkit.text import printed, shown_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 _YEAR_DAYS = 365
 _YEARS = re.compile(rb'"-?P[0-9]+Y')
@@ -92,46 +94,109 @@ def _find_in_text(value: Any) -> str:
     return "two keys of one object are the same key in JSON; rename one"
 
 
+class JsonRefused(ValueError):
+    """A JSON text has a number or a nesting that FlowKit does not read. The text names the value or its place."""
+
+
 class _Repeated(dict[str, Any]):
     """An object of a JSON text that has a key twice."""
 
-    key = ""
+    problem = ""
 
 
-def load_json(text: str | bytes, *, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """Return the value of a JSON text. Raise EqualKeys if an object has a key twice, otherwise as `json.loads` does."""
-    found: list[_Repeated] = []
+class _Infinite(float):
+    """A number of a JSON text that is too large for a float."""
 
-    def make(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    problem = ""
+
+
+def load_json(text: str | bytes, *, constants: bool = True, strict: bool = False) -> Any:
+    """Return the value of a JSON text. Raise EqualKeys if an object has a key twice, and JsonRefused for a number that is
+    too large or a value that is nested too deeply; otherwise ValueError, as `json.loads` does.
+
+    Without `constants`, reject also NaN and Infinity, which Python accepts but JSON does not. With `strict`, for texts
+    from outside, reject these, halves of surrogate pairs, text that is not UTF-8, and more than 200 levels.
+    """
+    if strict:
+        from_json(text, allow_inf_nan=False)
+    reader = _Reader()
+    options: dict[str, Any] = {} if constants else {"parse_constant": _refuse_constant}
+    try:
+        value = json.loads(
+            text, object_pairs_hook=reader.make_object, parse_float=reader.read_float, **options
+        )
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except (ValueError, RecursionError):
+        raise JsonRefused(_why_refused(text)) from None
+    if reader.marked:
+        raise reader.describe(value)
+    return value
+
+
+class _Reader:
+    """Reads the objects and numbers of a JSON text, and marks those that are not valid."""
+
+    def __init__(self) -> None:
+        self.marked: list[_Repeated | _Infinite] = []
+
+    def make_object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return an object, which is marked if it has a key twice."""
         made = dict(pairs)
         if len(made) == len(pairs):
             return made
         repeated = _Repeated(made)
-        repeated.key = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        found.append(repeated)
+        key = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        repeated.problem = f"has the key {printed(key)} twice, and JSON keeps one of them; remove one"
+        self.marked.append(repeated)
         return repeated
 
-    value = json.loads(text, object_pairs_hook=make, parse_constant=parse_constant)
-    if found:
-        place, repeated = next(_find_repeated(value, "", ""), ("an object", found[0]))
-        raise EqualKeys(
-            f"{place} has the key {printed(repeated.key)} twice, and JSON keeps one of them; remove one"
-        )
-    return value
+    def read_float(self, digits: str) -> float:
+        """Return a number, which is marked if it is infinite."""
+        number = float(digits)
+        if not isinf(number):
+            return number
+        infinite = _Infinite(number)
+        infinite.problem = f"is {printed(digits)}, beyond the range of numbers; pass it as a string"
+        self.marked.append(infinite)
+        return infinite
+
+    def describe(self, value: Any) -> ValueError:
+        """Return the error about the first mark in `value`."""
+        place, marked = "an object", self.marked[0]
+        with suppress(RecursionError):
+            place, marked = next(_find_marked(value, "", ""), (place, marked))
+        kind = EqualKeys if isinstance(marked, _Repeated) else JsonRefused
+        return kind(f"{place} {marked.problem}")
 
 
-def _find_repeated(value: Any, path: str, owner: str) -> Iterator[tuple[str, _Repeated]]:
-    """Yield the place of each object with a repeated key. Only the outer of two nested ones may be in the value."""
-    if isinstance(value, dict):
-        if isinstance(value.get("node_id"), str):
-            owner = f"node {printed(value['node_id'])}: "
-        if isinstance(value, _Repeated):
-            yield f"{owner}{_place(path)}", value
+def _refuse_constant(name: str) -> NoReturn:
+    raise json.JSONDecodeError(f"{name} is not a value of JSON", name, 0)
+
+
+def _why_refused(text: str | bytes) -> str:
+    """Return why Python does not read a JSON text, with the line and the column."""
+    remedy = "numbers have at most 4,300 digits, and values at most 200 levels"
+    try:
+        from_json(text)
+    except ValueError as error:
+        return f"{error}; {remedy}"
+    return remedy
+
+
+def _find_marked(value: Any, path: str, owner: str) -> Iterator[tuple[str, _Repeated | _Infinite]]:
+    """Yield the place of each marked value. Only the outer of two nested objects with repeated keys may be in the value."""
+    is_object = isinstance(value, dict)
+    if is_object and isinstance(value.get("node_id"), str):
+        owner = f"node {printed(value['node_id'])}: "
+    if isinstance(value, (_Repeated, _Infinite)):
+        yield f"{owner}{_place(path)}", value
+    if is_object:
         for key, held in value.items():
-            yield from _find_repeated(held, f"{path}.{key}", owner)
+            yield from _find_marked(held, f"{path}.{key}", owner)
     elif isinstance(value, list):
         for index, held in enumerate(value):
-            yield from _find_repeated(held, f"{path}[{index}]", owner)
+            yield from _find_marked(held, f"{path}[{index}]", owner)
 
 
 def _place(path: str) -> str:

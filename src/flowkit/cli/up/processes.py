@@ -11,6 +11,7 @@ from flowkit.cli.options import DEFAULT_MONGO_URL
 from flowkit.cli.up.plan import Part, make_exports
 from flowkit.config import split_settings
 from flowkit.local import process as flowkit_process
+from flowkit.local.data_folder import write_private
 from flowkit.local.kafka import Kafka
 from flowkit.local.mongo import MongoServer
 from flowkit.local.temporal import TemporalServer
@@ -117,7 +118,7 @@ def write_config(plan: Plan, folder: Path) -> None:
     if plan.options.config is not None:
         parts = split_settings(plan.options.config)
         for name, part in zip(_CONFIG_FILES, parts, strict=True):
-            (folder / name).write_text(json.dumps(part), encoding="utf-8")
+            write_private(folder / name, json.dumps(part))
 
 
 def _config_options(plan: Plan, folder: Path) -> list[list[str]]:
