@@ -18,6 +18,7 @@ import pytest
 from tests.fuzz.budget import FLOWS_SHARE, MINUTES, chosen_seed, only_in_fuzz, show
 from tests.fuzz.flow_model import (
     CONTEXT,
+    DEPLOYMENT,
     SYNC_TIMEOUT_SEC,
     FlowPlan,
     JobPlan,
@@ -50,6 +51,8 @@ async def processes(stack: Stack) -> AsyncIterator[Processes]:
     """Gateways with a context, a handler of jobs and an engine."""
     harness = Harness(temporal=stack.temporal_address, mongo=stack.mongo_url)
     harness.settings["lease_ttl_sec"] = LEASE_SEC
+    harness.deployment = DEPLOYMENT
+    await harness.name_deployment()
     made = Processes(harness)
     for part in Part:
         made.start(part)
