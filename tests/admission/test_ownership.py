@@ -22,7 +22,7 @@ from tests.unit.test_ownership import missing_namespace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BODY = {"graph": {}, "params": {}}
+BODY: dict[str, Any] = {"graph": {}, "params": {}}
 CLOSED = Found(
     presence=Presence.CLOSED,
     description=SimpleNamespace(status=WorkflowExecutionStatus.COMPLETED),  # type: ignore[arg-type]

@@ -38,6 +38,7 @@ async def test_a_task_is_absent_for_another_deployment(harness: Harness, other_h
 
 
 async def test_ids_of_flows_are_reserved_and_a_rerun_keeps_the_marker(harness: Harness) -> None:
+    await harness.name_deployment()
     await harness.engine()
     with pytest.raises(GraphError, match="reserved for the runs of flows"):
         await harness.coordinator.create_task(params={}, graph={"nodes": [APPROVAL]}, task_id="flow:1:3:40/1")
@@ -53,11 +54,5 @@ async def test_ids_of_flows_are_reserved_and_a_rerun_keeps_the_marker(harness: H
     second = await (await harness.handle(task_id)).describe()
     assert second.run_id != first.run_id
     marker = await first.memo_value(MEMO)
-    assert marker == {"kind": "task", "deployment": await deployment_of(harness), "id": task_id}
+    assert marker == {"kind": "task", "deployment": harness.deployment, "id": task_id}
     assert await second.memo_value(MEMO) == marker
-
-
-async def deployment_of(harness: Harness) -> str:
-    """Return the id of the database."""
-    found = await harness.db.flowkit_meta.find_one({"_id": "deployment"})
-    return str(found["value"])

@@ -150,7 +150,8 @@ def test_levels_are_the_longest_paths() -> None:
 
 
 def test_ids_of_runs_and_jobs_differ_by_deployment_run_flow_and_retry() -> None:
-    flow, job = {"context_id": 3, "caller_id": 11, "id": 40}, {"id": 501, "flow_id": 40}
+    flow: dict[str, Any] = {"context_id": 3, "caller_id": 11, "id": 40}
+    job = {"id": 501, "flow_id": 40}
     assert new_task_id(flow, 1, "1f2e3d4c-5b6a-4788") == "flow:1f2e3d4c:3:40/1"
     assert reserved_for(new_task_id(flow, 1, "1f2e3d4c")) is OwnerKind.FLOW
     flow["task_id"] = "flow:1f2e3d4c:3:40/1"
