@@ -65,6 +65,7 @@ class FlowStore:
             ensure_index(self._db[JOBS], [("context_id", up), ("id", up)], "ix_flow_job"),
             ensure_index(self._db[FLOWS], [("context_id", up), ("id", up)], "ix_flow"),
             ensure_index(self._db[FLOWS], [("context_id", up), ("jobs", up)], "ix_flow_jobs"),
+            ensure_index(self._db[FLOWS], [("task_id", up)], "ix_flow_task"),
             ensure_index(self._db[MESSAGES], [("task_id", up)], "ix_flow_message_task"),
             ensure_index(
                 self._db[MESSAGES], [("context_id", up), ("created_at", DESCENDING)], "ix_flow_message"
@@ -151,6 +152,12 @@ class FlowStore:
         return [document async for document in self._db[FLOWS].find(wanted)]
 
     @translate_errors
+    async def flow_of_task(self, task_id: str) -> Fields | None:
+        """Return the flow whose latest run is a task; None if there is none."""
+        found: Fields | None = await self._db[FLOWS].find_one({"task_id": task_id})
+        return found
+
+    @translate_errors
     async def task(self, task_id: str, fields: Sequence[str]) -> Fields | None:
         """Return these fields of the document of a task, with its status as `_status_of` has it; None if there is none."""
         projection = {"_id": 0, **dict.fromkeys((*fields, *_STATUS), 1)}
@@ -188,10 +195,10 @@ class FlowStore:
         return found
 
     @translate_errors
-    async def change_dispatch(self, id: str, fields: Fields, now: float) -> None:
-        """Change the record of a dispatch, unless it has an outcome."""
+    async def change_dispatch(self, task_id: str, id: str, fields: Fields, now: float) -> None:
+        """Change the record of a dispatch of a task, unless it has an outcome."""
         await self._db[MESSAGES].update_one(
-            {"_id": id, "outcome": None}, {"$set": {**fields, "updated_at": int(now)}}
+            {"_id": id, "task_id": task_id, "outcome": None}, {"$set": {**fields, "updated_at": int(now)}}
         )
 
     @translate_errors

@@ -90,6 +90,7 @@ async def test_null_as_params_counts_as_left_out() -> None:
         ({"a": {"x": PASSWORD}}, {"field": "a", "value": "an object with 1 field"}),
         ({"a": [1, 2]}, {"field": "a", "value": "a list of 2 values"}),
         ({"a": "x" * 900}, {"field": "a", "value": f"'{'x' * 78}…"}),
+        ({"a": f"http://user:{PASSWORD}@h:1/?key={PASSWORD}"}, {"field": "a", "value": "'http://h:1'"}),
         ({}, {"field": "a", "problem": "Field required"}),
         ({"a": 1, "bb": PASSWORD}, {"field": "bb", "problem": "there is no such field; did you mean 'b'?"}),
         ({"params": 5}, {"field": "params", "value": "5"}),
@@ -323,4 +324,4 @@ async def documented(call: Call, params: Lenient) -> None:
 )
 def test_method_needs_a_docstring_and_strict_params(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(TypeError, match=problem):
-        Method(name="x", result=None, **given)
+        Method(name="x", needs=Right.FLOWS, result=None, **given)

@@ -20,14 +20,16 @@ from flowkit.admission import rules
 from flowkit.admission.openapi import Operation, operation_routes
 from flowkit.core.utils import stable_hash
 from flowkit.core.version import __version__
-from flowkit.errors import GraphError
+from flowkit.errors import GraphError, TaskIdTaken
 from flowkit.graph.submission import validate_input
-from flowkit.graph.validation import raise_if
+from flowkit.graph.validation import executor_of, raise_if
+from flowkit.models import COORDINATOR_FN
 from flowkit.models.admission import (
     DEFAULT_TENANT,
     ENDED,
     RANKS,
     Changed,
+    Door,
     Kind,
     Limits,
     Override,
@@ -39,7 +41,7 @@ from flowkit.models.admission import (
 from flowkit.models.tokens import Right
 from flowkit.server.errors import HttpError
 from flowkit.server.rpc import Params
-from flowkit.text import printed
+from flowkit.text import names, printed
 from flowkit.validation.arguments import new_task_id_problem
 from flowkit.validation.storable import storage_problems
 
@@ -340,6 +342,7 @@ class Execution(Result):
     kind: Kind
     status: ExecutionStatus
     state: State = Field(description="FlowKit's own state of the request.")
+    door: Door = Field(description="How the request has come.")
     tenant: str
     user_id: str
     priority: Priority
@@ -446,22 +449,6 @@ class QueueView(Result):
 # --- who may do what ----------------------------------------------------------------------------------------------
 
 
-def _permit_user(caller: Caller) -> None:
-    if not caller.is_operator and Right.ADMISSION not in caller.rights:
-        raise HttpError(
-            403,
-            "permission_denied",
-            "the token lacks the right admission; create one with `flowkit token create --actor N --right admission`",
-        )
-
-
-def _permit_operator(caller: Caller) -> None:
-    if not caller.is_operator:
-        raise HttpError(
-            403, "permission_denied", "only an operator may do this; use a token with the right operator"
-        )
-
-
 def _permit_submission(caller: Caller, given: Submission) -> None:
     """Raise HttpError if the caller must not submit for this user or tenant, or with this priority.
 
@@ -481,8 +468,38 @@ def _permit_submission(caller: Caller, given: Submission) -> None:
         raise HttpError(403, "priority_not_permitted", text)
 
 
+def _permit_content(caller: Caller, kind: Kind, stored: Fields) -> None:
+    """Raise HttpError if the token does not permit a script, or one of the roles and functions of a task."""
+    if caller.is_operator:
+        return
+    allowed = "does not name it" if caller.roles is None else f"may use only {names(sorted(caller.roles))}"
+    if kind is Kind.EXECUTION:
+        if caller.roles is not None:
+            text = (
+                f"a script has no role, and the token {allowed}; use a token that was created without --role"
+            )
+            raise HttpError(403, "role_not_permitted", text)
+        return
+    for node in stored["graph"]["nodes"]:
+        name = executor_of(node)
+        if name is not None and not caller.may_use(name):
+            what = "function" if node["type"] == COORDINATOR_FN else "role"
+            text = (
+                f"node {printed(node['node_id'])} needs the {what} {printed(name)}, and the token {allowed}; create one "
+                f"with `flowkit token create --actor {caller} --right admission`, and `--role NAME` for each role and "
+                "function of the graph"
+            )
+            raise HttpError(403, "role_not_permitted", text)
+
+
 def _owns(caller: Caller, ticket: Ticket) -> bool:
-    return caller.is_operator or ticket.user_id == str(caller)
+    """Return whether a caller may see and change a request.
+
+    An actor is a user of this door and of the default tenant. The same name in another tenant is another user, and programs
+    and records of Kafka may name any user.
+    """
+    own = (Door.HTTP, DEFAULT_TENANT, str(caller))
+    return caller.is_operator or (ticket.door, ticket.tenant, ticket.user_id) == own
 
 
 # --- the operations -----------------------------------------------------------------------------------------------
@@ -509,17 +526,22 @@ class AdmissionApi:
         user_id = body.user_id or str(given.caller)
         execution_id, taken = await self._choose_id(body, user_id, given.header.idempotency_key)
         kind, stored = await self._content_of(body, execution_id)
+        _permit_content(given.caller, kind, stored)
         sent = {**body.model_dump(mode="json", exclude={"execution_id", "task_id"}), "user_id": user_id}
         request = Request(
             execution_id=execution_id,
             user_id=user_id,
             kind=kind,
             body=stored,
+            door=Door.HTTP,
             tenant=body.tenant,
             priority=body.priority,
             metadata={**self._metadata(), _HASH: stable_hash(sent)},
         )
-        ticket = await self._queue.submit(request)
+        try:
+            ticket = await self._queue.submit(request)
+        except TaskIdTaken:
+            raise taken from None
         return await self._first_response(request, taken) if _is_repeated(ticket) else _submitted(ticket)
 
     def _metadata(self) -> Fields:
@@ -530,20 +552,16 @@ class AdmissionApi:
         if key is None:
             id = body.chosen_id or str(uuid.uuid4())
             text = f"execution_id {printed(id)} belongs to another request; use another one, or leave it out"
-            taken = HttpError(409, "execution_id_taken", text)
-            if body.chosen_id is not None:
-                earlier = await self._queue.find(id)
-                if earlier is not None and (earlier.tenant, earlier.user_id) != (body.tenant, user_id):
-                    raise taken
-            return id, taken
+            return id, HttpError(409, "execution_id_taken", text)
         if body.chosen_id is not None:
             text = (
                 f"execution_id is {printed(body.chosen_id)}, but the key determines it; leave one of them out"
             )
             raise HttpError(422, "invalid_request", text)
         text = f"the Idempotency-Key {printed(key)} belongs to a request with another body; use another key"
-        scope = [self._queue.store.queue, body.tenant, user_id, key]
-        return stable_hash(scope), HttpError(409, "idempotency_key_reused", text)
+        secret = await self._queue.store.key_secret()
+        id = rules.idempotent_id(secret, Door.HTTP, body.tenant, user_id, key)
+        return id, HttpError(409, "idempotency_key_reused", text)
 
     async def _content_of(
         self, body: ExecutionSubmission | TaskSubmission, execution_id: str
@@ -621,7 +639,7 @@ class AdmissionApi:
         return found[-1] if found else None
 
     async def retry_execution(self, given: Given) -> Submitted:
-        """Submit what an ended execution asked for again, as a new execution, which has a new id.
+        """Submit what an ended execution asked for again, as a new execution of the same user, which has a new id.
 
         The priority is that of the ended execution; if the caller may not ask for it, it is normal.
         """
@@ -632,6 +650,7 @@ class AdmissionApi:
         if ticket.state not in ENDED:
             text = f"the execution is {STATUSES[ticket.state].value}; wait until it has ended, or cancel it"
             raise HttpError(400, "not_ended", text)
+        _permit_content(given.caller, ticket.kind, body)
         least = 1 if given.caller.is_operator else Priority.NORMAL.rank
         priority = ticket.priority if ticket.priority.rank >= least else Priority.NORMAL
         own = {} if ticket.kind is Kind.TASK else {"priority": priority.value}
@@ -640,6 +659,7 @@ class AdmissionApi:
             user_id=ticket.user_id,
             kind=ticket.kind,
             body={**body, **own},
+            door=ticket.door,
             tenant=ticket.tenant,
             priority=priority,
             metadata=self._metadata(),
@@ -722,6 +742,7 @@ def _execution(ticket: Ticket) -> Execution:
         kind=ticket.kind,
         status=STATUSES[ticket.state],
         state=ticket.state,
+        door=ticket.door,
         tenant=ticket.tenant,
         user_id=ticket.user_id,
         priority=ticket.priority,
@@ -786,7 +807,9 @@ def _queue_view(status: QueueStatus) -> QueueView:
 
 # --- the table ----------------------------------------------------------------------------------------------------
 
-_NOT_FOUND: Final = {404: "There is no such execution, or it is that of another user: `execution_not_found`."}
+_NOT_FOUND: Final = {
+    404: "There is no such execution, or it is that of another user, tenant or door: `execution_not_found`."
+}
 _REJECTED: Final = {
     429: "The request gets no place: `queue_full`, `user_limit` or `tenant_limit`. The header `Retry-After` says when "
     "to try again."
@@ -805,13 +828,13 @@ OPERATIONS: Final = (
         parameters={"header": SubmitHeaders},
         bodies={"graph": TaskSubmission, "": ExecutionSubmission},
         errors={
-            403: "The caller may not choose it: `user_not_permitted`, `tenant_not_permitted` or "
-            "`priority_not_permitted`.",
+            403: "The caller may not choose it: `user_not_permitted`, `tenant_not_permitted`, "
+            "`priority_not_permitted` or `role_not_permitted`.",
             409: "Another request has the same key or id: `idempotency_key_reused` or `execution_id_taken`.",
             422: "The graph is invalid: `invalid_graph`.",
             **_REJECTED,
         },
-        permit=_permit_user,
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="GET",
@@ -820,7 +843,7 @@ OPERATIONS: Final = (
         result=Execution,
         parameters={"path": ById},
         errors=_NOT_FOUND,
-        permit=_permit_user,
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="GET",
@@ -829,7 +852,7 @@ OPERATIONS: Final = (
         result=Events,
         parameters={"path": ById},
         errors=_NOT_FOUND,
-        permit=_permit_user,
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="POST",
@@ -839,7 +862,7 @@ OPERATIONS: Final = (
         parameters={"path": ById},
         bodies={"": Cancellation},
         errors={400: "It has ended, and not by a cancellation: `already_ended`.", **_NOT_FOUND},
-        permit=_permit_user,
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="POST",
@@ -847,8 +870,13 @@ OPERATIONS: Final = (
         call=AdmissionApi.retry_execution,
         result=Submitted,
         parameters={"path": ById},
-        errors={400: "It waits or runs: `not_ended`.", **_NOT_FOUND, **_REJECTED},
-        permit=_permit_user,
+        errors={
+            400: "It waits or runs: `not_ended`.",
+            403: "The token may not use a role of its graph: `role_not_permitted`.",
+            **_NOT_FOUND,
+            **_REJECTED,
+        },
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="GET",
@@ -856,14 +884,14 @@ OPERATIONS: Final = (
         call=AdmissionApi.list_executions,
         result=Executions,
         parameters={"query": Filter},
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
     Operation(
         method="GET",
         path=f"{_ADMIN}/executions/queue",
         call=AdmissionApi.get_queue,
         result=QueueView,
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
     Operation(
         method="PUT",
@@ -873,14 +901,14 @@ OPERATIONS: Final = (
         parameters={"path": ById},
         bodies={"": NewPriority},
         errors={409: "It no longer waits: `not_waiting`.", **_NOT_FOUND},
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
     Operation(
         method="GET",
         path=f"{_ADMIN}/limits",
         call=AdmissionApi.get_limits,
         result=LimitsView,
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
     Operation(
         method="PUT",
@@ -888,7 +916,7 @@ OPERATIONS: Final = (
         call=AdmissionApi.set_limits,
         result=LimitsView,
         bodies={"": LimitsSubmission},
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
 )
 """All calls of the API."""

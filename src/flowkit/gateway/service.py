@@ -38,7 +38,7 @@ from flowkit.gateway.models import (
     NodeView,
     TransportStatus,
 )
-from flowkit.gateway.permissions import may_call, parts_of
+from flowkit.gateway.permissions import may_call, parts_of, right_for
 from flowkit.gateway.secret_box import MASK, SecretBox, SecretError, masked
 from flowkit.gateway.status import (
     Cycle,
@@ -69,7 +69,7 @@ from flowkit.server.rpc import (
     SupervisorTimeout,
     SupervisorUnreachable,
 )
-from flowkit.text import one_line
+from flowkit.text import one_line, shown_address
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -128,7 +128,6 @@ class Gateway:
 
     async def actor_create(self, call: Call, params: models.ActorCreate) -> models.Actor:
         """Create an actor, or replace it."""
-        self._require_operator(call, "actor.create")
         return _actor(await self._store.put(ACTORS, params.actor.id, params.actor.model_dump(), time.time()))
 
     async def actor_load(self, call: Call, params: models.ById) -> models.Actor:
@@ -341,8 +340,7 @@ class Gateway:
     async def flow_add_nodes(self, call: Call, params: models.FlowAdd) -> models.FlowDag:
         """Add jobs to a flow, also while it runs. They may depend on every job of the flow."""
         for _ in range(_TRIES):
-            flow = await self._flow(params.context_id, params.id)
-            await self._permit(call, "flow.add_nodes", flow["context_id"], creator=flow["caller_id"])
+            flow = await self._permitted(call, "flow.add_nodes", params)
             changed = await self._add_nodes(flow, params.nodes)
             if changed is not None:
                 return _dag(await self._latest(changed))
@@ -645,10 +643,6 @@ class Gateway:
                 f"actor {call.caller.actor} may not call {method} here (it has {played})", {"method": method}
             )
 
-    def _require_operator(self, call: Call, method: str) -> None:
-        if not call.caller.is_operator:
-            raise PermissionDenied(f"only an operator may call {method}", {"method": method})
-
     async def _context(self, call: Call, context_id: int) -> Fields | None:
         """Return a context, as it was at most `_CONTEXT_SEC` ago.
 
@@ -801,6 +795,7 @@ def methods(gateway: Gateway) -> list[Method]:
     return [
         Method(
             name=name,
+            needs=right_for(name),
             params=params,
             result=result,
             call=_translated(call),
@@ -833,7 +828,7 @@ def _check_address(runner: models.RunnerData) -> None:
         parse_destination(address_of(runner.model_dump()), topic=runner.topic)
     except ValueError as error:
         field = "runner.pubkey" if runner.pubkey else "runner.address"
-        raise _invalid(field, runner.pubkey or runner.address, str(error)) from None
+        raise _invalid(field, shown_address(runner.pubkey or runner.address), str(error)) from None
 
 
 def _check_url(node: FlowNode) -> None:
@@ -844,7 +839,8 @@ def _check_url(node: FlowNode) -> None:
     try:
         parse_destination(url)
     except ValueError as error:
-        raise _invalid(f"nodes.{node.id}.supervisor_url", url, f"{error}, or runner:ID") from None
+        problem = f"{error}, or runner:ID"
+        raise _invalid(f"nodes.{node.id}.supervisor_url", shown_address(url), problem) from None
 
 
 def _invalid(field: str, value: object, problem: str) -> InvalidParams:

@@ -17,12 +17,12 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import Response
-from starlette.routing import Route
 
 from flowkit.core.utils import dumps
 from flowkit.errors import StoreUnavailable
 from flowkit.server.addresses import is_loopback
 from flowkit.server.errors import HttpError, Unauthorized, log_unexpected
+from flowkit.server.rights import HttpRoute, Open, public_paths
 from flowkit.text import printable, printed, truncate
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def create_app(
 ) -> Starlette:
     """Return the application with the given routes, to which only authenticated calls come, and `/health`.
 
+    Raise TypeError if a route does not declare what it needs (`flowkit.server.rights`).
     `health` says whether the process is healthy: `/health` returns 200 or 503, and needs no token. A body of more than
     `body_limit` bytes gets status 413, and one that takes more than `body_sec` seconds 408.
     """
@@ -67,9 +68,16 @@ def create_app(
         ok = health()
         return _json_response(200 if ok else 503, {"ok": ok})
 
-    entrance = Middleware(_Entrance, authenticator=authenticator, body_limit=body_limit, body_sec=body_sec)
+    served = [*routes, HttpRoute(HEALTH_PATH, respond_health, needs=Open.NOTHING)]
+    entrance = Middleware(
+        _Entrance,
+        authenticator=authenticator,
+        public=public_paths(served),
+        body_limit=body_limit,
+        body_sec=body_sec,
+    )
     return Starlette(
-        routes=[*routes, Route(HEALTH_PATH, respond_health)],
+        routes=served,
         middleware=[entrance],
         exception_handlers={HTTPException: _respond_http_exception},
     )
@@ -91,10 +99,17 @@ class _Entrance:
     """Middleware: authenticates, limits bodies, turns errors into JSON, and logs each request."""
 
     def __init__(
-        self, app: ASGIApp, *, authenticator: Authenticator, body_limit: int, body_sec: float
+        self,
+        app: ASGIApp,
+        *,
+        authenticator: Authenticator,
+        public: frozenset[str],
+        body_limit: int,
+        body_sec: float,
     ) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._public = public
         self._body_limit = body_limit
         self._body_sec = body_sec
 
@@ -124,7 +139,7 @@ class _Entrance:
 
     async def _run(self, scope: Scope, receive: Receive, response: _Response) -> None:
         """Let the request in, with its caller in the scope as `user`. Raise HttpError if it is not acceptable."""
-        if scope["type"] == "http" and scope["path"] == HEALTH_PATH:
+        if scope["type"] == "http" and scope["path"] in self._public:
             return await self._app(scope, receive, response.send)
         headers: dict[bytes, bytes] = dict(scope["headers"])
         caller = await self._find_caller(headers)
