@@ -14,7 +14,7 @@ from flowkit.admission.dispatcher import Dispatcher
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.attempt.workflows import ABSENT, Found, Presence
 from flowkit.errors import TaskIdTaken
-from flowkit.models.admission import Kind, Request, State
+from flowkit.models.admission import Door, Kind, Request, State
 from flowkit.models.ownership import Owner, OwnerKind
 from tests.admission.memory import MemoryStore, Shared
 from tests.unit.test_ownership import missing_namespace
@@ -62,7 +62,7 @@ async def admitted(tasks: Any) -> tuple[Dispatcher, Shared]:
     shared = Shared()
     store: Any = MemoryStore(shared)
     queue = AdmissionQueue(store, clock=lambda: 0.0)
-    await queue.submit(Request(execution_id="t", user_id="dora", kind=Kind.TASK, body=BODY))
+    await queue.submit(Request(execution_id="t", user_id="dora", door=Door.PYTHON, kind=Kind.TASK, body=BODY))
     [item] = await queue.dispatch()
     made = Dispatcher(queue, tasks)
     await made._start(item)
