@@ -263,7 +263,7 @@ class TaskActivities:
         await check_database(self._tasks, close.task_id, close.deployment)
         found = await self._end(close)
         await self._artifacts.mark_ended(close.task_id, close.nodes, close.at)
-        await self._admitted.end(close.task_id, close.status, close.reason, close.at)
+        await self._admitted.end(close.task_id, close.admitted_as, close.status, close.reason, close.at)
         return found
 
     async def _end(self, close: CloseTask) -> bool:

@@ -26,7 +26,7 @@ from flowkit.adapters.mongo import (
 )
 from flowkit.admission import rules
 from flowkit.errors import StoreUnavailable
-from flowkit.models.admission import ENDED, Kind, Limits, Override, State
+from flowkit.models.admission import ENDED, Limits, Override, State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
@@ -507,18 +507,23 @@ class AdmittedTasks:
         """When to look again whether there is a queue; None if there is one."""
 
     @translate_errors
-    async def end(self, task_id: str, status: TaskStatus, reason: str | None, at: float) -> None:
-        """End the request of a task that has closed, if there is one. It then owes its slot."""
-        if not await self._is_used():
+    async def end(
+        self, task_id: str, place: str | None, status: TaskStatus, reason: str | None, at: float
+    ) -> None:
+        """End the request of a task that has closed. It then owes its slot.
+
+        `place` names the try of the request that has started the task; None if something else has started it.
+        """
+        if place is None or not await self._is_used():
             return
         item = await self._db.admission_items.find_one({"_id": task_id}, dict(_WITHOUT_BODY))
-        if item is None or item["kind"] != Kind.TASK or State(item["state"]) in ENDED:
+        if item is None or item["place"] != place or State(item["state"]) in ENDED:
             return
         report = rules.report_of(status, reason)
         unsent = {"unsent": item["queue"]} if item.get("relayed") else {}
         open_states = {"$in": [State.STARTING.value, State.ACTIVE.value]}
         await self._db.admission_items.update_one(
-            {"_id": task_id, "state": open_states},
+            {"_id": task_id, "place": place, "state": open_states},
             {
                 "$set": {**rules.ending(item, report, at), **unsent},
                 "$push": {"events": rules.ended(item, at, report.state, reason or "")},

@@ -12,7 +12,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
 
@@ -22,6 +21,7 @@ from flowkit.attempt.failures import failed_attempt
 from flowkit.attempt.signals import signal_first_batch
 from flowkit.attempt.storage import mark
 from flowkit.attempt.supervision import cancel_pending
+from flowkit.attempt.workflows import Presence, is_absent, look_up
 from flowkit.bridge.context import RecentEntries, activity_id
 from flowkit.bridge.rules.outcomes import not_requested, outcome_of_error, withdrawn
 from flowkit.errors import FlowKitError
@@ -44,8 +44,7 @@ _RPC_TIMEOUT = timedelta(seconds=10)
 _CANCEL_DELIVERY_SEC = 30.0
 """How long to wait for Temporal to request a cancel whose flag is already set in MongoDB."""
 
-_NOT_FOUND = (RPCStatusCode.NOT_FOUND,)
-_NOT_TRANSIENT = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION)
+_NOT_TRANSIENT = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION)
 
 
 class FirstBatches:
@@ -184,7 +183,7 @@ class Delivery:
             elif outcome.failure is not None:
                 await self._fail(record, _name_worker(outcome.failure, outcome.worker_id))
         except RPCError as error:
-            if error.status not in _NOT_FOUND:
+            if not is_absent(error):
                 raise
             return not await self._is_pending(record)
         return True
@@ -235,16 +234,13 @@ class Delivery:
 
     async def _is_pending(self, record: Dispatch) -> bool:
         """Return whether the activity is pending. Temporal rejects a report between two tries of a pending activity."""
-        run = self._context.client.get_workflow_handle(record.attempt.task_id, run_id=record.run_id)
-        try:
-            description = await self._call(lambda: run.describe(rpc_timeout=_RPC_TIMEOUT))
-        except RPCError as error:
-            if error.status in _NOT_FOUND:
-                return False
-            raise
-        if description.status is not WorkflowExecutionStatus.RUNNING:
+        client, task_id = self._context.client, record.attempt.task_id
+        found = await self._call(
+            lambda: look_up(client, task_id, run_id=record.run_id, rpc_timeout=_RPC_TIMEOUT)
+        )
+        if found.description is None or found.presence is not Presence.OPEN:
             return False
-        pending_ids = {each.activity_id for each in description.raw_description.pending_activities}
+        pending_ids = {each.activity_id for each in found.description.raw_description.pending_activities}
         return activity_id(record) in pending_ids
 
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -267,5 +263,5 @@ def _name_worker(failure: AttemptFailure, worker_id: str) -> AttemptFailure:
 
 def _is_transient(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) or (
-        isinstance(error, RPCError) and error.status not in _NOT_TRANSIENT
+        isinstance(error, RPCError) and error.status not in _NOT_TRANSIENT and not is_absent(error)
     )

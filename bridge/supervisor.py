@@ -16,14 +16,15 @@ from datetime import timedelta
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from temporalio.client import AsyncActivityCancelledError, WorkflowExecutionStatus
+from temporalio.client import AsyncActivityCancelledError
 from temporalio.exceptions import ApplicationError
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
 from flowkit import reason_codes
 from flowkit.adapters.dispatches import DispatchState
 from flowkit.attempt.background import error_summary
 from flowkit.attempt.supervision import heartbeat_pause_sec
+from flowkit.attempt.workflows import Presence, is_absent, look_up
 from flowkit.bridge.commands import ShownWaits
 from flowkit.bridge.rules.fencing import left_sec
 from flowkit.bridge.rules.outcomes import (
@@ -348,7 +349,7 @@ class Supervisor:
             if error.details is None or error.details.cancel_requested:
                 attempt.response = HeartbeatResponse.CANCEL
         except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND:
+            if is_absent(error):
                 attempt.response = HeartbeatResponse.UNKNOWN
             else:
                 _logger.info("heartbeat of %s was not sent: %s", attempt.record.key, error.message)
@@ -379,13 +380,16 @@ class Supervisor:
             self.drop(record.key)
 
     async def _is_closed(self, record: Dispatch) -> bool | None:
-        """Return whether the workflow run of an attempt has ended; None if Temporal is unavailable."""
-        run = self._context.client.get_workflow_handle(record.attempt.task_id, run_id=record.run_id)
+        """Return whether the workflow run of an attempt has ended; None if Temporal does not know.
+
+        A run that had an attempt has existed, so it was deleted if it is absent.
+        """
+        client, task_id = self._context.client, record.attempt.task_id
         try:
-            description = await run.describe(rpc_timeout=_RPC_TIMEOUT)
-        except RPCError as error:
-            return True if error.status is RPCStatusCode.NOT_FOUND else None
-        return description.status is not WorkflowExecutionStatus.RUNNING
+            found = await look_up(client, task_id, run_id=record.run_id, rpc_timeout=_RPC_TIMEOUT)
+        except RPCError:
+            return None
+        return found.presence is not Presence.OPEN
 
     async def end_orphans(self) -> None:
         """End records that no bridge supervises and whose workflow has ended, for example by *Terminate*.

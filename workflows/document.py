@@ -28,6 +28,7 @@ from flowkit.models import (
     temporal_names,
 )
 from flowkit.models.actions import ActionRecord
+from flowkit.models.ownership import MEMO, OwnerKind, read_owner
 from flowkit.workflows.display.details import describe_outside
 from flowkit.workflows.display.task_status import is_dead
 from flowkit.workflows.engine_calls import (
@@ -274,6 +275,7 @@ class TaskDocument:
             status_history_omitted=self._publisher.omitted,
             dead=result.status is TaskStatus.FAILED and is_dead(self._scheduler),
             applied=_latest_actions(self._state.actions.applied),
+            admitted_as=_admitted_as(),
         )
 
     def _list_unfinished(self) -> list[int]:
@@ -304,6 +306,12 @@ class TaskDocument:
 def latest_revision(applied: Sequence[AppliedAction]) -> int:
     """Return the number of actions that were applied."""
     return applied[-1].revision if applied else 0
+
+
+def _admitted_as() -> str | None:
+    """Return the try of a request for admission that has started this workflow."""
+    owner = read_owner(workflow.memo_value(MEMO, None))
+    return owner.id if owner is not None and owner.kind is OwnerKind.ADMISSION else None
 
 
 def _latest_actions(applied: Sequence[AppliedAction]) -> list[AppliedAction]:

@@ -14,7 +14,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 from flowkit import reason_codes
-from flowkit.errors import ActionRejected, GraphError
+from flowkit.errors import ActionRejected, GraphError, RejectionCause
 from flowkit.graph.changes import change_graph, change_problems, merge_patch
 from flowkit.graph.field_checks import json_bytes
 from flowkit.graph.validation import STEP_NODES, normalized, normalizing, parse_graph, raise_if
@@ -261,7 +261,8 @@ class TaskActions:
             raise rejection(
                 ActionRejected(
                     f"batch_uids has {printed(checked.unknown[0])}, which node {printed(node_id)} has not set aside; "
-                    f"`flowkit batches {task_id} {node_id} --failed` lists the batches"
+                    f"`flowkit batches {task_id} {node_id} --failed` lists the batches",
+                    RejectionCause.UNKNOWN,
                 )
             )
 
@@ -413,7 +414,7 @@ class TaskActions:
         try:
             done = await self._call_change(added, changed, planned)
         except ActivityError as error:
-            failure = ActionRejected(_message_of(error))
+            failure = ActionRejected(_message_of(error), RejectionCause.INVALID)
             self._withdraw_change(replaced)
         else:
             graph = change_graph(self._task.graph, added, {each.index: each.node for each in changed})
@@ -493,7 +494,7 @@ class TaskActions:
             after = parse_graph(graph, max_nodes=None, max_bytes=None)
             raise_if([*change_problems(normalized(self._task.graph), after, added, changed)])
         except GraphError as error:
-            raise rejection(ActionRejected(str(error))) from None
+            raise rejection(ActionRejected(str(error), RejectionCause.INVALID)) from None
         return "conditions, functions and the limits of the engine are checked only when the change is made"
 
     def preview(self, action: Action, *, stopping: bool) -> dict[str, Any]:
@@ -520,11 +521,12 @@ class TaskActions:
         try:
             if stopping:
                 raise ActionRejected(
-                    "the task is ending, so no action can change it any more; rerun starts nodes of an ended task again"
+                    "the task is ending, so no action can change it any more; rerun starts nodes of an ended task again",
+                    RejectionCause.ENDED,
                 )
             stops_attempts = isinstance(action, Pause) and action.interrupt
             if not stops_attempts and (full := self._describe_exhaustion()):
-                raise ActionRejected(full)
+                raise ActionRejected(full, RejectionCause.BUSY)
             return plan(action, self._describe_task())
         except ActionRejected as error:
             raise rejection(error) from None
@@ -602,4 +604,6 @@ def read_action(name: str, given: RawValue | None) -> Action:
 
 def rejection(error: ActionRejected) -> ApplicationError:
     """Return the error with which Temporal rejects an update."""
-    return ApplicationError(str(error), type=reason_codes.ACTION_REJECTED, non_retryable=True)
+    return ApplicationError(
+        str(error), error.cause.value, type=reason_codes.ACTION_REJECTED, non_retryable=True
+    )

@@ -32,12 +32,14 @@ from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
 from flowkit.admission.queue import AdmissionQueue, queue_with, request_of
 from flowkit.attempt.pollers import bridged_problems
+from flowkit.attempt.workflows import ABSENT, Found, Presence, is_absent, look_up, read_marker
 from flowkit.connection import Namespace
 from flowkit.errors import (
     ActionRejected,
     AdmissionRejected,
     ConfigError,
     FlowKitError,
+    RejectionCause,
     StoreUnavailable,
     TaskCancelled,
     TaskFailed,
@@ -58,6 +60,7 @@ from flowkit.models import (
 )
 from flowkit.models.actions import PREVIEW_QUERY
 from flowkit.models.admission import ENDED, Changed, State
+from flowkit.models.ownership import Owner, OwnerKind, belongs_here, reserved_for, task_owner
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
     check_wait,
@@ -234,13 +237,14 @@ class TaskClient:
         """
         is_new = task_id is None
         task_id = str(uuid.uuid4()) if task_id is None else task_id
+        _check_new_id(task_id)
         given = await self._convert(task_id, params, graph, functions)
         if not is_new:
             with suppress(StoreUnavailable):  # a new task starts all the same
                 await self._compare(task_id, given)
         reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY
         workflow_input = await self._checked_input(task_id, given)
-        started = await self._start(task_id, given, workflow_input, reuse, Priority.default)
+        started = await self._start(task_id, given, workflow_input, reuse, Priority.default, None)
         if started is Start.STARTED or await self._lacks_document(task_id, given, workflow_input, started):
             await self._write_document(task_id, given)
         if started is Start.HAS_ENDED:
@@ -284,19 +288,21 @@ class TaskClient:
         *,
         params: dict[str, Any],
         graph: dict[str, Any],
+        owner: Owner,
         functions: Collection[str] | None = None,
         reuse: WorkflowIDReusePolicy = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
         priority: Priority = Priority.default,
     ) -> bool:
-        """Start a task as `create_task` does. Return False if Temporal knows one with this id that has ended.
+        """Start a task for an owner. Return False if the owner has started it before, and it has ended.
 
-        The caller has chosen the id for this input, so an existing task with the id is not compared. By default, a task
-        that has failed or was cancelled starts again; `reuse` can prevent it. With `priority`, Temporal's task queues
-        prefer the task to others, or treat it fairly, where the server can.
+        A task of the owner that is open stays as it is. Raise TaskIdTaken if another one has started a task with this id. By
+        default, a task that has failed or was cancelled starts again; `reuse` can prevent it. With `priority`, Temporal's
+        task queues prefer the task to others, or treat it fairly, where the server can.
         """
+        _check_new_id(task_id, owner.kind)
         given = await self._convert(task_id, params, graph, functions)
         workflow_input = await self._checked_input(task_id, given)
-        started = await self._start(task_id, given, workflow_input, reuse, priority)
+        started = await self._start(task_id, given, workflow_input, reuse, priority, owner)
         if started is not Start.HAS_ENDED:
             await self._write_document(task_id, given)
         return started is not Start.HAS_ENDED
@@ -316,6 +322,7 @@ class TaskClient:
         the id, AdmissionRejected if a limit is reached, GraphError if graph, params or id is invalid, and StoreUnavailable.
         """
         task_id = str(uuid.uuid4()) if task_id is None else task_id
+        _check_new_id(task_id)
         given = await self._convert(task_id, params, graph, functions)
         if self._admission is None:
             store = AdmissionStore(self._tasks.database, queue=self._queue)
@@ -333,8 +340,7 @@ class TaskClient:
         graph: dict[str, Any],
         functions: Collection[str] | None,
     ) -> dict[str, Any]:
-        """Return graph and params as JSON values. Raise GraphError if they, or the id, are invalid."""
-        raise_if([problem] if (problem := new_task_id_problem(task_id)) else [])
+        """Return graph and params as JSON values. Raise GraphError if they are invalid."""
         own_params = {} if params is None else convert_to_json("params", params)
         given = {"params": own_params, "graph": convert_to_json("graph", graph)}
         await asyncio.to_thread(self._check, task_id, given, functions)
@@ -379,8 +385,13 @@ class TaskClient:
         workflow_input: dict[str, Any],
         reuse: WorkflowIDReusePolicy,
         priority: Priority,
+        owner: Owner | None,
     ) -> Start:
-        """Start the workflow, unless it runs, or has ended and is not to start again."""
+        """Start the workflow, unless it runs, or has ended and is not to start again.
+
+        Raise TaskIdTaken if the workflow with this id belongs to another deployment or, with `owner`, to another owner.
+        """
+        marker = owner or await self._new_marker(task_id)
         graph_name = given["graph"].get("name")
         name = pipeline_name(graph_name if isinstance(graph_name, str) else None, given["params"])
         try:
@@ -393,10 +404,12 @@ class TaskClient:
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
                 static_summary=truncate(name, 100) if name else None,
                 priority=priority,
+                memo=marker.as_memo() if marker else None,
             )
         except WorkflowAlreadyStartedError:
-            latest = await self._describe(task_id)
-            return Start.RUNS if latest is not None and latest.close_time is None else Start.HAS_ENDED
+            found = await look_up(self._client, task_id)
+            await self._check_owner(task_id, found, owner)
+            return Start.RUNS if found.presence is Presence.OPEN else Start.HAS_ENDED
         except RPCError as error:
             error.add_note(
                 f"task {task_id!r} may have started anyway: call again with task_id={task_id!r}, which starts it "
@@ -404,6 +417,59 @@ class TaskClient:
             )
             raise
         return Start.STARTED
+
+    async def deployment(self) -> str:
+        """Return the id of the database, which tells deployments in one namespace apart. Raise StoreUnavailable."""
+        return await self._tasks.database_id()
+
+    async def _new_marker(self, task_id: str) -> Owner | None:
+        """Return the marker of a new task; None while MongoDB does not respond, or refuses the id of the database."""
+        with suppress(FlowKitError):
+            return task_owner(task_id, await self.deployment())
+        return None
+
+    async def _check_owner(self, task_id: str, found: Found, owner: Owner | None) -> None:
+        """Raise TaskIdTaken if a workflow belongs to another deployment or, with `owner`, to another owner."""
+        if found.description is None:
+            return
+        if owner is None and await self._belongs_here(task_id, found.description):
+            return
+        if owner is None or await read_marker(found.description) != owner:
+            raise TaskIdTaken(
+                f"task id {task_id!r} belongs to a workflow that "
+                + ("another deployment in this namespace" if owner is None else "something else")
+                + " has started; choose another id"
+            )
+
+    async def look_up(self, task_id: str, owner: Owner | None = None) -> Found:
+        """Return the latest run of a task. A workflow of another deployment counts as absent.
+
+        With `owner`, a workflow of any other owner counts as absent. Raise RPCError if Temporal does not know, and
+        StoreUnavailable if it is not known whose workflow it is, because MongoDB does not respond.
+        """
+        require(task_id_problem(task_id))
+        found = await look_up(self._client, task_id)
+        if found.description is None:
+            return found
+        if owner is None:
+            own = await self._belongs_here(task_id, found.description)
+        else:
+            own = await read_marker(found.description) == owner
+        return found if own else ABSENT
+
+    async def _belongs_here(self, task_id: str, description: WorkflowExecutionDescription) -> bool:
+        """Return whether a workflow is a task of this deployment."""
+        if description.workflow_type != temporal_names.TASK:
+            return False
+        marker = await read_marker(description)
+        if marker is None and reserved_for(task_id) is None:
+            return True
+        try:
+            return belongs_here(task_id, marker, await self.deployment())
+        except StoreUnavailable:
+            if description.task_queue == self._queue:  # the engines of a queue use the same database
+                return True
+            raise
 
     async def _write_document(self, task_id: str, given: dict[str, Any]) -> None:
         """Write the task document right away. The task has already started, so an error here is only logged."""
@@ -444,7 +510,8 @@ class TaskClient:
         """
         if await self.cancel_workflow(task_id, reason=reason):
             return True
-        return await self._describe(task_id) is None and await self._cancel_request(task_id, reason)
+        found = await self.look_up(task_id)
+        return found.presence is Presence.ABSENT and await self._cancel_request(task_id, reason)
 
     async def _cancel_request(self, task_id: str, reason: str) -> bool:
         queue = await queue_with(self._tasks.database, task_id)
@@ -453,19 +520,28 @@ class TaskClient:
         changed = await queue.cancel(task_id, reason=cancel_reason(reason), by="flowkit")
         return changed.outcome in (Changed.DONE, Changed.REQUESTED)
 
-    async def cancel_workflow(self, task_id: str, *, reason: str = reason_codes.USER_REQUEST) -> bool:
-        """Request that the workflow of a task stop. Return False if it has ended or does not exist."""
-        handle, why = self.handle(task_id), cancel_reason(reason)
+    async def cancel_workflow(
+        self, task_id: str, *, reason: str = reason_codes.USER_REQUEST, owner: Owner | None = None
+    ) -> bool:
+        """Request that the workflow of a task stop. Return False if it has ended, does not exist or is not of the owner."""
+        why = cancel_reason(reason)
+        found = await self.look_up(task_id, owner)
+        if found.presence is not Presence.OPEN or found.description is None:
+            return False
         try:
-            latest = await handle.describe()
-            if latest.close_time is not None or latest.workflow_type != temporal_names.TASK:
-                return False
-            await handle.cancel(reason=why)
+            await self._handle_of(found.description).cancel(reason=why)
         except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:
+            if not is_absent(error):
                 raise
             return False
         return True
+
+    def _handle_of(self, description: WorkflowExecutionDescription) -> WorkflowHandle[Task, TaskResult]:
+        """Return a handle that reaches only the workflow that was looked up, and not a later one with the same id."""
+        first_run_id = description.raw_description.workflow_execution_info.first_run_id
+        return self._client.get_workflow_handle_for(
+            Task.run, description.id, first_execution_run_id=first_run_id or None
+        )
 
     async def act(
         self, task_id: str, name: str, given: Mapping[str, Any], update_id: str | None = None
@@ -485,9 +561,9 @@ class TaskClient:
         try:
             result = await _send_update(handle, name, given, update_id or str(uuid.uuid4()))
         except WorkflowUpdateFailedError as error:
-            raise ActionRejected(_text_of(error.cause)) from None
+            raise _read_rejection(error.cause) from None
         except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:
+            if not is_absent(error):
                 raise
             raise _ended(task_id, name) from None
         return result
@@ -495,7 +571,8 @@ class TaskClient:
     async def preview(self, task_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return what an action would affect, in the form of `act`. It changes nothing.
 
-        Raise ActionRejected and UnknownTask as `act` does.
+        Raise ActionRejected and UnknownTask as `act` does. Temporal returns only the text of a rejected query, so `cause`
+        does not say why the task rejects the action.
         """
         parse_action(name, {**given})
         _check_keys(name, given)
@@ -571,7 +648,8 @@ class TaskClient:
         if _is_ending(document):
             raise ActionRejected(
                 f"task {task_id!r} is ending, but has not ended within {_ENDING_SEC:.0f} s: its attempts have "
-                "cancel_grace_sec to stop, and an engine must run; try again when `flowkit status` shows its end"
+                "cancel_grace_sec to stop, and an engine must run; try again when `flowkit status` shows its end",
+                RejectionCause.BUSY,
             )
         if not _has_ended(document):
             raise ActionRejected(
@@ -589,13 +667,14 @@ class TaskClient:
         """Wait until the workflow of a task has closed, or _ENDING_SEC have passed."""
         until = time.monotonic() + _ENDING_SEC
         while time.monotonic() < until:
-            latest = await self._describe(task_id)
-            if latest is None or latest.close_time is not None:
+            if (await self.look_up(task_id)).presence is not Presence.OPEN:
                 return
             await asyncio.sleep(_CLOSING_LOOK_SEC)
 
     async def _start_again(self, task_id: str, given: dict[str, Any], rerun: Rerun) -> None:
-        queue = await self._closed_queue(task_id, rerun.closed_run_id)
+        latest = await self._closed_run(task_id, rerun.closed_run_id)
+        marker = None if latest is None else await read_marker(latest)
+        marker = marker or task_owner(task_id, await self.deployment())
         content = await asyncio.to_thread(pack_task, given)
         ids = {
             "namespace_id": await self._namespace.id(),
@@ -607,46 +686,42 @@ class TaskClient:
                 temporal_names.TASK,
                 rerun_input(stored, rerun),
                 id=task_id,
-                task_queue=queue,
+                task_queue=self._queue if latest is None else latest.task_queue,
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+                memo=marker.as_memo(),
             )
         except WorkflowAlreadyStartedError:
-            raise ActionRejected(f"task {task_id!r} runs already; another rerun has started it") from None
+            await self._check_owner(task_id, await look_up(self._client, task_id), None)
+            raise ActionRejected(
+                f"task {task_id!r} runs already; another rerun has started it", RejectionCause.BUSY
+            ) from None
 
-    async def _closed_queue(self, task_id: str, run_id: str) -> str:
-        """Return the task queue of the latest run of a task, or that of this client if Temporal does not know the task.
+    async def _closed_run(self, task_id: str, run_id: str) -> WorkflowExecutionDescription | None:
+        """Return the latest run of a task; None if Temporal does not know the task.
 
         Wait until `run_id`, the run that has written the end of the task, has closed: it closes a moment later. Raise
         ActionRejected if no engine closes it in time.
         """
         until = time.monotonic() + _CLOSING_SEC
-        while (latest := await self._describe(task_id)) is not None:
+        while (latest := (await self.look_up(task_id)).description) is not None:
             if latest.close_time is not None or latest.run_id != run_id:
-                return latest.task_queue
+                return latest
             if time.monotonic() > until:
                 raise ActionRejected(
                     f"task {task_id!r} has ended, but no engine has closed its workflow within {_CLOSING_SEC:.0f} s; "
-                    "check that an engine runs, and try again"
+                    "check that an engine runs, and try again",
+                    RejectionCause.BUSY,
                 )
             await asyncio.sleep(_CLOSING_LOOK_SEC)
-        return self._queue
-
-    async def _describe(self, task_id: str) -> WorkflowExecutionDescription | None:
-        """Return the latest run of a task in Temporal; None if Temporal does not know the task."""
-        try:
-            return await self.handle(task_id).describe()
-        except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:
-                raise
-            return None
+        return None
 
     async def _find_open(self, task_id: str, name: str) -> WorkflowHandle[Any, Any]:
         """Return the handle of a task that runs. Raise ActionRejected or UnknownTask."""
-        latest = await self._describe(task_id)
-        if latest is None or latest.workflow_type != temporal_names.TASK:
+        found = await self.look_up(task_id)
+        if found.presence is Presence.ABSENT:
             raise UnknownTask(task_id)
-        if latest.close_time is not None:
+        if found.presence is Presence.CLOSED:
             raise _ended(task_id, name)
         return self.handle(task_id)
 
@@ -688,6 +763,8 @@ class TaskClient:
 
         A reset ends the awaited run while another run continues the task.
         """
+        if (await self.look_up(task_id)).presence is Presence.ABSENT:
+            return None
         handle = self.handle(task_id)
         while True:
             try:
@@ -696,7 +773,7 @@ class TaskClient:
                 if not await self._is_running(handle):
                     raise _make_end_error(task_id, error.cause) from None
             except RPCError as error:
-                if error.status is not RPCStatusCode.NOT_FOUND:
+                if not is_absent(error):
                     raise
                 return None
 
@@ -854,6 +931,11 @@ def _ended_state(entry: Mapping[str, Any]) -> NodeState:
     )
 
 
+def _check_new_id(task_id: str, kind: OwnerKind = OwnerKind.TASK) -> None:
+    """Raise GraphError if a task that `kind` starts cannot have this id."""
+    raise_if([problem] if (problem := new_task_id_problem(task_id, kind=kind)) else [])
+
+
 def _check_same(task_id: str, started: Mapping[str, str], given: Mapping[str, Any]) -> None:
     """Raise TaskIdTaken if a task started with another input. `started` is its digest; empty if it is not known."""
     own = input_digest(given["params"], given["graph"])
@@ -871,18 +953,24 @@ def _check_keys(name: str, given: Mapping[str, Any]) -> None:
     try:
         to_json_types({**given})
     except EqualKeys as error:
-        raise ActionRejected(f"{name}: {error}") from None
+        raise ActionRejected(f"{name}: {error}", RejectionCause.INVALID) from None
     except (ValueError, RecursionError):
         return  # no JSON at all, which the checks of the single values report
 
 
-def _text_of(error: BaseException) -> str:
-    return error.message if isinstance(error, temporal.ApplicationError) else one_line(error)
+def _read_rejection(error: BaseException) -> ActionRejected:
+    """Return the error with which a task has rejected an update."""
+    if not isinstance(error, temporal.ApplicationError):
+        return ActionRejected(one_line(error))
+    known = {each.value: each for each in RejectionCause}
+    named = (known[each] for each in error.details if isinstance(each, str) and each in known)
+    return ActionRejected(error.message, next(named, RejectionCause.NOT_ALLOWED))
 
 
 def _ended(task_id: str, name: str) -> ActionRejected:
     return ActionRejected(
-        f"task {task_id!r} has ended, so {name} can no longer change it; rerun starts nodes of an ended task again"
+        f"task {task_id!r} has ended, so {name} can no longer change it; rerun starts nodes of an ended task again",
+        RejectionCause.ENDED,
     )
 
 

@@ -17,6 +17,7 @@ The first line of a class's docstring is its default message.
     + CommandTooLarge
     + Fenced
     + EpochTaken
+    + ActionRejected
     + AdmissionRejected
     + TaskIdTaken
     + RerunOutdated
@@ -34,6 +35,7 @@ The first line of a class's docstring is its default message.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import ClassVar
 
 from flowkit import reason_codes
@@ -170,10 +172,36 @@ class EpochTaken(FlowKitError):
         super().__init__(f"the node is already at epoch {current}")
 
 
+class RejectionCause(StrEnum):
+    """Why a task rejects an action."""
+
+    NOT_ALLOWED = "not_allowed"
+    """The task, or a node of it, is in a state in which the action is not allowed, or the cause is not known."""
+    INVALID = "invalid"
+    """The input of the action is not valid."""
+    UNKNOWN = "unknown"
+    """The task has no such node, scope, batch or prerequisite."""
+    ALREADY_SATISFIED = "already_satisfied"
+    """The prerequisite is satisfied already."""
+    OUTDATED = "outdated"
+    """The task does not have the revision that the action expects."""
+    BUSY = "busy"
+    """The task is not ready for the action yet; the same action may be allowed later."""
+    ENDED = "ended"
+    """The task has ended or is ending."""
+
+
 class ActionRejected(FlowKitError):
     """The task does not allow this action; the message says why, and what is allowed."""
 
     code = reason_codes.ACTION_REJECTED
+
+    def __init__(
+        self, message: str | None = None, cause: RejectionCause = RejectionCause.NOT_ALLOWED
+    ) -> None:
+        self.cause = cause
+        """Why the task rejects the action, for programs."""
+        super().__init__(message)
 
 
 class AdmissionRejected(FlowKitError):

@@ -206,8 +206,11 @@ class MemoryStore:
         return await self._call(make)
 
     async def in_state(self, *states: State, after: str = "", limit: int = 500) -> list[Fields]:
-        assert states == (State.RESERVING,)
-        return await self._call(lambda: [dict(item) for item in self._shared.of(State.RESERVING)[:limit]])
+        def make() -> list[Fields]:
+            found = (item for state in states for item in self._shared.of(state) if item["_id"] > after)
+            return [dict(item) for item in sorted(found, key=lambda item: str(item["_id"]))][:limit]
+
+        return await self._call(make)
 
     # --- lanes
 

@@ -18,6 +18,8 @@ Fields = dict[str, Any]
 Generations = dict[int, int]
 """Which generation of each job a run has, by id of the job: the second if a retry of the flow has started it again."""
 
+DEPLOYMENT: Final = "f10f10f1"
+"""The id of the database."""
 CONTEXT: Final = 3
 CALLER: Final = 11
 MOST_RETRIES: Final = 2
@@ -51,7 +53,7 @@ class JobPlan:
 
     def wire_id(self, generation: int, retry: int) -> str:
         """Return the id of an attempt at the supervisor."""
-        first = f"{CONTEXT}:{CALLER}:{self.id}"
+        first = f"{DEPLOYMENT}:{CONTEXT}:{CALLER}:{self.id}"
         return f"{first}/{generation}.{retry}" if generation or retry else first
 
     def attempts(self, generation: int) -> int:
@@ -87,7 +89,7 @@ class FlowPlan:
 
     def run_id(self, run: int) -> str:
         """Return the id of the first run, or of the retry of it."""
-        return f"flow:{CONTEXT}:{self.id}/1" + ("" if run == 1 else f".{run}")
+        return f"flow:{DEPLOYMENT}:{CONTEXT}:{self.id}/1" + ("" if run == 1 else f".{run}")
 
 
 def random_flow(chance: random.Random, id: int) -> FlowPlan:

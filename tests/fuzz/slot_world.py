@@ -136,7 +136,7 @@ class World:
         """Return whether the role has a worker."""
         return role in self.served
 
-    def get_workflow_handle(self, task_id: str) -> Any:
+    def get_workflow_handle(self, task_id: str, *, run_id: str | None = None) -> Any:
         """Return a handle whose `describe` returns the description of the workflow."""
 
         async def describe() -> Any:

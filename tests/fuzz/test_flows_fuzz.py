@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.fuzz.budget import FLOWS_SHARE, MINUTES, chosen_seed, only_in_fuzz, show
 from tests.fuzz.flow_model import (
+    CALLER,
     CONTEXT,
+    DEPLOYMENT,
     SYNC_TIMEOUT_SEC,
     FlowPlan,
     JobPlan,
@@ -50,6 +52,8 @@ async def processes(stack: Stack) -> AsyncIterator[Processes]:
     """Gateways with a context, a handler of jobs and an engine."""
     harness = Harness(temporal=stack.temporal_address, mongo=stack.mongo_url)
     harness.settings["lease_ttl_sec"] = LEASE_SEC
+    harness.deployment = DEPLOYMENT
+    await harness.name_deployment()
     made = Processes(harness)
     for part in Part:
         made.start(part)
@@ -122,7 +126,8 @@ FLOW = FlowPlan(
     drops=(),
 )
 STATES = {1: ("Failed", None), 2: ("Cancelled", "upstream_failed"), 3: ("Completed", None)}
-WIRES = {"3:11:1", "3:11:1/0.1", "3:11:3", "3:11:3/0.1"}
+OWN = f"{DEPLOYMENT}:{CONTEXT}:{CALLER}"
+WIRES = {f"{OWN}:1", f"{OWN}:1/0.1", f"{OWN}:3", f"{OWN}:3/0.1"}
 CHANGES = [
     (None, "Created", "Started", 0),
     *((1, *step, 1) for step in pairwise(["Pending", "Ready", "Dispatched", "Running", "Failed"])),
@@ -177,10 +182,10 @@ def test_model_finds_wrong_ends(view: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("delivered", "executions"),
     [
-        (WIRES - {"3:11:1/0.1"}, WIRES),
-        (WIRES | {"3:11:2"}, WIRES),
-        (WIRES, [*WIRES, "3:11:3"]),
-        (WIRES, WIRES - {"3:11:3/0.1"}),
+        (WIRES - {f"{OWN}:1/0.1"}, WIRES),
+        (WIRES | {f"{OWN}:2"}, WIRES),
+        (WIRES, [*WIRES, f"{OWN}:3"]),
+        (WIRES, WIRES - {f"{OWN}:3/0.1"}),
     ],
 )
 def test_model_finds_wrong_deliveries(delivered: set[str], executions: Collection[str]) -> None:

@@ -83,6 +83,8 @@ class Harness:
         }
         self._mongo: Any = AsyncIOMotorClient(mongo, tz_aware=True, serverSelectionTimeoutMS=2_000)
         self.db = self._mongo[self.database]
+        self.deployment = str(uuid.uuid4())
+        """The id of the database, once `name_deployment` was called."""
         self.settings: dict[str, Any] = {"lease_ttl_sec": 10, "cancel_grace_sec": 5, "sweep_sec": 0.5}
         self._client: Client | None = None
         self._coordinator: Coordinator | None = None
@@ -93,6 +95,11 @@ class Harness:
     def config(self) -> CoordinatorConfig:
         """Return settings for the engines of this harness, with shorter intervals than the defaults."""
         return CoordinatorConfig(queue=self.queue, **self.settings)
+
+    async def name_deployment(self) -> None:
+        """Give the database its id before an engine does, so that a test can predict ids that contain it."""
+        named = {"$set": {"value": self.deployment}}
+        await self.db.flowkit_meta.update_one({"_id": "deployment"}, named, upsert=True)
 
     @property
     def coordinator(self) -> Coordinator:

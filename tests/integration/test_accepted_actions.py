@@ -13,6 +13,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.models import TaskStatus
+from flowkit.models.ownership import MEMO
 from flowkit.worker import Batch
 from flowkit.workflows import updates
 from flowkit.workflows.document import TaskDocument
@@ -157,7 +158,7 @@ async def test_actions_that_arrive_while_a_run_prepares_the_next_one_have_their_
     await harness.worker({"quick": Quick(), "picky": picky})
     task_id = await _started(harness)
     handle = await harness.handle(task_id)
-    first_run = (await handle.describe()).run_id
+    first = await handle.describe()
     await act(harness, task_id, "pause", scopes=["node:after"])
     assert await asyncio.to_thread(reached.wait, 60)
     picky.broken.clear()
@@ -182,7 +183,9 @@ async def test_actions_that_arrive_while_a_run_prepares_the_next_one_have_their_
         await eventually(has_effects, 30)
     except AssertionError:
         pytest.fail(f"without effect: {missing}")
-    assert (await handle.describe()).run_id != first_run
+    latest = await handle.describe()
+    assert latest.run_id != first.run_id
+    assert await latest.memo_value(MEMO) == await first.memo_value(MEMO)
     repeated = await asyncio.gather(*(_send(handle, each, *what) for each, what in sent.items()))
     assert repeated == results
     view = await handle.query("status", result_type=dict)

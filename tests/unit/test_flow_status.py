@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flowkit.adapters.flows import FlowStore
 from flowkit.gateway.events import EventLog
-from flowkit.gateway.flows import LatestRun, run_id, transport_id
+from flowkit.gateway.flows import LatestRun, new_task_id, run_id, transport_id
 from flowkit.gateway.models import FlowNode, FlowStatus, NodeStatus
 from flowkit.gateway.status import (
     EDGES,
@@ -31,6 +31,7 @@ from flowkit.gateway.status import (
 )
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import TaskStatus
+from flowkit.models.ownership import OwnerKind, reserved_for
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -148,12 +149,16 @@ def test_levels_are_the_longest_paths() -> None:
     assert levels([]) == []
 
 
-def test_transport_ids_differ_by_run_flow_and_retry() -> None:
-    flow, job = {"context_id": 3, "caller_id": 11, "id": 40}, {"id": 501, "flow_id": 40}
-    assert transport_id(flow, job, 1, 0, 0) == "3:11:501"
-    assert transport_id(flow, job, 1, 0, 2) == "3:11:501/0.2"
-    assert transport_id(flow, job, 2, 1, 0) == "3:11:501@40.2/1.0"
-    assert transport_id(flow, {**job, "flow_id": 39}, 1, 0, 0) == "3:11:501@40.1"
+def test_ids_of_runs_and_jobs_differ_by_deployment_run_flow_and_retry() -> None:
+    flow: dict[str, Any] = {"context_id": 3, "caller_id": 11, "id": 40}
+    job = {"id": 501, "flow_id": 40}
+    assert new_task_id(flow, 1, "1f2e3d4c-5b6a-4788") == "flow:1f2e3d4c:3:40/1"
+    assert reserved_for(new_task_id(flow, 1, "1f2e3d4c")) is OwnerKind.FLOW
+    flow["task_id"] = "flow:1f2e3d4c:3:40/1"
+    assert transport_id(flow, job, 1, 0, 0) == "1f2e3d4c:3:11:501"
+    assert transport_id(flow, job, 1, 0, 2) == "1f2e3d4c:3:11:501/0.2"
+    assert transport_id(flow, job, 2, 1, 0) == "1f2e3d4c:3:11:501@40.2/1.0"
+    assert transport_id(flow, {**job, "flow_id": 39}, 1, 0, 0) == "1f2e3d4c:3:11:501@40.1"
 
 
 def test_run_ids_number_the_retries_of_a_run() -> None:

@@ -23,7 +23,7 @@ from flowkit.worker import Batch
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-RUN = "flow:3:40/1"
+RUN = "flow:1f2e3d4c:3:40/1"
 """The task that runs the flow."""
 NODES = [FlowNode(id=id).model_dump() for id in (1, 2)]
 
@@ -119,7 +119,7 @@ async def test_jobs_of_a_run_share_what_was_read(world: World) -> None:
     ("task_id", "node_id", "named", "cause"),
     [
         ("mine", "1", {}, "the task is not the latest run of a flow"),
-        ("flow:3:40/2", "1", {"run": 2}, "the task is not the latest run of a flow"),
+        ("flow:1f2e3d4c:3:40/2", "1", {"run": 2}, "the task is not the latest run of a flow"),
         (RUN, "9", {"job_id": 9}, "flow 40 has no such job"),
         (RUN, "1", {"job_id": 2}, "its input names another job than the node"),
         (RUN, "1", {"context_id": 4}, "its input names another job than the node"),
@@ -144,7 +144,7 @@ async def test_a_foreign_node_does_not_keep_the_run_from_its_jobs(world: World) 
 async def test_a_node_whose_dispatch_has_the_same_id_does_not_end_that_of_a_job(world: World) -> None:
     own = {"task_id": RUN, "outcome": None}
     await world.store.put(MESSAGES, f"{RUN}:1:0.0", own, 0.0)
-    await world.handler.finalize(attempt("flow:3", "40/1:1"))
+    await world.handler.finalize(attempt("flow:1f2e3d4c:3", "40/1:1"))
     assert (await world.store.load(MESSAGES, f"{RUN}:1:0.0") or {})["outcome"] is None
     await world.handler.finalize(attempt(RUN, "1"))
     assert (await world.store.load(MESSAGES, f"{RUN}:1:0.0") or {})["outcome"] == "completed"
@@ -186,5 +186,5 @@ async def test_a_late_reply_that_is_not_stored_ends_nothing(
 
     await world.run(1)
     monkeypatch.setattr(world.store, "add_late_reply", fail)
-    await world.handler.late_reply("3:11:1", "a reply")
-    assert "the late reply for job 3:11:1 is not stored: no primary" in caplog.text
+    await world.handler.late_reply("1f2e3d4c:3:11:1", "a reply")
+    assert "the late reply for job 1f2e3d4c:3:11:1 is not stored: no primary" in caplog.text

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError
+from temporalio.client import WorkflowExecutionStatus, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import client as flowkit_client
@@ -25,13 +25,17 @@ class Temporal:
         self._errors = [*errors]
         self.ids: list[str] = []
 
-    def get_workflow_handle_for(self, *_: object) -> Temporal:
+    def get_workflow_handle(self, *_: object, **__: object) -> Temporal:
         """Return the handle of the workflow."""
         return self
 
+    get_workflow_handle_for = get_workflow_handle
+
     async def describe(self) -> Any:
         """Return an open task."""
-        return SimpleNamespace(workflow_type=temporal_names.TASK, close_time=None)
+        return SimpleNamespace(
+            workflow_type=temporal_names.TASK, status=WorkflowExecutionStatus.RUNNING, memo_value=no_marker
+        )
 
     async def execute_update(self, *_: object, id: str, result_type: type) -> dict[str, Any]:
         """Return a result, or raise the next error."""
@@ -39,6 +43,10 @@ class Temporal:
         if self._errors:
             raise self._errors.pop(0)
         return {"revision": 1}
+
+
+async def no_marker(*_: object) -> None:
+    """Return the marker of a task that a Temporal client has started."""
 
 
 def unanswered(status: RPCStatusCode) -> RPCError:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from temporalio.client import WorkflowExecutionStatus
 
 from flowkit import client as flowkit_client
 from flowkit.adapters.tasks.fields import new_task
@@ -14,9 +15,12 @@ from flowkit.adapters.tasks.store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.connection import Namespace
 from flowkit.errors import ActionRejected
+from flowkit.models import temporal_names
+from flowkit.models.ownership import MEMO, Owner, OwnerKind
 from flowkit.testing import memory_database
 
 CLOSED = datetime.now(UTC)
+MARKER = Owner(kind=OwnerKind.ADMISSION, deployment="d", id="7-1")
 
 
 @dataclass
@@ -26,6 +30,16 @@ class Description:
     run_id: str
     close_time: datetime | None = None
     task_queue: str = "of the task"
+    workflow_type: str = temporal_names.TASK
+
+    @property
+    def status(self) -> WorkflowExecutionStatus:
+        """Whether the run is open."""
+        return WorkflowExecutionStatus.FAILED if self.close_time else WorkflowExecutionStatus.RUNNING
+
+    async def memo_value(self, *_: object) -> Any:
+        """Return the marker of the workflow."""
+        return MARKER.as_memo()[MEMO]
 
 
 @dataclass
@@ -35,8 +49,9 @@ class Temporal:
     looks: list[Description]
     started: list[tuple[int, str]] = field(default_factory=list)
     """How many looks were left at each start of a workflow, and the task queue."""
+    memos: list[Any] = field(default_factory=list)
 
-    def get_workflow_handle_for(self, workflow: object, task_id: str) -> Temporal:
+    def get_workflow_handle(self, task_id: str, **_: object) -> Temporal:
         """Return the handle of the workflow."""
         return self
 
@@ -44,9 +59,10 @@ class Temporal:
         """Return the next description; the last one again and again."""
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
-    async def start_workflow(self, *given: object, task_queue: str, **options: object) -> None:
+    async def start_workflow(self, *given: object, task_queue: str, memo: Any, **options: object) -> None:
         """Note a start."""
         self.started.append((len(self.looks), task_queue))
+        self.memos.append(memo)
 
 
 async def rerun(temporal: Any, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -62,6 +78,7 @@ async def rerun(temporal: Any, monkeypatch: pytest.MonkeyPatch) -> int:
     task["graph"]["nodes"][0]["status"] = "failed"
     ended = {"status": "failed", "finished_at": CLOSED, "closed_run_id": "first", "run_seq": 1}
     await db.tasks.insert_one({**task, **ended})
+    await db.flowkit_meta.insert_one({"_id": "deployment", "value": "d"})
     made = await TaskClient(temporal, TaskStore(db), queue="of the client").rerun("t")
     return int(made["run_seq"])
 
@@ -80,6 +97,7 @@ async def test_rerun_waits_until_the_workflow_of_the_ended_run_has_closed(
     temporal = Temporal(looks)
     assert await rerun(temporal, monkeypatch) == 2
     assert temporal.started == [(1, "of the task")]
+    assert temporal.memos == [MARKER.as_memo()]
 
 
 async def test_rerun_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:

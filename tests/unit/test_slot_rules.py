@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 from temporalio.api.common.v1 import ActivityType
 from temporalio.api.workflow.v1 import PendingActivityInfo, PendingWorkflowTaskInfo
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
-from temporalio.client import WorkflowExecutionStatus
 
 from flowkit import CoordinatorConfig
 from flowkit.adapters.slots import Holder, Limits, SlotUsage, full_roles, has_room, is_full, wait_reason
+from flowkit.attempt.workflows import ABSENT, Found, Presence
 from flowkit.engine.slot_leaks import Use, use_of
 from flowkit.errors import ConfigError
 from flowkit.models import slot_wait_id, temporal_names
@@ -94,38 +95,35 @@ def pending(activity_id: str) -> PendingActivityInfo:
     return PendingActivityInfo(activity_id=activity_id, activity_type=ActivityType(name=name))
 
 
-class Described:
-    """A description of a workflow, as far as it matters for slots."""
-
-    def __init__(self, status: WorkflowExecutionStatus, *activities: str, task: bool = False) -> None:
-        self.status = status
-        self.raw_description = DescribeWorkflowExecutionResponse(
+def found(presence: Presence, *activities: str, task: bool = False) -> Found:
+    """Return what a look-up finds, as far as it matters for slots."""
+    description: Any = SimpleNamespace(
+        raw_description=DescribeWorkflowExecutionResponse(
             pending_activities=[pending(each) for each in activities],
             pending_workflow_task=PendingWorkflowTaskInfo() if task else None,
         )
-
-
-RUNNING = WorkflowExecutionStatus.RUNNING
+    )
+    return Found(presence=presence, description=description)
 
 
 @pytest.mark.parametrize(
-    ("description", "use"),
+    ("looked_up", "use"),
     [
-        (None, Use.CLOSED),
-        (Described(WorkflowExecutionStatus.TERMINATED, "n.2"), Use.CLOSED),
-        (Described(WorkflowExecutionStatus.COMPLETED), Use.CLOSED),
-        (Described(RUNNING, "n.2"), Use.IN_FLIGHT),
-        (Described(RUNNING, "n.1", "m.2"), Use.UNUSED),
-        (Described(RUNNING, slot_wait_id("n", 2)), Use.UNDELIVERED),
-        (Described(RUNNING, task=True), Use.IN_FLIGHT),
-        (Described(RUNNING, "7"), Use.IN_FLIGHT),
-        (Described(RUNNING), Use.UNUSED),
+        (ABSENT, Use.UNUSED),
+        (found(Presence.CLOSED, "n.2"), Use.CLOSED),
+        (found(Presence.CLOSED), Use.CLOSED),
+        (found(Presence.OPEN, "n.2"), Use.IN_FLIGHT),
+        (found(Presence.OPEN, "n.1", "m.2"), Use.UNUSED),
+        (found(Presence.OPEN, slot_wait_id("n", 2)), Use.UNDELIVERED),
+        (found(Presence.OPEN, task=True), Use.IN_FLIGHT),
+        (found(Presence.OPEN, "7"), Use.IN_FLIGHT),
+        (found(Presence.OPEN), Use.UNUSED),
     ],
 )
 def test_slot_is_leaked_if_its_workflow_neither_runs_nor_starts_the_attempt(
-    description: Any, use: Use
+    looked_up: Found, use: Use
 ) -> None:
-    assert use_of(HOLDER, description) is use
+    assert use_of(HOLDER, looked_up) is use
 
 
 @given(node_id=st.text(min_size=1), epoch=st.integers(1), other=st.text(min_size=1), later=st.integers(1))

@@ -61,6 +61,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     monkeypatch.setattr(task_document, "close_document", collected.close)
     monkeypatch.setattr(workflow, "info", lambda: INFO)
     monkeypatch.setattr(workflow, "now", lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr(workflow, "memo_value", lambda key, default: default)
     monkeypatch.setattr(workflow, "wait", asyncio.wait)
     return collected
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from flowkit.errors import ActionRejected
+from flowkit.errors import ActionRejected, RejectionCause
 from flowkit.graph.changes import CHANGEABLE, edge_problem
 from flowkit.graph.expressions import expressions_of
 from flowkit.graph.field_checks import encode_json, json_bytes, node_field_problems
@@ -208,27 +208,35 @@ def parse_action(name: str, given: object) -> Action:
     """Return the action with this name. Raise ActionRejected, which names the field, its value and what is allowed."""
     kind = _KINDS.get(name)
     if kind is None:
-        raise ActionRejected(f"there is no action {printed(name)}; the actions are {', '.join(ACTIONS)}")
+        raise ActionRejected(
+            f"there is no action {printed(name)}; the actions are {', '.join(ACTIONS)}",
+            RejectionCause.INVALID,
+        )
     if given is None:
         given = {}
     if not isinstance(given, dict):
         raise ActionRejected(
-            f"the input of {name} is {printed(given)}; it must be an object such as {_EXAMPLE}"
+            f"the input of {name} is {printed(given)}; it must be an object such as {_EXAMPLE}",
+            RejectionCause.INVALID,
         )
     known = [each.name for each in fields(kind)]
     values = {key: _read_field(name, key, value, known) for key, value in given.items() if value is not None}
     for key in ("node_id", "decision", "prerequisite"):
         if key in known and key not in values:
-            raise ActionRejected(f"{name} needs {key}, which must be {_CHECKS[key](None)}")
+            raise ActionRejected(
+                f"{name} needs {key}, which must be {_CHECKS[key](None)}", RejectionCause.INVALID
+            )
     return kind(**values)
 
 
 def _read_field(name: str, key: str, value: object, known: Sequence[str]) -> Any:
     if key not in known:
         hint = suggestion(key, known) or f"; {name} takes {', '.join(known)}"
-        raise ActionRejected(f"{name} has the unknown field {printed(key)}{hint}")
+        raise ActionRejected(f"{name} has the unknown field {printed(key)}{hint}", RejectionCause.INVALID)
     if problem := _CHECKS[key](value):
-        raise ActionRejected(f"{name}: {key} is {printed(value)}; it must be {problem}")
+        raise ActionRejected(
+            f"{name}: {key} is {printed(value)}; it must be {problem}", RejectionCause.INVALID
+        )
     return _normalize(value)
 
 
@@ -482,27 +490,35 @@ class Pauses:
             return range(len(self._nodes))
         kind, colon, name = scope.partition(":")
         if not colon or kind not in _SCOPE_KINDS:
-            raise ActionRejected(f"scopes has {printed(scope)}; a scope is {_SCOPE_FORMS}")
+            raise ActionRejected(
+                f"scopes has {printed(scope)}; a scope is {_SCOPE_FORMS}", RejectionCause.INVALID
+            )
         if kind == "role":
             return self._nodes_of_role(scope, name)
         index = next((node.index for node in self._nodes if node.node_id == name), None)
         if index is None:
             hint = suggestion(name, (node.node_id for node in self._nodes))
             raise ActionRejected(
-                f"scopes has {printed(scope)}, but the task has no node {printed(name)}{hint}"
+                f"scopes has {printed(scope)}, but the task has no node {printed(name)}{hint}",
+                RejectionCause.UNKNOWN,
             )
         if kind == "node":
             return (index,)
         below = _find_below(self.children, index)
         if not below:
-            raise ActionRejected(f"scopes has {printed(scope)}, but no node depends on {printed(name)}")
+            raise ActionRejected(
+                f"scopes has {printed(scope)}, but no node depends on {printed(name)}", RejectionCause.UNKNOWN
+            )
         return below
 
     def _nodes_of_role(self, scope: str, role: str) -> Collection[int]:
         found = frozenset(node.index for node in self._nodes if node.type == role)
         if not found:
             roles = sorted({node.type for node in self._nodes})
-            raise ActionRejected(f"scopes has {printed(scope)}, but the roles of the task are {names(roles)}")
+            raise ActionRejected(
+                f"scopes has {printed(scope)}, but the roles of the task are {names(roles)}",
+                RejectionCause.UNKNOWN,
+            )
         return found
 
     @property
@@ -546,7 +562,8 @@ def plan(action: Action, task: Task) -> Plan:
     if action.if_revision is not None and action.if_revision != task.revision:
         raise ActionRejected(
             f"if_revision is {action.if_revision}, and the task has revision {task.revision}: another action was applied "
-            "meanwhile; look at the task again, then repeat the action with its present revision"
+            "meanwhile; look at the task again, then repeat the action with its present revision",
+            RejectionCause.OUTDATED,
         )
     planned: Plan = _PLANNERS[type(action)](action, task)
     _check_starts(planned, task)
@@ -590,10 +607,11 @@ def _find_node(node_id: str, task: Task) -> Node:
     index = task.index_of.get(node_id)
     if index is None:
         hint = suggestion(node_id, (node.node_id for node in task.nodes))
-        raise ActionRejected(f"the task has no node {printed(node_id)}{hint}")
+        raise ActionRejected(f"the task has no node {printed(node_id)}{hint}", RejectionCause.UNKNOWN)
     if index in task.resetting:
         raise ActionRejected(
-            f"an earlier action resets node {printed(node_id)} at present; try again when it is queued"
+            f"an earlier action resets node {printed(node_id)} at present; try again when it is queued",
+            RejectionCause.BUSY,
         )
     return task.nodes[index]
 
@@ -799,7 +817,10 @@ def _plan_reset(name: str, node: Node, task: Task, *, interrupt: bool, to: str) 
     """Return the plan that starts new generations of a node and of what depends on it. `to` is its next state."""
     resets, unblocks = find_resets([node.index], task.nodes, task.states, task.pauses.children)
     if busy := [task.nodes[index].node_id for index in resets & {*task.resetting}]:
-        raise ActionRejected(f"an earlier action resets {names(busy)} at present; try again when it is done")
+        raise ActionRejected(
+            f"an earlier action resets {names(busy)} at present; try again when it is done",
+            RejectionCause.BUSY,
+        )
     running = sorted(index for index in resets if task.states[index].status in _IN_FLIGHT)
     if running and not interrupt:
         shown = names([task.nodes[index].node_id for index in running])
@@ -875,9 +896,13 @@ def choose_reruns(
     known = {node.node_id for node in nodes}
     for node_id in given:
         if node_id not in known:
-            raise ActionRejected(f"the task has no node {printed(node_id)}{suggestion(node_id, known)}")
+            raise ActionRejected(
+                f"the task has no node {printed(node_id)}{suggestion(node_id, known)}", RejectionCause.UNKNOWN
+            )
     if not given:
-        raise ActionRejected("nodes is empty; name at least one node, or leave it out")
+        raise ActionRejected(
+            "nodes is empty; name at least one node, or leave it out", RejectionCause.INVALID
+        )
     return list(dict.fromkeys(given))
 
 
@@ -1069,10 +1094,14 @@ def _plan_satisfaction(action: Satisfy, task: Task) -> Plan:
             f"; its nodes name {names([*known])}" if known else "; its nodes have no prerequisites"
         )
         raise ActionRejected(
-            f"no node of the task names the prerequisite {printed(action.prerequisite)}{hint}"
+            f"no node of the task names the prerequisite {printed(action.prerequisite)}{hint}",
+            RejectionCause.UNKNOWN,
         )
     if action.prerequisite in task.satisfied:
-        raise ActionRejected(f"the prerequisite {printed(action.prerequisite)} is satisfied already")
+        raise ActionRejected(
+            f"the prerequisite {printed(action.prerequisite)} is satisfied already",
+            RejectionCause.ALREADY_SATISFIED,
+        )
     open_nodes = [node for node in named if task.states[node.index].status is NodeStatus.QUEUED]
     satisfied = {*task.satisfied, action.prerequisite}
     lacking = {node.index: node.node_id for node in open_nodes if {*node.prerequisites} - satisfied}
@@ -1096,10 +1125,13 @@ def _plan_satisfaction(action: Satisfy, task: Task) -> Plan:
 def _plan_graph_change(action: ChangeGraph, task: Task) -> Plan:
     """Return the plan of a change. An activity validates the changed graph before the task applies it."""
     if task.changes_graph:
-        raise ActionRejected("an earlier change of the graph is in progress; try again when it is done")
+        raise ActionRejected(
+            "an earlier change of the graph is in progress; try again when it is done", RejectionCause.BUSY
+        )
     if not action.nodes and not action.changes:
         raise ActionRejected(
-            "change_graph needs nodes to add or changes; edges and edges_ex lead to nodes that it adds"
+            "change_graph needs nodes to add or changes; edges and edges_ex lead to nodes that it adds",
+            RejectionCause.INVALID,
         )
     known = {node.node_id for node in task.nodes}
     new = [each["node_id"] for each in action.nodes]
@@ -1110,7 +1142,7 @@ def _plan_graph_change(action: ChangeGraph, task: Task) -> Plan:
         )
     edges = [*((each[0], each[1]) for each in action.edges), *((e["from"], e["to"]) for e in action.edges_ex)]
     if problem := edge_problem({*new}, edges):
-        raise ActionRejected(problem)
+        raise ActionRejected(problem, RejectionCause.INVALID)
     replaced = [_find_unstarted(node_id, task) for node_id in action.changes]
     first = len(task.nodes)
     return Plan(
@@ -1198,7 +1230,10 @@ def _plan_resume(action: Resume, task: Task) -> Plan:
         raise ActionRejected("nothing is paused, so there is nothing to resume; pause a scope first")
     for scope in action.scopes:
         if scope not in known:
-            raise ActionRejected(f"scopes has {printed(scope)}, but the paused scopes are {', '.join(known)}")
+            raise ActionRejected(
+                f"scopes has {printed(scope)}, but the paused scopes are {', '.join(known)}",
+                RejectionCause.UNKNOWN,
+            )
     ends = frozenset(action.scopes or known)
     freed = pauses.held_without(ends)
     covered = {index for scope in ends for index in pauses.nodes_of(scope)}

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.common import Priority, WorkflowIDReusePolicy
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
 from flowkit import reason_codes
 from flowkit.admission import rules
 from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger
 from flowkit.connection import TemporalUnavailable
-from flowkit.errors import ChecksBusy, FlowKitError, StoreUnavailable
+from flowkit.errors import ChecksBusy, FlowKitError, StoreUnavailable, TaskIdTaken
 from flowkit.models.admission import Fields, Kind, Report, State
+from flowkit.models.ownership import Owner, OwnerKind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-
-    from temporalio.client import Client
 
     from flowkit.admission.queue import AdmissionQueue
     from flowkit.attempt.background import LoopHealth
@@ -34,6 +34,8 @@ IDLE_SEC: Final = 0.25
 """The same while the queue is empty."""
 UPKEEP_SEC: Final = 1.0
 RECONCILE_SEC: Final = 10.0
+MISSING_SEC: Final = 5.0
+"""After this time, a workflow counts as lost if a second look does not find it either."""
 STRAY_SEC: Final = 600.0
 _CHECKS: Final = 20
 """How many workflows are looked at concurrently."""
@@ -56,19 +58,19 @@ class Dispatcher:
     def __init__(
         self,
         queue: AdmissionQueue,
-        client: Client,
         tasks: TaskClient,
         *,
         on_events: Callable[[], object] | None = None,
     ) -> None:
         """`on_events` is called when requests have events to be sent."""
         self._queue = queue
-        self._client = client
         self._tasks = tasks
         self._on_events = on_events or (lambda: None)
         self._wake = asyncio.Event()
         self._starting: set[asyncio.Task[None]] = set()
         self._running: list[asyncio.Task[None]] = []
+        self._missing: dict[str, float] = {}
+        """When the workflow of an active request was first not found, in seconds of the monotonic clock."""
         queue.on_change = self.wake
         self._outage = OutageLogger("work on the admission queue")
         expected = Expected(errors=(StoreUnavailable,), log=self._outage.failed)
@@ -131,6 +133,7 @@ class Dispatcher:
         try:
             await self._tasks.start_task(
                 item["_id"],
+                owner=await self._owner_of(item),
                 graph=body["graph"],
                 params=body["params"],
                 reuse=WorkflowIDReusePolicy.REJECT_DUPLICATE,
@@ -138,6 +141,8 @@ class Dispatcher:
             )
         except (StoreUnavailable, TemporalUnavailable, ChecksBusy, RPCError) as error:
             outcome: Awaitable[object] = self._queue.try_again(item, str(error))
+        except TaskIdTaken as error:
+            outcome = self._queue.refuse(item, str(error), reason=reason_codes.TASK_ID_TAKEN)
         except FlowKitError as error:
             outcome = self._queue.refuse(item, str(error))
         else:
@@ -145,6 +150,10 @@ class Dispatcher:
         with suppress(StoreUnavailable):
             await outcome
         self._on_events()
+
+    async def _owner_of(self, item: Fields) -> Owner:
+        """Return the marker of the workflow of a request. A later request with the same id has another one."""
+        return Owner(kind=OwnerKind.ADMISSION, deployment=await self._tasks.deployment(), id=item["place"])
 
     # --- upkeep
 
@@ -168,6 +177,7 @@ class Dispatcher:
             self._tasks.cancel_workflow,
             item["_id"],
             reason=item["cancel"]["reason"] or reason_codes.USER_REQUEST,
+            owner=await self._owner_of(item),
         )
         try:
             cancelled = await cancel()
@@ -182,6 +192,7 @@ class Dispatcher:
     async def _reconcile(self) -> None:
         """Look at the workflows of active tasks, and end the requests whose workflow has ended."""
         limit, after = asyncio.Semaphore(_CHECKS), ""
+        active: set[str] = set()
 
         async def check(item: Fields) -> None:
             async with limit:
@@ -190,18 +201,30 @@ class Dispatcher:
         while items := await self._queue.store.in_state(State.ACTIVE, after=after):
             after = items[-1]["_id"]
             tasks = [item for item in items if item["kind"] == Kind.TASK]
+            active |= {item["place"] for item in tasks}
             await asyncio.gather(*(check(item) for item in tasks))
 
+        self._missing = {place: at for place, at in self._missing.items() if place in active}
+
     async def _check(self, item: Fields) -> None:
-        """End a request whose workflow has ended or, while it is active, does not exist."""
+        """End a request whose workflow has ended or, while it is active, was not found twice."""
         try:
-            found = await self._client.get_workflow_handle(item["_id"]).describe()
+            found = await self._tasks.look_up(item["_id"], await self._owner_of(item))
         except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND and item["state"] == State.ACTIVE:
+            _logger.info("the workflow of task %s cannot be looked up now: %s", item["_id"], error)
+            return
+        if found.description is None:
+            if item["state"] == State.ACTIVE and self._is_missing_for_long(item):
                 await self._end(item, *_absent(item))
             return
-        if found.status in _ENDS:
-            await self._end(item, *_ENDS[found.status])
+        self._missing.pop(item["place"], None)
+        if found.description.status in _ENDS:
+            await self._end(item, *_ENDS[found.description.status])
+
+    def _is_missing_for_long(self, item: Fields) -> bool:
+        """Return whether an earlier look did not find the workflow of a request either."""
+        now = time.monotonic()
+        return now - self._missing.setdefault(item["place"], now) >= MISSING_SEC
 
     async def _end(self, item: Fields, state: State, reason: str | None) -> None:
         text = "" if reason is None else f"the workflow of the task ended: {reason}"

@@ -64,7 +64,7 @@ class AdmissionProcess:
         self._dispatcher: Dispatcher | None = None
         if settings.dispatches:
             on_events = self._relay.notify if self._relay else None
-            self._dispatcher = Dispatcher(self.queue, client, tasks, on_events=on_events)
+            self._dispatcher = Dispatcher(self.queue, tasks, on_events=on_events)
         self._server: HttpServer | None = None
         self._running: list[asyncio.Task[None]] = []
 

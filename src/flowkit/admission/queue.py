@@ -738,9 +738,11 @@ class AdmissionQueue:
         fields = {"tries": tries, "due_at": self.clock() + rules.start_pause(tries), "error": error}
         return await self.store.change(_change(item, fields))
 
-    async def refuse(self, item: Fields, error: str) -> Fields | None:
+    async def refuse(
+        self, item: Fields, error: str, *, reason: str = reason_codes.START_FAILED
+    ) -> Fields | None:
         """End a request that cannot be started."""
-        report = Report(state=State.FAILED, reason=reason_codes.START_FAILED, error=error)
+        report = Report(state=State.FAILED, reason=reason, error=error)
         text = f"Failed to schedule execution: {error}"
         failed = rules.failed(item, self.clock(), "system_error", error, text)
         ended = await self._end(item, report, [failed])

@@ -14,6 +14,7 @@ from temporalio import activity
 from temporalio.service import RPCError, RPCStatusCode
 from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
 
+from flowkit.attempt.workflows import is_absent
 from flowkit.core.user_code import error_text
 from flowkit.models import FirstBatch, ShardStarted, temporal_names
 
@@ -33,7 +34,7 @@ _LONGEST_PAUSE_SEC = 5.0
 _LAST_CHANCE_SEC = 5.0
 """How long an attempt that has ended waits for its signal. While Temporal is unavailable, its end cannot be sent either."""
 
-_FINAL = (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.PERMISSION_DENIED)
+_FINAL = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.PERMISSION_DENIED)
 
 
 class Signal(NamedTuple):
@@ -85,11 +86,11 @@ async def send_signal(client: Client, attempt: AttemptInput, run_id: str, signal
 
 
 def _is_transient(error: BaseException) -> bool:
-    return isinstance(error, RPCError) and error.status not in _FINAL
+    return isinstance(error, RPCError) and error.status not in _FINAL and not is_absent(error)
 
 
 def _is_moot(error: Exception) -> bool:
-    return isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND
+    return isinstance(error, RPCError) and is_absent(error)
 
 
 class AttemptSignal:

@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from temporalio import activity
-from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
 from flowkit.adapters.slots import (
     PAGE,
@@ -31,6 +30,7 @@ from flowkit.adapters.slots import (
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX, WorkerRegistry
 from flowkit.attempt.failures import cut
 from flowkit.attempt.pollers import recent_pollers
+from flowkit.attempt.workflows import Presence, is_absent, look_up
 from flowkit.connection import TemporalUnavailable
 from flowkit.errors import FlowKitError
 from flowkit.models import (
@@ -48,9 +48,10 @@ from flowkit.models.temporal_names import role_queue
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from temporalio.client import Client, WorkflowExecutionDescription
+    from temporalio.client import Client
 
     from flowkit.adapters.mongo import Database
+    from flowkit.attempt.workflows import Found
     from flowkit.config import CoordinatorConfig
     from flowkit.core.loop_portal import LoopPortal
 
@@ -228,7 +229,7 @@ class SlotGrants:
         """Complete the activity in which the workflow waits. Free the slot if the workflow has ended."""
         try:
             delivered = await self.deliver(request.task_id, request.run_id, request.node_id, request.epoch)
-            if not delivered and is_closed(await self.describe(request.task_id)):
+            if not delivered and (await self.look_up(request.task_id)).presence is Presence.CLOSED:
                 slot = Slot(node_id=request.node_id, epoch=request.epoch, role=request.role)
                 await (await self.store()).release(request.task_id, slot)
                 self.released.set()
@@ -243,27 +244,14 @@ class SlotGrants:
         try:
             await handle.complete(SlotReply(granted=True))
         except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:
+            if not is_absent(error):
                 raise
             return False
         return True
 
-    async def describe(self, task_id: str) -> WorkflowExecutionDescription | None:
-        """Return the description of the latest run of a task, or None if Temporal does not know the task."""
-        try:
-            return await self.client.get_workflow_handle(task_id).describe()
-        except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND or "amespace" in error.message:
-                raise
-            return None
-
-
-def is_closed(description: WorkflowExecutionDescription | None) -> bool:
-    """Return whether the workflow has ended or does not exist."""
-    return description is None or description.status not in (
-        WorkflowExecutionStatus.RUNNING,
-        WorkflowExecutionStatus.CONTINUED_AS_NEW,
-    )
+    async def look_up(self, task_id: str) -> Found:
+        """Return the latest run of a task. Raise RPCError."""
+        return await look_up(self.client, task_id)
 
 
 class ServedRoles:

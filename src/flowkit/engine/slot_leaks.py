@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 from temporalio.service import RPCError
 
 from flowkit.attempt.background import BackgroundLoop, Expected, new_owner
-from flowkit.engine.slot_grants import is_closed
+from flowkit.attempt.workflows import Presence
 from flowkit.errors import FlowKitError
 from flowkit.models import slot_wait_id, temporal_names
 
 if TYPE_CHECKING:
-    from temporalio.client import WorkflowExecutionDescription
-
     from flowkit.adapters.slots import Holder, SlotStore
     from flowkit.attempt.background import LoopHealth
+    from flowkit.attempt.workflows import Found
     from flowkit.engine.slot_grants import SlotGrants
 
 _logger = logging.getLogger("flowkit.engine.limits")
@@ -50,16 +49,18 @@ class Use(StrEnum):
     UNDELIVERED = "undelivered"
     """The workflow still waits for the slot, because the engine that granted it stopped."""
     UNUSED = "unused"
-    """The workflow runs, but neither runs nor starts the attempt."""
+    """The workflow runs, but neither runs nor starts the attempt. Or Temporal does not find the workflow."""
     CLOSED = "closed"
     """The workflow has ended."""
 
 
-def use_of(holder: Holder, description: WorkflowExecutionDescription | None) -> Use:
-    """Return how an attempt uses its slot, from the description of the latest run of its task."""
-    if description is None or is_closed(description):
+def use_of(holder: Holder, found: Found) -> Use:
+    """Return how an attempt uses its slot, from the latest run of its task."""
+    if found.description is None:
+        return Use.UNUSED
+    if found.presence is Presence.CLOSED:
         return Use.CLOSED
-    raw = description.raw_description
+    raw = found.description.raw_description
     pending = {activity.activity_id for activity in raw.pending_activities}
     changes = any(each.activity_type.name in _CHANGES for each in raw.pending_activities)
     if f"{holder.node_id}.{holder.epoch}" in pending or changes:
@@ -78,6 +79,8 @@ class SlotLoop:
         self._owner = new_owner()
         self._unused: set[tuple[str, str, int]] = set()
         """Slots that the last check found unused. They are freed if the next check finds them unused again."""
+        self._absent: set[str] = set()
+        """Tasks with requests that Temporal did not find. Their requests are withdrawn if it does not find them again."""
         self._next_check = 0.0
         self._last_request = ""
         """The request that the last check of requests ended with."""
@@ -138,18 +141,24 @@ class SlotLoop:
         page = await store.requests_after(self._last_request)
         self._last_request = page[-1][0] if page else ""
         for task_id in dict.fromkeys(task_id for _, task_id in page):
-            if is_closed(await self._grants.describe(task_id)):
+            presence = (await self._grants.look_up(task_id)).presence
+            if presence is Presence.CLOSED or (presence is Presence.ABSENT and task_id in self._absent):
                 await store.release_task(task_id)
+                self._absent.discard(task_id)
+            elif presence is Presence.ABSENT:
+                self._absent.add(task_id)
+            else:
+                self._absent.discard(task_id)
 
     async def _check_task(
         self, store: SlotStore, holders: list[Holder], checks: asyncio.Semaphore
     ) -> set[tuple[str, str, int]]:
         """Free the leaked slots of one task. Return those that are unused now."""
         async with checks:
-            description = await self._grants.describe(holders[0].task_id)
-            uses = {holder: use_of(holder, description) for holder in holders}
+            found = await self._grants.look_up(holders[0].task_id)
+            uses = {holder: use_of(holder, found) for holder in holders}
             for holder, use in uses.items():
-                await self._settle(store, holder, use, description)
+                await self._settle(store, holder, use, found)
         return {holder.key for holder, use in uses.items() if use is Use.UNUSED}
 
     async def _settle(
@@ -157,8 +166,9 @@ class SlotLoop:
         store: SlotStore,
         holder: Holder,
         use: Use,
-        description: WorkflowExecutionDescription | None,
+        found: Found,
     ) -> None:
+        description = found.description
         if use is Use.UNDELIVERED and description is not None and description.run_id:
             await self._grants.deliver(holder.task_id, description.run_id, holder.node_id, holder.epoch)
         if use is Use.CLOSED or (use is Use.UNUSED and holder.key in self._unused):

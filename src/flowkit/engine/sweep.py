@@ -23,6 +23,7 @@ from flowkit import reason_codes
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.worker_registry import WorkerRegistry, find_mixed_versions
 from flowkit.attempt.background import BackgroundLoop, Expected, new_owner
+from flowkit.attempt.workflows import is_absent, look_up
 from flowkit.errors import FlowKitError, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS
 from flowkit.text import truncate
@@ -205,12 +206,7 @@ class Sweep:
         return await self._end_of(description)
 
     async def _describe(self, task_id: str, run_id: str | None = None) -> WorkflowExecutionDescription | None:
-        try:
-            return await self._client.get_workflow_handle(task_id, run_id=run_id).describe()
-        except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND or _is_about_namespace(error):
-                raise
-            return None
+        return (await look_up(self._client, task_id, run_id=run_id)).description
 
     async def _end_of(self, description: WorkflowExecutionDescription) -> str | None:
         """Return how a workflow ended, or None while it is running."""
@@ -227,7 +223,7 @@ class Sweep:
         except WorkflowFailureError as error:
             return failure_text(error.cause)
         except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:
+            if not is_absent(error):
                 raise
         return None
 
@@ -239,11 +235,6 @@ class Sweep:
             return False
         updated = _to_seconds(document.get("updated_at"), default=time.time() - (now - first))
         return time.time() - updated > _NEW_TASK_SEC
-
-
-def _is_about_namespace(error: RPCError) -> bool:
-    """Return whether Temporal did not find the namespace itself, as it may briefly report after a stall."""
-    return any(detail.type_url.endswith("NamespaceNotFoundFailure") for detail in error.grpc_status.details)
 
 
 def _is_about_one_document(error: BaseException) -> TypeGuard[Exception]:

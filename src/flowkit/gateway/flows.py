@@ -8,6 +8,7 @@ from flowkit.gateway.models import FlowNode
 from flowkit.gateway.status import RUN_FIELDS, read_run
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import OnNodeFailure
+from flowkit.models.ownership import OwnerKind
 from flowkit.models.tokens import JOB_ROLE
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ RESULT_UID: Final = "result"
 GRACE_SEC: Final = 60.0
 """How much longer than the timeout of its job an attempt may take, for the exchange with the supervisor."""
 
+_DEPLOYMENT_CHARS: Final = 8
 _BACKOFF: Final = {"backoff_sec": 1.0, "backoff_coefficient": 2.0, "max_backoff_sec": 60.0}
 
 
@@ -71,9 +73,13 @@ def node_ids(flow: Mapping[str, Any], job_id: int, run: int) -> dict[str, int]:
     }
 
 
-def new_task_id(flow: Mapping[str, Any], run: int) -> str:
-    """Return the id of the task of a run of a flow, such as `flow:3:40/1`."""
-    return f"flow:{flow['context_id']}:{flow['id']}/{run}"
+def new_task_id(flow: Mapping[str, Any], run: int, deployment: str) -> str:
+    """Return the id of the task of a run of a flow, such as `flow:1f2e3d4c:3:40/1`.
+
+    It begins with that of the database, because deployments that share a namespace have flows with the same ids. No other
+    task can have an id of this form.
+    """
+    return f"{OwnerKind.FLOW}:{deployment[:_DEPLOYMENT_CHARS]}:{flow['context_id']}:{flow['id']}/{run}"
 
 
 def run_id(flow: Mapping[str, Any], run_seq: int = 0) -> str | None:
@@ -92,12 +98,13 @@ def transport_id(
     """Return the id under which a supervisor knows a job.
 
     It stays the same when an attempt is lost, so that a supervisor that honours ids runs the job once. A retry after a
-    failure, and another run or flow, has an id of its own: a supervisor would return the old result.
+    failure, and another run, flow or deployment, has an id of its own: a supervisor would return the old result.
     """
+    _, deployment, _ = flow["task_id"].split(":", 2)
     first = run == 1 and job.get("flow_id") in {None, flow["id"]}
     which = "" if first else f"@{flow['id']}.{run}"
     retried = f"/{generation}.{retry}" if generation or retry else ""
-    return f"{flow['context_id']}:{flow['caller_id']}:{job['id']}{which}{retried}"
+    return f"{deployment}:{flow['context_id']}:{flow['caller_id']}:{job['id']}{which}{retried}"
 
 
 def address_of(runner: Mapping[str, Any]) -> str:

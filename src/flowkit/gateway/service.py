@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
 from flowkit import reason_codes
 from flowkit.adapters.flows import ACTORS, CONTEXTS, FLOWS, JOBS, MESSAGES, RUNNERS, key
+from flowkit.attempt.workflows import Presence
 from flowkit.connection import TemporalUnavailable
-from flowkit.errors import ActionRejected, ConfigError, GraphError
+from flowkit.errors import ActionRejected, ConfigError, GraphError, RejectionCause, TaskIdTaken
 from flowkit.gateway import models
 from flowkit.gateway.events import FlowEvents
 from flowkit.gateway.flows import (
@@ -54,6 +55,7 @@ from flowkit.gateway.status import (
 from flowkit.gateway.supervisors import SupervisorError, parse_destination
 from flowkit.models import TaskStatus
 from flowkit.models.actions import CHANGE_GRAPH, SATISFY
+from flowkit.models.ownership import task_owner
 from flowkit.server.rpc import (
     AlreadyExists,
     DagCycle,
@@ -73,7 +75,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from pydantic import BaseModel
-    from temporalio.client import WorkflowExecutionDescription
 
     from flowkit.adapters.flows import FlowStore
     from flowkit.client import TaskClient
@@ -437,18 +438,26 @@ class Gateway:
         jobs = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
         claimed = flow if state is RunState.ABSENT else await self._claim_run(flow)
         while claimed is not None:
-            id, graph = claimed["task_id"], task_graph(claimed, jobs, claimed["run"])
-            if await self._tasks.start_task(id, params={}, graph=graph) or await self._store.task(id, ()):
+            graph = task_graph(claimed, jobs, claimed["run"])
+            if await self._start_task(claimed["task_id"], graph):
                 return claimed
-            # Temporal has finished a task with this id whose database was dropped since.
             claimed = await self._claim_run(claimed)
         return None
+
+    async def _start_task(self, task_id: str, graph: Fields) -> bool:
+        """Start the task of a run. Return False if the id belongs to another task, or to one whose document is lost."""
+        owner = task_owner(task_id, await self._tasks.deployment())
+        try:
+            started = await self._tasks.start_task(task_id, params={}, graph=graph, owner=owner)
+        except TaskIdTaken:
+            return False
+        return started or await self._store.task(task_id, ()) is not None
 
     async def _claim_run(self, flow: Fields) -> Fields | None:
         """Give a flow the number and the task of its next run. Return None if another call has changed it meanwhile."""
         run = flow["run"] + 1
-        at = time.time()
-        claim = {"run": run, "run_seq": 1, "task_id": new_task_id(flow, run), "started_at": int(at)}
+        at, task_id = time.time(), new_task_id(flow, run, await self._tasks.deployment())
+        claim = {"run": run, "run_seq": 1, "task_id": task_id, "started_at": int(at)}
         return await self._store.change_flow(flow, claim, at)
 
     async def flow_cancel(self, call: Call, params: models.FlowCancel) -> models.Cancelled:
@@ -508,7 +517,7 @@ class Gateway:
         try:
             await self._act(flow, SATISFY, {"prerequisite": prerequisite, "by": _by(call)})
         except ActionRejected as error:
-            if "is satisfied already" in str(error):
+            if error.cause is RejectionCause.ALREADY_SATISFIED:
                 return False
             raise InvalidTransition(str(error), {"id": flow["id"]}) from None
         return True
@@ -683,19 +692,12 @@ class Gateway:
         return RunState.OPEN if is_open else RunState.ENDED
 
     async def _state_in_temporal(self, task_id: str) -> RunState:
-        found = await self._describe(task_id)
-        if found is None:
-            return RunState.ABSENT
-        return RunState.OPEN if found.close_time is None else RunState.ENDED
-
-    async def _describe(self, task_id: str) -> WorkflowExecutionDescription | None:
-        """Return the latest run of a workflow in Temporal; None if there is none."""
-        try:
-            return await self._tasks.handle(task_id).describe()
-        except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:
-                raise
-            return None
+        states = {
+            Presence.OPEN: RunState.OPEN,
+            Presence.CLOSED: RunState.ENDED,
+            Presence.ABSENT: RunState.ABSENT,
+        }
+        return states[(await self._tasks.look_up(task_id)).presence]
 
     async def _require_ended(self, flow: Fields, what: str) -> None:
         state = await self._run_state(flow)

@@ -435,6 +435,8 @@ class CloseTask:
     """Whether the task failed because an attempt sent no heartbeats."""
     applied: list[AppliedAction] = field(default_factory=list)
     """The latest actions that were applied."""
+    admitted_as: str | None = None
+    """The try of a request for admission that has started the task; None if something else has started it."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
 from flowkit.limits import ID_CHARS
+from flowkit.models.ownership import OwnerKind, reserved_for
 from flowkit.text import shown, visible
 from flowkit.validation.values import (
     NODE_ID_RULE,
@@ -45,8 +46,18 @@ def task_id_problem(value: object, name: str = "task_id") -> str | None:
     return _problem(name, value, is_task_id(value), f"the id of a task: {_CHARS}, not '*'")
 
 
-def new_task_id_problem(value: object, name: str = "task_id") -> str | None:
-    """Return why `value` cannot be the id of a new task, or None. Terminals, logs and URLs show the id."""
+def new_task_id_problem(
+    value: object, name: str = "task_id", *, kind: OwnerKind = OwnerKind.TASK
+) -> str | None:
+    """Return why `value` cannot be the id of a new task, or None. Terminals, logs and URLs show the id.
+
+    `kind` says what starts the task: some ids are reserved for one kind of owner.
+    """
+    if isinstance(value, str) and reserved_for(value) not in {None, kind}:
+        return (
+            f"{name} is {shown(value)}; ids that begin with {value.partition(':')[0]}: are reserved for the runs of flows, "
+            "which flow.start starts; choose another id"
+        )
     bad = name_bad_character(value, _is_deceptive)
     good = is_task_id(value) and not bad and not has_blank_end(value)
     wanted = (

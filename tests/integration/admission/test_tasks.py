@@ -161,7 +161,7 @@ async def test_a_start_that_arrives_after_a_cancel_starts_nothing(harness: Harne
     store = AdmissionStore(harness.db, queue=harness.queue)
     queue = AdmissionQueue(store)
     tasks = TaskClient(client, TaskStore(harness.db), queue=harness.queue)
-    dispatcher = Dispatcher(queue, client, tasks)
+    dispatcher = Dispatcher(queue, tasks)
     await submit(harness, harness.queue)
     [item] = await queue.dispatch()
     assert (await queue.cancel(harness.queue, reason="test", by="me")).outcome is Changed.REQUESTED

@@ -82,6 +82,7 @@ class FlowWorld:
 
     async def start(self, *, engine: bool = True, runs_jobs: bool = True) -> None:
         """Start the engine and the gateway."""
+        await self.harness.name_deployment()
         if engine:
             await self.harness.engine()
         settings = GatewaySettings(
@@ -98,11 +99,11 @@ class FlowWorld:
 
     def wire_id(self, job: int, more: str = "") -> str:
         """Return the id of a job at its supervisor."""
-        return f"{self.context}:{self.caller}:{job}{more}"
+        return f"{self.harness.deployment[:8]}:{self.context}:{self.caller}:{job}{more}"
 
     def run_id(self, number: str = "1") -> str:
         """Return the id of a run of the flow."""
-        return f"flow:{self.context}:{FLOW}/{number}"
+        return f"flow:{self.harness.deployment[:8]}:{self.context}:{FLOW}/{number}"
 
     @property
     def url(self) -> str:

@@ -8,13 +8,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from temporalio.client import WorkflowExecutionStatus
-
 from flowkit.adapters.tasks.purge import BELONGINGS, Purge
+from flowkit.attempt.workflows import Presence, look_up
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.servers import servers
-from flowkit.cli.tasks.view import describe
 from flowkit.connection import Namespace, TemporalUnavailable
 from flowkit.text import count_of
 
@@ -96,9 +94,5 @@ async def require_namespace(client: Client) -> str:
 
 
 async def _find_running(client: Client, task_ids: Sequence[str]) -> list[str]:
-    found = await asyncio.gather(*(describe(client, task_id) for task_id in task_ids))
-    return [
-        task_id
-        for task_id, description in zip(task_ids, found, strict=True)
-        if description is not None and description.status is WorkflowExecutionStatus.RUNNING
-    ]
+    found = await asyncio.gather(*(look_up(client, task_id) for task_id in task_ids))
+    return [task_id for task_id, each in zip(task_ids, found, strict=True) if each.presence is Presence.OPEN]

@@ -127,17 +127,16 @@ def attempts(
 async def _read(task_id: str, node_id: str | None, where: Where) -> tuple[list[AttemptView], bool]:
     """Return the attempts of a task, and whether Temporal still has its history."""
     from flowkit.cli.servers import servers
-    from flowkit.cli.tasks.view import describe
     from flowkit.client import UnknownTask
 
     async with servers(where) as both:
         document = await both.catalog.document(task_id)
-        description = await describe(both.temporal, task_id)
+        description = (await both.tasks.look_up(task_id)).description
         if document is None and description is None:
             raise UnknownTask(task_id)
         if document is not None:
             require_node(document, node_id)
-        recorded = await _read_history(both.temporal, task_id)
+        recorded = {} if description is None else await _read_history(both.temporal, task_id)
         pending = read_pending(description)
         logged = await both.catalog.logged_attempts(task_id, node_id)
         found = merge([*recorded.values(), *pending.values()], logged, document or {})
@@ -162,7 +161,9 @@ async def _read_history(client: Client, task_id: str) -> dict[Key, AttemptView]:
 
 async def _read_runs(client: Client, task_id: str) -> AsyncIterator[list[HistoryEvent]]:
     """Yield the events of the runs of a task, newest run first, as far back as Temporal retains them."""
-    from temporalio.service import RPCError, RPCStatusCode
+    from temporalio.service import RPCError
+
+    from flowkit.attempt.workflows import is_absent
 
     run_id: str | None = None
     while True:
@@ -170,7 +171,7 @@ async def _read_runs(client: Client, task_id: str) -> AsyncIterator[list[History
         try:
             events = [event async for event in handle.fetch_history_events()]
         except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:
+            if not is_absent(error):
                 raise
             return
         yield events

@@ -14,6 +14,7 @@ from temporalio.service import RPCError
 
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.pollers import never_polled_roles
+from flowkit.attempt.workflows import look_up
 from flowkit.cli import output
 from flowkit.cli.admission.submission import describe as describe_request
 from flowkit.cli.admission.submission import follow, interruptible
@@ -22,7 +23,6 @@ from flowkit.cli.servers import accepts_connections, database, servers
 from flowkit.cli.tasks.display import open_task_screen, task_table, tasks_table
 from flowkit.cli.tasks.view import (
     TaskReader,
-    describe,
     describe_unknown_roles,
     find_missing_processes,
     list_roles,
@@ -107,8 +107,8 @@ async def find_unknown_roles(graph: Mapping[str, Any], where: Where) -> list[str
 
 
 async def _refuse_taken(both: Servers, task_id: str) -> None:
-    description = await describe(both.temporal, task_id)
-    if description is not None or await both.catalog.document(task_id) is not None:
+    found = await look_up(both.temporal, task_id)
+    if found.description is not None or await both.catalog.document(task_id) is not None:
         problem = TaskIdTaken(f"task id {task_id!r} belongs to an earlier task")
         raise add_remedy(
             problem, f"choose another id, or see that task: `flowkit status {shlex.quote(task_id)}`"

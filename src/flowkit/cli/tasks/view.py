@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from temporalio.api.enums.v1 import PendingActivityState, TimeoutType
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import TemporalError
-from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.entries import utc
 from flowkit.adapters.tasks.store import TaskStore
@@ -24,6 +23,7 @@ from flowkit.adapters.worker_registry import (
     find_mixed_versions,
 )
 from flowkit.attempt.pollers import never_polled_roles, pollers_by_role, recent_pollers
+from flowkit.attempt.workflows import look_up
 from flowkit.client import UnknownTask
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.engine.sweep import CLOSE_REASONS
@@ -150,7 +150,7 @@ class TaskReader:
     @classmethod
     async def at(cls, servers: Servers, task_id: str) -> TaskReader:
         """Return a TaskReader for a task. Raise UnknownTask if the task does not exist."""
-        description = await describe(servers.temporal, task_id)
+        description = (await servers.tasks.look_up(task_id)).description
         if description is None and await servers.catalog.document(task_id) is None:
             raise UnknownTask(task_id)
         return cls(servers, task_id, description)
@@ -164,9 +164,15 @@ class TaskReader:
         """The engine queue of the task; None if Temporal has no workflow for it."""
         return self._description.task_queue if self._description else None
 
+    async def _describe(self) -> WorkflowExecutionDescription | None:
+        """Return the description of the workflow. Without MongoDB, `at` has checked whose it is."""
+        if not self._stored:
+            return (await look_up(self._servers.temporal, self._task_id)).description
+        return (await self._servers.tasks.look_up(self._task_id)).description
+
     async def view(self) -> TaskView:
         """Return the state of the task, without what neither the workflow nor the document contains."""
-        self._description = await describe(self._servers.temporal, self._task_id)
+        self._description = await self._describe()
         status = self._description.status if self._description else None
         running = status is WorkflowExecutionStatus.RUNNING
         sources = [self._queried, self._read] if running else [self._read, self._queried]
@@ -183,7 +189,7 @@ class TaskReader:
         """
         for refresh in (False, True):
             if refresh:
-                self._description = await describe(self._servers.temporal, self._task_id)
+                self._description = await self._describe()
             view = mark_waiting(view, find_untaken(self._description))
             if not any(node.waiting for node in view.nodes):
                 break
@@ -284,17 +290,6 @@ def describe_ran(view: TaskView) -> dict[str, str]:
         for role, by_version in nodes.items()
         if len(by_version) > 1
     }
-
-
-async def describe(client: Client, task_id: str) -> WorkflowExecutionDescription | None:
-    """Return the description of a task's workflow; None if it does not exist or is not a task."""
-    try:
-        description = await client.get_workflow_handle(task_id).describe()
-    except RPCError as error:
-        if error.status is not RPCStatusCode.NOT_FOUND:
-            raise
-        return None
-    return description if description.workflow_type == temporal_names.TASK else None
 
 
 def mark_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:

@@ -1,0 +1,73 @@
+"""Who owns a workflow: the marker in its memo, and the ids that are reserved for the workflows of one kind of owner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+MEMO: Final = "flowkit_owner"
+"""Key of the marker in the memo of a workflow. Continue-as-new, *Reset* and a rerun keep the memo."""
+
+
+class OwnerKind(StrEnum):
+    """What has started a workflow."""
+
+    TASK = "task"
+    """A call of `create_task`."""
+    ADMISSION = "admission"
+    """The admission queue, for one of its requests."""
+    FLOW = "flow"
+    """The gateway, for a run of a flow."""
+
+
+RESERVED: Final[Mapping[str, OwnerKind]] = {"flow:": OwnerKind.FLOW}
+"""By the beginning of a task id, the only kind of owner that can start a task with such an id."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owner:
+    """The marker of a workflow. Only the owner whose marker a workflow carries may adopt it."""
+
+    kind: OwnerKind
+    deployment: str
+    """Id of the database in which the owner keeps its state."""
+    id: str
+    """What the owner has started the workflow for, for example a try of a request for admission."""
+
+    def as_memo(self) -> dict[str, dict[str, str]]:
+        """Return the memo with which the owner starts its workflow."""
+        return {MEMO: {"kind": self.kind.value, "deployment": self.deployment, "id": self.id}}
+
+
+def read_owner(value: object) -> Owner | None:
+    """Return the owner that a marker names; None if it is not a marker of FlowKit."""
+    if not isinstance(value, Mapping):
+        return None
+    kind, deployment, id = (value.get(name) for name in ("kind", "deployment", "id"))
+    known = {each.value: each for each in OwnerKind}
+    if not isinstance(kind, str) or not isinstance(deployment, str) or not isinstance(id, str):
+        return None
+    return Owner(kind=known[kind], deployment=deployment, id=id) if kind in known else None
+
+
+def reserved_for(task_id: str) -> OwnerKind | None:
+    """Return the kind of owner for which a task id is reserved; None if any owner can use it."""
+    return next((kind for prefix, kind in RESERVED.items() if task_id.startswith(prefix)), None)
+
+
+def task_owner(task_id: str, deployment: str) -> Owner:
+    """Return the owner of a task that was not submitted to the admission queue."""
+    return Owner(kind=reserved_for(task_id) or OwnerKind.TASK, deployment=deployment, id=task_id)
+
+
+def belongs_here(task_id: str, found: Owner | None, deployment: str) -> bool:
+    """Return whether the workflow of a task belongs to a deployment.
+
+    `found` is the marker of the workflow. A workflow without one, which a Temporal client has started, belongs to every
+    deployment, unless its id is reserved.
+    """
+    if reserved_for(task_id) is not None:
+        return found == task_owner(task_id, deployment)
+    return found is None or found.deployment == deployment

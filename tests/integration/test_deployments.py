@@ -1,0 +1,58 @@
+"""Two deployments in one namespace: a task of one is absent for the other, even if its id is known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flowkit.errors import ActionRejected, GraphError, RejectionCause, TaskIdTaken, UnknownTask
+from flowkit.models.ownership import MEMO
+from tests.integration.harness import node
+
+if TYPE_CHECKING:
+    from tests.integration.harness import Harness
+
+pytestmark = pytest.mark.server
+
+APPROVAL = node("ok", "approval")
+
+
+async def test_a_task_is_absent_for_another_deployment(harness: Harness, other_harness: Harness) -> None:
+    await harness.engine()
+    task_id = await harness.create(APPROVAL)
+    await harness.until_node(task_id, "ok", "deferred", epoch=0)
+    other = other_harness.coordinator
+    assert await other.cancel_task(task_id) is False
+    with pytest.raises(UnknownTask):
+        await other.result(task_id, timeout=20)
+    with pytest.raises(UnknownTask):
+        await other.pause(task_id)
+    with pytest.raises(TaskIdTaken, match="another deployment"):
+        await other.create_task(params={}, graph={"nodes": [APPROVAL]}, task_id=task_id)
+    assert await other_harness.db.tasks.count_documents({}) == 0
+    assert "there is no task" in await other_harness.command("status", task_id)
+    assert await harness.coordinator.create_task(params={}, graph={"nodes": [APPROVAL]}, task_id=task_id)
+    assert await harness.coordinator.cancel_task(task_id) is True
+    await harness.until_status(task_id, "cancelled")
+
+
+async def test_ids_of_flows_are_reserved_and_a_rerun_keeps_the_marker(harness: Harness) -> None:
+    await harness.name_deployment()
+    await harness.engine()
+    with pytest.raises(GraphError, match="reserved for the runs of flows"):
+        await harness.coordinator.create_task(params={}, graph={"nodes": [APPROVAL]}, task_id="flow:1:3:40/1")
+    task_id = await harness.create(APPROVAL)
+    await harness.until_node(task_id, "ok", "deferred", epoch=0)
+    with pytest.raises(ActionRejected) as rejected:
+        await harness.coordinator.satisfy(task_id, "unknown")
+    assert rejected.value.cause is RejectionCause.UNKNOWN
+    first = await (await harness.handle(task_id)).describe()
+    await harness.coordinator.cancel_task(task_id)
+    await harness.until_status(task_id, "cancelled")
+    await harness.coordinator.rerun(task_id)
+    second = await (await harness.handle(task_id)).describe()
+    assert second.run_id != first.run_id
+    marker = await first.memo_value(MEMO)
+    assert marker == {"kind": "task", "deployment": harness.deployment, "id": task_id}
+    assert await second.memo_value(MEMO) == marker

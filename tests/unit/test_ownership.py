@@ -1,0 +1,106 @@
+"""Whose workflow it is: markers, reserved ids, and the look-up of a workflow."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from google.protobuf.any_pb2 import Any as Detail
+from temporalio.api.common.v1 import GrpcStatus
+from temporalio.api.errordetails.v1 import NamespaceNotFoundFailure
+from temporalio.client import WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from flowkit.attempt.workflows import Presence, look_up
+from flowkit.models.ownership import MEMO, Owner, OwnerKind, belongs_here, read_owner, task_owner
+from flowkit.validation.arguments import new_task_id_problem
+
+Status = WorkflowExecutionStatus
+FLOW = "flow:d:3:40/1"
+
+
+def test_a_marker_is_read_as_it_was_written() -> None:
+    owner = Owner(kind=OwnerKind.ADMISSION, deployment="d", id="7-1")
+    assert read_owner(owner.as_memo()[MEMO]) == owner
+    strange: list[Any] = [None, "x", {}, {"kind": "other", "deployment": "d", "id": "1"}, {"kind": ["task"]}]
+    assert [read_owner(each) for each in strange] == [None] * len(strange)
+
+
+@pytest.mark.parametrize(
+    ("task_id", "found", "own"),
+    [
+        ("t", task_owner("t", "d"), True),
+        ("t", task_owner("t", "e"), False),
+        ("t", Owner(kind=OwnerKind.ADMISSION, deployment="d", id="7-1"), True),
+        ("t", Owner(kind=OwnerKind.ADMISSION, deployment="e", id="7-1"), False),
+        ("t", None, True),
+        (FLOW, task_owner(FLOW, "d"), True),
+        (FLOW, task_owner(FLOW, "e"), False),
+        (FLOW, Owner(kind=OwnerKind.TASK, deployment="d", id=FLOW), False),
+        (FLOW, None, False),
+    ],
+)
+def test_a_workflow_belongs_to_the_deployment_of_its_marker(
+    task_id: str, found: Owner | None, own: bool
+) -> None:
+    assert belongs_here(task_id, found, "d") is own
+
+
+def test_ids_of_runs_of_flows_are_reserved() -> None:
+    assert "are reserved for the runs of flows" in (new_task_id_problem(FLOW) or "")
+    assert "choose another id" in (new_task_id_problem(FLOW, kind=OwnerKind.ADMISSION) or "")
+    assert new_task_id_problem(FLOW, kind=OwnerKind.FLOW) is None
+    assert new_task_id_problem("flows-1") is None
+
+
+class Temporal:
+    """A client of one workflow."""
+
+    def __init__(self, outcome: WorkflowExecutionStatus | RPCError) -> None:
+        self._outcome = outcome
+
+    def get_workflow_handle(self, *_: object, **__: object) -> Temporal:
+        """Return the handle of the workflow."""
+        return self
+
+    async def describe(self) -> Any:
+        """Return the description, or raise the error."""
+        if isinstance(self._outcome, RPCError):
+            raise self._outcome
+        return SimpleNamespace(status=self._outcome)
+
+
+def missing_namespace() -> RPCError:
+    """Return the error of Temporal for a namespace that it does not know, which has the status of a missing workflow."""
+    detail = Detail()
+    detail.Pack(NamespaceNotFoundFailure(namespace="n"))
+    status = GrpcStatus(details=[detail]).SerializeToString()
+    return RPCError("Namespace n is not found.", RPCStatusCode.NOT_FOUND, status)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "run_id", "presence"),
+    [
+        (Status.RUNNING, None, Presence.OPEN),
+        (Status.CONTINUED_AS_NEW, None, Presence.OPEN),
+        (Status.CONTINUED_AS_NEW, "r", Presence.CLOSED),
+        (Status.COMPLETED, None, Presence.CLOSED),
+        (Status.TERMINATED, None, Presence.CLOSED),
+        (RPCError("not found", RPCStatusCode.NOT_FOUND, b""), None, Presence.ABSENT),
+    ],
+)
+async def test_a_workflow_is_open_closed_or_absent(
+    outcome: Any, run_id: str | None, presence: Presence
+) -> None:
+    client: Any = Temporal(outcome)
+    found = await look_up(client, "t", run_id=run_id)
+    assert (found.presence, found.description is None) == (presence, presence is Presence.ABSENT)
+
+
+@pytest.mark.parametrize("error", [missing_namespace(), RPCError("away", RPCStatusCode.UNAVAILABLE, b"")])
+async def test_a_look_up_without_a_certain_answer_raises_the_error(error: RPCError) -> None:
+    client: Any = Temporal(error)
+    with pytest.raises(RPCError) as caught:
+        await look_up(client, "t")
+    assert caught.value is error
