@@ -14,6 +14,7 @@ from flowkit.adapters.tokens import TokenStore
 from flowkit.models.tokens import Right
 from flowkit.server.auth import CACHE_SEC
 from flowkit.server.connection import MAX_CONCURRENT_CALLS
+from flowkit.server.protocols import ClientLimits
 from flowkit.testing import memory_database
 from tests.integration.harness import eventually
 from tests.server.servers import PASSWORD, Gate, routes, rpc, serving, url
@@ -120,6 +121,34 @@ async def test_message_over_the_limit_closes_the_connection(
         await connection.send_str(" " * (LIMIT + 1))
         assert (await connection.receive()).type is aiohttp.WSMsgType.CLOSE
         assert connection.close_code == 1009
+
+
+async def test_text_that_is_not_utf8_closes_the_connection_without_a_line_in_the_log(
+    front: Front, client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with front.connect(client) as connection:
+        await connection.send_frame(b"\xff", aiohttp.WSMsgType.TEXT)
+        assert (await connection.receive()).type is aiohttp.WSMsgType.CLOSE
+        assert connection.close_code == 1007
+    assert caplog.records == []
+
+
+async def test_client_that_does_not_read_is_cut_off() -> None:
+    gate = Gate()
+    limits = ClientLimits(read_sec=0.3)
+    async with (
+        aiohttp.ClientSession() as session,
+        serving(TokenStore(memory_database()), gate, limits=limits) as server,
+        session.ws_connect(url(server), max_msg_size=0) as connection,
+    ):
+        await connection.send_json(rpc("flood"))
+        await eventually(lambda: has_ended(gate))
+
+
+async def has_ended(gate: Gate) -> bool:
+    """Return whether the notifications have ended."""
+    return gate.ended == ["flood"]
 
 
 async def test_subscription_notifies_until_its_connection_closes(
