@@ -40,6 +40,8 @@ class ServerConfig(uvicorn.Config):
     def __init__(self, app: Any, limits: ClientLimits, **settings: Any) -> None:
         super().__init__(app, http=HttpProtocol, ws=WebSocketProtocol, **settings)
         self.limits = limits
+        self.waiting: dict[HttpProtocol, None] = {}
+        """The connections that wait, first the one that has waited longest."""
 
 
 class _Deadline:
@@ -70,59 +72,60 @@ class HttpProtocol(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, **options)
         self._max_connections = config.limits.connections
+        self._waiting = config.waiting
         self._sending = _Deadline(config.limits.header_sec)
         self._reading = _Deadline(config.limits.read_sec)
-        self._waits_since = 0.0
-
-    @property
-    def waits(self) -> bool:
-        """Whether the connection has no call in flight."""
-        return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first call, and close another connection if there are too many."""
         super().connection_made(transport)
         _pause_until_all_is_sent(transport)
-        self._waits_since = self.loop.time()
+        self._waiting[self] = None
         self._sending.start(transport)
-        self._make_room()
+        if len(self.connections) > self._max_connections:
+            self._close_another()
 
-    def _make_room(self) -> None:
-        """Close the connection that has waited longest, one whose client has read its response if possible."""
-        if len(self.connections) <= self._max_connections:
-            return
-        opened = [each for each in self.connections if not each.transport.is_closing()]
-        waiting = [each for each in opened if isinstance(each, HttpProtocol) and each.waits]
-        if len(opened) > self._max_connections and len(waiting) > 1:
-            waiting.remove(self)
-            min(waiting, key=HttpProtocol._order).transport.abort()
-
-    def _order(self) -> tuple[bool, float]:
-        return self.transport.get_write_buffer_size() > 0, self._waits_since
+    def _close_another(self) -> None:
+        oldest = next(iter(self._waiting))
+        if oldest is not self:
+            del self._waiting[oldest]
+            self.connections.discard(oldest)  # uvicorn does it later, so that several would count as one
+            oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the deadlines."""
-        self._sending.stop()
+        self._stop_waiting()
         self._reading.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Read a part of a call. The time for its headers runs from the first part to the last."""
         super().data_received(data)
-        if self.waits and self.transport.get_protocol() is self:
-            self._sending.start(self.transport)
+        if self._is_busy():
+            self._stop_waiting()
         else:
-            self._sending.stop()
+            self._sending.start(self.transport)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next call. Until its first byte, uvicorn's time for idle connections runs."""
+        self._waiting[self] = None
+        super().on_response_complete()
+        if self._is_busy():
+            self._stop_waiting()
+
+    def _is_busy(self) -> bool:
+        """Return whether a call is in flight, or the connection has become one of WebSocket."""
+        in_flight = self.cycle is not None and not self.cycle.response_complete
+        return in_flight or self.transport.get_protocol() is not self
+
+    def _stop_waiting(self) -> None:
+        self._waiting.pop(self, None)
+        self._sending.stop()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Leave the connection to the WebSocket protocol."""
         self._reading.stop()
         super().handle_websocket_upgrade(event)
-
-    def on_response_complete(self) -> None:
-        """Wait for the next call. Until its first byte, uvicorn's time for idle connections runs."""
-        self._waits_since = self.loop.time()
-        super().on_response_complete()
 
     def pause_writing(self) -> None:
         """Wait until the client has read the response."""
