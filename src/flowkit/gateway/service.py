@@ -54,12 +54,14 @@ from flowkit.gateway.status import (
 from flowkit.gateway.supervisors import SupervisorError, parse_destination
 from flowkit.models import TaskStatus
 from flowkit.models.actions import CHANGE_GRAPH, SATISFY
+from flowkit.server.connection import MAX_SUBSCRIPTIONS
 from flowkit.server.rpc import (
     AlreadyExists,
     DagCycle,
     DagMissingDependency,
     InvalidParams,
     InvalidTransition,
+    LimitExceeded,
     Method,
     NotFound,
     PermissionDenied,
@@ -519,12 +521,17 @@ class Gateway:
         """Send the events of a flow as notifications `flow.event`, over this WebSocket, until it closes.
 
         With `after`, events that were sent before are left out. A client that reconnects with the `seq` of the last
-        event that it has seen misses none.
+        event that it has seen misses none. A second subscription to a flow replaces the first one.
         """
         flow = await self._permitted(call, "flow.subscribe", params)
         latest = await self._latest(flow)
         assert call.connection is not None
-        call.connection.spawn(self.events.send(flow["_id"], params.after, call.connection.notify))
+        sending = self.events.send(flow["_id"], params.after, call.connection.notify)
+        if not call.connection.subscribe(flow["_id"], sending):
+            raise LimitExceeded(
+                f"the connection has subscriptions to {MAX_SUBSCRIPTIONS} flows; open another one for further flows",
+                {"limit": MAX_SUBSCRIPTIONS},
+            )
         return models.Subscription(
             flow_id=flow["id"], run_id=latest.id, status=flow_status(latest.run), after=params.after
         )
@@ -794,7 +801,7 @@ def methods(gateway: Gateway) -> list[Method]:
         ("message.load", m.ByMessage, m.Message, g.message_load, load),
         ("message.list", m.MessagePage, m.Messages, g.message_list, load),
         ("message.status", m.ByMessage, m.MessageState, g.message_status, load),
-        ("flow.subscribe", m.FlowSubscribe, m.Subscription, g.flow_subscribe, load),
+        ("flow.subscribe", m.FlowSubscribe, m.Subscription, g.flow_subscribe, (*load, LimitExceeded)),
     ]
     return [
         Method(

@@ -123,6 +123,13 @@ class InvalidTransition(RpcError):
     name = "InvalidTransition"
 
 
+class LimitExceeded(RpcError):
+    """A limit of the server does not allow the call or its result; the message says which, and what to do."""
+
+    code = -32005
+    name = "LimitExceeded"
+
+
 class StorageError(RpcError):
     """The database is unavailable or refused the call."""
 
