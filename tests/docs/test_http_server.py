@@ -40,6 +40,8 @@ def test_limits_and_rights_have_the_described_values() -> None:
         f"| WebSocket connections | {rpc.MAX_CONNECTIONS} |",
         f"| concurrent calls of a WebSocket connection | {connection.MAX_CONCURRENT_CALLS} |",
         f"| calls in a JSON-RPC batch | {rpc.MAX_BATCH} |",
+        f"| responses of a batch | {rpc.BATCH_BYTES:,} bytes |",
+        f"| result of a JSON-RPC call | {rpc.RESULT_BYTES:,} bytes |",
         *(f"| `{right}` |" for right in Right),
     )
     assert [text for text in described if text not in PAGE] == []

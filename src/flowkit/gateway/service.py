@@ -801,7 +801,7 @@ def methods(gateway: Gateway) -> list[Method]:
         ("message.load", m.ByMessage, m.Message, g.message_load, load),
         ("message.list", m.MessagePage, m.Messages, g.message_list, load),
         ("message.status", m.ByMessage, m.MessageState, g.message_status, load),
-        ("flow.subscribe", m.FlowSubscribe, m.Subscription, g.flow_subscribe, (*load, LimitExceeded)),
+        ("flow.subscribe", m.FlowSubscribe, m.Subscription, g.flow_subscribe, load),
     ]
     return [
         Method(
