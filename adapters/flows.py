@@ -164,6 +164,15 @@ class FlowStore:
         return {document["id"]: document async for document in self._db[JOBS].find(wanted)}
 
     @translate_errors
+    async def job_limits(
+        self, context_id: int, caller_id: int, ids: Collection[int]
+    ) -> dict[int, Fields]:
+        """Return id, timeout and retries of those of these jobs that exist, by id."""
+        wanted = {"_id": {"$in": [key(context_id, caller_id, id) for id in ids]}}
+        shown = {"_id": 0, "id": 1, "timeout": 1, "retries": 1}
+        return {document["id"]: document async for document in self._db[JOBS].find(wanted, shown)}
+
+    @translate_errors
     async def assign_jobs(self, context_id: int, caller_id: int, ids: Collection[int], flow_id: int) -> None:
         """Note the first flow of each job, which decides the id under which a supervisor knows the job."""
         ids_of = [key(context_id, caller_id, id) for id in ids]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
+from uvicorn.server import ServerState
 
 from flowkit.adapters.tokens import TokenStore
 from flowkit.models.tokens import Right
 from flowkit.server.auth import CACHE_SEC
 from flowkit.server.connection import MAX_CONCURRENT_CALLS
-from flowkit.server.protocols import ClientLimits
+from flowkit.server.protocols import ClientLimits, ServerConfig, WebSocketProtocol
 from flowkit.testing import memory_database
 from tests.integration.harness import eventually
 from tests.server.servers import PASSWORD, Gate, routes, rpc, serving, url
@@ -144,6 +146,22 @@ async def test_client_that_does_not_read_is_cut_off() -> None:
     ):
         await connection.send_json(rpc("flood"))
         await eventually(lambda: has_ended(gate))
+
+
+async def test_pongs_for_a_client_that_does_not_read_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ServerConfig(None, ClientLimits(), log_config=None)
+    protocol = WebSocketProtocol(config, ServerState(), {})
+    sent: list[bytes] = []
+    transport: Any = SimpleNamespace(write=sent.append, is_closing=lambda: False, abort=lambda: None)
+    protocol.transport = transport
+    protocol.pause_writing()
+    for number in range(3):
+        monkeypatch.setattr(protocol.conn, "data_to_send", lambda number=number: [b"pong %d" % number])
+        protocol.handle_ping()
+    assert sent == []
+    protocol.resume_writing()
+    protocol.handle_ping()
+    assert sent == [b"pong 2", b"pong 2"]
 
 
 async def has_ended(gate: Gate) -> bool:

@@ -57,6 +57,12 @@ async def test_page_of_jobs_ends_at_its_byte_limit(store: FlowStore) -> None:
     assert [[job["id"] for job in page["jobs"]] for page in one] == [[id] for id in range(9)]
 
 
+async def test_a_flow_is_created_without_reading_the_scripts_of_its_jobs(store: FlowStore) -> None:
+    job = models.JobData(id=1, caller_id=1, context_id=CONTEXT, script=LARGE, executor="sh")
+    await store.put(JOBS, key(CONTEXT, 1, 1), job.model_dump(), 1)
+    assert await store.job_limits(CONTEXT, 1, [1, 2]) == {1: {"id": 1, "timeout": 3_600.0, "retries": 0}}
+
+
 async def test_an_entry_over_the_limit_is_a_page_of_its_own(store: FlowStore) -> None:
     made = await gateway(store)
     for id in range(2):

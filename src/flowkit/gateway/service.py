@@ -726,8 +726,8 @@ class Gateway:
             )
 
     async def _jobs(self, flow: Mapping[str, Any], ids: Collection[int]) -> dict[int, Fields]:
-        """Return the jobs of a flow by id. Raise NotFound if some do not exist."""
-        found = await self._store.jobs(flow["context_id"], flow["caller_id"], ids)
+        """Return the limits of the jobs of a flow by id. Raise NotFound if some do not exist."""
+        found = await self._store.job_limits(flow["context_id"], flow["caller_id"], ids)
         if missing := [id for id in ids if id not in found]:
             raise NotFound(
                 f"actor {flow['caller_id']} has no jobs {missing} in context {flow['context_id']}; create them first",
