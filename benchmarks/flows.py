@@ -66,7 +66,7 @@ def commands(ports: Ports) -> list[list[str]]:
     return [
         flowkit("engine", "--queue", QUEUE),
         flowkit(*gateway, "--queue", QUEUE),
-        flowkit("gateway", "jobs", "--queue", QUEUE),
+        flowkit("gateway", "jobs", "--queue", QUEUE, "--supervisor-networks", "loopback"),
         *(
             [sys.executable, "-m", *module]
             for module in (

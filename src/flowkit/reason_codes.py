@@ -101,6 +101,7 @@ JOB_FAILED: Final = "job_failed"
 NO_RUNNER: Final = "no_runner"
 SUPERVISOR_UNREACHABLE: Final = "supervisor_unreachable"
 SUPERVISOR_TIMEOUT: Final = "supervisor_timeout"
+SUPERVISOR_NOT_ALLOWED: Final = "supervisor_not_allowed"
 BAD_REPLY: Final = "bad_reply"
 
 GATEWAY_UNAVAILABLE: Final = "gateway_unavailable"

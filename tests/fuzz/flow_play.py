@@ -89,7 +89,7 @@ class Processes:
             return self._harness.engine_process()
         jobs = "--jobs" if part is Part.WITH_JOBS else "--no-jobs"
         ports = ("--port", str(self._ports[part]), "--websocket-port", str(free_port()))
-        return self._harness.process("gateway", jobs, *ports)
+        return self._harness.process("gateway", jobs, *ports, "--supervisor-networks", "loopback")
 
 
 class FlowsPlay:

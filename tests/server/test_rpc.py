@@ -94,6 +94,7 @@ async def test_null_as_params_counts_as_left_out() -> None:
         ({"a": {"x": PASSWORD}}, {"field": "a", "value": "an object with 1 field"}),
         ({"a": [1, 2]}, {"field": "a", "value": "a list of 2 values"}),
         ({"a": "x" * 900}, {"field": "a", "value": f"'{'x' * 78}…"}),
+        ({"a": f"http://user:{PASSWORD}@h:1/?key={PASSWORD}"}, {"field": "a", "value": "'http://h:1'"}),
         ({}, {"field": "a", "problem": "Field required"}),
         ({"a": 1, "bb": PASSWORD}, {"field": "bb", "problem": "there is no such field; did you mean 'b'?"}),
         ({"params": 5}, {"field": "params", "value": "5"}),

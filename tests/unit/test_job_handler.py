@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.adapters.flows import FLOWS, JOBS, RUNNERS, FlowStore, key
+from flowkit.errors import StoreUnavailable
 from flowkit.gateway import jobs
 from flowkit.gateway.jobs import JobHandler
 from flowkit.gateway.models import FlowNode, JobData, RunnerData
@@ -129,3 +130,15 @@ async def test_a_runner_that_was_missing_is_used_at_once(world: World) -> None:
     assert await world.run(1) == "no_runner"
     await world.put_runner("http://b", id=72)
     assert await world.run(2) == ("http://b", "two")
+
+
+async def test_a_late_reply_that_is_not_stored_ends_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*given: Any) -> None:
+        raise StoreUnavailable("no primary")
+
+    await world.run(1)
+    monkeypatch.setattr(world.store, "add_late_reply", fail)
+    await world.handler.late_reply("3:11:1", "a reply")
+    assert "the late reply for job 3:11:1 is not stored: no primary" in caplog.text

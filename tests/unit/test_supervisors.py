@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import socket
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
 from tests.integration.harness import eventually, wait_seconds
 
+from flowkit.gateway.http_client import AllowedNetworks
 from flowkit.gateway.supervisors import (
     BadReply,
     Destination,
     JobState,
+    SupervisorNotAllowed,
     Supervisors,
     SupervisorTimeout,
     SupervisorUnreachable,
     WireJob,
+    mask,
     parse_destination,
 )
 from flowkit.testing.supervisor import Misbehavior, MyceliumNode, Received, Supervisor
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from flowkit.gateway.supervisors import JobOutcome
 
 SECRET = "a-secret-of-a-runner"
+HERE = AllowedNetworks.parse("loopback")
 QUICK: dict[str, Any] = {"margin_sec": 0.0, "poll_sec": (0.01, 0.05), "request_sec": 2.0, "slow_sec": 0.1}
 
 
@@ -60,7 +67,7 @@ async def over_http(sync_sec: float = 60.0, **options: Any) -> AsyncIterator[Sid
     """Yield a supervisor that is called over HTTP."""
     async with (
         Supervisor(secrets=[SECRET], **options) as supervisor,
-        Supervisors(sync_sec=sync_sec, **QUICK) as calls,
+        Supervisors(sync_sec=sync_sec, networks=HERE, **QUICK) as calls,
     ):
         yield Side(calls, supervisor, parse_destination(supervisor.url))
 
@@ -93,11 +100,21 @@ def test_destinations() -> None:
     )
     assert parse_destination("mycelium:" + "ab" * 32).kind == "mycelium"
     assert parse_destination("mycelium:56d:524::7").address == "56d:524::7"
-    assert str(parse_destination("https://user:word@host:1/a?key=1")) == "https://host:1/a"
+    assert str(parse_destination("https://user:word@host:1/a?key=1")) == "https://host:1"
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", "http://", "http://h:99999", "http://h:0", "mycelium:xyz", "ftp://h"]
+    "text",
+    [
+        *("", "host", "http://", "http://h:99999", "http://h:0", "mycelium:xyz", "ftp://h"),
+        *(
+            "http://2130706433/",
+            "http://127.1/",
+            "http://0x7f.1/",
+            "http://h\r\nHost:x/",
+            "http://u:pa/ss@h/",
+        ),
+    ],
 )
 def test_other_texts_are_no_destination(text: str) -> None:
     with pytest.raises(ValueError, match="must be"):
@@ -179,6 +196,13 @@ async def test_ping_and_stop() -> None:
         await used.calls.stop(used.to, "3:11:501", SECRET)
 
 
+async def test_a_supervisor_cannot_guess_the_ids_of_other_requests() -> None:
+    async with over_http() as used:
+        await asyncio.gather(*(used.run(job(id=f"{n}")) for n in range(20)))
+        ids = [each["id"] for each in used.supervisor.requests]
+        assert len({id[:8] for id in ids}) == len({id[-8:] for id in ids}) == 20
+
+
 # --- misbehavior ------------------------------------------------------------------------------------------------
 
 
@@ -206,11 +230,96 @@ async def test_a_supervisor_that_never_replies_times_out() -> None:
             await used.run(job(), 0.2)
 
 
-async def test_a_huge_reply_is_rejected() -> None:
+@pytest.mark.parametrize(
+    ("how", "problem"),
+    [
+        (Misbehavior.HUGE, "8,000,000 bytes"),
+        (Misbehavior.ENDLESS, "8,000,000 bytes"),
+        (Misbehavior.COMPRESSED, "compressed"),
+    ],
+)
+async def test_a_huge_reply_is_rejected(how: Misbehavior, problem: str) -> None:
     async with over_http() as used:
-        used.supervisor.misbehave("3:11:501", Misbehavior.HUGE)
-        with pytest.raises(BadReply, match="8,000,000 bytes"):
+        used.supervisor.misbehave("3:11:501", how)
+        with pytest.raises(BadReply, match=problem):
             await used.run(job())
+
+
+async def test_a_reply_that_trickles_times_out() -> None:
+    async with over_http() as used:
+        used.supervisor.misbehave("3:11:501", Misbehavior.TRICKLE)
+        with pytest.raises(SupervisorTimeout):
+            await used.run(job(), 0.3)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_not_followed(status: int) -> None:
+    async with over_http() as used, Supervisor() as other:
+        used.supervisor.redirect_to, used.supervisor.redirect_status = f"{other.url}/?token=1", status
+        used.supervisor.misbehave("3:11:501", Misbehavior.REDIRECT)
+        with pytest.raises(BadReply, match=f"{status}.*final address") as raised:
+            await used.run(job())
+        assert "token" not in str(raised.value)
+        assert not other.requests
+
+
+async def test_a_redirect_of_a_mycelium_node_is_not_followed() -> None:
+    network: dict[str, MyceliumNode] = {}
+    async with MyceliumNode(network) as node, MyceliumNode(network) as other, over_http() as used:
+        node.redirect_to = f"{other.url}/rpc"
+        async with Supervisors(mycelium_url=node.url, **QUICK) as calls:
+            behind = Side(calls, used.supervisor, parse_destination(f"mycelium:{other.key}"))
+            with pytest.raises(BadReply, match=r"the Mycelium node at .* redirects"):
+                await behind.run(job())
+        assert await other.pop() is None
+
+
+async def test_cookies_are_not_kept() -> None:
+    async with over_http() as used:
+        used.supervisor.misbehave("1", Misbehavior.COOKIES)
+        named = parse_destination(used.supervisor.url.replace("127.0.0.1", "localhost"))
+        for id in ("1", "2"):
+            assert (await Side(used.calls, used.supervisor, named).run(job(id=id))).success
+        assert used.supervisor.cookies == []
+
+
+async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with over_http() as used, Supervisor() as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        assert (await used.run(job())).success
+        assert not proxy.requests
+
+
+# --- addresses --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["run", "ping"])
+async def test_an_address_that_is_not_allowed_is_not_called(method: str) -> None:
+    async with over_http() as used, Supervisors(**QUICK) as strict:
+        calls = Side(strict, used.supervisor, used.to)
+        with pytest.raises(SupervisorNotAllowed, match=r"127\.0\.0\.1 .*FLOWKIT_SUPERVISOR_NETWORKS"):
+            await (calls.run(job()) if method == "run" else strict.ping(used.to, secret=SECRET))
+        assert not used.supervisor.requests
+
+
+async def test_a_name_that_leads_to_addresses_that_are_not_allowed_is_not_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with over_http() as used, Supervisors(**QUICK) as strict:
+        port = used.supervisor.port
+        found = [
+            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::ffff:127.0.0.1", port, 0, 0)),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)),
+        ]
+
+        async def resolve(*given: Any, **options: Any) -> Any:
+            return found
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+        named = parse_destination(f"http://supervisor.example:{port}")
+        with pytest.raises(SupervisorNotAllowed, match="FLOWKIT_SUPERVISOR_NETWORKS"):
+            await Side(strict, used.supervisor, named).run(job())
+        assert (await Side(used.calls, used.supervisor, named).run(job())).success
 
 
 @pytest.mark.parametrize(
@@ -267,6 +376,20 @@ async def test_a_job_that_does_not_end_times_out() -> None:
             await used.run(job("sleep:60"), 0.3)
 
 
+async def test_a_late_reply_is_kept_without_the_secret() -> None:
+    late: asyncio.Queue[str] = asyncio.Queue()
+
+    async def note(job_id: str, reply: str) -> None:
+        late.put_nowait(reply)
+
+    async with over_mycelium() as used:
+        used.calls.on_late = note
+        used.supervisor.misbehave("3:11:501", Misbehavior.TWICE)
+        assert (await used.run(job(f"it is {SECRET}"))).text == "it is ***"
+        kept = await asyncio.wait_for(late.get(), 10)
+        assert json.loads(kept)["result"]["success"] == "it is ***"
+
+
 async def late_replies(*, says_errors: bool) -> None:
     """Run jobs whose replies come in time, twice, after the wait of the node, and too late."""
     late: asyncio.Queue[str] = asyncio.Queue()
@@ -308,6 +431,30 @@ async def test_messages_of_others_stay_in_the_inbox() -> None:
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------
+
+
+def test_a_secret_is_masked_however_it_is_spelled() -> None:
+    secret = 'a "b" \u00e9\\?'
+    texts = [secret, json.dumps({"e": secret}), repr([secret]), f"http://h/?key={quote(secret, safe='')}"]
+    assert [mask(text, ("", secret)) for text in texts] == [
+        "***",
+        '{"e": "***"}',
+        "['***']",
+        "http://h/?key=***",
+    ]
+
+
+async def test_credentials_of_a_url_are_masked() -> None:
+    async with over_http() as used:
+        with_password = parse_destination(
+            used.supervisor.url.replace("//", "//user:to%20ken@") + "/?key=word"
+        )
+        outcome = await Side(used.calls, used.supervisor, with_password).run(job("fail:bad to ken, to%20ken"))
+        assert outcome.text == "bad ***, ***"
+        await used.supervisor.close()
+        with pytest.raises(SupervisorUnreachable) as raised:
+            await used.calls.ping(with_password, secret=SECRET)
+        assert not any(part in str(raised.value) for part in ("user", "ken", "word"))
 
 
 async def test_secrets_are_masked_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
 
 from flowkit import reason_codes
 from flowkit.errors import ConfigError, FlowKitError
+from flowkit.gateway.http_client import open_session, read_body
+from flowkit.text import shown_address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 
 DEFAULT_URL: Final = "http://127.0.0.1:9652"
 _TIMEOUT_SEC: Final = 60.0
+_MAX_REPLY: Final = 100_000_000
+"""Largest reply of a gateway, in bytes."""
 
 
 class GatewayUnavailable(FlowKitError):
@@ -47,7 +52,7 @@ class GatewayClient:
     def __init__(self, url: str = DEFAULT_URL, *, token: str | None = None) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(
-                f"the address of the gateway is {url!r}; it must begin with http:// or https://"
+                f"the address of the gateway is {shown_address(url)!r}; it must begin with http:// or https://"
             )
         self.url = url
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -55,9 +60,7 @@ class GatewayClient:
         self._ids = itertools.count(1)
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            headers=self._headers, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SEC)
-        )
+        self._session = open_session(headers=self._headers, timeout_sec=_TIMEOUT_SEC)
         return self
 
     async def __aexit__(
@@ -85,9 +88,9 @@ class GatewayClient:
         """Send a request, or a batch of requests, and return the reply as it is."""
         try:
             async with self.session.post(self.url, json=request) as response:
-                reply: Any = await response.json(content_type=None)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise GatewayUnavailable(f"no gateway responds at {self.url} ({_words(error)})") from None
+                reply: Any = json.loads(await read_body(response, _MAX_REPLY))
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
+            raise self._unavailable(error) from None
         if response.status == 401:
             raise CallFailed("the call", {"code": 401, "message": "the gateway needs a valid token"})
         return reply
@@ -110,10 +113,17 @@ class GatewayClient:
                     elif "result" not in reply:
                         raise CallFailed("flow.subscribe", reply["error"])
         except aiohttp.ClientError as error:
-            raise GatewayUnavailable(f"no gateway responds at {self.url} ({_words(error)})") from None
+            raise self._unavailable(error) from None
+
+    def _unavailable(self, error: Exception) -> GatewayUnavailable:
+        return GatewayUnavailable(f"no gateway responds at {shown_address(self.url)} ({_words(error)})")
 
 
 def _words(error: Exception) -> str:
-    """Return why a connection has failed, in a few words."""
+    """Return why a connection has failed, in a few words and without the URL, which may contain credentials."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"status {error.status}"
+    if isinstance(error, aiohttp.InvalidURL):
+        return "it is no valid URL"
     reason = getattr(error, "os_error", None) or error
     return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from flowkit import reason_codes
 from flowkit.adapters.flows import FLOWS, JOBS, RUNNERS, key
 from flowkit.adapters.outages import retry_while_unavailable
+from flowkit.errors import FlowKitError
 from flowkit.gateway.flows import RESULT_UID, ROLE, address_of, transport_id
 from flowkit.gateway.models import MessageStatus, NodeStatus, TransportStatus
 from flowkit.gateway.secret_box import SecretError
@@ -402,8 +403,12 @@ class JobHandler(RoleHandler):
         """Keep a reply that came too late, for people. It changes nothing."""
         id = self._dispatched.get(transport_id)
         _logger.warning("a reply for job %s came too late, or twice; it is not applied", transport_id)
-        if id is not None:
+        if id is None:
+            return
+        try:
             await self._store.add_late_reply(id, truncate(reply, _ERROR_CHARS), time.time())
+        except FlowKitError as error:  # the other replies that the caller reads are worth more than this one
+            _logger.warning("the late reply for job %s is not stored: %s", transport_id, error)
 
 
 _TRANSPORT_OF: Final = {reason_codes.JOB_FAILED: TransportStatus.DELIVERED}

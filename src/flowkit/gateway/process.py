@@ -13,6 +13,7 @@ from flowkit.attempt.background import Health
 from flowkit.client import TaskClient
 from flowkit.core.version import __version__
 from flowkit.gateway.flows import ROLE
+from flowkit.gateway.http_client import DEFAULT_ALLOWED, AllowedNetworks
 from flowkit.gateway.jobs import CONCURRENCY, JobHandler
 from flowkit.gateway.service import Gateway, methods
 from flowkit.gateway.supervisors import DEFAULT_MYCELIUM_URL, Supervisors
@@ -41,6 +42,8 @@ class GatewaySettings:
     concurrency: int = CONCURRENCY
     """How many jobs are in flight at once."""
     mycelium_url: str = DEFAULT_MYCELIUM_URL
+    supervisor_networks: AllowedNetworks = DEFAULT_ALLOWED
+    """Where supervisors at URLs may be."""
     certificate: str | None = None
     """PEM file with the certificate of the front door. None for HTTP without TLS."""
     key: str | None = None
@@ -67,7 +70,9 @@ class GatewayProcess:
     async def start(self) -> None:
         """Create the indexes, and start the front door and the worker. If an error is raised, nothing is left running."""
         await self._store.prepare()
-        self._supervisors = Supervisors(mycelium_url=self._settings.mycelium_url)
+        self._supervisors = Supervisors(
+            mycelium_url=self._settings.mycelium_url, networks=self._settings.supervisor_networks
+        )
         await self._supervisors.__aenter__()
         try:
             if self._settings.runs_jobs:

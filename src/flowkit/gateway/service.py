@@ -70,7 +70,7 @@ from flowkit.server.rpc import (
     SupervisorTimeout,
     SupervisorUnreachable,
 )
-from flowkit.text import one_line, truncate
+from flowkit.text import one_line, shown_address, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -849,7 +849,7 @@ def _check_address(runner: models.RunnerData) -> None:
         parse_destination(address_of(runner.model_dump()), topic=runner.topic)
     except ValueError as error:
         field = "runner.pubkey" if runner.pubkey else "runner.address"
-        raise _invalid(field, runner.pubkey or runner.address, str(error)) from None
+        raise _invalid(field, shown_address(runner.pubkey or runner.address), str(error)) from None
 
 
 def _check_url(node: FlowNode) -> None:
@@ -860,7 +860,8 @@ def _check_url(node: FlowNode) -> None:
     try:
         parse_destination(url)
     except ValueError as error:
-        raise _invalid(f"nodes.{node.id}.supervisor_url", url, f"{error}, or runner:ID") from None
+        problem = f"{error}, or runner:ID"
+        raise _invalid(f"nodes.{node.id}.supervisor_url", shown_address(url), problem) from None
 
 
 def _invalid(field: str, value: object, problem: str) -> InvalidParams:

@@ -10,7 +10,6 @@ import asyncio
 import base64
 import contextlib
 import ipaddress
-import itertools
 import json
 import logging
 import re
@@ -20,13 +19,23 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict
+from yarl import URL
 
 from flowkit import reason_codes
-from flowkit.text import truncate
+from flowkit.gateway.http_client import (
+    DEFAULT_ALLOWED,
+    AddressNotAllowed,
+    AllowedNetworks,
+    UnusableResponse,
+    guarded_connector,
+    open_session,
+    read_body,
+)
+from flowkit.text import shown_address, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -41,6 +50,7 @@ DEFAULT_MYCELIUM_URL: Final = "http://127.0.0.1:8990"
 _UNKNOWN_METHOD: Final = -32601
 _REMEMBERED: Final = 10_000
 _FAMILY_SEC: Final = 600.0
+_LATE_CHARS: Final = 10_000
 _DELIVERIES: Final = 3
 """How often a job is delivered again to a supervisor that no longer knows it."""
 
@@ -72,6 +82,12 @@ class SupervisorTimeout(SupervisorError):
     code = reason_codes.SUPERVISOR_TIMEOUT
 
 
+class SupervisorNotAllowed(SupervisorError):
+    """The address of the supervisor is not allowed."""
+
+    code = reason_codes.SUPERVISOR_NOT_ALLOWED
+
+
 class BadReply(SupervisorError):
     """The supervisor returns something that is no reply to the request."""
 
@@ -88,36 +104,49 @@ class Destination:
     """A URL, or the public key or IPv6 address of a Mycelium node."""
     topic: str = DEFAULT_TOPIC
 
-    def __str__(self) -> str:
+    @property
+    def credentials(self) -> tuple[str, ...]:
+        """The password of the URL, or a user without one, which is a token."""
         if self.kind != "http":
-            return f"mycelium:{self.address}"
-        parts = urlsplit(self.address)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+            return ()
+        url = URL(self.address)
+        return tuple(filter(None, (url.password or url.user, url.raw_password or url.raw_user)))
+
+    def __str__(self) -> str:
+        return shown_address(self.address) if self.kind == "http" else f"mycelium:{self.address}"
 
 
 _PUBLIC_KEY: Final = re.compile(r"[0-9a-fA-F]{64}")
+_NUMERIC_HOST: Final = re.compile(r"[0-9.]+|0[xX].*")
 
 
 def parse_destination(text: str, *, topic: str = DEFAULT_TOPIC) -> Destination:
     """Return the destination that `http(s)://…` or `mycelium:…` names. Raise ValueError for any other text."""
     scheme, _, rest = text.partition(":")
     if scheme in {"http", "https"}:
-        try:
-            parts = urlsplit(text)
-            known = parts.hostname and parts.port != 0
-        except ValueError:
-            known = False
-        if not known:
+        if not _has_host(text):
             raise ValueError("must be a URL with a host, such as http://10.0.0.8:3030")
         return Destination("http", text, topic)
-    if scheme == "mycelium" and (_PUBLIC_KEY.fullmatch(rest) or _is_ipv6(rest)):
+    if scheme == "mycelium" and (_PUBLIC_KEY.fullmatch(rest) or _is_address(rest, ipaddress.IPv6Address)):
         return Destination("mycelium", rest, topic)
     raise ValueError("must be http://…, https://…, or mycelium: with a public key or an IPv6 address")
 
 
-def _is_ipv6(text: str) -> bool:
+def _has_host(text: str) -> bool:
+    """Return whether a URL has a host and a port, and not an IPv4 address in an unusual form, such as 127.1."""
     try:
-        ipaddress.IPv6Address(text)
+        url = URL(text)
+        host, port = url.host, url.port
+    except ValueError:
+        return False
+    if not host or not port or any(char.isspace() for char in text):
+        return False
+    return not _NUMERIC_HOST.fullmatch(host) or _is_address(host, ipaddress.IPv4Address)
+
+
+def _is_address(text: str, kind: Callable[[str], object]) -> bool:
+    try:
+        kind(text)
     except ValueError:
         return False
     return True
@@ -175,49 +204,46 @@ class Transport(Protocol):
 class HttpTransport:
     """Sends requests to a supervisor's URL."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: aiohttp.ClientSession, whose: str = "supervisor") -> None:
+        """Own a session. Errors say that they are of `whose` side."""
         self._session = session
+        self._whose = whose
 
     async def request(self, to: Destination, request: dict[str, Any], wait_sec: float) -> Any:
         """Return the parsed body of the response."""
+        side = f"the {self._whose} at {to}"
         timeout = aiohttp.ClientTimeout(total=wait_sec)
         try:
             async with self._session.post(to.address, json=request, timeout=timeout) as response:
-                body = await _read(response)
+                body = await read_body(response, MAX_REPLY)
         except TimeoutError:
-            raise SupervisorTimeout(
-                f"the supervisor at {to} has not replied within {wait_sec:.0f} s"
-            ) from None
+            raise SupervisorTimeout(f"{side} has not replied within {wait_sec:.0f} s") from None
+        except UnusableResponse as error:
+            raise BadReply(f"{side} {error}") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise SupervisorUnreachable(f"no reply from the supervisor at {to} ({_kind(error)})") from None
+            raise _connection_error(side, error) from None
         if response.status >= 500:
-            raise SupervisorUnreachable(f"the supervisor at {to} returns the status {response.status}")
-        return _parse(body, to)
+            raise SupervisorUnreachable(f"{side} returns the status {response.status}")
+        return _parse(body, side)
 
     async def close(self) -> None:
-        """End nothing: the session belongs to the owner."""
+        """Close all connections."""
+        await self._session.close()
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    parts, size = [], 0
-    async for part in response.content.iter_any():
-        parts.append(part)
-        size += len(part)
-        if size > MAX_REPLY:
-            raise BadReply(f"the reply has more than {MAX_REPLY:,} bytes")
-    return b"".join(parts)
-
-
-def _parse(body: bytes | str, to: Destination) -> Any:
+def _parse(body: bytes | str, side: str) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise BadReply(f"the reply of the supervisor at {to} is not JSON") from None
+        raise BadReply(f"the reply of {side} is not JSON") from None
 
 
-def _kind(error: BaseException) -> str:
-    """Return the kind of a connection error, without its text, which could contain credentials of a URL."""
-    return type(error).__name__
+def _connection_error(side: str, error: Exception) -> SupervisorError:
+    """Return why there is no connection, without the text of `error`, which could contain credentials of a URL."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else None
+    if isinstance(cause, AddressNotAllowed):
+        return SupervisorNotAllowed(f"{side} is not called: {cause.reason}")
+    return SupervisorUnreachable(f"no reply from {side} ({type(error).__name__})")
 
 
 class MyceliumTransport:
@@ -228,10 +254,10 @@ class MyceliumTransport:
     """
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, on_late: Callable[[Any, str], Awaitable[None]]
+        self, session: aiohttp.ClientSession, url: str, on_late: Callable[[str, Any], Awaitable[None]]
     ) -> None:
-        self._session = session
-        self._url = url.rstrip("/") + "/rpc"
+        self._http = HttpTransport(session, "Mycelium node")
+        self._node = Destination("http", url.rstrip("/") + "/rpc")
         self._on_late = on_late
         self._pending: dict[Any, asyncio.Future[Any]] = {}
         self._answered: OrderedDict[Any, None] = OrderedDict()
@@ -246,7 +272,7 @@ class MyceliumTransport:
         self._keep_looking(wait_sec)
         try:
             if (body := await self._push(to, request, wait_sec)) is not None:
-                return _parse(body, to)
+                return _parse(body, f"the supervisor at {to}")
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 return await reply
         except TimeoutError:
@@ -273,13 +299,12 @@ class MyceliumTransport:
     async def _call(self, method: str, params: Sequence[Any], wait_sec: float) -> Any:
         """Return the result of a method of the node; None for the errors that mean that there is no message."""
         call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        node = Destination("http", self._url)
-        found = await HttpTransport(self._session).request(node, call, wait_sec)
+        found = await self._http.request(self._node, call, wait_sec)
         if not isinstance(found, dict):
-            raise BadReply(f"the Mycelium node at {self._url} returns no JSON-RPC response to {method}")
+            raise BadReply(f"the Mycelium node at {self._node} returns no JSON-RPC response to {method}")
         error = found.get("error")
         if isinstance(error, dict) and error.get("code") not in {204, 408}:
-            raise SupervisorUnreachable(f"the Mycelium node at {self._url} rejects {method}")
+            raise SupervisorUnreachable(f"the Mycelium node at {self._node} rejects {method}")
         return found.get("result")
 
     def _keep_looking(self, seconds: float) -> None:
@@ -321,13 +346,14 @@ class MyceliumTransport:
         if pending is not None and not pending.done():
             pending.set_result(reply)
         else:
-            await self._on_late(id, truncate(json.dumps(reply), 10_000))
+            await self._on_late(id, reply)
 
     async def close(self) -> None:
-        """Stop looking for late replies."""
+        """Stop looking for late replies, and close all connections."""
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.wait([self._loop])
+        await self._http.close()
 
 
 def _encode(data: bytes) -> str:
@@ -379,6 +405,7 @@ class Supervisors:
         self,
         *,
         mycelium_url: str = DEFAULT_MYCELIUM_URL,
+        networks: AllowedNetworks = DEFAULT_ALLOWED,
         sync_sec: float = SYNC_SEC,
         request_sec: float = 30.0,
         poll_sec: tuple[float, float] = (0.05, 2.0),
@@ -387,31 +414,30 @@ class Supervisors:
     ) -> None:
         """Prepare the calls.
 
+        Supervisors at URLs have addresses in `networks`; those behind the Mycelium node at `mycelium_url` may have any.
         A job has `margin_sec` more than its timeout, so that the supervisor can reply that it has ended the job.
         `request_sec` bounds each request but `job.run`. `poll_sec` is the first and the longest interval between two
         requests for the status of a job. A job whose `job.run` takes longer than `slow_sec` counts as running.
         """
         self._mycelium_url = mycelium_url
+        self._networks = networks
         self._sync_sec = sync_sec
         self._request_sec = request_sec
         self._poll_sec = poll_sec
         self._slow_sec = slow_sec
         self._margin_sec = margin_sec
-        self._session: aiohttp.ClientSession | None = None
         self._transports: dict[str, Transport] = {}
-        self._prefix = random.token_hex(8)
-        self._numbers = itertools.count(1)
         self._families: OrderedDict[Destination, tuple[float, Names | None]] = OrderedDict()
-        self._jobs: OrderedDict[str, str] = OrderedDict()
-        """The jobs of the latest requests, by id of the request."""
+        self._jobs: OrderedDict[str, tuple[str, Sequence[str]]] = OrderedDict()
+        """The jobs of the latest requests, by id of the request, and the secrets that replies may repeat."""
         self.on_late: Callable[[str, str], Awaitable[None]] | None = None
         """Called with the id of a job and a reply that came too late, or twice."""
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60))
+        to_node = open_session(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60))
         self._transports = {
-            "http": HttpTransport(self._session),
-            "mycelium": MyceliumTransport(self._session, self._mycelium_url, self._late),
+            "http": HttpTransport(open_session(connector=guarded_connector(self._networks))),
+            "mycelium": MyceliumTransport(to_node, self._mycelium_url, self._late),
         }
         return self
 
@@ -420,8 +446,6 @@ class Supervisors:
     ) -> None:
         for transport in self._transports.values():
             await transport.close()
-        if self._session is not None:
-            await self._session.close()
 
     async def run(
         self,
@@ -434,9 +458,10 @@ class Supervisors:
     ) -> JobOutcome:
         """Run a job at a supervisor, and return its outcome. Wait for it a little longer than `timeout_sec`.
 
-        `on_state` is called when the supervisor has accepted the job, and when it has started it. Raise
-        SupervisorUnreachable, SupervisorTimeout or BadReply, whose texts do not contain the secret.
+        `on_state` is called when the supervisor has accepted the job, and when it has started it. Raise a
+        SupervisorError. Neither its text nor the outcome contains the secret, or credentials of the URL.
         """
+        secrets = (secret, *to.credentials)
         deadline = time.monotonic() + timeout_sec + self._margin_sec
         work = _Delivery(self, to, job, secret, deadline, on_state)
         try:
@@ -445,11 +470,11 @@ class Supervisors:
             else:
                 outcome = await work.create_and_poll(self._slow_sec, self._poll_sec)
         except SupervisorError as error:
-            raise type(error)(mask(str(error), secret)) from None
+            raise type(error)(mask(str(error), secrets)) from None
         return JobOutcome(
             success=outcome.success,
-            text=mask(outcome.text, secret),
-            logs=None if outcome.logs is None else mask(outcome.logs, secret),
+            text=mask(outcome.text, secrets),
+            logs=None if outcome.logs is None else mask(outcome.logs, secrets),
         )
 
     async def stop(self, to: Destination, job_id: str, secret: str) -> None:
@@ -463,19 +488,23 @@ class Supervisors:
 
     async def ping(self, to: Destination, *, secret: str) -> list[str]:
         """Return the runners of a supervisor. Raise a SupervisorError if it does not return any list."""
+        secrets = (secret, *to.credentials)
         reply = await self.ask(to, "list_runners", {"secret": secret}, "", 5.0)
         if reply.error is not None:
-            raise BadReply(mask(f"the supervisor at {to} rejects list_runners: {reply.error}", secret))
+            raise BadReply(mask(f"the supervisor at {to} rejects list_runners: {reply.error}", secrets))
         if not isinstance(reply.result, list):
             raise BadReply(f"the supervisor at {to} returns no list of runners")
-        return [mask(str(each), secret) for each in reply.result[:1_000]]
+        return [mask(str(each), secrets) for each in reply.result[:1_000]]
 
     async def ask(
         self, to: Destination, method: str, params: dict[str, Any], job_id: str, wait_sec: float | None = None
     ) -> Reply:
-        """Send one request, and return the reply to it. Raise a SupervisorError if there is none."""
-        id = f"{self._prefix}-{next(self._numbers)}"
-        self._jobs[id] = job_id
+        """Send one request, and return the reply to it. Raise a SupervisorError if there is none.
+
+        No supervisor can guess the ids of requests to others, to which it could otherwise reply over Mycelium.
+        """
+        id = random.token_hex(16)
+        self._jobs[id] = job_id, (params["secret"], *to.credentials)
         while len(self._jobs) > _REMEMBERED:
             self._jobs.popitem(last=False)
         request = {"jsonrpc": "2.0", "id": id, "method": method, "params": [params]}
@@ -494,14 +523,31 @@ class Supervisors:
         while len(self._families) > _REMEMBERED:
             self._families.popitem(last=False)
 
-    async def _late(self, id: Any, reply: str) -> None:
-        if self.on_late is not None and (job_id := self._jobs.get(id)):
-            await self.on_late(job_id, reply)
+    async def _late(self, id: str, reply: Any) -> None:
+        job_id, secrets = self._jobs.get(id, ("", ()))
+        if self.on_late is not None and job_id:
+            await self.on_late(job_id, truncate(mask(_json(reply), secrets), _LATE_CHARS))
 
 
-def mask(text: str, secret: str) -> str:
-    """Return a text without a secret that a supervisor may have repeated."""
-    return text.replace(secret, "***") if secret else text
+def mask(text: str, secrets: Sequence[str]) -> str:
+    """Return a text without secrets that a supervisor may have repeated, as they are or inside of JSON, `repr` or URLs."""
+    for secret in filter(None, secrets):
+        spellings = {
+            secret,
+            json.dumps(secret)[1:-1],
+            repr(secret)[1:-1],
+            quote(secret, safe="", errors="replace"),
+        }
+        for each in sorted(spellings, key=len, reverse=True):
+            text = text.replace(each, "***")
+    return text
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except RecursionError:
+        return "a reply that is nested too deeply to show"
 
 
 def _read_reply(found: Any, id: str, to: Destination) -> Reply:

@@ -24,7 +24,7 @@ from flowkit.core.utils import dumps
 from flowkit.errors import StoreRefused, StoreUnavailable
 from flowkit.server.connection import Connection
 from flowkit.server.errors import HttpError, log_unexpected
-from flowkit.text import count_of, kind_of, printable, printed, suggestion, truncate
+from flowkit.text import count_of, kind_of, printable, printed, shown_address, suggestion, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -491,7 +491,12 @@ def describe_problem(error: ErrorDetails, model: type[BaseModel], secrets: froze
 
 
 def _shown(value: Any) -> str:
-    """Return a value as an error shows it. Objects and lists may contain secrets, so only their size is shown."""
+    """Return a value as an error shows it. Objects and lists may contain secrets, so only their size is shown.
+
+    A URL may contain credentials, so only its scheme and hosts are shown.
+    """
+    if isinstance(value, str) and "://" in value:
+        return printed(shown_address(value))
     if isinstance(value, dict):
         return f"an object with {count_of(len(value), 'field')}"
     return f"a list of {count_of(len(value), 'value')}" if isinstance(value, list) else printed(value)

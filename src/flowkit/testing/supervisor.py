@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gzip
 import json
 import os
 import sys
@@ -51,6 +52,16 @@ class Misbehavior(StrEnum):
     """It replies with neither success nor error."""
     HUGE = "huge"
     """It replies with more than a caller accepts."""
+    ENDLESS = "endless"
+    """Its reply never ends. Only over HTTP, like the next four."""
+    TRICKLE = "trickle"
+    """It sends a byte of its reply now and then, for ever."""
+    COMPRESSED = "compressed"
+    """It compresses a reply that is huge."""
+    REDIRECT = "redirect"
+    """It redirects the request to `redirect_to`."""
+    COOKIES = "cookies"
+    """It replies, and sets a cookie."""
     STATUS_500 = "status_500"
     TWICE = "twice"
     """It replies twice. Only over Mycelium."""
@@ -95,12 +106,16 @@ class Supervisor:
     plan: dict[str, list[Misbehavior | None]] = field(default_factory=dict)
     """What it does wrong with the next deliveries of a job, by id of the job. `*` is for all jobs without a plan."""
     late_sec: float = 1.0
+    redirect_to: str = ""
+    redirect_status: int = 307
     runners: tuple[str, ...] = ("python", "echo")
     jobs: dict[str, KnownJob] = field(default_factory=dict)
     executions: Counter[str] = field(default_factory=Counter)
     """How often each job was run, by id."""
     requests: list[Message] = field(default_factory=list)
     """All requests, in order."""
+    cookies: list[str] = field(default_factory=list)
+    """The cookies of all requests over HTTP."""
     _runner: web.AppRunner | None = None
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -148,8 +163,13 @@ class Supervisor:
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
         message = await request.json()
+        self.cookies += [*request.cookies]
         how = self._next_misbehavior(message)
         match how:
+            case Misbehavior.ENDLESS | Misbehavior.TRICKLE:
+                return await _never_end(request, quick=how is Misbehavior.ENDLESS)
+            case Misbehavior.REDIRECT:
+                return web.Response(status=self.redirect_status, headers={"Location": self.redirect_to})
             case Misbehavior.HANG:
                 await asyncio.Event().wait()
             case Misbehavior.STATUS_500:
@@ -160,8 +180,7 @@ class Supervisor:
                 if request.transport is not None:
                     request.transport.abort()
                 return web.Response()
-        reply = await self._handle(message, how)
-        return web.Response(text=_spoiled(reply, how), content_type="application/json")
+        return _response(_spoiled(await self._handle(message, how), how), how)
 
     def _next_misbehavior(self, message: Message) -> Misbehavior | None:
         """Return what to do wrong with a request that delivers a job."""
@@ -327,6 +346,25 @@ async def _run_echo(script: str, env_vars: dict[str, str]) -> Message:
     return {"success": env_vars.get(value, "") if what == "env" else script}
 
 
+def _response(text: str, how: Misbehavior | None) -> web.Response:
+    """Return the response with the text of a reply."""
+    if how is Misbehavior.COMPRESSED:
+        return web.Response(body=gzip.compress(text.encode()), headers={"Content-Encoding": "gzip"})
+    response = web.Response(text=text, content_type="application/json")
+    if how is Misbehavior.COOKIES:
+        response.set_cookie("tenant", "another")
+    return response
+
+
+async def _never_end(request: web.Request, *, quick: bool) -> web.StreamResponse:
+    """Send parts of a reply until the caller has gone."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(b"x" * 100_000 if quick else b"x")
+        await asyncio.sleep(0.0 if quick else 0.02)
+
+
 def _params(message: Message) -> Message:
     params = message.get("params")
     return (params[0] if isinstance(params, list) and params else params) or {}
@@ -345,7 +383,7 @@ def _spoiled(reply: Message, how: Misbehavior | None) -> str:
     match how:
         case Misbehavior.NO_JSON:
             return "<html>"
-        case Misbehavior.HUGE:
+        case Misbehavior.HUGE | Misbehavior.COMPRESSED:
             return json.dumps({**reply, "result": {"success": "x" * 9_000_000}})
         case Misbehavior.OTHER_REQUEST:
             reply = {**reply, "id": "another"}
@@ -380,6 +418,8 @@ class MyceliumNode:
         self.says_errors = says_errors
         self.port = 0
         self.states: dict[str, str] = {}
+        self.redirect_to = ""
+        """Where calls of the API are redirected to, if it is not empty."""
         self._network = network
         self._inbox: deque[Received] = deque()
         self._arrived = asyncio.Event()
@@ -408,6 +448,8 @@ class MyceliumNode:
             await self._runner.cleanup()
 
     async def _post(self, request: web.Request) -> web.Response:
+        if self.redirect_to:
+            return web.Response(status=307, headers={"Location": self.redirect_to})
         call = await request.json()
         methods: dict[str, Callable[..., Awaitable[Any]]] = {
             "pushMessage": self._push_message,

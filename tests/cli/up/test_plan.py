@@ -102,6 +102,19 @@ def test_gateway_and_admission_start_only_if_they_are_wanted(option: str, part: 
         make_plan(UpOptions(only=("engine",), **options), {})
 
 
+@pytest.mark.parametrize(("given", "networks"), [(None, "loopback,private,public"), ("private", "private")])
+def test_supervisors_of_the_gateway_may_run_on_this_machine_unless_the_environment_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, networks: str
+) -> None:
+    if given is None:
+        monkeypatch.delenv("FLOWKIT_SUPERVISOR_NETWORKS", raising=False)
+    else:
+        monkeypatch.setenv("FLOWKIT_SUPERVISOR_NETWORKS", given)
+    gateway = create_processes(make_plan(UpOptions(only=("gateway",)), {}), tmp_path).gateway
+    assert gateway is not None
+    assert gateway.command()[-2:] == ["--supervisor-networks", networks]
+
+
 def test_the_process_of_the_admission_queue_uses_the_servers_and_the_queue_of_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

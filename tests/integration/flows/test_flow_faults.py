@@ -37,7 +37,10 @@ async def test_engine_and_handler_are_killed_and_the_flow_finishes_with_each_job
     await world.call("flow.start", **world.own)
 
     def start() -> list[ForkedProcess]:
-        return [world.harness.engine_process(), world.harness.process("gateway", "jobs")]
+        return [
+            world.harness.engine_process(),
+            world.harness.process("gateway", "jobs", "--supervisor-networks", "loopback"),
+        ]
 
     async def both_run() -> bool:
         return len(world.supervisor.executions) == 2
@@ -79,6 +82,9 @@ async def test_the_secret_reaches_the_supervisor_and_nobody_else(
     assert answers[0]["secret"] == "***"
     masked = {**runner, "secret": "***"}
     assert (await world.error("runner.create", context_id=world.context, runner=masked)).rpc_code == -32602
+    wrong = {**runner, "address": f"http://user:{FlowWorld.SECRET}@host:99999/"}
+    error = await world.error("runner.create", context_id=world.context, runner=wrong)
+    answers += [str(error), error.data]
     world.supervisor.misbehave(world.wire_id(1), Misbehavior.TELLS_SECRET)
     await world.call("flow.start", **world.own)
     await world.until("Finished")

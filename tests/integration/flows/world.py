@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import aiohttp
 
 from flowkit.gateway.client import CallFailed, GatewayClient
+from flowkit.gateway.http_client import AllowedNetworks
 from flowkit.gateway.process import GatewayProcess, GatewaySettings
 from flowkit.gateway.secret_box import SecretBox
 from flowkit.testing.supervisor import Supervisor
@@ -71,7 +72,10 @@ class FlowWorld:
         if engine:
             await self.harness.engine()
         settings = GatewaySettings(
-            queue=self.harness.queue, addresses=[("127.0.0.1", 0), ("127.0.0.1", 0)], runs_jobs=runs_jobs
+            queue=self.harness.queue,
+            addresses=[("127.0.0.1", 0), ("127.0.0.1", 0)],
+            runs_jobs=runs_jobs,
+            supervisor_networks=AllowedNetworks.parse("loopback"),
         )
         client = await self.harness.client()
         self.gateway = GatewayProcess(

@@ -41,6 +41,13 @@ gateway = typer.Typer(
 Mycelium = Annotated[
     str, typer.Option(envvar="MYCELIUM_URL", help="API of the Mycelium node, for supervisors behind it.")
 ]
+SupervisorNetworks = Annotated[
+    str,
+    typer.Option(
+        envvar="FLOWKIT_SUPERVISOR_NETWORKS",
+        help="Where supervisors may be: networks such as 10.0.0.0/8, and loopback, link-local, private, public; comma-separated.",
+    ),
+]
 Concurrency = Annotated[
     int, typer.Option(min=1, max=2_000, help="Jobs that this process has in flight at once.")
 ]
@@ -65,6 +72,7 @@ def serve(
     ] = True,
     concurrency: Concurrency = 200,
     mycelium_url: Mycelium = "http://127.0.0.1:8990",
+    supervisor_networks: SupervisorNetworks = "private,public",
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
     database: MongoDatabase = DEFAULT_DATABASE,
     queue: Queue = None,
@@ -86,6 +94,7 @@ def serve(
     _run(
         where,
         {**given, "addresses": addresses, "concurrency": concurrency, "mycelium_url": mycelium_url},
+        supervisor_networks,
         summary + (", and dispatches jobs" if jobs else ""),
         HealthOptions(file=health, port=health_port, host=health_host),
         verbose=verbose,
@@ -96,6 +105,7 @@ def serve(
 def run_jobs(
     concurrency: Concurrency = 200,
     mycelium_url: Mycelium = "http://127.0.0.1:8990",
+    supervisor_networks: SupervisorNetworks = "private,public",
     mongo_url: MongoUrl = DEFAULT_MONGO_URL,
     database: MongoDatabase = DEFAULT_DATABASE,
     queue: Queue = None,
@@ -108,21 +118,26 @@ def run_jobs(
     _run(
         Where(mongo_url=mongo_url, database=database, queue=queue),
         {"concurrency": concurrency, "mycelium_url": mycelium_url},
+        supervisor_networks,
         "gateway dispatches jobs",
         HealthOptions(file=health, port=health_port, host=health_host),
         verbose=verbose,
     )
 
 
-def _run(where: Where, given: dict[str, Any], summary: str, reports: HealthOptions, *, verbose: bool) -> None:
+def _run(
+    where: Where, given: dict[str, Any], networks: str, summary: str, reports: HealthOptions, *, verbose: bool
+) -> None:
     log_processes(verbose)
     from flowkit.server import check_packages
 
     check_packages()
+    from flowkit.gateway.http_client import AllowedNetworks
     from flowkit.gateway.process import GatewayProcess, GatewaySettings
     from flowkit.gateway.secret_box import SecretBox
 
-    settings = GatewaySettings(queue=where.engine_queue, **given)
+    allowed = AllowedNetworks.parse(networks)
+    settings = GatewaySettings(queue=where.engine_queue, supervisor_networks=allowed, **given)
     secrets = SecretBox.from_environment()
 
     async def run_gateway() -> None:

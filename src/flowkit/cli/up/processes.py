@@ -80,7 +80,7 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
         )
     if Part.GATEWAY in plan.parts:
         processes.gateway = flowkit_process.gateway_process(
-            folder, options=[*verbose, *_gateway_ports(plan)], environment=processes.exports
+            folder, options=[*verbose, *_gateway_options(plan)], environment=processes.exports
         )
     if Part.ADMISSION in plan.parts:
         processes.admission = flowkit_process.admission_process(
@@ -98,9 +98,14 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
     return processes
 
 
-def _gateway_ports(plan: Plan) -> list[str]:
+def _gateway_options(plan: Plan) -> list[str]:
+    """Return the options of the gateway. Its supervisors may run on this machine, unless the environment says otherwise."""
     http, websocket = plan.ports.gateway
-    return ["--port", str(http), "--websocket-port", str(websocket)]
+    networks = os.environ.get("FLOWKIT_SUPERVISOR_NETWORKS") or "loopback,private,public"
+    return [
+        *("--port", str(http), "--websocket-port", str(websocket)),
+        *("--supervisor-networks", networks),
+    ]
 
 
 def _admission_options(plan: Plan) -> list[str]:
