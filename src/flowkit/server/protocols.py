@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -76,12 +76,12 @@ class HttpProtocol(H11Protocol):
         self._sending = _Deadline(config.limits.header_sec)
         self._reading = _Deadline(config.limits.read_sec)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the first call, and close another connection if there are too many."""
-        super().connection_made(transport)
-        _pause_until_all_is_sent(transport)
+        super().connection_made(cast("asyncio.Transport", transport))
+        _pause_until_all_is_sent(self.transport)
         self._waiting[self] = None
-        self._sending.start(transport)
+        self._sending.start(self.transport)
         if len(self.connections) > self._max_connections:
             self._close_another()
 
