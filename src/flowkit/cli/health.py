@@ -121,6 +121,7 @@ class _HealthServer(ThreadingHTTPServer):
 
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 128
     timeout_sec = 10.0
     max_connections = 50
 
