@@ -101,6 +101,7 @@ class FlowStore:
             ensure_index(self._db[JOBS], [("context_id", up), ("id", up)], "ix_flow_job"),
             ensure_index(self._db[FLOWS], [("context_id", up), ("id", up)], "ix_flow"),
             ensure_index(self._db[FLOWS], [("context_id", up), ("jobs", up)], "ix_flow_jobs"),
+            ensure_index(self._db[FLOWS], [("task_id", up)], "ix_flow_task"),
             ensure_index(
                 self._db[MESSAGES],
                 [("task_id", up), ("job_id", up), *_OLDEST_FIRST],
@@ -153,9 +154,7 @@ class FlowStore:
         """Return entities as `page` does, without long fields that no list shows, until they have PAGE_BYTES bytes."""
         more = {} if after is None else {by: {"$gt": after}}
         hidden = dict.fromkeys(_UNSHOWN.get(collection, ()), 0)
-        return await _listed(
-            self._db[collection].find({**wanted, **more}, hidden).sort(by, ASCENDING), limit
-        )
+        return await _listed(self._db[collection].find({**wanted, **more}, hidden).sort(by, ASCENDING), limit)
 
     @translate_errors
     async def jobs(self, context_id: int, caller_id: int, ids: Collection[int]) -> dict[int, Fields]:
@@ -164,9 +163,7 @@ class FlowStore:
         return {document["id"]: document async for document in self._db[JOBS].find(wanted)}
 
     @translate_errors
-    async def job_limits(
-        self, context_id: int, caller_id: int, ids: Collection[int]
-    ) -> dict[int, Fields]:
+    async def job_limits(self, context_id: int, caller_id: int, ids: Collection[int]) -> dict[int, Fields]:
         """Return id, timeout and retries of those of these jobs that exist, by id."""
         wanted = {"_id": {"$in": [key(context_id, caller_id, id) for id in ids]}}
         shown = {"_id": 0, "id": 1, "timeout": 1, "retries": 1}
@@ -214,6 +211,12 @@ class FlowStore:
         return [document async for document in self._db[FLOWS].find(wanted, hidden)]
 
     @translate_errors
+    async def flow_of_task(self, task_id: str) -> Fields | None:
+        """Return the flow whose latest run is a task; None if there is none."""
+        found: Fields | None = await self._db[FLOWS].find_one({"task_id": task_id})
+        return found
+
+    @translate_errors
     async def task(self, task_id: str, fields: Sequence[str]) -> Fields | None:
         """Return these fields of the document of a task, with its status as `_status_of` has it; None if there is none."""
         projection = {"_id": 0, **dict.fromkeys((*fields, *_STATUS), 1)}
@@ -251,10 +254,10 @@ class FlowStore:
         return found
 
     @translate_errors
-    async def change_dispatch(self, id: str, fields: Fields, now: float) -> None:
-        """Change the record of a dispatch, unless it has an outcome."""
+    async def change_dispatch(self, task_id: str, id: str, fields: Fields, now: float) -> None:
+        """Change the record of a dispatch of a task, unless it has an outcome."""
         await self._db[MESSAGES].update_one(
-            {"_id": id, "outcome": None}, {"$set": {**fields, "updated_at": int(now)}}
+            {"_id": id, "task_id": task_id, "outcome": None}, {"$set": {**fields, "updated_at": int(now)}}
         )
 
     @translate_errors

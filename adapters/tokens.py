@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 MAX_NOTE_CHARS = 200
+MAX_NAME_CHARS = 200
+"""Longest name of a role or function that a token may use."""
 
 _SECRET_BYTES = 32
 _TOKEN = re.compile(r"fk_(?P<id>[0-9a-f]{16})_[A-Za-z0-9_-]{43}")
@@ -47,16 +49,19 @@ class TokenStore:
         *,
         actor: int | None = None,
         rights: Collection[Right],
+        roles: Collection[str] | None = None,
         note: str = "",
         expires_in_sec: float | None = None,
     ) -> tuple[Token, str]:
         """Store a new token. Return it with its text, which cannot be read again. Raise ConfigError if it is invalid."""
         _check_new(actor, rights, note)
+        _check_roles(rights, roles)
         now = round(time.time(), 3)  # MongoDB stores milliseconds
         row: dict[str, Any] = {
             "_id": secrets.token_hex(8),
             "actor": actor,
             "rights": sorted(rights),
+            "roles": None if roles is None else sorted(roles),
             "note": note,
             "created_at": moment(now),
             "expires_at": None if expires_in_sec is None else moment(now + expires_in_sec),
@@ -119,6 +124,25 @@ def _check_new(actor: int | None, rights: Collection[Right], note: str) -> None:
         raise ConfigError(f"note has {len(note):,} characters; it may have up to {MAX_NOTE_CHARS}")
 
 
+def _check_roles(rights: Collection[Right], roles: Collection[str] | None) -> None:
+    if roles is None:
+        return
+    if not roles:
+        raise ConfigError("roles are empty; name at least one role or coordinator function, or pass None")
+    for name in roles:
+        if not (0 < len(name) <= MAX_NAME_CHARS and name.isprintable()):
+            raise ConfigError(
+                f"a role is {shown(name)}; it must be the name of a role or a coordinator function, of 1 to "
+                f"{MAX_NAME_CHARS} printable characters"
+            )
+    if Right.OPERATOR in rights:
+        raise ConfigError("an operator may use every role; name no roles, or leave out the right operator")
+    if Right.ADMISSION not in rights:
+        raise ConfigError(
+            "roles limit the graphs of a token with the right admission; add `--right admission`, or name no roles"
+        )
+
+
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -128,6 +152,7 @@ def _from_row(row: dict[str, Any]) -> Token:
         token_id=row["_id"],
         actor=row["actor"],
         rights=frozenset(right for right in Right if right in row["rights"]),
+        roles=None if row["roles"] is None else frozenset(row["roles"]),
         note=row["note"],
         created_at=utc(row["created_at"]),
         expires_at=row["expires_at"] and utc(row["expires_at"]),

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SCRIPT = {"script": "print(6*7)", "lang": "python", "lang_version": "3.11"}
 GRAPH = {"nodes": [{"node_id": "a", "type": "counter"}]}
-OPERATOR, USER, OTHER, FLOWS = "operator", "7", "8", "flows"
+OPERATOR, USER, OTHER, FLOWS, LIMITED = "operator", "7", "8", "flows", "limited"
 ADMIN = f"{PREFIX}/admin"
 
 Answer = tuple[int, dict[str, Any], dict[str, str]]
@@ -119,6 +119,7 @@ async def server() -> AsyncIterator[Front]:
         USER: await store.create(actor=7, rights={Right.ADMISSION}),
         OTHER: await store.create(actor=8, rights={Right.ADMISSION}),
         FLOWS: await store.create(actor=7, rights={Right.FLOWS}),
+        LIMITED: await store.create(actor=7, rights={Right.ADMISSION}, roles=["counter", "sum"]),
     }
     queue = empty_queue()
     routes = admission_routes(queue, max_nodes=3, external_roles=["outside"])
@@ -210,6 +211,61 @@ async def test_id_of_a_task_is_that_of_its_request(front: Front) -> None:
     assert again["task_id"] == "t-1"
     _, other, _ = await front.submit({"graph": GRAPH})
     assert other["task_id"] == other["execution_id"]
+
+
+def node_of(type: str, **io: str) -> dict[str, Any]:
+    """Return a graph whose second node has this type and input."""
+    return {"graph": {"nodes": [*GRAPH["nodes"], {"node_id": "b", "type": type, "io": io}]}}
+
+
+@pytest.mark.parametrize(
+    ("by", "body", "problem"),
+    [
+        (USER, node_of("job"), "node 'b' needs the role 'job', and the token does not name it"),
+        (
+            LIMITED,
+            node_of("job"),
+            "node 'b' needs the role 'job', and the token may use only counter and sum",
+        ),
+        (
+            LIMITED,
+            node_of("coordinator_fn"),
+            "node 'b' needs the function 'noop', and the token may use only",
+        ),
+        (LIMITED, node_of("coordinator_fn", fn="vars.set"), "node 'b' needs the function 'vars.set'"),
+        (LIMITED, SCRIPT, "a script has no role, and the token may use only counter and sum"),
+    ],
+)
+async def test_graph_has_only_roles_and_functions_that_its_token_may_use(
+    front: Front, by: str, body: Any, problem: str
+) -> None:
+    answer = await front.submit(body, by=by)
+    assert error_of(answer) == (403, "role_not_permitted")
+    assert problem in message_of(answer)
+    assert "--role" in message_of(answer)
+    assert (await front.queue.page()).total == 0
+
+
+@pytest.mark.parametrize(
+    ("by", "body"),
+    [
+        (LIMITED, node_of("coordinator_fn", fn="sum")),
+        (LIMITED, {"graph": {"nodes": [*GRAPH["nodes"], {"node_id": "b", "type": "approval"}]}}),
+        (USER, node_of("coordinator_fn", fn="vars.set")),
+        (OPERATOR, node_of("job")),
+        (OPERATOR, SCRIPT),
+    ],
+)
+async def test_roles_that_a_token_may_use_are_accepted(front: Front, by: str, body: Any) -> None:
+    assert (await front.submit(body, by=by))[0] == 200
+
+
+async def test_a_token_with_fewer_roles_does_not_repeat_a_task_of_its_actor(front: Front) -> None:
+    id = (await front.submit({"graph": {"nodes": [{"node_id": "a", "type": "other"}]}}))[1]["execution_id"]
+    await front.queue.cancel(id, reason="r", by="7")
+    retry = f"{PREFIX}/executions/{id}/retry"
+    assert error_of(await front.call("POST", retry, by=LIMITED)) == (403, "role_not_permitted")
+    assert (await front.call("POST", retry))[0] == 200
 
 
 @pytest.mark.parametrize(

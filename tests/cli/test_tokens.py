@@ -83,7 +83,19 @@ def test_revoked_token_is_listed_as_revoked(capsys: pytest.CaptureFixture[str]) 
     assert run(["token", "list", "--json"]) == 0
     [listed] = json.loads(capsys.readouterr().out)["tokens"]
     assert {"id": token_id, "actor": 7, "rights": ["flows"], "state": "revoked"}.items() <= listed.items()
-    assert {*listed} == {"id", "actor", "rights", "state", "note", "created_at", "expires_at", "revoked_at"}
+    assert {*listed} == {
+        *("id", "actor", "rights", "roles", "state"),
+        *("note", "created_at", "expires_at", "revoked_at"),
+    }
+
+
+def test_token_shows_the_roles_that_it_may_use(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("--actor", "7", "--right", "admission", "--role", "sum", "--role", "extract")
+    assert run(["token", "create", *given]) == 0
+    assert "for actor 7 (admission with extract, sum)" in capsys.readouterr().err
+    assert run(["token", "list", "--json"]) == 0
+    [listed] = json.loads(capsys.readouterr().out)["tokens"]
+    assert listed["roles"] == ["extract", "sum"]
 
 
 def test_empty_list_says_how_to_create_a_token(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +112,9 @@ def test_empty_list_says_how_to_create_a_token(capsys: pytest.CaptureFixture[str
         (["create", "--actor", "4294967296"], "--actor"),
         (["create", "--right", "everything"], "'operator', 'flows'"),
         (["create", "--expires", "0"], "--expires"),
+        (["create", "--actor", "7", "--role", "sum"], "add `--right admission`"),
+        (["create", "--role", "sum"], "an operator may use every role"),
+        (["create", "--actor", "7", "--right", "admission", "--role", ""], "a role is ''"),
         (["create", "--note", "x" * 201], "note has 201 characters; it may have up to 200"),
     ],
 )

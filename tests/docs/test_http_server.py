@@ -7,8 +7,9 @@ from pathlib import Path
 
 from tests.docs.pages import DOCS
 
+from flowkit.adapters import tokens
 from flowkit.models.tokens import Right
-from flowkit.server import app, auth, connection, errors, rpc, serving
+from flowkit.server import app, auth, connection, errors, rights, rpc, serving
 from flowkit.server.protocols import ClientLimits
 
 LIMITS = ClientLimits()
@@ -22,10 +23,10 @@ def test_every_error_of_json_rpc_is_described() -> None:
 
 
 def test_every_error_of_http_is_described() -> None:
-    sources = [module.__file__ or "" for module in (app, errors, rpc)]
+    sources = [module.__file__ or "" for module in (app, errors, rights, rpc)]
     text = "".join(Path(path).read_text(encoding="utf-8") for path in sources)
     codes = re.findall(r"[( ](?:40\d|41\d|50\d),\s+\"([a-z_]+)\"", text)
-    assert {"unauthorized", "body_too_large", "too_many_connections"} <= {*codes}
+    assert {"unauthorized", "permission_denied", "body_too_large", "too_many_connections"} <= {*codes}
     assert {code for code in codes if f"`{code}`" not in PAGE} == set()
 
 
@@ -43,6 +44,7 @@ def test_limits_and_rights_have_the_described_values() -> None:
         f"| responses of a batch | {rpc.BATCH_BYTES:,} bytes |",
         f"| result of a JSON-RPC call | {rpc.RESULT_BYTES:,} bytes |",
         *(f"| `{right}` |" for right in Right),
+        f"with up to {tokens.MAX_NAME_CHARS} characters, and can be repeated",
     )
     assert [text for text in described if text not in PAGE] == []
     assert (auth.CACHE_SEC, serving.STOP_SEC) == (3, 10)

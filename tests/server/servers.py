@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, SecretStr
-from starlette.routing import Route
 
 from flowkit.errors import StoreRefused, StoreUnavailable
+from flowkit.models.tokens import Right
 from flowkit.server.addresses import Address
 from flowkit.server.app import create_app
 from flowkit.server.auth import Authenticator
+from flowkit.server.rights import HttpRoute, Open
 from flowkit.server.rpc import (
     AlreadyExists,
     Call,
@@ -141,7 +142,9 @@ def flooding(gate: Gate | None) -> Method:
         call.connection.spawn(notify(call.connection))
         return True
 
-    return Method(name="flood", params=NoParams, result=bool, call=flood, websocket_only=True)
+    return Method(
+        name="flood", needs=Right.FLOWS, params=NoParams, result=bool, call=flood, websocket_only=True
+    )
 
 
 def methods(gate: Gate | None = None) -> list[Method]:
@@ -188,18 +191,41 @@ def methods(gate: Gate | None = None) -> list[Method]:
         return True
 
     simple = [
-        Method(name="add", params=Add, result=Sum, call=add, errors=(NotFound, AlreadyExists)),
-        Method(name="named", params=Named, result=dict[str, int], call=named),
-        Method(name="who", params=NoParams, result=dict[str, Any], call=who),
-        Method(name="fail", params=Failing, result=None, call=fail, errors=(NotFound, InvalidRequest)),
-        Method(name="unwritable", params=NoParams, result=Any, call=unwritable),
-        Method(name="wait", params=NoParams, result=str, call=wait),
+        Method(
+            name="add", needs=Right.FLOWS, params=Add, result=Sum, call=add, errors=(NotFound, AlreadyExists)
+        ),
+        Method(name="named", needs=Right.FLOWS, params=Named, result=dict[str, int], call=named),
+        Method(name="who", needs=Right.FLOWS, params=NoParams, result=dict[str, Any], call=who),
+        Method(
+            name="fail",
+            needs=Right.FLOWS,
+            params=Failing,
+            result=None,
+            call=fail,
+            errors=(NotFound, InvalidRequest),
+        ),
+        Method(name="unwritable", needs=Right.FLOWS, params=NoParams, result=Any, call=unwritable),
+        Method(name="wait", needs=Right.FLOWS, params=NoParams, result=str, call=wait),
     ]
     return [
         *simple,
-        Method(name="subscribe", params=NoParams, result=bool, call=subscribe, websocket_only=True),
+        Method(
+            name="subscribe",
+            needs=Right.FLOWS,
+            params=NoParams,
+            result=bool,
+            call=subscribe,
+            websocket_only=True,
+        ),
         flooding(gate),
-        Method(name="break", params=NoParams, result=bool, call=break_down, websocket_only=True),
+        Method(
+            name="break",
+            needs=Right.FLOWS,
+            params=NoParams,
+            result=bool,
+            call=break_down,
+            websocket_only=True,
+        ),
     ]
 
 
@@ -213,7 +239,7 @@ async def broken(request: Request) -> Response:
 
 def routes(gate: Gate, **options: Any) -> list[BaseRoute]:
     """Return the routes of the methods, and one that fails."""
-    return [*rpc_routes("/", methods(gate), INFO, **options), Route("/broken", broken)]
+    return [*rpc_routes("/", methods(gate), INFO, **options), HttpRoute("/broken", broken, needs=Open.TOKEN)]
 
 
 @asynccontextmanager

@@ -16,13 +16,13 @@ import pytest_asyncio
 import trustme
 from starlette.applications import Starlette
 from starlette.responses import StreamingResponse
-from starlette.routing import Route
 
 from flowkit.adapters.tokens import TokenStore
 from flowkit.errors import ConfigError, StoreUnavailable
 from flowkit.models.tokens import Right
 from flowkit.server.addresses import Address
 from flowkit.server.protocols import ClientLimits
+from flowkit.server.rights import HttpRoute, Open
 from flowkit.server.serving import HttpServer, Tls
 from flowkit.testing import memory_database
 from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually
@@ -283,7 +283,7 @@ async def test_client_that_does_not_read_its_response_is_cut_off() -> None:
 
     limits = ClientLimits(read_sec=0.3)
     async with serving(
-        TokenStore(memory_database()), Gate(), limits=limits, routed=[Route("/", flood)]
+        TokenStore(memory_database()), Gate(), limits=limits, routed=[HttpRoute("/", flood, needs=Open.TOKEN)]
     ) as server:
         _, writer = await opened(server, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await asyncio.wait_for(ended.wait(), EVENT_TIMEOUT_SEC)

@@ -212,7 +212,7 @@ async def blob(call: Call, params: Blob) -> str:
 
 
 BLOBS: list[int] = []
-BLOB = Dispatcher([Method(name="blob", params=Blob, result=str, call=blob)])
+BLOB = Dispatcher([Method(name="blob", needs=Right.FLOWS, params=Blob, result=str, call=blob)])
 
 
 async def test_calls_are_not_made_after_large_responses_of_their_batch() -> None:
@@ -371,4 +371,4 @@ async def documented(call: Call, params: Lenient) -> None:
 )
 def test_method_needs_a_docstring_and_strict_params(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(TypeError, match=problem):
-        Method(name="x", result=None, **given)
+        Method(name="x", needs=Right.FLOWS, result=None, **given)

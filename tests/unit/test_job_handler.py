@@ -1,4 +1,4 @@
-"""What the handler of jobs reads again for each job, and what it remembers."""
+"""Which nodes the handler of jobs accepts, what it reads again for each job, and what it remembers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.adapters.flows import FLOWS, JOBS, RUNNERS, FlowStore, key
+from flowkit.adapters.flows import FLOWS, JOBS, MESSAGES, RUNNERS, FlowStore, key
 from flowkit.errors import StoreUnavailable
 from flowkit.gateway import jobs
 from flowkit.gateway.jobs import JobHandler
@@ -23,6 +23,8 @@ from flowkit.worker import Batch
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+RUN = "flow:3:40/1"
+"""The task that runs the flow."""
 NODES = [FlowNode(id=id).model_dump() for id in (1, 2)]
 
 
@@ -51,8 +53,8 @@ class World:
     async def put_flow(self) -> None:
         """Create the flow, and let the reads be counted from now on."""
         flow = {"context_id": 3, "caller_id": 11, "id": 40, "nodes": NODES, "env_vars": {}}
-        await self.store.put(FLOWS, "3:40", flow, 0.0)
-        for name in ("load", "jobs", "page"):
+        await self.store.put(FLOWS, "3:40", {**flow, "run": 1, "task_id": RUN}, 0.0)
+        for name in ("flow_of_task", "load", "jobs", "page"):
             self._count(name)
 
     def _count(self, name: str) -> None:
@@ -76,15 +78,24 @@ class World:
 
     async def run(self, id: int, generation: int = 0) -> tuple[str, str] | str | None:
         """Run a job. Return where it was sent and its script, or why it has failed."""
-
-        async def cancellable(work: Awaitable[Any]) -> Any:
-            return await work
-
-        ids = {"context_id": 3, "caller_id": 11, "flow_id": 40, "run": 1, "job_id": id}
-        attempt = {"generation": generation, "failures": 0, "attempt_epoch": 1, "kv": {}}
-        ctx: Any = SimpleNamespace(task_id="t", node_id=f"{id}", cancellable=cancellable, **attempt)
-        result = await self.handler.process_batch(Batch(batch_uid="result", payload=ids), ctx)
+        result = await self.handler.process_batch(batch(job_id=id), attempt(RUN, f"{id}", generation))
         return self.sent.jobs[-1] if result.success else result.reason_code
+
+
+def batch(**other: int) -> Batch:
+    """Return the input of the node of job 1, or another one."""
+    ids = {"context_id": 3, "caller_id": 11, "flow_id": 40, "run": 1, "job_id": 1}
+    return Batch(batch_uid="result", payload={**ids, **other})
+
+
+def attempt(task_id: str, node_id: str, generation: int = 0) -> Any:
+    """Return the context of an attempt."""
+
+    async def cancellable(work: Awaitable[Any]) -> Any:
+        return await work
+
+    fields = {"generation": generation, "failures": 0, "attempt_epoch": 1, "kv": {"logs": None}}
+    return SimpleNamespace(task_id=task_id, node_id=node_id, cancellable=cancellable, **fields)
 
 
 @pytest.fixture
@@ -101,7 +112,42 @@ async def world() -> World:
 async def test_jobs_of_a_run_share_what_was_read(world: World) -> None:
     found = await world.run(1), await world.run(2)
     assert found == (("http://a", "one"), ("http://a", "two"))
-    assert world.reads == ["load", "jobs", "page"]
+    assert world.reads == ["flow_of_task", "jobs", "page"]
+
+
+@pytest.mark.parametrize(
+    ("task_id", "node_id", "named", "cause"),
+    [
+        ("mine", "1", {}, "the task is not the latest run of a flow"),
+        ("flow:3:40/2", "1", {"run": 2}, "the task is not the latest run of a flow"),
+        (RUN, "9", {"job_id": 9}, "flow 40 has no such job"),
+        (RUN, "1", {"job_id": 2}, "its input names another job than the node"),
+        (RUN, "1", {"context_id": 4}, "its input names another job than the node"),
+    ],
+)
+async def test_a_node_that_the_gateway_has_not_started_fails_for_good_and_reads_no_job(
+    world: World, task_id: str, node_id: str, named: dict[str, int], cause: str
+) -> None:
+    result = await world.handler.process_batch(batch(**named), attempt(task_id, node_id))
+    assert (result.success, result.reason_code, result.permanent) == (False, "bad_input", True)
+    assert f"node '{node_id}' of task '{task_id}' does not run a job: {cause}" in (result.error or "")
+    assert world.sent.jobs == []
+    assert not {"load", "page"} & {*world.reads}
+    assert await world.store.messages({}, 10) == []
+
+
+async def test_a_foreign_node_does_not_keep_the_run_from_its_jobs(world: World) -> None:
+    await world.handler.process_batch(batch(), attempt("mine", "1"))
+    assert await world.run(1) == ("http://a", "one")
+
+
+async def test_a_node_whose_dispatch_has_the_same_id_does_not_end_that_of_a_job(world: World) -> None:
+    own = {"task_id": RUN, "outcome": None}
+    await world.store.put(MESSAGES, f"{RUN}:1:0.0", own, 0.0)
+    await world.handler.finalize(attempt("flow:3", "40/1:1"))
+    assert (await world.store.load(MESSAGES, f"{RUN}:1:0.0") or {})["outcome"] is None
+    await world.handler.finalize(attempt(RUN, "1"))
+    assert (await world.store.load(MESSAGES, f"{RUN}:1:0.0") or {})["outcome"] == "completed"
 
 
 async def test_attempts_that_start_together_read_the_runners_once(world: World) -> None:

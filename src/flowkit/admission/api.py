@@ -22,7 +22,8 @@ from flowkit.core.utils import stable_hash
 from flowkit.core.version import __version__
 from flowkit.errors import GraphError
 from flowkit.graph.submission import validate_input
-from flowkit.graph.validation import raise_if
+from flowkit.graph.validation import executor_of, raise_if
+from flowkit.models import COORDINATOR_FN
 from flowkit.models.admission import (
     DEFAULT_TENANT,
     ENDED,
@@ -39,7 +40,7 @@ from flowkit.models.admission import (
 from flowkit.models.tokens import Right
 from flowkit.server.errors import HttpError
 from flowkit.server.rpc import Params
-from flowkit.text import printed
+from flowkit.text import names, printed
 from flowkit.validation.arguments import new_task_id_problem
 from flowkit.validation.storable import storage_problems
 
@@ -446,22 +447,6 @@ class QueueView(Result):
 # --- who may do what ----------------------------------------------------------------------------------------------
 
 
-def _permit_user(caller: Caller) -> None:
-    if not caller.is_operator and Right.ADMISSION not in caller.rights:
-        raise HttpError(
-            403,
-            "permission_denied",
-            "the token lacks the right admission; create one with `flowkit token create --actor N --right admission`",
-        )
-
-
-def _permit_operator(caller: Caller) -> None:
-    if not caller.is_operator:
-        raise HttpError(
-            403, "permission_denied", "only an operator may do this; use a token with the right operator"
-        )
-
-
 def _permit_submission(caller: Caller, given: Submission) -> None:
     """Raise HttpError if the caller must not submit for this user or tenant, or with this priority.
 
@@ -479,6 +464,30 @@ def _permit_submission(caller: Caller, given: Submission) -> None:
         allowed = ", ".join(name for name, rank in RANKS.items() if rank >= Priority.NORMAL.rank)
         text = f"priority is {given.priority.value!r}, which only an operator may use; use one of {allowed}"
         raise HttpError(403, "priority_not_permitted", text)
+
+
+def _permit_content(caller: Caller, kind: Kind, stored: Fields) -> None:
+    """Raise HttpError if the token does not permit a script, or one of the roles and functions of a task."""
+    if caller.is_operator:
+        return
+    allowed = "does not name it" if caller.roles is None else f"may use only {names(sorted(caller.roles))}"
+    if kind is Kind.EXECUTION:
+        if caller.roles is not None:
+            text = (
+                f"a script has no role, and the token {allowed}; use a token that was created without --role"
+            )
+            raise HttpError(403, "role_not_permitted", text)
+        return
+    for node in stored["graph"]["nodes"]:
+        name = executor_of(node)
+        if name is not None and not caller.may_use(name):
+            what = "function" if node["type"] == COORDINATOR_FN else "role"
+            text = (
+                f"node {printed(node['node_id'])} needs the {what} {printed(name)}, and the token {allowed}; create one "
+                f"with `flowkit token create --actor {caller} --right admission`, and `--role NAME` for each role and "
+                "function of the graph"
+            )
+            raise HttpError(403, "role_not_permitted", text)
 
 
 def _owns(caller: Caller, ticket: Ticket) -> bool:
@@ -509,6 +518,7 @@ class AdmissionApi:
         user_id = body.user_id or str(given.caller)
         execution_id, taken = await self._choose_id(body, user_id, given.header.idempotency_key)
         kind, stored = await self._content_of(body, execution_id)
+        _permit_content(given.caller, kind, stored)
         sent = {**body.model_dump(mode="json", exclude={"execution_id", "task_id"}), "user_id": user_id}
         request = Request(
             execution_id=execution_id,
@@ -632,6 +642,7 @@ class AdmissionApi:
         if ticket.state not in ENDED:
             text = f"the execution is {STATUSES[ticket.state].value}; wait until it has ended, or cancel it"
             raise HttpError(400, "not_ended", text)
+        _permit_content(given.caller, ticket.kind, body)
         least = 1 if given.caller.is_operator else Priority.NORMAL.rank
         priority = ticket.priority if ticket.priority.rank >= least else Priority.NORMAL
         own = {} if ticket.kind is Kind.TASK else {"priority": priority.value}
@@ -805,13 +816,13 @@ OPERATIONS: Final = (
         parameters={"header": SubmitHeaders},
         bodies={"graph": TaskSubmission, "": ExecutionSubmission},
         errors={
-            403: "The caller may not choose it: `user_not_permitted`, `tenant_not_permitted` or "
-            "`priority_not_permitted`.",
+            403: "The caller may not choose it: `user_not_permitted`, `tenant_not_permitted`, "
+            "`priority_not_permitted` or `role_not_permitted`.",
             409: "Another request has the same key or id: `idempotency_key_reused` or `execution_id_taken`.",
             422: "The graph is invalid: `invalid_graph`.",
             **_REJECTED,
         },
-        permit=_permit_user,
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="GET",
@@ -820,7 +831,7 @@ OPERATIONS: Final = (
         result=Execution,
         parameters={"path": ById},
         errors=_NOT_FOUND,
-        permit=_permit_user,
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="GET",
@@ -829,7 +840,7 @@ OPERATIONS: Final = (
         result=Events,
         parameters={"path": ById},
         errors=_NOT_FOUND,
-        permit=_permit_user,
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="POST",
@@ -839,7 +850,7 @@ OPERATIONS: Final = (
         parameters={"path": ById},
         bodies={"": Cancellation},
         errors={400: "It has ended, and not by a cancellation: `already_ended`.", **_NOT_FOUND},
-        permit=_permit_user,
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="POST",
@@ -847,8 +858,13 @@ OPERATIONS: Final = (
         call=AdmissionApi.retry_execution,
         result=Submitted,
         parameters={"path": ById},
-        errors={400: "It waits or runs: `not_ended`.", **_NOT_FOUND, **_REJECTED},
-        permit=_permit_user,
+        errors={
+            400: "It waits or runs: `not_ended`.",
+            403: "The token may not use a role of its graph: `role_not_permitted`.",
+            **_NOT_FOUND,
+            **_REJECTED,
+        },
+        needs=Right.ADMISSION,
     ),
     Operation(
         method="GET",
@@ -856,14 +872,14 @@ OPERATIONS: Final = (
         call=AdmissionApi.list_executions,
         result=Executions,
         parameters={"query": Filter},
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
     Operation(
         method="GET",
         path=f"{_ADMIN}/executions/queue",
         call=AdmissionApi.get_queue,
         result=QueueView,
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
     Operation(
         method="PUT",
@@ -873,14 +889,14 @@ OPERATIONS: Final = (
         parameters={"path": ById},
         bodies={"": NewPriority},
         errors={409: "It no longer waits: `not_waiting`.", **_NOT_FOUND},
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
     Operation(
         method="GET",
         path=f"{_ADMIN}/limits",
         call=AdmissionApi.get_limits,
         result=LimitsView,
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
     Operation(
         method="PUT",
@@ -888,7 +904,7 @@ OPERATIONS: Final = (
         call=AdmissionApi.set_limits,
         result=LimitsView,
         bodies={"": LimitsSubmission},
-        permit=_permit_operator,
+        needs=Right.OPERATOR,
     ),
 )
 """All calls of the API."""

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from starlette.responses import Response
-from starlette.routing import Route
 
 from flowkit import reason_codes
 from flowkit.errors import StoreUnavailable
 from flowkit.models.admission import BY_RANK, ENDED, RANKS, State
 from flowkit.server.errors import HttpError
+from flowkit.server.rights import HttpRoute, Open
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -36,7 +36,7 @@ _DISPATCH_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 _WAIT_BUCKETS: Final = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1_800, 3_600)
 
 
-def metrics_route(queue: AdmissionQueue) -> Route:
+def metrics_route(queue: AdmissionQueue) -> HttpRoute:
     """Return the route `GET /metrics` for a queue. Its response is 503 while MongoDB is unavailable."""
     metrics = QueueMetrics(queue)
 
@@ -47,7 +47,7 @@ def metrics_route(queue: AdmissionQueue) -> Route:
             raise HttpError(503, error.code, "MongoDB is unavailable; try again") from error
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
-    return Route(PATH, respond, methods=["GET"])
+    return HttpRoute(PATH, respond, needs=Open.TOKEN)
 
 
 class QueueMetrics:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 from starlette.responses import Response
-from starlette.routing import Route
 
 from flowkit.core.utils import dumps
 from flowkit.errors import StoreRefused, StoreUnavailable
 from flowkit.server.errors import HttpError
+from flowkit.server.rights import HttpRoute, Open
 from flowkit.server.rpc import Params, describe_problem, secret_fields
 from flowkit.text import count_of, kind_of
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from flowkit.server.auth import Caller
+    from flowkit.server.rights import Need
 
 MAX_PROBLEMS: Final = 5
 """Maximum number of problems that an error names."""
@@ -79,8 +80,8 @@ class Operation:
     call: Callable[[Any, Given], Awaitable[BaseModel]]
     """A method of the API. Raises HttpError."""
     result: type[BaseModel]
-    permit: Callable[[Caller], None]
-    """Raises HttpError if the caller may not make the call."""
+    needs: Need
+    """What the caller must have."""
     parameters: Mapping[str, type[Params]] = field(default_factory=dict)
     """Models of the parameters by their place: `path`, `query` or `header`."""
     bodies: Mapping[str, type[Params]] = field(default_factory=dict)
@@ -98,14 +99,16 @@ def operation_routes(
     async def describe(request: Request) -> Response:
         return Response(document, media_type="application/json")
 
-    routes = [Route(each.path, _endpoint(each, api), methods=[each.method]) for each in operations]
-    return [*routes, Route(document_path, describe, methods=["GET"])]
+    routes = [
+        HttpRoute(each.path, _endpoint(each, api), methods=[each.method], needs=each.needs)
+        for each in operations
+    ]
+    return [*routes, HttpRoute(document_path, describe, needs=Open.TOKEN)]
 
 
 def _endpoint(operation: Operation, api: object) -> Callable[[Request], Awaitable[Response]]:
     async def respond(request: Request) -> Response:
         caller: Caller = request.user
-        operation.permit(caller)
         given = Given(caller=caller, **_parameters(operation, request), body=await _body(operation, request))
         return Response(dumps(await _call(operation, api, given)), media_type="application/json")
 

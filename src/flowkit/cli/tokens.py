@@ -25,7 +25,7 @@ from flowkit.models.tokens import MAX_ACTOR, Right
 from flowkit.text import printed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.table import Table
 
@@ -55,6 +55,14 @@ def create(
             "--right", help="What the token permits. Can be repeated.  [default: flows, with --actor]"
         ),
     ] = None,
+    roles: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--role",
+            help="Role or coordinator function that graphs submitted for admission may use. Can be repeated.  "
+            "[default: all but job]",
+        ),
+    ] = None,
     operator: Annotated[bool, typer.Option("--operator", help="Also give the right operator.")] = False,
     note: Annotated[str, typer.Option(help="What the token is for.")] = "",
     expires: Annotated[
@@ -68,8 +76,12 @@ def create(
     """Create a token and print it once: FlowKit stores only its hash."""
     log_warnings(verbose)
     where = Where(mongo_url=mongo_url, database=database)
-    given = choose_rights(actor, rights or [], operator=operator)
-    text, notes = asyncio.run(_create(where, actor, given, note, expires))
+    scope: dict[str, Any] = {
+        "actor": actor,
+        "rights": choose_rights(actor, rights or [], operator=operator),
+        "roles": frozenset(roles) if roles else None,
+    }
+    text, notes = asyncio.run(_create(where, scope, note, expires))
     output.echo(text)
     for each in notes:
         output.note(each)
@@ -82,7 +94,7 @@ def choose_rights(actor: int | None, rights: Sequence[Right], *, operator: bool)
 
 
 async def _create(
-    where: Where, actor: int | None, rights: frozenset[Right], note: str, expires: int | None
+    where: Where, scope: Mapping[str, Any], note: str, expires: int | None
 ) -> tuple[str, list[str]]:
     """Create a token. Return its text, and what to print about it."""
     from flowkit.adapters.tokens import TokenStore
@@ -92,7 +104,7 @@ async def _create(
         store = TokenStore(db)
         await store.prepare()
         seconds = None if expires is None else expires * _DAY_SEC
-        token, text = await store.create(actor=actor, rights=rights, note=note, expires_in_sec=seconds)
+        token, text = await store.create(**scope, note=note, expires_in_sec=seconds)
         notes = [
             f"created token {token.token_id} for {describe_scope(token)}; it is not shown again, so store it now"
         ]
@@ -163,7 +175,13 @@ async def _revoke(where: Where, token_id: str) -> Token | None:
 def describe_scope(token: Token) -> str:
     """Return for whom a token acts and what it permits, such as `actor 7 (flows)`."""
     who = "every actor" if token.actor is None else f"actor {token.actor}"
-    return f"{who} ({', '.join(sorted(token.rights))})"
+    return f"{who} ({_permitted(token)})"
+
+
+def _permitted(token: Token) -> str:
+    """Return the rights of a token, with its roles, such as `admission with extract, noop`."""
+    rights = ", ".join(sorted(token.rights))
+    return rights if token.roles is None else f"{rights} with {', '.join(sorted(token.roles))}"
 
 
 def token_fields(token: Token, now: datetime) -> dict[str, Any]:
@@ -172,6 +190,7 @@ def token_fields(token: Token, now: datetime) -> dict[str, Any]:
         "id": token.token_id,
         "actor": token.actor,
         "rights": sorted(token.rights),
+        "roles": None if token.roles is None else sorted(token.roles),
         "state": token.refusal(now) or "valid",
         "note": token.note,
         "created_at": _shown_time(token.created_at),
@@ -199,7 +218,7 @@ def tokens_table(found: Sequence[Token], now: datetime, *, wide: bool) -> Table:
         cells = (
             token.token_id,
             "every" if token.actor is None else str(token.actor),
-            ", ".join(sorted(token.rights)),
+            _permitted(token),
             state,
             f"{token.created_at:%Y-%m-%d}",
             "never" if token.expires_at is None else f"{token.expires_at:%Y-%m-%d}",

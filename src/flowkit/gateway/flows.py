@@ -8,6 +8,7 @@ from flowkit.gateway.models import FlowNode
 from flowkit.gateway.status import RUN_FIELDS, read_run
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import OnNodeFailure
+from flowkit.models.tokens import JOB_ROLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from flowkit.gateway.models import FlowData
     from flowkit.gateway.status import Run
 
-ROLE: Final = "job"
+ROLE: Final = JOB_ROLE
 """The role of the nodes of a flow."""
 
 RESULT_UID: Final = "result"
@@ -48,13 +49,6 @@ def task_graph(flow: Mapping[str, Any], jobs: Mapping[int, Mapping[str, Any]], r
 
 def task_node(flow: Mapping[str, Any], node: FlowNode, job: Mapping[str, Any], run: int) -> dict[str, Any]:
     """Return the node of a task that runs a job. It holds ids only; the handler reads the rest when it runs."""
-    ids = {
-        "context_id": flow["context_id"],
-        "caller_id": flow["caller_id"],
-        "flow_id": flow["id"],
-        "run": run,
-        "job_id": node.id,
-    }
     return {
         "node_id": str(node.id),
         "type": ROLE,
@@ -62,7 +56,18 @@ def task_node(flow: Mapping[str, Any], node: FlowNode, job: Mapping[str, Any], r
         "prerequisites": [*dict.fromkeys(node.prerequisites)],
         "timeout_sec": job["timeout"] + GRACE_SEC,
         "retry_policy": {"max": job["retries"], **_BACKOFF},
-        "io": {"input_inline": ids},
+        "io": {"input_inline": node_ids(flow, node.id, run)},
+    }
+
+
+def node_ids(flow: Mapping[str, Any], job_id: int, run: int) -> dict[str, int]:
+    """Return the input of the node that runs a job in a run of a flow."""
+    return {
+        "context_id": flow["context_id"],
+        "caller_id": flow["caller_id"],
+        "flow_id": flow["id"],
+        "run": run,
+        "job_id": job_id,
     }
 
 

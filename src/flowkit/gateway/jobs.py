@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowkit import reason_codes
-from flowkit.adapters.flows import FLOWS, JOBS, RUNNERS, key
+from flowkit.adapters.flows import JOBS, RUNNERS, key
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.errors import FlowKitError
-from flowkit.gateway.flows import RESULT_UID, ROLE, address_of, transport_id
+from flowkit.gateway.flows import RESULT_UID, ROLE, address_of, node_ids, transport_id
 from flowkit.gateway.models import MessageStatus, NodeStatus, TransportStatus
 from flowkit.gateway.secret_box import SecretError
 from flowkit.gateway.supervisors import JobState, SupervisorError, WireJob, parse_destination
-from flowkit.text import truncate
+from flowkit.text import printed, truncate
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class FlowOfRun(NamedTuple):
     """A flow as it is in one of its runs."""
 
     flow: Fields
-    nodes: Mapping[int, Fields]
-    """By id of the job."""
+    nodes: Mapping[str, Fields]
+    """By id of the node in its task."""
     jobs: Mapping[int, Fields]
     """The jobs by id; none if they are too many to be read together."""
 
@@ -76,24 +76,24 @@ class FlowOfRun(NamedTuple):
 
 
 class KnownFlows:
-    """The flows of the latest jobs, by id and number of the run."""
+    """The flows of the latest jobs, by the tasks that run them."""
 
     def __init__(self) -> None:
-        self._flows: OrderedDict[tuple[str, int], FlowOfRun] = OrderedDict()
+        self._flows: OrderedDict[str, FlowOfRun] = OrderedDict()
         self._size = 0
 
-    def get(self, id: str, run: int) -> FlowOfRun | None:
+    def get(self, task_id: str) -> FlowOfRun | None:
         """Return a flow; None if it is not remembered."""
-        found = self._flows.get((id, run))
+        found = self._flows.get(task_id)
         if found is not None:
-            self._flows.move_to_end((id, run))
+            self._flows.move_to_end(task_id)
         return found
 
-    def put(self, id: str, run: int, flow: FlowOfRun) -> None:
+    def put(self, task_id: str, flow: FlowOfRun) -> None:
         """Remember a flow, and forget those that were not used for the longest time."""
-        before = self._flows.pop((id, run), None)
+        before = self._flows.pop(task_id, None)
         self._size += flow.size - (before.size if before else 0)
-        self._flows[id, run] = flow
+        self._flows[task_id] = flow
         while self._size > _KNOWN_CHARS and len(self._flows) > 1:
             _, oldest = self._flows.popitem(last=False)
             self._size -= oldest.size
@@ -102,8 +102,9 @@ class KnownFlows:
 class JobHandler(RoleHandler):
     """Dispatches the jobs of flows to supervisors.
 
-    An attempt that was lost continues its dispatch: the supervisor knows the id of the job, and returns the result. A
-    retry after a failure is a new dispatch with another id.
+    It serves only tasks that the gateway has started as runs of flows: everybody who can start a task can write a node of
+    this role with the ids of a foreign flow. An attempt that was lost continues its dispatch: the supervisor knows the id of
+    the job, and returns the result. A retry after a failure is a new dispatch with another id.
     """
 
     role = ROLE
@@ -157,8 +158,8 @@ class JobHandler(RoleHandler):
             "transport_status": TransportStatus.DELIVERED.value,
             "open_until": None,
         }
-        id = dispatch_id(ctx)
-        await retry_while_unavailable(lambda: self._store.change_dispatch(id, done, time.time()))
+        task_id, id = ctx.task_id, dispatch_id(ctx)
+        await retry_while_unavailable(lambda: self._store.change_dispatch(task_id, id, done, time.time()))
         return FinalizeResult()
 
     async def _stored_logs(self, ctx: RunContext) -> str | None:
@@ -170,16 +171,13 @@ class JobHandler(RoleHandler):
 
     async def _open(self, ids: Fields, ctx: RunContext) -> Dispatching:
         """Return the dispatch of this attempt: that of a lost attempt, or a new one."""
-        known = await self._flow(ids)
-        flow, node = known.flow, known.nodes.get(ids["job_id"])
-        if node is None:
-            raise JobFailed(
-                reason_codes.BAD_INPUT, f"flow {flow['id']} has no job {ids['job_id']}", permanent=True
-            )
+        known = await self._flow(ids, ctx)
+        flow, node = known.flow, known.nodes[ctx.node_id]
         url: str = node["supervisor_url"]
         job = await self._job(ids, ctx, known)
         dispatch = Dispatching(
             id=dispatch_id(ctx),
+            task_id=ctx.task_id,
             job=job,
             transport_id=transport_id(flow, job, ids["run"], ctx.generation, ctx.failures),
             env_vars={**flow["env_vars"], **job["env_vars"]},
@@ -201,26 +199,32 @@ class JobHandler(RoleHandler):
         await self._address(dispatch, runner, url)
         return dispatch
 
-    async def _flow(self, ids: Fields) -> FlowOfRun:
-        """Return the flow of a run.
+    async def _flow(self, ids: Fields, ctx: RunContext) -> FlowOfRun:
+        """Return the flow whose run the task of this attempt is. Raise JobFailed if the node is not one of that run.
 
         A flow that runs is not replaced, and a flow that was replaced has another run next. So what was read once is
         used for all jobs of the run, unless it lacks a job that was added since.
         """
-        id, run, job_id = key(ids["context_id"], ids["flow_id"]), ids["run"], ids["job_id"]
-        known = self._flows.get(id, run)
-        if known is None or job_id not in known.nodes:
-            known = await self._read_flow(id, ids)
-            self._flows.put(id, run, known)
+        known = self._flows.get(ctx.task_id)
+        if known is None or ctx.node_id not in known.nodes:
+            flow = await retry_while_unavailable(lambda: self._store.flow_of_task(ctx.task_id))
+            if flow is None:
+                raise _foreign(ctx, "the task is not the latest run of a flow")
+            known = await self._with_jobs(flow)
+            self._flows.put(ctx.task_id, known)
+        if ctx.node_id not in known.nodes:
+            raise _foreign(ctx, f"flow {known.flow['id']} has no such job")
+        if ids != node_ids(known.flow, int(ctx.node_id), known.flow["run"]):
+            raise _foreign(ctx, "its input names another job than the node")
         return known
 
-    async def _read_flow(self, id: str, ids: Fields) -> FlowOfRun:
-        flow = await self._find(FLOWS, id, ids, "flow_id")
-        nodes = {node["id"]: node for node in flow["nodes"]}
+    async def _with_jobs(self, flow: Fields) -> FlowOfRun:
+        nodes = {str(node["id"]): node for node in flow["nodes"]}
         jobs: dict[int, Fields] = {}
         if len(nodes) <= _READ_TOGETHER:
+            ids = [node["id"] for node in flow["nodes"]]
             jobs = await retry_while_unavailable(
-                lambda: self._store.jobs(ids["context_id"], ids["caller_id"], nodes)
+                lambda: self._store.jobs(flow["context_id"], flow["caller_id"], ids)
             )
         return FlowOfRun(flow, nodes, jobs)
 
@@ -229,13 +233,9 @@ class JobHandler(RoleHandler):
         known = None if ctx.generation else flow.jobs.get(ids["job_id"])
         if known is not None:
             return known
-        return await self._find(JOBS, key(ids["context_id"], ids["caller_id"], ids["job_id"]), ids, "job_id")
-
-    async def _find(self, collection: str, stored_id: str, ids: Fields, name: str) -> Fields:
-        """Return an entity that the task names. Raise JobFailed if it does not exist."""
-        found = await self._load(collection, stored_id)
+        found = await self._load(JOBS, key(ids["context_id"], ids["caller_id"], ids["job_id"]))
         if found is None:
-            problem = f"context {ids['context_id']} has no {name} {ids[name]}"
+            problem = f"context {ids['context_id']} has no job {ids['job_id']}"
             raise JobFailed(reason_codes.BAD_INPUT, problem, permanent=True)
         return found
 
@@ -378,7 +378,9 @@ class JobHandler(RoleHandler):
         return write
 
     async def _note(self, dispatch: Dispatching, fields: Fields) -> None:
-        await retry_while_unavailable(lambda: self._store.change_dispatch(dispatch.id, fields, time.time()))
+        await retry_while_unavailable(
+            lambda: self._store.change_dispatch(dispatch.task_id, dispatch.id, fields, time.time())
+        )
 
     async def _fail(self, dispatch: Dispatching, error: JobFailed, logs: str | None = None) -> None:
         """Note a failed attempt, and raise its error. If the worker is lost in between, the next one raises it again."""
@@ -417,8 +419,11 @@ _TRANSPORT_OF: Final = {reason_codes.JOB_FAILED: TransportStatus.DELIVERED}
 class Dispatching:
     """A dispatch in progress."""
 
-    def __init__(self, *, id: str, job: Fields, transport_id: str, env_vars: Mapping[str, str]) -> None:
+    def __init__(
+        self, *, id: str, task_id: str, job: Fields, transport_id: str, env_vars: Mapping[str, str]
+    ) -> None:
         self.id = id
+        self.task_id = task_id
         self.job = job
         self.transport_id = transport_id
         self.env_vars = env_vars
@@ -439,6 +444,15 @@ class Dispatching:
             created_at=_iso(self.job["created_at"]),
             updated_at=_iso(self.job["updated_at"]),
         )
+
+
+def _foreign(ctx: RunContext, cause: str) -> JobFailed:
+    """Return the error of a node that the gateway has not started."""
+    problem = (
+        f"node {printed(ctx.node_id)} of task {printed(ctx.task_id)} does not run a job: {cause}. Only the gateway starts "
+        f"nodes of the type {ROLE!r}; create a flow and call flow.start"
+    )
+    return JobFailed(reason_codes.BAD_INPUT, problem, permanent=True)
 
 
 def dispatch_id(ctx: RunContext) -> str:

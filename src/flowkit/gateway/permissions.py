@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from flowkit.models.tokens import Right
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -62,6 +64,11 @@ PERMISSIONS: Final[dict[str, frozenset[Part]]] = {
 
 An admin may replace a context, and only an operator may create one.
 """
+
+
+def right_for(method: str) -> Right:
+    """Return the right that a token needs for a method of the gateway. One that no part may call is for operators."""
+    return Right.FLOWS if PERMISSIONS[method] else Right.OPERATOR
 
 
 def parts_of(actor: int | None, context: Mapping[str, Any], creator: int | None = None) -> frozenset[Part]:

@@ -38,7 +38,7 @@ from flowkit.gateway.models import (
     NodeView,
     TransportStatus,
 )
-from flowkit.gateway.permissions import may_call, parts_of
+from flowkit.gateway.permissions import may_call, parts_of, right_for
 from flowkit.gateway.secret_box import MASK, SecretBox, SecretError, masked
 from flowkit.gateway.status import (
     Cycle,
@@ -134,7 +134,6 @@ class Gateway:
 
     async def actor_create(self, call: Call, params: models.ActorCreate) -> models.Actor:
         """Create an actor, or replace it."""
-        self._require_operator(call, "actor.create")
         return _actor(await self._store.put(ACTORS, params.actor.id, params.actor.model_dump(), time.time()))
 
     async def actor_load(self, call: Call, params: models.ById) -> models.Actor:
@@ -649,10 +648,6 @@ class Gateway:
                 f"actor {call.caller.actor} may not call {method} here (it has {played})", {"method": method}
             )
 
-    def _require_operator(self, call: Call, method: str) -> None:
-        if not call.caller.is_operator:
-            raise PermissionDenied(f"only an operator may call {method}", {"method": method})
-
     async def _context(self, call: Call, context_id: int) -> Fields | None:
         """Return a context, as it was at most `_CONTEXT_SEC` ago.
 
@@ -817,6 +812,7 @@ def methods(gateway: Gateway) -> list[Method]:
     return [
         Method(
             name=name,
+            needs=right_for(name),
             params=params,
             result=result,
             call=_translated(call),

@@ -519,12 +519,19 @@ def _make_retry_policy(raw: dict[str, Any]) -> RetryPolicy:
     return RetryPolicy(**given)
 
 
+def executor_of(raw: Mapping[str, Any]) -> str | None:
+    """Return the role or the coordinator function that runs a node; None if the workflow runs it itself."""
+    if raw["type"] == COORDINATOR_FN:
+        return (raw.get("io") or {}).get("fn") or temporal_names.NOOP
+    return None if raw["type"] in ENGINE_NODES else raw["type"]
+
+
 def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | None:
     """Return the problem of a node whose coordinator function is reserved or not in `known`, or None."""
-    name = (raw.get("io") or {}).get("fn") or temporal_names.NOOP
-    if raw["type"] == COORDINATOR_FN and name in RESERVED_FUNCTIONS:
+    name = executor_of(raw) if raw["type"] == COORDINATOR_FN else None
+    if name in RESERVED_FUNCTIONS:
         return f"node {raw['node_id']!r}: io.fn is {name!r}, a name that is reserved for the engine; choose another name"
-    if raw["type"] != COORDINATOR_FN or name in known:
+    if name is None or name in known:
         return None
     hint = did_you_mean(name, known, otherwise=f"known here: {', '.join(sorted(known))}")
     return f"node {raw['node_id']!r}: io.fn names the unknown function {printed(name)}; {hint}"

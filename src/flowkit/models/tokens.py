@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from datetime import datetime
 
 MAX_ACTOR = 2**32 - 1
 """The largest number of an actor; the smallest one is 0."""
+
+
+JOB_ROLE: Final = "job"
+"""The role of the nodes of flows. A token may use it in a graph of its own only if it names it."""
 
 
 class Right(StrEnum):
@@ -32,6 +36,8 @@ class Token:
     actor: int | None
     """The actor for which the token acts; None for an operator who acts for every actor."""
     rights: frozenset[Right]
+    roles: frozenset[str] | None
+    """The roles and coordinator functions that graphs of the actor may use; None for all but JOB_ROLE."""
     note: str
     created_at: datetime
     expires_at: datetime | None = None

@@ -17,12 +17,12 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import Response
-from starlette.routing import Route
 
 from flowkit.core.utils import dumps
 from flowkit.errors import StoreUnavailable
 from flowkit.server.addresses import names_loopback
 from flowkit.server.errors import HttpError, Unauthorized, log_unexpected
+from flowkit.server.rights import HttpRoute, Open, public_paths
 from flowkit.text import printable, printed, truncate
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def create_app(
 ) -> Starlette:
     """Return the application with the given routes, to which only authenticated calls come, and `/health`.
 
+    Raise TypeError if a route does not declare what it needs (`flowkit.server.rights`).
     `health` says whether the process is healthy: `/health` returns 200 or 503, and needs no token. A body of more than
     `body_limit` bytes gets status 413, and one that takes more than `body_sec` seconds 408. While `max_calls` are in
     flight, others get 503, except those of `/health`.
@@ -75,15 +76,17 @@ def create_app(
         ok = health()
         return _json_response(200 if ok else 503, {"ok": ok})
 
+    served = [*routes, HttpRoute(HEALTH_PATH, respond_health, needs=Open.NOTHING)]
     entrance = Middleware(
         _Entrance,
         authenticator=authenticator,
+        public=public_paths(served),
         body_limit=body_limit,
         body_sec=body_sec,
         max_calls=max_calls,
     )
     return Starlette(
-        routes=[*routes, Route(HEALTH_PATH, respond_health)],
+        routes=served,
         middleware=[entrance],
         exception_handlers={HTTPException: _respond_http_exception},
     )
@@ -109,12 +112,14 @@ class _Entrance:
         app: ASGIApp,
         *,
         authenticator: Authenticator,
+        public: frozenset[str],
         body_limit: int,
         body_sec: float,
         max_calls: int,
     ) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._public = public
         self._body_limit = body_limit
         self._body_sec = body_sec
         self._max_calls = max_calls
@@ -146,7 +151,7 @@ class _Entrance:
 
     async def _run(self, scope: Scope, receive: Receive, response: _Response) -> None:
         """Let the request in, with its caller in the scope as `user`. Raise HttpError if it is not acceptable."""
-        if scope["type"] == "http" and scope["path"] == HEALTH_PATH:
+        if scope["type"] == "http" and scope["path"] in self._public:
             return await self._app(scope, receive, response.send)
         if self._calls >= self._max_calls:
             text = f"{self._max_calls} calls are in flight; try again later"

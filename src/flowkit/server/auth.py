@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from flowkit.adapters.mongo import moment
 from flowkit.errors import ConfigError
-from flowkit.models.tokens import Right
+from flowkit.models.tokens import JOB_ROLE, Right
 from flowkit.server.errors import Unauthorized
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Caller:
     actor: int | None
     """The actor for which the caller acts; None for an operator who acts for every actor."""
     rights: frozenset[Right]
+    roles: frozenset[str] | None = None
+    """The roles and coordinator functions that graphs of the caller may use; None for all but JOB_ROLE."""
     token_id: str | None = None
     """None for a caller without a token, which only a server without tokens accepts."""
 
@@ -42,6 +44,12 @@ class Caller:
     def is_operator(self) -> bool:
         """Whether the caller may do everything."""
         return Right.OPERATOR in self.rights
+
+    def may_use(self, name: str) -> bool:
+        """Return whether graphs of the caller may use a role or a coordinator function. An operator may use all."""
+        if self.is_operator:
+            return True
+        return name != JOB_ROLE if self.roles is None else name in self.roles
 
     def __str__(self) -> str:
         return "operator" if self.actor is None else str(self.actor)
@@ -116,7 +124,7 @@ class Authenticator:
         if token is None:
             raise Unauthorized("the token is unknown; create one with `flowkit token create`")
         _require_valid(token)
-        caller = Caller(actor=token.actor, rights=token.rights, token_id=token.token_id)
+        caller = Caller(actor=token.actor, rights=token.rights, roles=token.roles, token_id=token.token_id)
         if len(self._cached) >= MAX_CACHED:
             del self._cached[next(iter(self._cached))]
         self._cached[key] = token, caller, now + CACHE_SEC

@@ -18,12 +18,12 @@ from pjrpc.server.validators import BaseValidator, BaseValidatorFactory
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 from starlette.responses import Response
-from starlette.routing import Route, WebSocketRoute
 
 from flowkit.core.utils import dumps
 from flowkit.errors import StoreRefused, StoreUnavailable
 from flowkit.server.connection import Connection
 from flowkit.server.errors import HttpError, log_unexpected
+from flowkit.server.rights import HttpRoute, Open, SocketRoute, refusal
 from flowkit.text import count_of, kind_of, printable, printed, shown_address, suggestion, truncate
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from starlette.websockets import WebSocket
 
     from flowkit.server.auth import Caller
+    from flowkit.server.rights import Need
 
 MAX_BATCH = 100
 """Maximum number of calls in a batch."""
@@ -198,6 +199,8 @@ class Method:
     """
 
     name: str
+    needs: Need
+    """What the caller must have. The server checks it before it reads the parameters."""
     params: type[BaseModel]
     """The model of the one object that the method takes. Values must have the exact JSON type: `"1"` is no integer."""
     result: Any
@@ -238,14 +241,7 @@ def rpc_routes(
 
     `info` is the `info` object of the OpenRPC document that the method `rpc.discover` returns.
     """
-    document = openrpc_document(methods, info)
-
-    async def discover(call: Call, params: NoParams) -> dict[str, Any]:
-        """Return the OpenRPC document that describes all methods."""
-        return document
-
-    discovery = Method(name="rpc.discover", params=NoParams, result=dict[str, Any], call=discover)
-    dispatcher = Dispatcher([*methods, discovery])
+    dispatcher = Dispatcher([*methods, discovery(openrpc_document(methods, info))])
     connections: set[Connection] = set()
 
     async def respond(request: Request) -> Response:
@@ -269,7 +265,21 @@ def rpc_routes(
         finally:
             connections.discard(connection)
 
-    return [Route(path, respond, methods=["POST"]), WebSocketRoute(path, connect)]
+    return [
+        HttpRoute(path, respond, methods=["POST"], needs=Open.TOKEN),
+        SocketRoute(path, connect, needs=Open.TOKEN),
+    ]
+
+
+def discovery(document: dict[str, Any]) -> Method:
+    """Return the method that returns the OpenRPC document."""
+
+    async def discover(call: Call, params: NoParams) -> dict[str, Any]:
+        """Return the OpenRPC document that describes all methods."""
+        return document
+
+    kinds: dict[str, Any] = {"params": NoParams, "result": dict[str, Any]}
+    return Method(name="rpc.discover", needs=Open.TOKEN, call=discover, **kinds)
 
 
 async def _answer_message(dispatcher: Dispatcher, text: str | None, call: Call) -> str | None:
@@ -284,7 +294,9 @@ class Dispatcher(AsyncDispatcher[Call]):
 
     def __init__(self, methods: Iterable[Method]) -> None:
         super().__init__()
+        self._needs: dict[str, Need] = {}
         for method in methods:
+            self._needs[method.name] = method.needs
             registry = MethodRegistry(validator_factory=_ParamsFactory(method))
             self.add_methods(registry.add_method(_Runner(method), method.name, pass_context=True))
 
@@ -326,6 +338,7 @@ class Dispatcher(AsyncDispatcher[Call]):
         if problem:
             return _respond_error(call_id, InvalidRequest(problem))
         try:
+            self._require(element["method"], context)
             result = await self._handle_rpc_method(element["method"], element.get("params"), context)
             return b'{"jsonrpc":"2.0","id":%s,"result":%s}' % (dumps(call_id), result), 0
         except MethodNotFoundError:
@@ -347,6 +360,12 @@ def _not_made() -> LimitExceeded:
         "it in another batch",
         {"limit": BATCH_BYTES},
     )
+
+    def _require(self, method: str, call: Call) -> None:
+        """Raise PermissionDenied unless the token permits a method. One that does not exist is another error."""
+        needs = self._needs.get(method)
+        if needs is not None and (problem := refusal(call.caller, needs)):
+            raise PermissionDenied(f"{method}: {problem}", {"method": method, "right": needs})
 
 
 def _as_message(response: tuple[bytes, int]) -> tuple[str, tuple[int, ...]]:
