@@ -348,6 +348,12 @@ class Dispatcher(AsyncDispatcher[Call]):
         except JsonRpcError as error:
             return _respond_error(call_id, error)
 
+    def _require(self, method: str, call: Call) -> None:
+        """Raise PermissionDenied unless the token permits a method. One that does not exist is another error."""
+        needs = self._needs.get(method)
+        if needs is not None and (problem := refusal(call.caller, needs)):
+            raise PermissionDenied(f"{method}: {problem}", {"method": method, "right": needs})
+
 
 def _is_notification(element: Any) -> bool:
     """Return whether an element of a message is a valid call without an id, which gets no response."""
@@ -360,12 +366,6 @@ def _not_made() -> LimitExceeded:
         "it in another batch",
         {"limit": BATCH_BYTES},
     )
-
-    def _require(self, method: str, call: Call) -> None:
-        """Raise PermissionDenied unless the token permits a method. One that does not exist is another error."""
-        needs = self._needs.get(method)
-        if needs is not None and (problem := refusal(call.caller, needs)):
-            raise PermissionDenied(f"{method}: {problem}", {"method": method, "right": needs})
 
 
 def _as_message(response: tuple[bytes, int]) -> tuple[str, tuple[int, ...]]:
