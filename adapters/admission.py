@@ -8,6 +8,7 @@ single documents, in one call where several are given; the order in which they a
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,7 @@ from flowkit.adapters.mongo import (
     translate_errors,
 )
 from flowkit.admission import rules
+from flowkit.errors import StoreUnavailable
 from flowkit.models.admission import ENDED, Kind, Limits, Override, State
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ _WITHOUT_BODY: Final = {"body": 0, "events": 0}
 KEPT_SERVICES: Final = 50
 """How many recent service times a queue keeps."""
 _MANY: Final = 500
+_SECRET_BYTES: Final = 32
 _COUNTERS: Final[Fields] = {
     "pending": 0,
     "active": 0,
@@ -130,7 +133,8 @@ class AdmissionStore:
             self._index([("purge_at", up)], "ttl_admission_items", expireAfterSeconds=0, sparse=True),
         )
         try:
-            await self._queues.update_one({"_id": self.queue}, {"$setOnInsert": _COUNTERS}, upsert=True)
+            fresh = {**_COUNTERS, "key_secret": secrets.token_hex(_SECRET_BYTES)}
+            await self._queues.update_one({"_id": self.queue}, {"$setOnInsert": fresh}, upsert=True)
         except DuplicateKeyError:
             return  # another process has just created it
 
@@ -156,6 +160,16 @@ class AdmissionStore:
         for name in ("tenants", "users"):
             stored[name] = {_field(key): each for key, each in stored[name].items()}
         await self._limits.replace_one({"_id": self.queue}, stored, upsert=True)
+
+    # --- keys
+
+    @translate_errors
+    async def key_secret(self) -> bytes:
+        """Return the secret with which ids are derived from idempotency keys. It stays the same as long as the queue exists."""
+        found = await self._queues.find_one({"_id": self.queue}, {"key_secret": 1})
+        if found is None:
+            raise StoreUnavailable(f"MongoDB has no queue {self.queue!r} any more; restart the process")
+        return bytes.fromhex(found["key_secret"])
 
     # --- requests
     #

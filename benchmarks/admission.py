@@ -16,7 +16,7 @@ from flowkit.adapters.admission import AdmissionStore
 from flowkit.adapters.group_commit import GroupCommit
 from flowkit.admission.process import AdmissionProcess, AdmissionSettings
 from flowkit.admission.queue import AdmissionQueue
-from flowkit.models.admission import Kind, Limits, Priority, Report, Request, State
+from flowkit.models.admission import Door, Kind, Limits, Priority, Report, Request, State
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -234,6 +234,7 @@ def _request(number: int, user: str | None = None) -> Request:
     return Request(
         execution_id=f"execution-{number}",
         user_id=user or _user(number),
+        door=Door.PYTHON,
         kind=Kind.EXECUTION,
         body=_BODY,
         priority=list(Priority)[number % 5],
@@ -256,6 +257,7 @@ def _task(number: int) -> Request:
     return Request(
         execution_id=str(uuid.uuid4()),
         user_id=admission.user_id,
+        door=Door.PYTHON,
         kind=Kind.TASK,
         body={"graph": _GRAPH, "params": {}},
     )

@@ -306,8 +306,8 @@ class TaskClient:
     ) -> str:
         """Submit a task to the admission queue and return its id. A dispatcher starts it when it is its turn.
 
-        If the queue has a request with this id already, leave that unchanged. Raise AdmissionRejected if a limit is
-        reached, GraphError if graph, params or id is invalid, and StoreUnavailable.
+        If the user has submitted a task with this id already, leave that unchanged. Raise TaskIdTaken if another one has used
+        the id, AdmissionRejected if a limit is reached, GraphError if graph, params or id is invalid, and StoreUnavailable.
         """
         task_id = str(uuid.uuid4()) if task_id is None else task_id
         given = await self._convert(task_id, params, graph, functions)

@@ -182,7 +182,7 @@ class AdmissionRejected(FlowKitError):
 
 
 class TaskIdTaken(FlowKitError):
-    """Another task has already used this id; choose a new one."""
+    """Another task, or the request of another user, has already used this id; choose a new one."""
 
     code = reason_codes.TASK_ID_TAKEN
 

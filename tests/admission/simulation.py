@@ -21,6 +21,7 @@ from flowkit.models.admission import (
     ENDED,
     RUNNING,
     Changed,
+    Door,
     Kind,
     Limits,
     Override,
@@ -228,7 +229,9 @@ class Simulation:
     async def _submit(self, id: str, number: int) -> None:
         user = f"u{number % self.plan.users}"
         priority = _PRIORITIES[number // self.plan.users % 5]
-        request = Request(execution_id=id, user_id=user, kind=Kind.EXECUTION, body={}, priority=priority)
+        request = Request(
+            execution_id=id, user_id=user, door=Door.PYTHON, kind=Kind.EXECUTION, body={}, priority=priority
+        )
         while True:
             try:
                 ticket = await self._queue().submit(request)

@@ -19,11 +19,12 @@ from flowkit.admission.api import OPERATIONS, PREFIX, admission_routes
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.core.utils import dumps
 from flowkit.errors import StoreRefused, StoreUnavailable
-from flowkit.models.admission import Kind, Limits, Override, Priority, Report, Request, State
+from flowkit.models.admission import Door, Kind, Limits, Override, Priority, Report, Request, State
 from flowkit.models.tokens import Right
 from flowkit.testing import memory_database
 from tests.docs import admission_pages
 from tests.server.servers import Gate, serving, url
+from tests.tenants import create_tenants
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -113,18 +114,21 @@ def empty_queue() -> AdmissionQueue:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Front]:
     """The server of this module."""
-    store = TokenStore(memory_database())
-    made = {
-        OPERATOR: await store.create(rights={Right.OPERATOR}),
-        USER: await store.create(actor=7, rights={Right.ADMISSION}),
-        OTHER: await store.create(actor=8, rights={Right.ADMISSION}),
-        FLOWS: await store.create(actor=7, rights={Right.FLOWS}),
-        LIMITED: await store.create(actor=7, rights={Right.ADMISSION}, roles=["counter", "sum"]),
+    database = memory_database()
+    store = TokenStore(database)
+    tenants = await create_tenants(database, first=int(USER), second=int(OTHER))
+    _, limited = await store.create(actor=int(USER), rights={Right.ADMISSION}, roles=["counter", "sum"])
+    tokens = {
+        OPERATOR: tenants.operator,
+        USER: tenants.first[Right.ADMISSION],
+        OTHER: tenants.second[Right.ADMISSION],
+        FLOWS: tenants.first[Right.FLOWS],
+        LIMITED: limited,
     }
     queue = empty_queue()
     routes = admission_routes(queue, max_nodes=3, external_roles=["outside"])
     async with aiohttp.ClientSession() as client, serving(store, Gate(), routed=routes) as served:
-        front = Front(served, client, {name: text for name, (_, text) in made.items()})
+        front = Front(served, client, tokens)
         front.queue = queue
         _, front.document, _ = await front.call("GET", f"{PREFIX}/openapi.json", validated=False)
         yield front
@@ -341,6 +345,25 @@ async def test_key_belongs_to_its_user(front: Front) -> None:
     headers = {"Idempotency-Key": "order 1"}
     ids = {(await front.submit(by=by, headers=headers))[1]["execution_id"] for by in (USER, OTHER, OPERATOR)}
     assert len(ids) == 3
+
+
+async def test_nobody_can_compute_the_id_behind_a_key_and_use_it_first(front: Front) -> None:
+    ids = set()
+    for _ in range(2):  # two deployments, whose queues have the same name
+        vars(front.queue).update(vars(empty_queue()))
+        await front.queue.store.prepare()
+        ids.add((await front.submit(headers={"Idempotency-Key": "order 1"}))[1]["execution_id"])
+        again = (await front.submit(headers={"Idempotency-Key": "order 1"}))[1]["execution_id"]
+        assert again in ids
+    assert len(ids) == 2
+
+
+async def test_users_that_name_one_new_id_at_once_get_it_or_a_conflict(front: Front) -> None:
+    calls = [front.submit({**SCRIPT, "execution_id": "e"}, by=by) for by in (USER, OTHER) * 4]
+    found = await asyncio.gather(*calls)
+    owner = (await front.get("executions/e", by=OPERATOR))["user_id"]
+    for by, answer in zip((USER, OTHER) * 4, found, strict=True):
+        assert answer[0] == 200 if by == owner else error_of(answer) == (409, "execution_id_taken")
 
 
 async def test_same_key_with_another_body_is_a_conflict(front: Front) -> None:
@@ -690,6 +713,40 @@ async def test_user_sees_and_changes_only_its_own_requests(front: Front) -> None
     assert (await front.get(f"executions/{id}", by=OPERATOR))["status"] == "queued"
 
 
+def request_of(door: Door, tenant: str) -> Request:
+    """Return a request of the user 7 that its actor has not made."""
+    body = {"script": "x", "priority": "normal"}
+    return Request(execution_id="e", user_id=USER, door=door, tenant=tenant, kind=Kind.EXECUTION, body=body)
+
+
+@pytest.mark.parametrize(
+    ("door", "tenant"), [(Door.HTTP, "acme"), (Door.KAFKA, "default"), (Door.PYTHON, "default")]
+)
+async def test_user_of_another_tenant_or_door_is_another_user(front: Front, door: Door, tenant: str) -> None:
+    await front.queue.submit(request_of(door, tenant))
+    for method, path, body in (
+        ("GET", "executions/e", None),
+        ("GET", "executions/e/events", None),
+        ("POST", "executions/e/cancel", {"reason": "r"}),
+        ("POST", "executions/e/retry", None),
+    ):
+        answer = await front.call(method, f"{PREFIX}/{path}", body)
+        assert error_of(answer) == (404, "execution_not_found")
+    assert error_of(await front.submit({**SCRIPT, "execution_id": "e"})) == (409, "execution_id_taken")
+    shown = await front.get("executions/e", by=OPERATOR)
+    assert (shown["status"], shown["door"], shown["tenant"]) == ("queued", door, tenant)
+
+
+async def test_request_that_an_operator_repeats_stays_that_of_its_door(front: Front) -> None:
+    await front.queue.submit(request_of(Door.KAFKA, "default"))
+    await front.queue.cancel("e", reason="r", by="u")
+    _, made, _ = await front.call("POST", f"{PREFIX}/executions/e/retry", by=OPERATOR)
+    shown = await front.get(f"executions/{made['execution_id']}", by=OPERATOR)
+    assert (shown["door"], shown["user_id"]) == ("kafka", USER)
+    answer = await front.call("GET", f"{PREFIX}/executions/{made['execution_id']}")
+    assert error_of(answer) == (404, "execution_not_found")
+
+
 @pytest.mark.parametrize("by", [USER, FLOWS])
 async def test_only_operators_use_the_admin_routes(front: Front, by: str) -> None:
     id = await front.queued()
@@ -712,6 +769,14 @@ async def test_token_needs_the_right(front: Front) -> None:
 
 async def test_call_needs_a_token(front: Front) -> None:
     assert error_of(await front.submit(by="fk_none")) == (401, "unauthorized")
+
+
+async def test_deployment_knows_no_token_of_another_one(front: Front) -> None:
+    id = await front.queued()
+    other = await create_tenants(memory_database(), first=int(USER), second=int(OTHER))
+    for token in (other.operator, other.first[Right.ADMISSION]):
+        answer = await front.call("GET", f"{PREFIX}/executions/{id}", by=token)
+        assert error_of(answer) == (401, "unauthorized")
 
 
 @pytest.mark.parametrize(
@@ -766,7 +831,7 @@ async def test_errors_of_mongodb_have_a_status_and_no_details(
 
 async def test_a_request_of_another_source_is_shown_too(front: Front) -> None:
     await front.queue.submit(
-        Request(execution_id="k", user_id="7", kind=Kind.EXECUTION, body={"script": "x"})
+        Request(execution_id="k", user_id="7", door=Door.HTTP, kind=Kind.EXECUTION, body={"script": "x"})
     )
     assert (await front.get("executions/k"))["status"] == "queued"
     assert error_of(await front.submit({**SCRIPT, "execution_id": "k"})) == (409, "execution_id_taken")

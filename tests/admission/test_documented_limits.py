@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from flowkit.admission.queue import AdmissionQueue
-from flowkit.models.admission import Kind, Request, State
+from flowkit.models.admission import Door, Kind, Request, State
 from tests.admission.memory import MemoryStore, Shared
 
 
@@ -18,7 +18,9 @@ def new_queue() -> AdmissionQueue:
 
 def request(number: int, user_id: str) -> Request:
     """Return a request of a user."""
-    return Request(execution_id=f"ex-{number}", user_id=user_id, kind=Kind.EXECUTION, body={})
+    return Request(
+        execution_id=f"ex-{number}", user_id=user_id, door=Door.PYTHON, kind=Kind.EXECUTION, body={}
+    )
 
 
 async def rejection(queue: AdmissionQueue, last: Request) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from flowkit.adapters.tokens import TokenStore
 from flowkit.admission.metrics import PATH, metrics_route
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.errors import StoreUnavailable
-from flowkit.models.admission import Kind, Limits, Priority, Report, Request, State
+from flowkit.models.admission import Door, Kind, Limits, Priority, Report, Request, State
 from flowkit.testing import memory_database
 from tests.docs.pages import DOCS
 from tests.server.servers import Gate, serving, url
@@ -61,7 +61,9 @@ async def read(server: HttpServer) -> Samples:
 async def submit(queue: AdmissionQueue, number: int, priority: Priority = Priority.NORMAL) -> None:
     """Submit an execution."""
     kind, body = Kind.EXECUTION, {"script": ""}
-    request = Request(execution_id=f"e{number}", user_id="u", kind=kind, body=body, priority=priority)
+    request = Request(
+        execution_id=f"e{number}", user_id="u", door=Door.PYTHON, kind=kind, body=body, priority=priority
+    )
     await queue.submit(request)
 
 

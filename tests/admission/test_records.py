@@ -16,6 +16,7 @@ from flowkit.admission.kafka import (
     Ended,
     Requested,
     TimedOut,
+    TopicRights,
     in_order,
     read,
     why_without_effect,
@@ -154,6 +155,12 @@ def test_a_shared_topic_is_filtered_by_the_event_type() -> None:
         assert caught.value.reason == "no_event_type"
 
 
+def test_the_topic_of_reports_takes_no_requests() -> None:
+    with pytest.raises(BadRecord, match="send requests to execution_events") as caught:
+        read(SHARED, "prefexecution_results", json.dumps(REQUESTED).encode())
+    assert caught.value.reason == "wrong_event_type"
+
+
 def ended(kind: str, **fields: Any) -> Ended:
     """Return a report about the execution `e`."""
     found = parsed({"event_type": f"execution_{kind}", "execution_id": "e", **fields})
@@ -205,7 +212,7 @@ def test_a_report_with_an_invalid_field_is_malformed(fields: dict[str, Any]) -> 
 
 def stored(state: State, **fields: Any) -> dict[str, Any]:
     """Return a request as the queue stores it."""
-    return {"_id": "a", "state": state.value, "kind": "execution", "events": [], **fields}
+    return {"_id": "a", "tenant": "default", "state": state.value, "kind": "execution", **fields}
 
 
 @pytest.mark.parametrize(
@@ -284,6 +291,23 @@ def test_optional_events_can_be_switched_off() -> None:
         (lambda: AdmissionTopics(dead_letters="execution.failed"), "give the same topic 'execution.failed'"),
         (lambda: AdmissionTopics(style="shared", dead_letters="saga_commands"), "give the same topic"),
         (lambda: AdmissionTopics(group=""), "group is ''"),
+        (
+            lambda: AdmissionTopics(prefix="p.", rights={"p.execution_failed": TopicRights()}),
+            "rights names the topic 'p.execution_failed'; choose from execution_requested, ",
+        ),
+        (lambda: AdmissionTopics(rights={"execution_accepted": TopicRights()}), "'execution_accepted'"),
+        (
+            lambda: AdmissionTopics(rights={"execution_requested": TopicRights(max_priority="urgent")}),
+            "max_priority of the topic execution_requested is 'urgent'; choose from critical, ",
+        ),
+        (
+            lambda: AdmissionTopics(rights={"execution_requested": TopicRights(tenants=["a/b"])}),
+            "a tenant of the topic execution_requested is 'a/b'; it must not contain '/'",
+        ),
+        (
+            lambda: AdmissionTopics(rights={"execution_requested": TopicRights(tenants="shop")}),
+            "the tenants of the topic execution_requested are 'shop'; pass a list of names",
+        ),
         (lambda: AdmissionTopics(events={"execution_accepted"}), "optional events are execution_queued"),
     ],
 )

@@ -10,10 +10,10 @@ import pytest
 
 from flowkit.admission.queue import SESSION_SEC, AdmissionQueue
 from flowkit.errors import StoreUnavailable
-from flowkit.models.admission import Changed, Kind, Limits, Priority, Report, Request, State
+from flowkit.models.admission import Changed, Door, Kind, Limits, Priority, Report, Request, State
 from tests.admission.memory import MemoryStore, Outage, Shared
 
-REQUEST = Request(execution_id="e", user_id="dora", kind=Kind.EXECUTION, body={})
+REQUEST = Request(execution_id="e", user_id="dora", door=Door.PYTHON, kind=Kind.EXECUTION, body={})
 
 
 class Killed(MemoryStore):
@@ -62,7 +62,7 @@ async def test_a_task_that_ends_while_its_start_is_repeated_is_not_started_again
     store: Any = EndsMeanwhile(shared)
     queue = AdmissionQueue(store, clock=lambda: now)
     store.other = AdmissionQueue(plain, clock=lambda: now)
-    await queue.submit(Request(execution_id="t", user_id="dora", kind=Kind.TASK, body={}))
+    await queue.submit(Request(execution_id="t", user_id="dora", door=Door.PYTHON, kind=Kind.TASK, body={}))
     [item] = await queue.dispatch()
     await queue.try_again(item, "Temporal was away, but has started it")
     now += 60

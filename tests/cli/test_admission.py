@@ -13,11 +13,23 @@ import aiohttp
 import pytest
 
 from flowkit.adapters.admission import AdmissionStore
+from flowkit.admission.kafka import TopicRights
 from flowkit.admission.queue import AdmissionQueue
+from flowkit.cli.admission.commands import topic_rights
 from flowkit.cli.admission.submission import describe
 from flowkit.cli.app import run
 from flowkit.local.ports import free_port
-from flowkit.models.admission import Kind, Limits, Override, Priority, QueueStatus, Report, State, Ticket
+from flowkit.models.admission import (
+    Door,
+    Kind,
+    Limits,
+    Override,
+    Priority,
+    QueueStatus,
+    Report,
+    State,
+    Ticket,
+)
 from flowkit.testing import memory_database
 from tests.integration.handlers import Quick
 from tests.integration.harness import node
@@ -211,6 +223,13 @@ def test_invalid_submission_exits_with_2(
     monkeypatch.chdir(side.graph.parent)
     assert run(["admission", "submit", "--user", "dora", *arguments]) == 2
     assert reported in capsys.readouterr().err
+
+
+def test_id_of_another_user_is_taken(side: Side, capsys: Capture) -> None:
+    assert side.submit("first") == 0
+    assert side.submit("first", user="emil") == 2
+    text = "execution_id is 'first', which another user or queue has used; choose another id"
+    assert text in capsys.readouterr().err
 
 
 # --- priority and cancel
@@ -408,7 +427,8 @@ def test_invalid_limit_exits_with_2_and_changes_nothing(
 
 def ticket(state: State, **fields: Any) -> Ticket:
     """Return a request."""
-    who: dict[str, Any] = {"tenant": "default", "user_id": "u", "priority": Priority.NORMAL}
+    who: dict[str, Any] = {"tenant": "default", "user_id": "u", "door": Door.PYTHON}
+    who["priority"] = Priority.NORMAL
     return Ticket(execution_id="r", state=state, kind=Kind.TASK, requested_at=0.0, **who, **fields)
 
 
@@ -427,6 +447,38 @@ def ticket(state: State, **fields: Any) -> Ticket:
 )
 def test_a_request_is_described_in_one_line(given: Ticket, line: str) -> None:
     assert describe(given) == line
+
+
+# --- what the writers of topics may do
+
+
+def test_options_say_what_the_writers_of_topics_may_do() -> None:
+    priorities, tenants = ["execution_requested=low"], ["execution_requested=07", "execution_failed=a=b"]
+    assert topic_rights(priorities, [*tenants, "execution_requested=shop"]) == {
+        "execution_requested": TopicRights(max_priority=Priority.LOW, tenants=["07", "shop"]),
+        "execution_failed": TopicRights(tenants=["a=b"]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reported"),
+    [
+        (
+            ["--topic-tenant", "shop"],
+            "is not of the form TOPIC=TENANT; write, for example, --topic-tenant execution_requested=TENANT",
+        ),
+        (["--topic-priority", "execution_requested="], "is not of the form TOPIC=BAND"),
+        (
+            ["--topic-priority", "execution_requested=top"],
+            "max_priority of the topic execution_requested is 'top'",
+        ),
+        (["--topic-priority", "t=low", "--topic-priority", "t=high"], "--topic-priority t is given twice"),
+        (["--topic-tenant", "requests=shop"], "rights names the topic 'requests'"),
+    ],
+)
+def test_invalid_right_of_a_topic_exits_with_2(capsys: Capture, arguments: list[str], reported: str) -> None:
+    assert run(["admission", "run", "--no-http", "--kafka", *arguments]) == 2
+    assert reported in capsys.readouterr().err
 
 
 # --- real processes

@@ -84,16 +84,20 @@ class Wanted:
 
 
 def random_request(chance: random.Random, id: str, pause: float) -> Wanted:
-    """Return a request. Kafka carries no tasks."""
+    """Return a request. Kafka carries no tasks.
+
+    An id belongs to the users of one door. Executions that the play submits by a call are those of records.
+    """
     is_task = chance.random() < 0.4
-    doors = [Door.QUEUE, Door.HTTP] if is_task else [*Door]
+    owners = [[Door.QUEUE], [Door.HTTP]] if is_task else [[Door.QUEUE, Door.KAFKA], [Door.HTTP]]
+    doors = chance.choice(owners)
     rare = chance.random()
     return Wanted(
         id=id,
         user_id=f"u{chance.randrange(USERS) if chance.random() < 0.9 else chance.randrange(3)}",
         priority=chance.choice([*Priority]),
         is_task=is_task,
-        doors=chance.sample(doors, 2) if chance.random() < 0.1 else [chance.choice(doors)],
+        doors=[chance.choice(doors) for _ in range(2 if chance.random() < 0.1 else 1)],
         repeat=chance.choice(doors) if rare < 0.1 else None,
         cancel=chance.choice([*Door]) if 0.1 < rare < 0.2 else None,
         move=chance.choice([*Priority]) if 0.2 < rare < 0.3 else None,

@@ -57,3 +57,11 @@ async def harness(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setenv("TEMPORAL_ADDRESS", stack.temporal_address)
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def other_harness(stack: Stack) -> AsyncIterator[Harness]:
+    """Another deployment in the namespace of `harness`, with a queue and a database of its own."""
+    made = Harness(temporal=stack.temporal_address, mongo=stack.mongo_url)
+    yield made
+    await made.close()

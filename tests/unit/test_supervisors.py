@@ -245,6 +245,13 @@ async def test_a_huge_reply_is_rejected(how: Misbehavior, problem: str) -> None:
             await used.run(job())
 
 
+async def test_a_huge_message_is_rejected() -> None:
+    async with over_mycelium() as used:
+        used.supervisor.misbehave("3:11:501", Misbehavior.HUGE)
+        with pytest.raises(BadReply, match="8,000,000 bytes"):
+            await used.run(job())
+
+
 async def test_a_reply_that_trickles_times_out() -> None:
     async with over_http() as used:
         used.supervisor.misbehave("3:11:501", Misbehavior.TRICKLE)

@@ -20,7 +20,7 @@ from flowkit.admission import rules
 from flowkit.admission.openapi import Operation, operation_routes
 from flowkit.core.utils import stable_hash
 from flowkit.core.version import __version__
-from flowkit.errors import GraphError
+from flowkit.errors import GraphError, TaskIdTaken
 from flowkit.graph.submission import validate_input
 from flowkit.graph.validation import executor_of, raise_if
 from flowkit.models import COORDINATOR_FN
@@ -29,6 +29,7 @@ from flowkit.models.admission import (
     ENDED,
     RANKS,
     Changed,
+    Door,
     Kind,
     Limits,
     Override,
@@ -341,6 +342,7 @@ class Execution(Result):
     kind: Kind
     status: ExecutionStatus
     state: State = Field(description="FlowKit's own state of the request.")
+    door: Door = Field(description="How the request has come.")
     tenant: str
     user_id: str
     priority: Priority
@@ -491,7 +493,13 @@ def _permit_content(caller: Caller, kind: Kind, stored: Fields) -> None:
 
 
 def _owns(caller: Caller, ticket: Ticket) -> bool:
-    return caller.is_operator or ticket.user_id == str(caller)
+    """Return whether a caller may see and change a request.
+
+    An actor is a user of this door and of the default tenant. The same name in another tenant is another user, and programs
+    and records of Kafka may name any user.
+    """
+    own = (Door.HTTP, DEFAULT_TENANT, str(caller))
+    return caller.is_operator or (ticket.door, ticket.tenant, ticket.user_id) == own
 
 
 # --- the operations -----------------------------------------------------------------------------------------------
@@ -525,11 +533,15 @@ class AdmissionApi:
             user_id=user_id,
             kind=kind,
             body=stored,
+            door=Door.HTTP,
             tenant=body.tenant,
             priority=body.priority,
             metadata={**self._metadata(), _HASH: stable_hash(sent)},
         )
-        ticket = await self._queue.submit(request)
+        try:
+            ticket = await self._queue.submit(request)
+        except TaskIdTaken:
+            raise taken from None
         return await self._first_response(request, taken) if _is_repeated(ticket) else _submitted(ticket)
 
     def _metadata(self) -> Fields:
@@ -540,20 +552,16 @@ class AdmissionApi:
         if key is None:
             id = body.chosen_id or str(uuid.uuid4())
             text = f"execution_id {printed(id)} belongs to another request; use another one, or leave it out"
-            taken = HttpError(409, "execution_id_taken", text)
-            if body.chosen_id is not None:
-                earlier = await self._queue.find(id)
-                if earlier is not None and (earlier.tenant, earlier.user_id) != (body.tenant, user_id):
-                    raise taken
-            return id, taken
+            return id, HttpError(409, "execution_id_taken", text)
         if body.chosen_id is not None:
             text = (
                 f"execution_id is {printed(body.chosen_id)}, but the key determines it; leave one of them out"
             )
             raise HttpError(422, "invalid_request", text)
         text = f"the Idempotency-Key {printed(key)} belongs to a request with another body; use another key"
-        scope = [self._queue.store.queue, body.tenant, user_id, key]
-        return stable_hash(scope), HttpError(409, "idempotency_key_reused", text)
+        secret = await self._queue.store.key_secret()
+        id = rules.idempotent_id(secret, Door.HTTP, body.tenant, user_id, key)
+        return id, HttpError(409, "idempotency_key_reused", text)
 
     async def _content_of(
         self, body: ExecutionSubmission | TaskSubmission, execution_id: str
@@ -631,7 +639,7 @@ class AdmissionApi:
         return found[-1] if found else None
 
     async def retry_execution(self, given: Given) -> Submitted:
-        """Submit what an ended execution asked for again, as a new execution, which has a new id.
+        """Submit what an ended execution asked for again, as a new execution of the same user, which has a new id.
 
         The priority is that of the ended execution; if the caller may not ask for it, it is normal.
         """
@@ -651,6 +659,7 @@ class AdmissionApi:
             user_id=ticket.user_id,
             kind=ticket.kind,
             body={**body, **own},
+            door=ticket.door,
             tenant=ticket.tenant,
             priority=priority,
             metadata=self._metadata(),
@@ -733,6 +742,7 @@ def _execution(ticket: Ticket) -> Execution:
         kind=ticket.kind,
         status=STATUSES[ticket.state],
         state=ticket.state,
+        door=ticket.door,
         tenant=ticket.tenant,
         user_id=ticket.user_id,
         priority=ticket.priority,
@@ -797,7 +807,9 @@ def _queue_view(status: QueueStatus) -> QueueView:
 
 # --- the table ----------------------------------------------------------------------------------------------------
 
-_NOT_FOUND: Final = {404: "There is no such execution, or it is that of another user: `execution_not_found`."}
+_NOT_FOUND: Final = {
+    404: "There is no such execution, or it is that of another user, tenant or door: `execution_not_found`."
+}
 _REJECTED: Final = {
     429: "The request gets no place: `queue_full`, `user_limit` or `tenant_limit`. The header `Retry-After` says when "
     "to try again."

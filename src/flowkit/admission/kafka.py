@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -31,12 +31,15 @@ from flowkit.errors import (
     SendUncertain,
     StoreRefused,
     StoreUnavailable,
+    TaskIdTaken,
 )
 from flowkit.limits import CANCEL_REASON_CHARS, ID_CHARS, KAFKA_RECORD_BYTES, LAST_ERROR_CHARS
 from flowkit.models.admission import (
     DEFAULT_TENANT,
     ENDED,
+    RANKS,
     RUNNING,
+    Door,
     Fields,
     Kind,
     Priority,
@@ -44,12 +47,12 @@ from flowkit.models.admission import (
     Request,
     State,
 )
-from flowkit.text import clean, shorten, truncate
+from flowkit.text import clean, shorten, shown, truncate
 from flowkit.validation import settings
 from flowkit.validation.values import YEAR_SEC, is_task_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from aiokafka import ConsumerRecord
 
@@ -79,6 +82,28 @@ OPTIONAL: Final = (rules.QUEUED, rules.STARTED, rules.RUNNING)
 PRODUCED: Final = (rules.ACCEPTED, rules.FAILED, rules.TIMEOUT, rules.CANCELLED, *OPTIONAL, *COMMANDS)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicRights:
+    """What the writers of a topic may do. By default, everything."""
+
+    max_priority: Priority | str = Priority.CRITICAL
+    """The most urgent band of their requests. One that asks for a more urgent band gets this one."""
+    tenants: Sequence[str] = ()
+    """The tenants whose requests they may submit, end and cancel. A request that names no tenant is that of the first one.
+    Empty for all tenants, with `default` as the first one."""
+
+    def allow(self, tenant: str) -> bool:
+        """Return whether the writers may submit, end and cancel the requests of a tenant."""
+        return not self.tenants or tenant in self.tenants
+
+    def limit(self, priority: Priority) -> Priority:
+        """Return the band that a request gets which asks for this one."""
+        return max(priority, Priority(self.max_priority), key=lambda each: each.rank)
+
+
+EVERYTHING: Final = TopicRights()
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdmissionTopics:
     """The topics of an admission queue, its consumer group, and which events it sends. Raises ConfigError."""
@@ -93,9 +118,11 @@ class AdmissionTopics:
     """The topic of malformed records, without the prefix."""
     events: Collection[str] = frozenset(OPTIONAL)
     """Which of the optional events are sent."""
+    rights: Mapping[str, TopicRights] = field(default_factory=dict)
+    """What the writers of topics may do, by the name of the topic without the prefix. Those of others may do everything."""
 
     def __post_init__(self) -> None:
-        """Check names and events."""
+        """Check names, events and rights."""
         given = {"style": self.style, "group": self.group}
         settings.check(
             "AdmissionTopics",
@@ -116,6 +143,12 @@ class AdmissionTopics:
                 ("dead_letters", self.dead_letter_topic),
             ]
         )
+        for topic, rights in self.rights.items():
+            _check_rights(topic, rights, [each.removeprefix(self.prefix) for each in self.consumed()])
+
+    def rights_of(self, topic: str) -> TopicRights:
+        """Return what the writers of a topic, whose name has the prefix, may do."""
+        return self.rights.get(topic.removeprefix(self.prefix), EVERYTHING)
 
     @property
     def dead_letter_topic(self) -> str:
@@ -148,6 +181,25 @@ class AdmissionTopics:
         await TopicCreator(connection, cfg).ensure({**wanted, self.dead_letter_topic: 1})
 
 
+def _check_rights(topic: str, rights: TopicRights, topics: Sequence[str]) -> None:
+    if topic not in topics:
+        raise ConfigError(
+            f"AdmissionTopics.rights names the topic {shown(topic)}; choose from {', '.join(topics)}"
+        )
+    if rights.max_priority not in RANKS:
+        given, bands = shown(rights.max_priority), ", ".join(RANKS)
+        raise ConfigError(f"the max_priority of the topic {topic} is {given}; choose from {bands}")
+    if isinstance(rights.tenants, str):
+        raise ConfigError(
+            f"the tenants of the topic {topic} are {shown(rights.tenants)}; pass a list of names"
+        )
+    for tenant in rights.tenants:
+        try:
+            _checked_tenant(tenant)
+        except ValueError as error:
+            raise ConfigError(f"a tenant of the topic {topic} is {shown(tenant)}; it {error}") from None
+
+
 # --- records ------------------------------------------------------------------------------------------------------
 
 ANONYMOUS: Final = "anonymous"
@@ -161,7 +213,7 @@ _LOG_SEC: Final = 60.0
 """Malformed records are logged once in this time, for each reason."""
 _SHOWN_CHARS: Final = 300
 OWN_HEADER: Final = "flowkit-queue"
-"""The header by which the queue recognises its own events when they return; its value is the name of the queue."""
+"""The header by which a queue recognises its own events when they return. Its value is the name of the queue."""
 POLL_SEC: Final = 0.2
 """How often events are looked for that nobody has announced."""
 TAKE_OVER_SEC: Final = 2.0
@@ -203,7 +255,7 @@ def _null_is(default: Any) -> BeforeValidator:
 
 Id = Annotated[str, AfterValidator(_checked_id)]
 UserId = Annotated[Id, _null_is(ANONYMOUS)]
-Tenant = Annotated[str, AfterValidator(_checked_tenant), _null_is(DEFAULT_TENANT)]
+Tenant = Annotated[str, AfterValidator(_checked_tenant)]
 Band = Annotated[Priority, BeforeValidator(_by_number), _null_is(Priority.NORMAL)]
 Text = Annotated[str, Field(max_length=1_000)]
 Argument = Annotated[str, Field(max_length=10_000)]
@@ -228,7 +280,7 @@ class Metadata(_Part):
     ip_address: Text | None = None
     user_agent: Text | None = None
     user_id: UserId = ANONYMOUS
-    tenant: Tenant = DEFAULT_TENANT
+    tenant: Annotated[Tenant | None, _null_is(None)] = None
 
 
 class ResourceUsage(_Part):
@@ -264,15 +316,22 @@ class Requested(Event):
     memory_request: Text
     priority: Band = Priority.NORMAL
 
-    def request(self) -> Request:
-        """Return the request for the queue."""
+    def request(self, rights: TopicRights = EVERYTHING) -> Request:
+        """Return the request for the queue, as the writers of its topic may make it. Raise BadRecord if they may not."""
+        tenant = self.metadata.tenant or next(iter(rights.tenants), DEFAULT_TENANT)
+        if not rights.allow(tenant):
+            text = "metadata.tenant: the writers of this topic may not submit requests of this tenant"
+            raise BadRecord("tenant_not_permitted", text)
+        priority = rights.limit(self.priority)
+        body = self.model_dump(mode="json", exclude={"event_id", "metadata"})
         return Request(
             execution_id=self.execution_id,
             user_id=self.metadata.user_id,
-            tenant=self.metadata.tenant,
+            door=Door.KAFKA,
+            tenant=tenant,
             kind=Kind.EXECUTION,
-            priority=self.priority,
-            body=self.model_dump(mode="json", exclude={"event_id", "metadata"}),
+            priority=priority,
+            body={**body, "priority": priority.value},
             metadata=self.metadata.model_dump(exclude_unset=True, exclude_none=True),
             request_id=self.event_id,
         )
@@ -412,6 +471,8 @@ def _kind_of(topics: AdmissionTopics, topic: str, given: Any) -> str | None:
     if topics.style == "shared":
         if not isinstance(given, str):
             raise BadRecord("no_event_type", "event_type is missing; this topic has events of several types")
+        if given == rules.REQUESTED and topic == topics.prefix + RESULTS_TOPIC:
+            raise BadRecord("wrong_event_type", f"this topic has reports; send requests to {EVENTS_TOPIC}")
         return given if given in MODELS else None
     kind = topic.removeprefix(topics.prefix)
     if given not in (None, kind):
@@ -419,10 +480,12 @@ def _kind_of(topics: AdmissionTopics, topic: str, given: Any) -> str | None:
     return kind
 
 
-def why_without_effect(item: Fields | None, event: Ended) -> str | None:
-    """Return why a report about a stored request has no effect, in one word or two; None if it has one."""
+def why_without_effect(item: Fields | None, event: Ended, rights: TopicRights = EVERYTHING) -> str | None:
+    """Return why a report about a stored request has no effect, in a few words; None if it has one."""
     if item is None or item["state"] == State.RESERVING:
         return "unknown"
+    if not rights.allow(item["tenant"]):
+        return "tenant_not_permitted"
     if item["state"] in ENDED:
         return "ended"
     if isinstance(event, Cancelled):
@@ -432,12 +495,13 @@ def why_without_effect(item: Fields | None, event: Ended) -> str | None:
     return None if item["state"] in RUNNING else "not_active"
 
 
-def is_own(record: Record) -> bool:
-    """Return whether a queue has sent a record. Its events return to it where they share topics with those of executors.
+def is_own(record: Record, queue: str) -> bool:
+    """Return whether this queue has sent a record. Its events return to it where they share topics with those of executors.
 
-    About an earlier try of an id, such an event must not end the present one.
+    About an earlier try of an id, such an event must not end the present one. To the queue, what another one has sent is a
+    record as any other.
     """
-    return any(name == OWN_HEADER for name, _ in record.headers)
+    return (OWN_HEADER, queue.encode()) in record.headers
 
 
 def in_order(records: Iterable[Record]) -> list[Record]:
@@ -481,7 +545,7 @@ class AdmissionConsumer:
         """Handle one poll. Return once everything is stored."""
         chains: dict[str | Place, list[tuple[Record, Requested | Ended | BadRecord]]] = {}
         for record in in_order(records):
-            if is_own(record):
+            if is_own(record, self._queue.store.queue):
                 self._queue.counts["kafka", "own_event"] += 1
                 continue
             try:
@@ -505,23 +569,22 @@ class AdmissionConsumer:
             try:
                 if isinstance(event, BadRecord):
                     raise event
-                await self._apply(event)
+                await self._apply(record, event)
             except BadRecord as error:
                 await self._set_aside(record, error)
             except StoreRefused as error:
-                if isinstance(event, Requested):
-                    await self._fail(record, event.request(), error)
                 await self._set_aside(record, BadRecord("refused", str(error)))
             self._handled.add(_place(record))
 
-    async def _apply(self, event: Requested | Ended) -> None:
+    async def _apply(self, record: Record, event: Requested | Ended) -> None:
+        rights = self._topics.rights_of(record.topic)
         if isinstance(event, Requested):
-            await self._submit(event.request())
+            await self._submit(record, event.request(rights))
             return
         item = (await self._queue.store.load([event.execution_id])).get(event.execution_id)
         if item is not None and item["queue"] != self._queue.store.queue:
             item = None
-        why = why_without_effect(item, event)
+        why = why_without_effect(item, event, rights)
         if item is None or why is not None:
             self._queue.counts["kafka", why or "unknown"] += 1
         elif isinstance(event, Cancelled):
@@ -529,18 +592,33 @@ class AdmissionConsumer:
         else:
             await self._queue.report(event.execution_id, event.report())
 
-    async def _submit(self, request: Request) -> None:
+    async def _submit(self, record: Record, request: Request) -> None:
+        """Submit a request. Raise BadRecord, or StoreRefused."""
+        try:
+            await self._submit_or_retry(request)
+        except StoreRefused as error:
+            await self._fail(record, request, error)
+            raise
+        except TaskIdTaken as error:
+            raise BadRecord("id_taken", str(error)) from None
+        except ConfigError as error:
+            raise BadRecord("invalid_field", str(error)) from None
+
+    async def _submit_or_retry(self, request: Request) -> None:
         """Submit a request. What MongoDB refuses fails the whole group of requests, so each is tried alone then."""
         try:
             await self._queue.submit(request)
         except StoreRefused:
             async with self._alone:
                 await self._queue.submit(request)
-        except ConfigError as error:
-            raise BadRecord("invalid_field", str(error)) from None
 
     async def _fail(self, record: Record, request: Request, error: StoreRefused) -> None:
-        """Say that a request has failed, since the queue cannot store it with its event."""
+        """Say that a request has failed, since the queue cannot store it with its event.
+
+        If there is a request with this id, which may be that of another user, consumers would take the event for its end.
+        """
+        if await self._queue.store.load([request.execution_id], with_body=False):
+            return
         item: Fields = {"_id": request.execution_id, "v": 0, "user_id": request.user_id, "body": {}}
         item["metadata"] = request.metadata
         text, at = str(error), self._queue.clock()

@@ -35,7 +35,7 @@ from flowkit.adapters.admission import AdmissionStore, Count, Hold, ItemUpdate
 from flowkit.adapters.group_commit import GroupCommit
 from flowkit.admission import rules
 from flowkit.core.utils import dumps
-from flowkit.errors import ConfigError, StoreUnavailable
+from flowkit.errors import ConfigError, StoreUnavailable, TaskIdTaken
 from flowkit.limits import ADMITTED_TASK_BYTES, USER_CHARS
 from flowkit.models.admission import (
     ENDED,
@@ -44,6 +44,7 @@ from flowkit.models.admission import (
     Admission,
     Change,
     Changed,
+    Door,
     Fields,
     Kind,
     Limits,
@@ -336,7 +337,8 @@ class AdmissionQueue:
     async def submit(self, request: Request) -> Ticket:
         """Ask for admission. Return the request as it waits or was rejected, or an earlier one with the same id.
 
-        Raise ConfigError if the tenant has a slash, or if another user or queue has used the id.
+        Raise ConfigError if the tenant has a slash, and TaskIdTaken if another user or queue has used the id. Users of the same
+        name in different tenants, or that come through different doors, are different users.
         """
         if "/" in request.tenant:
             raise ConfigError(f"tenant is {shown(request.tenant)}; it must not contain a slash")
@@ -394,10 +396,8 @@ class AdmissionQueue:
             found = earlier.get(item["_id"])
             if found is None or found["state"] == State.RESERVING:
                 continue
-            if (found["queue"], found["tenant"], found["user_id"]) != _owner_of(item):
-                group.members[item["_id"]].error = ConfigError(
-                    f"execution_id is {shown(item['_id'])}, which another user or queue has used; choose another id"
-                )
+            if rules.owner_of(found) != rules.owner_of(item):
+                group.members[item["_id"]].error = _taken(item)
             elif _may_repeat(found, item, doubtful):
                 changed = _resubmitted(found, item)
                 updates.append(ItemUpdate(id=item["_id"], version=found["v"], set=changed))
@@ -1036,7 +1036,7 @@ _CLEARED: Final[Fields] = dict.fromkeys(
 
 
 def request_of(admission: Admission, id: str, given: Fields, kind: Kind = Kind.TASK) -> Request:
-    """Return a request. Raise ConfigError for an invalid user, tenant or priority, or if what is to start is too large."""
+    """Return a request of a program. Raise ConfigError for an invalid user, tenant or priority, or if what is to start is too large."""
     for name, value in (("user_id", admission.user_id), ("tenant", admission.tenant)):
         if not isinstance(value, str) or not 0 < len(value) <= USER_CHARS:
             raise ConfigError(f"{name} is {shown(value)}; it must be a text of 1 to {USER_CHARS} characters")
@@ -1050,6 +1050,7 @@ def request_of(admission: Admission, id: str, given: Fields, kind: Kind = Kind.T
     return Request(
         execution_id=id,
         user_id=admission.user_id,
+        door=Door.PYTHON,
         tenant=admission.tenant,
         priority=Priority(admission.priority),
         kind=kind,
@@ -1061,6 +1062,7 @@ def _new_item(request: Request, token: str, at: float, queue: str, *, relayed: b
     return {
         "_id": request.execution_id,
         "queue": queue,
+        "door": request.door.value,
         "tenant": request.tenant,
         "user_id": request.user_id,
         "kind": request.kind.value,
@@ -1101,8 +1103,10 @@ def _may_repeat(found: Fields, item: Fields, doubtful: Collection[str]) -> bool:
     return found["state"] in REPEATABLE and settled and not same_event
 
 
-def _owner_of(item: Fields) -> tuple[str, str, str]:
-    return item["queue"], item["tenant"], item["user_id"]
+def _taken(item: Fields) -> TaskIdTaken:
+    error = TaskIdTaken(f"execution_id is {shown(item['_id'])}, which another user or queue has used")
+    error.add_note("choose another id")
+    return error
 
 
 def _change(item: Fields, fields: Fields, events: Sequence[Fields] = ()) -> ItemUpdate:

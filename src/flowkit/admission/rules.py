@@ -6,15 +6,18 @@ The texts, fields and defaults are those of the admission specification, section
 from __future__ import annotations
 
 import hashlib
+import hmac
 import uuid
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit import reason_codes
+from flowkit.core.utils import dumps
 from flowkit.models.admission import (
     BY_RANK,
     ENDED,
+    Door,
     Fields,
     Kind,
     Limits,
@@ -41,6 +44,7 @@ _MOST_START_PAUSE_SEC: Final = 60.0
 _LEAST_RETRY_SEC: Final = 1.0
 _MOST_RETRY_SEC: Final = 300.0
 _UNKNOWN_RETRY_SEC: Final = 10.0
+_ID_DIGITS: Final = 40
 _SERVICE: Final = "execution-coordinator"
 _VERSION: Final = "1.0.0"
 
@@ -183,6 +187,19 @@ def default_runtime(language: str, version: str) -> Fields:
 # --- requests -----------------------------------------------------------------------------------------------------
 
 
+def owner_of(item: Fields) -> tuple[str, str, str, str]:
+    """Return to whom the id of a stored request belongs: queue, door, tenant and user."""
+    return item["queue"], item["door"], item["tenant"], item["user_id"]
+
+
+def idempotent_id(secret: bytes, door: Door, tenant: str, user_id: str, key: str) -> str:
+    """Return the id of the request behind an idempotency key of a user.
+
+    It is derived with a secret of the queue, so that no other user can compute the id and use it first.
+    """
+    return hmac.digest(secret, dumps([door, tenant, user_id, key]), "sha256").hex()[:_ID_DIGITS]
+
+
 def ticket_of(item: Fields, *, duplicate: bool = False, **known: Any) -> Ticket:
     """Return what the queue says about a stored request. `known` has its position and estimated wait."""
     state = State(item["state"])
@@ -190,6 +207,7 @@ def ticket_of(item: Fields, *, duplicate: bool = False, **known: Any) -> Ticket:
         execution_id=item["_id"],
         state=state,
         kind=Kind(item["kind"]),
+        door=Door(item["door"]),
         tenant=item["tenant"],
         user_id=item["user_id"],
         priority=BY_RANK[item["rank"]],

@@ -344,8 +344,7 @@ class Gateway:
     async def flow_add_nodes(self, call: Call, params: models.FlowAdd) -> models.FlowDag:
         """Add jobs to a flow, also while it runs. They may depend on every job of the flow."""
         for _ in range(_TRIES):
-            flow = await self._flow(params.context_id, params.id)
-            await self._permit(call, "flow.add_nodes", flow["context_id"], creator=flow["caller_id"])
+            flow = await self._permitted(call, "flow.add_nodes", params)
             changed = await self._add_nodes(flow, params.nodes)
             if changed is not None:
                 return _dag(await self._latest(changed))

@@ -46,6 +46,17 @@ class Kind(StrEnum):
     """An execution of an outside executor, which gets the event `create_pod_command`."""
 
 
+class Door(StrEnum):
+    """The way by which a request has come. Users of the same name that come through different doors are different owners."""
+
+    HTTP = "http"
+    """The HTTP API, which knows its callers by their tokens."""
+    KAFKA = "kafka"
+    """A record, whose writer may name any user."""
+    PYTHON = "python"
+    """A program with access to the database: `Coordinator`, `TaskClient`, or the command line."""
+
+
 class State(StrEnum):
     """The states of a request."""
 
@@ -114,6 +125,7 @@ class Request:
 
     execution_id: str
     user_id: str
+    door: Door
     kind: Kind
     body: Fields
     """For a task, `graph` and `params`. For an execution, the fields of the event `execution_requested`."""
@@ -132,6 +144,7 @@ class Ticket:
     execution_id: str
     state: State
     kind: Kind
+    door: Door
     tenant: str
     user_id: str
     priority: Priority

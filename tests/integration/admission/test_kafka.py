@@ -14,6 +14,7 @@ from flowkit.admission.kafka import DEAD_LETTER_BYTES, AdmissionTopics, EventRel
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.errors import KafkaUnavailable, StoreRefused, StoreUnavailable
 from flowkit.limits import KAFKA_RECORD_BYTES
+from flowkit.models.admission import Door as Via
 from flowkit.models.admission import Kind, Limits, Request, State
 from tests.admission.events import REQUESTED, record, requested
 from tests.integration.admission.conftest import Door
@@ -37,7 +38,9 @@ async def submit(door: Door, *ids: str, **body: Any) -> None:
     """Submit requests, one after the other."""
     for id in ids:
         fields = {"execution_id": id, "timeout_seconds": 60, **body}
-        await door.queue.submit(Request(execution_id=id, user_id="u", kind=Kind.EXECUTION, body=fields))
+        await door.queue.submit(
+            Request(execution_id=id, user_id="u", door=Via.PYTHON, kind=Kind.EXECUTION, body=fields)
+        )
 
 
 async def until_state(door: Door, id: str, state: State) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tests.integration.harness import Harness
 
 Fields = dict[str, Any]
-CALLER, FLOW, RUNNER = 11, 40, 71
+CALLER, NEIGHBOR, FLOW, RUNNER = 11, 12, 40, 71
 
 
 class CheckedClient(GatewayClient):
@@ -45,14 +46,26 @@ class FlowWorld:
 
     SECRET: ClassVar[str] = "a-secret-that-nobody-else-sees"
 
-    def __init__(self, harness: Harness) -> None:
+    def __init__(
+        self,
+        harness: Harness,
+        *,
+        context: int | None = None,
+        caller: int = CALLER,
+        secret: str = "SUPERVISOR_SECRET",
+        deployment: FlowWorld | None = None,
+    ) -> None:
+        """`secret` is the variable with the secret of the runner. With `deployment`, its gateway serves this tenant, too."""
         self.harness = harness
-        self.context = random.getrandbits(32)
-        """A context that no other test uses, because the tests share a Temporal server."""
+        self.context = random.getrandbits(32) if context is None else context
+        """Unless it is given, a context that no other test uses, because the tests share a Temporal server."""
+        self.caller = caller
         self.own = {"context_id": self.context, "id": FLOW}
-        self.supervisor = Supervisor(secrets=[self.SECRET])
+        self.supervisor = Supervisor(secrets=[os.environ[secret]])
         self.secrets = SecretBox()
         self.gateway: GatewayProcess | None = None
+        self._secret = f"env:{secret}"
+        self._deployment = deployment
         self._stack = AsyncExitStack()
         self._client: CheckedClient | None = None
 
@@ -85,7 +98,7 @@ class FlowWorld:
 
     def wire_id(self, job: int, more: str = "") -> str:
         """Return the id of a job at its supervisor."""
-        return f"{self.context}:{CALLER}:{job}{more}"
+        return f"{self.context}:{self.caller}:{job}{more}"
 
     def run_id(self, number: str = "1") -> str:
         """Return the id of a run of the flow."""
@@ -94,8 +107,13 @@ class FlowWorld:
     @property
     def url(self) -> str:
         """The address of the gateway."""
-        assert self.gateway is not None
-        return f"http://127.0.0.1:{self.gateway.ports[0]}/"
+        gateway = (self._deployment or self).gateway
+        assert gateway is not None
+        return f"http://127.0.0.1:{gateway.ports[0]}/"
+
+    async def authenticate(self, token: str) -> None:
+        """Make further calls with a token, as those of a tenant."""
+        self._client = await self.client(token)
 
     async def client(self, token: str | None = None, url: str | None = None) -> CheckedClient:
         """Return a client of the gateway."""
@@ -127,10 +145,10 @@ class FlowWorld:
 
     async def create(self, jobs: dict[int, Fields], **flow: Any) -> None:
         """Create the context, the runner, these jobs and a flow of them. `depends` and others belong to the node."""
-        everyone = {"admins": [CALLER], "executors": [CALLER], "readers": []}
-        await self.call("actor.create", actor={"id": CALLER})
+        everyone = {"admins": [self.caller], "executors": [self.caller], "readers": []}
+        await self.call("actor.create", actor={"id": self.caller})
         await self.call("context.create", context={"id": self.context, **everyone})
-        runner = {"id": RUNNER, "address": self.supervisor.url, "secret": "env:SUPERVISOR_SECRET"}
+        runner = {"id": RUNNER, "address": self.supervisor.url, "secret": self._secret}
         await self.call("runner.create", context_id=self.context, runner=runner)
         nodes = []
         for id, given in jobs.items():
@@ -139,14 +157,15 @@ class FlowWorld:
             }
             nodes.append({"id": id, **node})
             await self.create_job(id, **{name: value for name, value in given.items() if name not in node})
-        owner = {"id": FLOW, "caller_id": CALLER, "context_id": self.context, "jobs": [*jobs], "nodes": nodes}
+        whose = {"caller_id": self.caller, "context_id": self.context}
+        owner = {"id": FLOW, **whose, "jobs": [*jobs], "nodes": nodes}
         await self.call("flow.create", context_id=self.context, flow={**owner, **flow})
 
     async def create_job(self, id: int, **given: Any) -> None:
         """Create a job for the executor `echo`."""
         job = {
             "id": id,
-            "caller_id": CALLER,
+            "caller_id": self.caller,
             "context_id": self.context,
             "executor": "echo",
             "script": f"result {id}",

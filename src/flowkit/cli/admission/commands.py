@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -33,8 +33,13 @@ from flowkit.cli.running import run_until_stopped
 from flowkit.core.loops import run
 from flowkit.errors import ConfigError
 from flowkit.models.admission import DEFAULT_TENANT, Admission, Priority, State
-from flowkit.text import shown
+from flowkit.text import printed, shown
 from flowkit.validation import arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowkit.admission.kafka import TopicRights
 
 _MOST = 1_000
 """Most requests that `list` prints."""
@@ -105,6 +110,20 @@ def run_process(
             "Can be repeated. Default: all."
         ),
     ] = None,
+    topic_priority: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOPIC=BAND",
+            help="Most urgent band that requests of this topic get. The topic has no prefix. Can be repeated.",
+        ),
+    ] = None,
+    topic_tenant: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOPIC=TENANT",
+            help="Tenant whose requests the records of this topic may submit, end and cancel. Can be repeated. Default: all.",
+        ),
+    ] = None,
     config: Annotated[
         str | None, typer.Option(help="With --kafka: JSON file with the settings kafka_….")
     ] = None,
@@ -139,7 +158,12 @@ def run_process(
         certificate=certificate,
         key=key,
         kafka=load_config(config, {}) if kafka else None,
-        topics=AdmissionTopics(style=_style(topics), prefix=topic_prefix, events=events),
+        topics=AdmissionTopics(
+            style=_style(topics),
+            prefix=topic_prefix,
+            events=events,
+            rights=topic_rights(topic_priority or (), topic_tenant or ()),
+        ),
     )
     serves = f"{'https' if certificate else 'http'}://{host}:{port}" if http else "no HTTP API"
     reports = HealthOptions(file=health, port=health_port, host=health_host)
@@ -155,6 +179,33 @@ def run_process(
             await run_until_stopped(process, summary + (", and uses Kafka" if kafka else ""), reports)
 
     run(run_admission())
+
+
+def topic_rights(priorities: "Sequence[str]", tenants: "Sequence[str]") -> "dict[str, TopicRights]":
+    """Return what the writers of topics may do. Raise ConfigError for a text that is not of the form TOPIC=VALUE."""
+    from flowkit.admission.kafka import TopicRights
+
+    bands: dict[str, str] = {}
+    for topic, band in (_pair(each, "--topic-priority", "BAND") for each in priorities):
+        if bands.setdefault(topic, band) != band:
+            problem = ConfigError(f"--topic-priority {topic} is given twice")
+            raise add_remedy(problem, "give each topic one band")
+    named = [_pair(each, "--topic-tenant", "TENANT") for each in tenants]
+    return {
+        topic: TopicRights(
+            max_priority=bands.get(topic, Priority.CRITICAL),
+            tenants=[tenant for each, tenant in named if each == topic],
+        )
+        for topic in {**bands, **dict(named)}
+    }
+
+
+def _pair(given: str, option: str, value: str) -> tuple[str, str]:
+    topic, _, found = given.partition("=")
+    if not topic or not found:
+        problem = ConfigError(f"{option} {printed(given)} is not of the form TOPIC={value}")
+        raise add_remedy(problem, f"write, for example, {option} execution_requested={value}")
+    return topic, found
 
 
 def _style(given: str) -> Literal["per_type", "shared"]:

@@ -1,0 +1,195 @@
+"""What records of Kafka may do to the requests of others, on a database in memory."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.adapters.admission import AdmissionStore
+from flowkit.admission.kafka import OWN_HEADER, AdmissionConsumer, AdmissionTopics, TopicRights
+from flowkit.admission.queue import AdmissionQueue
+from flowkit.errors import StoreRefused
+from flowkit.models.admission import Door, Kind, Priority, Request, State
+from flowkit.testing import memory_database
+from tests.admission.events import record, requested
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiokafka import ConsumerRecord
+
+REQUESTS, ENDS, CANCELS = "execution_requested", "execution_completed", "execution_cancelled"
+
+
+class Producer:
+    """Keeps what is sent: topic, value and headers."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, dict[str, Any], dict[str, str]]] = []
+
+    async def send(self, topic: str, key: object, value: bytes, *, headers: Any = ()) -> None:
+        """Keep a record."""
+        shown = {name: text.decode() for name, text in headers}
+        self.sent.append((topic, json.loads(value), shown))
+
+
+class Kafka:
+    """The side of Kafka of a queue, whose records are passed to it in the test."""
+
+    def __init__(self, queue: AdmissionQueue, topics: AdmissionTopics) -> None:
+        self.queue = queue
+        self.producer = Producer()
+        made: Any = self.producer
+        self._consumer = AdmissionConsumer(queue, topics, made)
+
+    async def read(self, *records: ConsumerRecord[bytes, bytes]) -> None:
+        """Read records, as one poll has them."""
+        await self._consumer.handle(records)
+
+    async def state(self, id: str) -> State:
+        """Return the state of a request."""
+        found = await self.queue.find(id)
+        assert found is not None
+        return found.state
+
+    async def script_and_band(self, id: str) -> tuple[str, str]:
+        """Return the script of a request, and the band that its executor gets."""
+        found = await self.queue.body(id)
+        assert found is not None
+        return found["script"], found["priority"]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why records are dead letters, the only ones that the tests expect."""
+        assert {topic for topic, _, _ in self.producer.sent} <= {"dead_letters"}
+        return [headers["reason"] for _, _, headers in self.producer.sent]
+
+
+async def kafka(topics: AdmissionTopics | None = None) -> Kafka:
+    """Return the side of Kafka of an empty queue."""
+    store = AdmissionStore(memory_database(), queue="q")
+    await store.prepare()
+    return Kafka(AdmissionQueue(store), topics or AdmissionTopics())
+
+
+def event(topic: str, id: str, offset: int = 0, **fields: Any) -> ConsumerRecord[bytes, bytes]:
+    """Return a record about an execution."""
+    value = requested(id, **fields) if topic == REQUESTS else {"execution_id": id, **fields}
+    return record(topic, offset, value=json.dumps(value).encode())
+
+
+async def submit(queue: AdmissionQueue, id: str, door: Door = Door.HTTP, tenant: str = "default") -> None:
+    """Submit an execution of the user `u-dora`, whom the documented record names as well."""
+    who: dict[str, Any] = {"execution_id": id, "user_id": "u-dora", "door": door, "tenant": tenant}
+    await queue.submit(Request(**who, kind=Kind.EXECUTION, body={"script": "x", "priority": "normal"}))
+
+
+async def test_a_record_does_not_take_the_id_of_a_request_of_another_door() -> None:
+    made = await kafka()
+    await submit(made.queue, "e")
+    await made.read(event(REQUESTS, "e"))
+    assert made.reasons == ["id_taken"]
+    assert await made.script_and_band("e") == ("x", "normal")
+
+
+async def test_a_request_that_mongodb_refuses_says_nothing_about_one_of_its_id_and_blocks_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = await kafka()
+    await submit(made.queue, "e")
+    await submit(made.queue, "taken")
+    insert = made.queue.store.insert
+
+    async def refuse(items: Sequence[dict[str, Any]]) -> set[str]:
+        if "e" in {item["_id"] for item in items}:
+            raise StoreRefused("MongoDB cannot store this value")
+        return await insert(items)
+
+    monkeypatch.setattr(made.queue.store, "insert", refuse)
+    await made.read(*(event(REQUESTS, id, offset) for offset, id in enumerate(("e", "taken", "new"))))
+    assert sorted(made.reasons) == ["id_taken", "refused"]
+    assert [await made.state(id) for id in ("e", "taken", "new")] == [State.QUEUED] * 3
+
+
+SHOP = AdmissionTopics(
+    rights={
+        REQUESTS: TopicRights(max_priority="normal", tenants=["shop", "mill"]),
+        ENDS: TopicRights(tenants=["shop"]),
+        CANCELS: TopicRights(tenants=["shop"]),
+    }
+)
+
+
+@pytest.mark.parametrize(("given", "got"), [(None, "shop"), ("", "shop"), ("shop", "shop"), ("mill", "mill")])
+async def test_a_request_is_that_of_a_tenant_of_its_topic(given: str | None, got: str) -> None:
+    made = await kafka(SHOP)
+    await made.read(event(REQUESTS, "e", metadata={"user_id": "7", "tenant": given}))
+    found = await made.queue.find("e")
+    assert found is not None
+    assert (found.tenant, found.door) == (got, Door.KAFKA)
+
+
+async def test_writers_of_a_topic_submit_nothing_for_another_tenant() -> None:
+    made = await kafka(SHOP)
+    await made.read(event(REQUESTS, "e", metadata={"user_id": "7", "tenant": "default"}))
+    assert made.reasons == ["tenant_not_permitted"]
+    assert await made.queue.find("e") is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "got"), [("critical", Priority.NORMAL), (0, Priority.NORMAL), ("low", Priority.LOW)]
+)
+async def test_a_request_gets_at_most_the_band_of_its_topic(asked: object, got: Priority) -> None:
+    made = await kafka(SHOP)
+    await made.read(event(REQUESTS, "e", priority=asked))
+    found = await made.queue.find("e")
+    assert found is not None
+    assert found.priority is got
+    assert (await made.script_and_band("e"))[1] == got
+
+
+@pytest.mark.parametrize("topic", [ENDS, CANCELS])
+async def test_writers_of_a_topic_end_nothing_of_another_tenant(topic: str) -> None:
+    made = await kafka(SHOP)
+    await submit(made.queue, "own", tenant="shop")
+    await submit(made.queue, "foreign")
+    await made.queue.dispatch()
+    await made.read(event(topic, "own"), event(topic, "foreign", 1))
+    assert (await made.state("own")) in (State.COMPLETED, State.CANCELLED)
+    assert (await made.state("foreign")) is State.ACTIVE
+    assert made.queue.counts["kafka", "tenant_not_permitted"] == 1
+    assert made.reasons == []
+
+
+async def test_only_the_header_of_the_queue_itself_makes_a_record_its_own() -> None:
+    made = await kafka()
+    for id in ("a", "b", "c"):
+        await submit(made.queue, id)
+    await made.queue.dispatch()
+    headers = {"a": b"q", "b": b"q2", "c": b""}
+    for offset, (id, value) in enumerate(headers.items()):
+        plain = event(ENDS, id, offset)
+        fields = {**vars(plain), "headers": ((OWN_HEADER, value),)}
+        await made.read(type(plain)(**fields))
+    assert [await made.state(id) for id in headers] == [State.ACTIVE, State.COMPLETED, State.COMPLETED]
+    assert made.queue.counts["kafka", "own_event"] == 1
+
+
+async def test_reports_about_unknown_ids_and_those_of_another_deployment_change_nothing() -> None:
+    here, there = await kafka(), await kafka()
+    await submit(there.queue, "e")
+    await there.queue.dispatch()
+    await here.read(event(ENDS, "e"), event(CANCELS, "e", 1), event(CANCELS, "guessed", 2))
+    assert here.queue.counts["kafka", "unknown"] == 3
+    assert await there.state("e") is State.ACTIVE
+
+
+async def test_a_late_report_changes_nothing() -> None:
+    made = await kafka()
+    await submit(made.queue, "e")
+    await made.queue.dispatch()
+    await made.read(event(ENDS, "e"), event(CANCELS, "e", 1), event(ENDS, "e", 2))
+    assert await made.state("e") is State.COMPLETED
+    assert made.queue.counts["kafka", "ended"] == 2

@@ -1,0 +1,327 @@
+"""Every door, against every attack that one of them once let in: the test that shows it, or why the attack does not apply.
+
+A new door or a new attack is a new row or column, and each of its cells needs a test or a reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TESTS: Final = Path(__file__).parent
+
+
+class Attack(StrEnum):
+    """What the other side tries."""
+
+    FOREIGN_ID = "it names the id of another tenant, which it knows"
+    GUESSED_ID = "it finds ids by trying"
+    TAKEN_ID = "it uses an id before its owner does, or one that is in use"
+    FOREIGN_TOKEN = "it has the token of another actor, or none"
+    NO_RIGHT = "its token is valid, and does not permit the call"
+    REDIRECT = "it redirects a request of ours to another place"
+    LATE_REPLY = "it replies late, twice, or to another request"
+    ENDLESS_REPLY = "what it sends never ends"
+    TRICKLED_BYTES = "it sends, or reads, byte by byte"
+    AMPLIFICATION = "a small request costs much"
+    REGULAR_EXPRESSION = "it sends a regular expression or a schema that never ends"
+    SECRET = "a secret appears in an error, a log or a record"
+    OTHER_DEPLOYMENT = "another deployment in the namespace, the cluster or the server has the same ids"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why an attack does not apply to a door: the text continues "does not apply, because"."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A cell that still needs a test."""
+
+    text: str
+
+
+Cell = tuple[str, ...] | Reason | Missing
+Row = dict[Attack, Cell]
+
+API, CONSUMER, RECORDS = "admission/test_api.py", "admission/test_consumer.py", "admission/test_records.py"
+HTTP, AUTH, RPC, SOCKET = (f"server/test_{name}.py" for name in ("http", "auth", "rpc", "websocket"))
+FLOWS, FAULTS = "integration/flows/test_tenants.py", "integration/flows/test_flow_faults.py"
+SUPERVISORS, JOBS = "unit/test_supervisors.py", "unit/test_job_handler.py"
+FENCING, READING = "unit/test_bridge_fencing.py", "unit/test_bridge_reading.py"
+
+
+def of(file: str, *names: str) -> tuple[str, ...]:
+    """Return the ids of tests of a file, whose names are given without `test_`."""
+    return tuple(f"{file}::test_{name}" for name in names)
+
+
+SERVES: Final[Row] = dict.fromkeys(
+    (Attack.REDIRECT, Attack.LATE_REPLY, Attack.ENDLESS_REPLY),
+    Reason("this door answers, and asks nobody"),
+)
+ASKS: Final[Row] = {
+    Attack.FOREIGN_TOKEN: Reason("this door asks, and shows the secret of the runner only"),
+    Attack.NO_RIGHT: Reason("this door asks, and the gateway has checked the caller before"),
+    Attack.REGULAR_EXPRESSION: Reason("replies are plain values, which no schema describes"),
+    Attack.OTHER_DEPLOYMENT: Reason(
+        "two deployments that call one supervisor have ids of their own there, as the row of the gateway shows"
+    ),
+}
+HTTP_SERVER: Final[Row] = {
+    Attack.TRICKLED_BYTES: of(HTTP, "slow_client_does_not_delay_others_and_is_cut_off")
+    + of(HTTP, "body_over_the_limit_returns_413")
+}
+
+DOORS: Final[Mapping[str, Row]] = {
+    "admission over HTTP": {
+        **SERVES,
+        **HTTP_SERVER,
+        Attack.FOREIGN_ID: of(
+            API,
+            "user_sees_and_changes_only_its_own_requests",
+            "user_of_another_tenant_or_door_is_another_user",
+            "request_that_an_operator_repeats_stays_that_of_its_door",
+        ),
+        Attack.GUESSED_ID: of(
+            API,
+            "user_sees_and_changes_only_its_own_requests",
+            "nobody_can_compute_the_id_behind_a_key_and_use_it_first",
+        ),
+        Attack.TAKEN_ID: of(
+            API,
+            "users_that_name_one_new_id_at_once_get_it_or_a_conflict",
+            "same_id_is_one_request_of_its_user",
+            "rejected_request_of_another_user_is_not_replaced",
+        ),
+        Attack.FOREIGN_TOKEN: of(API, "call_needs_a_token", "deployment_knows_no_token_of_another_one"),
+        Attack.NO_RIGHT: of(
+            API,
+            "token_needs_the_right",
+            "only_operators_use_the_admin_routes",
+            "user_cannot_choose_what_operators_choose",
+        ),
+        Attack.AMPLIFICATION: of(
+            API, "invalid_parameter_of_a_list_is_named", "script_has_at_most_one_mebibyte"
+        ),
+        Attack.REGULAR_EXPRESSION: Missing("a graph whose params have an endless pattern"),
+        Attack.SECRET: of(API, "errors_of_mongodb_have_a_status_and_no_details")
+        + of(HTTP, "each_request_is_logged_without_its_content"),
+        Attack.OTHER_DEPLOYMENT: of(API, "deployment_knows_no_token_of_another_one"),
+    },
+    "admission over Kafka": {
+        **SERVES,
+        Attack.FOREIGN_ID: of(CONSUMER, "writers_of_a_topic_end_nothing_of_another_tenant"),
+        Attack.GUESSED_ID: of(
+            CONSUMER, "reports_about_unknown_ids_and_those_of_another_deployment_change_nothing"
+        ),
+        Attack.TAKEN_ID: of(
+            CONSUMER,
+            "a_record_does_not_take_the_id_of_a_request_of_another_door",
+            "a_request_that_mongodb_refuses_says_nothing_about_one_of_its_id_and_blocks_no_other",
+        ),
+        Attack.FOREIGN_TOKEN: Reason("records have no tokens; ACLs of Kafka decide who writes to a topic"),
+        Attack.NO_RIGHT: of(
+            CONSUMER,
+            "writers_of_a_topic_submit_nothing_for_another_tenant",
+            "a_request_gets_at_most_the_band_of_its_topic",
+        )
+        + of(RECORDS, "the_topic_of_reports_takes_no_requests"),
+        Attack.LATE_REPLY: of(CONSUMER, "a_late_report_changes_nothing")
+        + of("integration/admission/test_kafka.py", "an_own_rejection_does_not_end_a_later_try"),
+        Attack.ENDLESS_REPLY: of(RECORDS, "records_without_an_object_are_malformed"),
+        Attack.TRICKLED_BYTES: Reason("Kafka delivers whole records"),
+        Attack.AMPLIFICATION: of(
+            "integration/admission/test_kafka.py",
+            "a_dead_letter_has_the_beginning_of_a_large_record",
+            "malformed_records_become_dead_letters_and_block_nothing",
+        ),
+        Attack.REGULAR_EXPRESSION: Reason("records carry scripts for an executor, and no graphs"),
+        Attack.SECRET: of(RECORDS, "invalid_fields_are_named_without_their_value"),
+        Attack.OTHER_DEPLOYMENT: of(
+            CONSUMER,
+            "only_the_header_of_the_queue_itself_makes_a_record_its_own",
+            "reports_about_unknown_ids_and_those_of_another_deployment_change_nothing",
+        ),
+    },
+    "admission from Python": {
+        **SERVES,
+        **dict.fromkeys(
+            (
+                *(Attack.FOREIGN_ID, Attack.GUESSED_ID, Attack.FOREIGN_TOKEN, Attack.NO_RIGHT),
+                *(Attack.TRICKLED_BYTES, Attack.AMPLIFICATION, Attack.SECRET),
+            ),
+            Reason("such a program may read and write the database, so it may do everything"),
+        ),
+        Attack.TAKEN_ID: of("cli/test_admission.py", "id_of_another_user_is_taken"),
+        Attack.REGULAR_EXPRESSION: Missing("create_task with a graph whose params have an endless pattern"),
+        Attack.OTHER_DEPLOYMENT: Missing("a request does not adopt the workflow of another deployment"),
+    },
+    "gateway": {
+        **SERVES,
+        **HTTP_SERVER,
+        Attack.FOREIGN_ID: of(FLOWS, "a_tenant_reaches_nothing_of_another_one"),
+        Attack.GUESSED_ID: of(FLOWS, "a_tenant_reaches_nothing_of_another_one"),
+        Attack.TAKEN_ID: Missing("ids of runs of flows are reserved"),
+        Attack.FOREIGN_TOKEN: of(FAULTS, "tokens_and_contexts_decide_who_may_do_what")
+        + of(AUTH, "revoked_token_is_accepted_for_the_time_of_the_cache_only")
+        + of(SOCKET, "connection_ends_with_its_token", "connection_needs_a_token"),
+        Attack.NO_RIGHT: of(
+            "server/test_rights.py",
+            "every_call_is_permitted_to_the_tokens_of_the_table_and_to_no_others",
+            "every_method_is_permitted_to_the_parts_of_the_table_and_to_no_others",
+        ),
+        Attack.AMPLIFICATION: Missing("subscriptions and bytes of a connection, a batch and a page"),
+        Attack.REGULAR_EXPRESSION: Reason("flows have scripts and names, and no schemas"),
+        Attack.SECRET: of(FAULTS, "the_secret_reaches_the_supervisor_and_nobody_else")
+        + of(RPC, "value_of_a_secret_is_never_shown", "params_never_reach_the_log"),
+        Attack.OTHER_DEPLOYMENT: Missing("flow.start and flow.cancel of two deployments with the same ids"),
+    },
+    "nodes of type job": {
+        **SERVES,
+        Attack.FOREIGN_ID: of(
+            JOBS, "a_node_that_the_gateway_has_not_started_fails_for_good_and_reads_no_job"
+        ),
+        Attack.GUESSED_ID: of(
+            JOBS, "a_node_that_the_gateway_has_not_started_fails_for_good_and_reads_no_job"
+        ),
+        Attack.TAKEN_ID: Missing("a task with the id of a run that its flow has not started yet"),
+        Attack.FOREIGN_TOKEN: Reason("nodes have no tokens; the flow that started the run counts"),
+        Attack.NO_RIGHT: of(
+            API,
+            "graph_has_only_roles_and_functions_that_its_token_may_use",
+            "a_token_with_fewer_roles_does_not_repeat_a_task_of_its_actor",
+        ),
+        Attack.TRICKLED_BYTES: Reason("Temporal delivers whole attempts"),
+        Attack.AMPLIFICATION: of(JOBS, "attempts_that_start_together_read_the_runners_once"),
+        Attack.REGULAR_EXPRESSION: Reason("jobs have scripts, and no schemas"),
+        Attack.SECRET: of(FAULTS, "the_secret_reaches_the_supervisor_and_nobody_else"),
+        Attack.OTHER_DEPLOYMENT: Missing("a node of another deployment with the ids of this one"),
+    },
+    "supervisors over HTTP": {
+        **ASKS,
+        Attack.FOREIGN_ID: of(SUPERVISORS, "a_reply_to_another_request_is_rejected"),
+        Attack.GUESSED_ID: of(SUPERVISORS, "a_supervisor_cannot_guess_the_ids_of_other_requests"),
+        Attack.TAKEN_ID: of("unit/test_flow_status.py", "transport_ids_differ_by_run_flow_and_retry"),
+        Attack.REDIRECT: of(
+            SUPERVISORS,
+            "a_redirect_is_not_followed",
+            "an_address_that_is_not_allowed_is_not_called",
+            "a_name_that_leads_to_addresses_that_are_not_allowed_is_not_called",
+        ),
+        Attack.LATE_REPLY: of(
+            SUPERVISORS,
+            "a_supervisor_that_never_replies_times_out",
+            "a_reply_to_another_request_is_rejected",
+        ),
+        Attack.ENDLESS_REPLY: of(SUPERVISORS, "a_huge_reply_is_rejected"),
+        Attack.TRICKLED_BYTES: of(SUPERVISORS, "a_reply_that_trickles_times_out"),
+        Attack.AMPLIFICATION: of(SUPERVISORS, "a_huge_reply_is_rejected"),
+        Attack.SECRET: of(
+            SUPERVISORS,
+            "secrets_are_masked_and_not_logged",
+            "a_secret_is_masked_however_it_is_spelled",
+            "credentials_of_a_url_are_masked",
+        ),
+    },
+    "supervisors over Mycelium": {
+        **ASKS,
+        Attack.FOREIGN_ID: of(SUPERVISORS, "messages_of_others_stay_in_the_inbox"),
+        Attack.GUESSED_ID: of(SUPERVISORS, "a_supervisor_cannot_guess_the_ids_of_other_requests"),
+        Attack.TAKEN_ID: of("unit/test_flow_status.py", "transport_ids_differ_by_run_flow_and_retry"),
+        Attack.REDIRECT: of(SUPERVISORS, "a_redirect_of_a_mycelium_node_is_not_followed"),
+        Attack.LATE_REPLY: of(SUPERVISORS, "late_and_second_replies_are_reported_and_applied_only_in_time"),
+        Attack.ENDLESS_REPLY: of(SUPERVISORS, "a_huge_message_is_rejected"),
+        Attack.TRICKLED_BYTES: Reason("the operator's own daemon delivers whole messages"),
+        Attack.AMPLIFICATION: of(SUPERVISORS, "messages_of_others_stay_in_the_inbox"),
+        Attack.SECRET: of(SUPERVISORS, "a_late_reply_is_kept_without_the_secret"),
+    },
+    "external workers": {
+        Attack.FOREIGN_ID: of(
+            FENCING,
+            "events_on_the_topic_of_another_role_change_nothing",
+            "the_end_of_another_workers_run_is_ignored",
+        ),
+        Attack.GUESSED_ID: of(FENCING, "an_attempt_without_a_record_is_unknown"),
+        Attack.TAKEN_ID: of(FENCING, "an_acceptance_with_the_lease_of_another_worker_does_not_take_the_run"),
+        Attack.FOREIGN_TOKEN: Reason("records have no tokens; ACLs of Kafka decide who writes to a topic"),
+        Attack.NO_RIGHT: of(FENCING, "events_on_the_topic_of_another_role_change_nothing"),
+        Attack.REDIRECT: Reason("Kafka has no redirects"),
+        Attack.LATE_REPLY: of(
+            "integration/bridge/test_late_events.py",
+            "events_after_the_end_change_nothing",
+            "events_of_a_failed_epoch_do_not_end_the_next_one",
+        ),
+        Attack.ENDLESS_REPLY: of(
+            READING, "a_record_beyond_the_limit_is_malformed", "deep_nesting_is_malformed"
+        ),
+        Attack.TRICKLED_BYTES: Reason("Kafka delivers whole records"),
+        Attack.AMPLIFICATION: of("unit/test_bridge_outcomes.py", "codes_and_texts_of_workers_are_bounded"),
+        Attack.REGULAR_EXPRESSION: Reason("events have values, which no schema describes"),
+        Attack.SECRET: of(
+            "integration/bridge/test_secrets.py", "no_sink_contains_a_secret_that_is_not_documented"
+        ),
+        Attack.OTHER_DEPLOYMENT: of(FENCING, "an_attempt_without_a_record_is_unknown"),
+    },
+    "Temporal clients": {
+        **SERVES,
+        **dict.fromkeys(
+            (
+                Attack.FOREIGN_ID,
+                Attack.GUESSED_ID,
+                Attack.FOREIGN_TOKEN,
+                Attack.NO_RIGHT,
+                Attack.TRICKLED_BYTES,
+            ),
+            Reason("who may use the namespace may do everything there; Temporal's own rights protect it"),
+        ),
+        Attack.TAKEN_ID: of(
+            "integration/test_plain_client_start.py",
+            "id_of_an_earlier_task_is_rejected_and_its_document_unchanged",
+        )
+        + of("contract/test_open_task.py", "document_of_another_task_is_not_changed"),
+        Attack.AMPLIFICATION: of(
+            "integration/test_plain_client_start.py", "node_limit_of_the_engine_applies_to_a_plain_start"
+        ),
+        Attack.REGULAR_EXPRESSION: Missing("an engine opens a task whose params have an endless pattern"),
+        Attack.SECRET: of(
+            "integration/bridge/test_secrets.py", "no_sink_contains_a_secret_that_is_not_documented"
+        ),
+        Attack.OTHER_DEPLOYMENT: of(
+            "integration/test_namespaces.py", "engine_of_another_server_does_not_close_live_tasks"
+        ),
+    },
+}
+
+
+@cache
+def names_in(file: str) -> frozenset[str]:
+    """Return the names of the tests of a file."""
+    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    functions = (each for each in tree.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return frozenset(each.name for each in functions)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_attack_on_a_door_has_a_test_that_exists_or_a_reason(door: str) -> None:
+    row = DOORS[door]
+    assert row.keys() == set(Attack)
+    named = [each.partition("::") for cell in row.values() if isinstance(cell, tuple) for each in cell]
+    assert [f"{file}::{name}" for file, _, name in named if name not in names_in(file)] == []
+
+
+@pytest.mark.xfail(strict=True, reason="some cells still need a test")
+def test_no_cell_needs_a_test() -> None:
+    cells = {(door, attack): cell for door, row in DOORS.items() for attack, cell in row.items()}
+    assert [where for where, cell in cells.items() if isinstance(cell, Missing)] == []
