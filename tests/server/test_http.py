@@ -220,8 +220,9 @@ async def received(reader: asyncio.StreamReader) -> bytes:
     ids=["nothing", "first call", "second call", "body after the response"],
 )
 async def test_client_that_does_not_finish_a_call_is_cut_off(sent: bytes, responses: int) -> None:
-    limits = ClientLimits(header_sec=0.3)
-    async with serving(TokenStore(memory_database()), Gate(), limits=limits, max_calls=0) as server:
+    tokens = TokenStore(memory_database())
+    await tokens.create(rights={Right.OPERATOR})
+    async with serving(tokens, Gate(), limits=ClientLimits(header_sec=0.3)) as server:
         reader, writer = await opened(server, sent)
         ended = asyncio.create_task(received(reader))
         while not ended.done():
