@@ -6,6 +6,7 @@ An entity has its ids as `_id`: that of a flow is `3:40` in context 3, and that 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pymongo import ASCENDING, DESCENDING, ReturnDocument
@@ -13,6 +14,7 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from flowkit.adapters.mongo import DUPLICATE_KEY, Database, durable, ensure_index, translate_errors
 from flowkit.adapters.tasks.queries import aggregated
+from flowkit.core.utils import dumps
 from flowkit.models import TaskStatus
 
 if TYPE_CHECKING:
@@ -28,13 +30,47 @@ FLOWS: Final = "flows"
 MESSAGES: Final = "flow_messages"
 EVENTS: Final = "flow_events"
 
+PAGE_BYTES: Final = 4_000_000
+"""Size of the entries of a page, in bytes of JSON, from which on it has no further ones. It has at least one."""
+
 _MAX_LATE = 20
 """Largest number of late replies that the record of a dispatch keeps."""
+_UNSHOWN: Final = {FLOWS: ("nodes", "env_vars"), MESSAGES: ("logs", "late", "error")}
+"""Long fields that lists do not show."""
+_DISPATCH: Final = ("job_id", "generation", "retry", "state", "outcome")
+_ATTEMPT: Final = ("transport_id", "outcome", "logs", "error")
+_OLDEST_FIRST: Final = [("generation", ASCENDING), ("retry", ASCENDING)]
 
 
 def key(*ids: int) -> str:
     """Return the `_id` of an entity with these ids."""
     return ":".join(map(str, ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A page of a list."""
+
+    rows: list[Fields]
+    more: bool
+    """Whether entries follow."""
+
+
+async def _listed(found: Any, limit: int) -> Listing:
+    """Read a cursor up to `limit` documents or PAGE_BYTES bytes."""
+    rows: list[Fields] = []
+    size = 0
+    async for document in found.limit(limit + 1):
+        size += len(dumps(document))
+        if rows and (len(rows) == limit or size > PAGE_BYTES):
+            return Listing(rows, more=True)
+        rows.append(document)
+    return Listing(rows, more=False)
+
+
+def _before(created_at: int, id: str) -> list[Fields]:
+    """Return the alternatives of a query for messages that follow one, newest first."""
+    return [{"created_at": {"$lt": created_at}}, {"created_at": created_at, "_id": {"$lt": id}}]
 
 
 _STATUS: Final = ("status", "finished_at")
@@ -66,9 +102,15 @@ class FlowStore:
             ensure_index(self._db[FLOWS], [("context_id", up), ("id", up)], "ix_flow"),
             ensure_index(self._db[FLOWS], [("context_id", up), ("jobs", up)], "ix_flow_jobs"),
             ensure_index(self._db[FLOWS], [("task_id", up)], "ix_flow_task"),
-            ensure_index(self._db[MESSAGES], [("task_id", up)], "ix_flow_message_task"),
             ensure_index(
-                self._db[MESSAGES], [("context_id", up), ("created_at", DESCENDING)], "ix_flow_message"
+                self._db[MESSAGES],
+                [("task_id", up), ("job_id", up), *_OLDEST_FIRST],
+                "ix_flow_message_attempt",
+            ),
+            ensure_index(
+                self._db[MESSAGES],
+                [("context_id", up), ("created_at", DESCENDING), ("_id", DESCENDING)],
+                "ix_flow_message_created",
             ),
             ensure_index(
                 self._db[MESSAGES], [("context_id", up), ("open_until", up)], "ix_flow_message_open"
@@ -106,10 +148,26 @@ class FlowStore:
         return [document async for document in found]
 
     @translate_errors
+    async def listing(
+        self, collection: str, wanted: Fields, *, after: int | None, limit: int, by: str = "id"
+    ) -> Listing:
+        """Return entities as `page` does, without long fields that no list shows, until they have PAGE_BYTES bytes."""
+        more = {} if after is None else {by: {"$gt": after}}
+        hidden = dict.fromkeys(_UNSHOWN.get(collection, ()), 0)
+        return await _listed(self._db[collection].find({**wanted, **more}, hidden).sort(by, ASCENDING), limit)
+
+    @translate_errors
     async def jobs(self, context_id: int, caller_id: int, ids: Collection[int]) -> dict[int, Fields]:
         """Return those of these jobs that exist, by id."""
         wanted = {"_id": {"$in": [key(context_id, caller_id, id) for id in ids]}}
         return {document["id"]: document async for document in self._db[JOBS].find(wanted)}
+
+    @translate_errors
+    async def job_limits(self, context_id: int, caller_id: int, ids: Collection[int]) -> dict[int, Fields]:
+        """Return id, timeout and retries of those of these jobs that exist, by id."""
+        wanted = {"_id": {"$in": [key(context_id, caller_id, id) for id in ids]}}
+        shown = {"_id": 0, "id": 1, "timeout": 1, "retries": 1}
+        return {document["id"]: document async for document in self._db[JOBS].find(wanted, shown)}
 
     @translate_errors
     async def assign_jobs(self, context_id: int, caller_id: int, ids: Collection[int], flow_id: int) -> None:
@@ -145,11 +203,12 @@ class FlowStore:
 
     @translate_errors
     async def flows_of_job(self, context_id: int, job_id: int, caller_id: int | None) -> list[Fields]:
-        """Return the flows that have a job, of one caller or of all."""
+        """Return the flows that have a job, of one caller or of all, without their nodes."""
         wanted: Fields = {"context_id": context_id, "jobs": job_id}
         if caller_id is not None:
             wanted["caller_id"] = caller_id
-        return [document async for document in self._db[FLOWS].find(wanted)]
+        hidden = {"nodes": 0, "jobs": 0, "env_vars": 0}
+        return [document async for document in self._db[FLOWS].find(wanted, hidden)]
 
     @translate_errors
     async def flow_of_task(self, task_id: str) -> Fields | None:
@@ -211,13 +270,27 @@ class FlowStore:
 
     @translate_errors
     async def dispatches(self, task_id: str, jobs: Collection[int] | None = None) -> list[Fields]:
-        """Return the dispatches of a task, or of some of its jobs, oldest first."""
+        """Return what the statuses of jobs depend on: the dispatches of a task, or of some of its jobs."""
         wanted: Fields = {
             "task_id": task_id,
             "job_id": {"$exists": True} if jobs is None else {"$in": [*jobs]},
         }
-        rows = [document async for document in self._db[MESSAGES].find(wanted)]
-        return sorted(rows, key=lambda row: (row["job_id"], row["generation"], row["retry"]))
+        return [row async for row in self._db[MESSAGES].find(wanted, dict.fromkeys(_DISPATCH, 1))]
+
+    @translate_errors
+    async def attempts(self, task_id: str, job: int, *, skip: int, limit: int) -> Listing:
+        """Return the attempts of a job after the first `skip` ones, oldest first, until they have PAGE_BYTES bytes."""
+        found = self._db[MESSAGES].find({"task_id": task_id, "job_id": job}, dict.fromkeys(_ATTEMPT, 1))
+        return await _listed(found.sort(_OLDEST_FIRST).skip(skip), limit)
+
+    @translate_errors
+    async def latest_error(self, task_id: str, job: int) -> str | None:
+        """Return the error of the latest attempt of a job; None if it has none."""
+        latest = [(name, DESCENDING) for name, _ in _OLDEST_FIRST]
+        found = await self._db[MESSAGES].find_one(
+            {"task_id": task_id, "job_id": job}, {"error": 1}, sort=latest
+        )
+        return (found or {}).get("error")
 
     @translate_errors
     async def busy(self, context_id: int, now: float) -> dict[int, int]:
@@ -230,10 +303,15 @@ class FlowStore:
         return {row["_id"]: row["count"] for row in rows if row["_id"] is not None}
 
     @translate_errors
-    async def messages(self, wanted: Fields, limit: int) -> list[Fields]:
-        """Return up to `limit` messages, newest first."""
-        found = self._db[MESSAGES].find(wanted).sort("created_at", DESCENDING).limit(limit)
-        return [document async for document in found]
+    async def messages(self, wanted: Fields, *, after: tuple[int, str] | None, limit: int) -> Listing:
+        """Return messages, newest first, until they have PAGE_BYTES bytes.
+
+        `after` is `created_at` and `_id` of the message after which they follow.
+        """
+        hidden = dict.fromkeys(_UNSHOWN[MESSAGES], 0)
+        older = {} if after is None else {"$or": _before(*after)}
+        found = self._db[MESSAGES].find({**wanted, **older}, hidden)
+        return await _listed(found.sort([("created_at", DESCENDING), ("_id", DESCENDING)]), limit)
 
     # --- events
 

@@ -81,8 +81,16 @@ ASKS: Final[Row] = {
     ),
 }
 HTTP_SERVER: Final[Row] = {
-    Attack.TRICKLED_BYTES: of(HTTP, "slow_client_does_not_delay_others_and_is_cut_off")
-    + of(HTTP, "body_over_the_limit_returns_413")
+    Attack.TRICKLED_BYTES: of(
+        HTTP,
+        "slow_client_does_not_delay_others_and_is_cut_off",
+        "body_over_the_limit_returns_413",
+        "client_that_does_not_finish_a_call_is_cut_off",
+        "client_that_does_not_read_its_response_is_cut_off",
+        "connections_that_wait_keep_nobody_out",
+        "health_is_served_while_too_many_calls_are_in_flight",
+    )
+    + of(SOCKET, "client_that_does_not_read_is_cut_off", "pongs_for_a_client_that_does_not_read_are_not_kept")
 }
 
 DOORS: Final[Mapping[str, Row]] = {
@@ -114,7 +122,10 @@ DOORS: Final[Mapping[str, Row]] = {
             "user_cannot_choose_what_operators_choose",
         ),
         Attack.AMPLIFICATION: of(
-            API, "invalid_parameter_of_a_list_is_named", "script_has_at_most_one_mebibyte"
+            API,
+            "invalid_parameter_of_a_list_is_named",
+            "script_has_at_most_one_mebibyte",
+            "list_does_not_read_what_the_requests_contain",
         ),
         Attack.REGULAR_EXPRESSION: of(API, "invalid_field_is_named")
         + of(CHECKS, "cheap_checks_do_not_wait_for_endless_ones"),
@@ -184,7 +195,24 @@ DOORS: Final[Mapping[str, Row]] = {
             "every_call_is_permitted_to_the_tokens_of_the_table_and_to_no_others",
             "every_method_is_permitted_to_the_parts_of_the_table_and_to_no_others",
         ),
-        Attack.AMPLIFICATION: Missing("subscriptions and bytes of a connection, a batch and a page"),
+        Attack.AMPLIFICATION: of(
+            RPC,
+            "calls_are_not_made_after_large_responses_of_their_batch",
+            "result_over_the_limit_is_left_out",
+        )
+        + of(
+            "unit/test_flow_lists.py",
+            "page_of_jobs_ends_at_its_byte_limit",
+            "messages_of_one_second_are_listed_once_newest_first",
+            "logs_of_attempts_are_listed_in_pages",
+            "flow_does_not_grow_over_its_limits",
+        )
+        + of(
+            "unit/test_subscriptions.py",
+            "subscribers_of_a_flow_share_what_the_gateway_reads",
+            "a_second_subscription_replaces_the_first_and_their_number_is_bounded",
+            "a_gateway_looks_at_few_flows_at_once",
+        ),
         Attack.REGULAR_EXPRESSION: Reason("flows have scripts and names, and no schemas"),
         Attack.SECRET: of(FAULTS, "the_secret_reaches_the_supervisor_and_nobody_else")
         + of(RPC, "value_of_a_secret_is_never_shown", "params_never_reach_the_log")

@@ -878,3 +878,12 @@ async def test_bodies_of_the_document_are_what_the_server_accepts(front: Front) 
 async def test_page_is_up_to_date() -> None:
     shown = admission_pages.PAGE.read_text(encoding="utf-8")
     assert shown == admission_pages.api_page(), "run `PYTHONPATH=. python -m tests.docs.admission_pages`"
+
+
+async def test_list_does_not_read_what_the_requests_contain(front: Front) -> None:
+    id = await front.queued(script="x" * 1_000_000)
+    items, total = await front.queue.store.page({}, skip=0, limit=200)
+    assert (total, [item["_id"] for item in items]) == (1, [id])
+    assert items[0].keys().isdisjoint({"body", "events"})
+    status, found, _ = await front.call("GET", f"{ADMIN}/executions/", by=OPERATOR)
+    assert (status, found["executions"][0]["execution_id"]) == (200, id)

@@ -23,10 +23,10 @@ _INTRODUCTION = """# Methods of the gateway
 
 This page lists the methods of the [gateway](flows.md), generated from the models that check their parameters and results.
 `rpc.discover` returns the same as an OpenRPC document. Every method may also return `InvalidRequest`, `InvalidParams`,
-`InternalError` and `StorageError`; see [Errors](flows.md#errors).
+`InternalError`, `LimitExceeded` and `StorageError`; see [Errors](flows.md#errors).
 
 """
-_EVERYWHERE = {"InvalidRequest", "InvalidParams", "InternalError", "StorageError"}
+_EVERYWHERE = {"InvalidRequest", "InvalidParams", "InternalError", "LimitExceeded", "StorageError"}
 
 
 def document() -> dict[str, Any]:

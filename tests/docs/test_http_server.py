@@ -10,7 +10,9 @@ from tests.docs.pages import DOCS
 from flowkit.adapters import tokens
 from flowkit.models.tokens import Right
 from flowkit.server import app, auth, connection, errors, rights, rpc, serving
+from flowkit.server.protocols import ClientLimits
 
+LIMITS = ClientLimits()
 PAGE = (DOCS / "http-server.md").read_text(encoding="utf-8")
 
 
@@ -32,10 +34,15 @@ def test_limits_and_rights_have_the_described_values() -> None:
     described = (
         f"{app.BODY_LIMIT:,} bytes",
         f"| {app.BODY_SEC:g} s | status 408",
-        f"| connections | {serving.MAX_CONNECTIONS} |",
+        f"from its beginning | {LIMITS.header_sec:g} s |",
+        f"| time to read a response, or a WebSocket message | {LIMITS.read_sec:g} s |",
+        f"WebSocket connections included | {app.MAX_CALLS} | status 503",
+        f"| connections | {LIMITS.connections} |",
         f"| WebSocket connections | {rpc.MAX_CONNECTIONS} |",
         f"| concurrent calls of a WebSocket connection | {connection.MAX_CONCURRENT_CALLS} |",
         f"| calls in a JSON-RPC batch | {rpc.MAX_BATCH} |",
+        f"| responses of a batch | {rpc.BATCH_BYTES:,} bytes |",
+        f"| result of a JSON-RPC call | {rpc.RESULT_BYTES:,} bytes |",
         *(f"| `{right}` |" for right in Right),
         f"with up to {tokens.MAX_NAME_CHARS} characters, and can be repeated",
     )

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from flowkit.adapters.tokens import TokenStore
+    from flowkit.server.connection import Connection
 
 HOST = "127.0.0.1"
 PASSWORD = "hunter2-hunter2"
@@ -124,6 +125,28 @@ async def unwritable(call: Call, params: NoParams) -> Any:
     return object()
 
 
+def flooding(gate: Gate | None) -> Method:
+    """Return a method that sends notifications without end."""
+
+    async def notify(connection: Connection) -> None:
+        assert gate is not None
+        try:
+            while not connection.closed:
+                await connection.notify("event", {"text": " " * 1_000_000})
+        finally:
+            gate.ended.append("flood")
+
+    async def flood(call: Call, params: NoParams) -> bool:
+        """Send notifications without end."""
+        assert call.connection is not None
+        call.connection.spawn(notify(call.connection))
+        return True
+
+    return Method(
+        name="flood", needs=Right.FLOWS, params=NoParams, result=bool, call=flood, websocket_only=True
+    )
+
+
 def methods(gate: Gate | None = None) -> list[Method]:
     """Return the methods; those that wait for `gate` need one."""
 
@@ -194,6 +217,7 @@ def methods(gate: Gate | None = None) -> list[Method]:
             call=subscribe,
             websocket_only=True,
         ),
+        flooding(gate),
         Method(
             name="break",
             needs=Right.FLOWS,
@@ -229,7 +253,8 @@ async def serving(
         open_without_tokens=all(each.loopback for each in addresses),
         **({"clock": clock} if clock else {}),
     )
-    limits = {name: options.pop(name) for name in ("body_limit", "body_sec", "health") if name in options}
+    of_app = ("body_limit", "body_sec", "health", "max_calls")
+    limits = {name: options.pop(name) for name in of_app if name in options}
     app = create_app(
         routed or routes(gate), authenticator=authenticator, **{"health": lambda: True, **limits}
     )

@@ -9,7 +9,7 @@ import pytest
 from flowkit.adapters.tokens import TokenStore
 from flowkit.errors import ConfigError
 from flowkit.models.tokens import Right
-from flowkit.server.addresses import Address, is_loopback
+from flowkit.server.addresses import Address, is_loopback, names_loopback
 from flowkit.server.auth import CACHE_SEC, MAX_CACHED, Authenticator
 from flowkit.server.errors import Unauthorized
 from flowkit.testing import memory_database
@@ -43,6 +43,32 @@ def tokens() -> TokenStore:
 )
 def test_only_localhost_and_loopback_addresses_are_local(host: str, loopback: bool) -> None:
     assert is_loopback(host) == loopback
+
+
+HOSTS = {
+    True: ["localhost", "LOCALHOST:9652", "127.0.0.1", "127.9.9.9:1", "[::1]", "[::1]:65535"],
+    False: [
+        *("", ":80", "::1", "[127.0.0.1]", "[localhost]", "[::1%25lo]", "[::1", "[::1]x", "127.1", "0x7f.1"),
+        *("localhost:9652.evil.example", "localhost:", "localhost:65536", "localhost:-1", "localhost:1:2"),
+        *(
+            "evil.example@localhost",
+            "localhost@evil.example",
+            "localhost#evil.example",
+            "localhost/evil.example",
+        ),
+        *("localhost.", "localhost.evil.example", "localhost, evil.example", " localhost", "localhost\n"),
+        *("localhost:١", "ｌocalhost", "localhost:9652\\evil.example"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("header", "loopback"), [(host, loopback) for loopback, hosts in HOSTS.items() for host in hosts]
+)
+def test_host_of_a_call_is_exactly_a_loopback_host_with_or_without_a_port(
+    header: str, loopback: bool
+) -> None:
+    assert names_loopback(header) == loopback
 
 
 def test_port_has_16_bits() -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import ssl
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -14,19 +15,24 @@ import pytest
 import pytest_asyncio
 import trustme
 from starlette.applications import Starlette
+from starlette.responses import StreamingResponse
 
 from flowkit.adapters.tokens import TokenStore
 from flowkit.errors import ConfigError, StoreUnavailable
 from flowkit.models.tokens import Right
 from flowkit.server.addresses import Address
+from flowkit.server.protocols import ClientLimits
+from flowkit.server.rights import HttpRoute, Open
 from flowkit.server.serving import HttpServer, Tls
 from flowkit.testing import memory_database
-from tests.integration.harness import eventually
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually
 from tests.server.servers import HOST, PASSWORD, Gate, rpc, serving, url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
+
+    from starlette.requests import Request
 
     from flowkit.cli.running import LongRunning
 
@@ -181,6 +187,110 @@ async def answered(value: bool) -> bool:
     return value
 
 
+# --- clients that occupy the server -------------------------------------------------------------------------------
+
+HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+
+
+async def opened(server: HttpServer, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return a connection on which these bytes were sent."""
+    reader, writer = await asyncio.open_connection(HOST, server.bound[0].port)
+    writer.write(sent)
+    await writer.drain()
+    return reader, writer
+
+
+async def received(reader: asyncio.StreamReader) -> bytes:
+    """Return what the server sends until it closes the connection."""
+    found = b""
+    with suppress(ConnectionResetError):  # what the client has sent since was not read
+        while part := await reader.read(65_536):
+            found += part
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sent", "responses"),
+    [
+        (b"", 0),
+        (HEAD, 0),
+        (HEAD + b"\r\n" + HEAD, 1),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n ", 1),
+    ],
+    ids=["nothing", "first call", "second call", "body after the response"],
+)
+async def test_client_that_does_not_finish_a_call_is_cut_off(sent: bytes, responses: int) -> None:
+    tokens = TokenStore(memory_database())
+    await tokens.create(rights={Right.OPERATOR})
+    async with serving(tokens, Gate(), limits=ClientLimits(header_sec=0.3)) as server:
+        reader, writer = await opened(server, sent)
+        ended = asyncio.create_task(received(reader))
+        while not ended.done():
+            if sent:
+                writer.write(b"x")
+            await asyncio.wait({ended}, timeout=0.02)
+        assert (await ended).count(b"HTTP/1.1 ") == responses
+        writer.close()
+
+
+async def test_connections_that_wait_keep_nobody_out() -> None:
+    limits = ClientLimits(connections=3)
+    async with (
+        aiohttp.ClientSession() as client,
+        serving(TokenStore(memory_database()), Gate(), limits=limits) as server,
+    ):
+        flood = [await opened(server, HEAD) for _ in range(20)]
+        front = Front(server, Gate(), "", client)
+        assert (await without_token(front, {}))[0] == 200
+        assert (await front.request("GET", "/health"))[0] == 200
+        closed = [reader for reader, _ in flood[:17]]
+        assert [await received(reader) for reader in closed] == [b""] * 17
+        for _, writer in flood:
+            writer.close()
+
+
+async def test_health_is_served_while_too_many_calls_are_in_flight() -> None:
+    gate = Gate()
+    limits = ClientLimits(connections=2)
+    async with (
+        aiohttp.ClientSession() as client,
+        serving(TokenStore(memory_database()), gate, limits=limits, max_calls=2) as server,
+    ):
+        front = Front(server, gate, "", client)
+        calls = [asyncio.create_task(without_token(front, {}, call=rpc("wait"))) for _ in range(2)]
+        await eventually(lambda: answered(gate.waiting == 2))
+        found = await without_token(front, {})
+        assert codes(found) == (503, "too_many_calls")
+        assert found[2]["Connection"] == "close"
+        for _ in range(3):
+            assert (await front.request("GET", "/health"))[:2] == (200, {"ok": True})
+        gate.opened.set()
+        assert [(await call)[1]["result"] for call in calls] == ["done"] * 2
+        assert (await without_token(front, {}))[0] == 200
+
+
+async def test_client_that_does_not_read_its_response_is_cut_off() -> None:
+    ended = asyncio.Event()
+
+    async def flood(request: Request) -> StreamingResponse:
+        async def parts() -> AsyncIterator[bytes]:
+            try:
+                for _ in range(20):
+                    yield b" " * 1_000_000
+            finally:
+                ended.set()
+
+        return StreamingResponse(parts())
+
+    limits = ClientLimits(read_sec=0.3)
+    async with serving(
+        TokenStore(memory_database()), Gate(), limits=limits, routed=[HttpRoute("/", flood, needs=Open.TOKEN)]
+    ) as server:
+        _, writer = await opened(server, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await asyncio.wait_for(ended.wait(), EVENT_TIMEOUT_SEC)
+        writer.close()
+
+
 # --- the log ------------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +371,7 @@ async def test_page_of_the_server_itself_may_call_it(local: Front) -> None:
         ({"Host": "localhost:x@evil.example"}, 403, "host_not_allowed"),
         ({"Host": "[::1"}, 403, "host_not_allowed"),
         ({"Host": ""}, 403, "host_not_allowed"),
+        ({"Host": "localhost:9652.evil.example"}, 403, "host_not_allowed"),
         ({"Origin": "https://evil.example"}, 403, "origin_not_allowed"),
         ({"Origin": "http://localhost:3000"}, 403, "origin_not_allowed"),
         ({"Origin": "null"}, 403, "origin_not_allowed"),
@@ -274,10 +385,21 @@ async def test_call_of_another_web_page_is_rejected(
     assert codes(await without_token(local, headers)) == (status, code)
 
 
-async def test_websocket_of_another_web_page_is_rejected(local: Front) -> None:
+async def test_header_of_a_web_page_must_not_be_repeated(local: Front) -> None:
+    repeated = [("Origin", "https://evil.example"), ("Origin", url(local.server, ""))]
+    async with local.client.post(url(local.server), json=rpc("who"), headers=repeated) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (400, "repeated_header")
+
+
+async def test_websocket_of_another_web_page_is_rejected_with_one_line_in_the_log(
+    local: Front, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
         await local.client.ws_connect(url(local.server), headers={"Origin": "https://evil.example"})
     assert caught.value.status == 403
+    lines = [(each.levelname, each.getMessage().partition(" ms")[0][:16]) for each in caplog.records]
+    assert lines == [("INFO", "WEBSOCKET / 403 ")]
 
 
 async def test_outage_of_the_database_returns_503(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +476,7 @@ async def test_tls_files_that_cannot_be_used_are_reported(tmp_path: Path) -> Non
             await HttpServer(Starlette(), [Address(host=HOST, port=0)], tls=tls).start()
 
 
-async def test_tls_server_serves_https(tmp_path: Path) -> None:
+async def test_tls_server_serves_https_and_cuts_off_handshakes(tmp_path: Path) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert(HOST)
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -370,3 +492,8 @@ async def test_tls_server_serves_https(tmp_path: Path) -> None:
         client.get(f"https://{server.bound[0]}/health", ssl=trusting) as response,
     ):
         assert await response.json() == {"ok": True}
+    limits = ClientLimits(header_sec=0.2)
+    async with serving(TokenStore(memory_database()), Gate(), tls=tls, limits=limits) as server:
+        reader, writer = await opened(server, b"\x16")
+        assert await received(reader) == b""
+        writer.close()

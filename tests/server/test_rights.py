@@ -250,9 +250,10 @@ class Closed:
     async def notify(self, *given: Any) -> None:
         """Send nothing."""
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def subscribe(self, subject: str, work: Coroutine[Any, Any, None]) -> bool:
         """Run nothing."""
         work.close()
+        return True
 
 
 async def code_of(dispatcher: Dispatcher, method: str, params: Any, caller: Caller) -> int:

@@ -13,8 +13,10 @@ from pydantic import BaseModel
 from flowkit.models.tokens import Right
 from flowkit.server.auth import Caller
 from flowkit.server.rpc import (
+    BATCH_BYTES,
     MAX_BATCH,
     MAX_PROBLEMS,
+    RESULT_BYTES,
     AlreadyExists,
     Call,
     DagCycle,
@@ -24,10 +26,12 @@ from flowkit.server.rpc import (
     InvalidParams,
     InvalidRequest,
     InvalidTransition,
+    LimitExceeded,
     Method,
     MethodNotFound,
     NoParams,
     NotFound,
+    Params,
     ParseError,
     PermissionDenied,
     RpcError,
@@ -209,6 +213,49 @@ async def test_calls_of_a_batch_run_in_order_and_an_invalid_one_stops_no_other()
     assert first == {"jsonrpc": "2.0", "id": "x", "result": {"total": 1}}
     assert (second["id"], second["error"]["code"]) == (None, -32600)
     assert (third["id"], third["error"]["code"]) == ("y", -32601)
+
+
+class Blob(Params):
+    """A size."""
+
+    size: int
+
+
+async def blob(call: Call, params: Blob) -> str:
+    """Return a text of a size."""
+    BLOBS.append(params.size)
+    return "x" * params.size
+
+
+BLOBS: list[int] = []
+BLOB = Dispatcher([Method(name="blob", needs=Right.FLOWS, params=Blob, result=str, call=blob)])
+
+
+async def test_calls_are_not_made_after_large_responses_of_their_batch() -> None:
+    BLOBS.clear()
+    sizes = [1, BATCH_BYTES - 1_000_000, 1_000_000, 2, 3]
+    calls = [rpc("blob", {"size": size}, size) for size in sizes]
+    del calls[1]["id"]  # a notification counts, too
+    found = await BLOB.dispatch(json.dumps([*calls, {"nonsense": 1}]), CALL)
+    assert found is not None
+    responses = json.loads(found[0])
+    assert BLOBS == sizes[:3]
+    assert [each["id"] for each in responses] == [1, 1_000_000, 2, 3, None]
+    error = responses[2]["error"]
+    assert (error["code"], error["data"]) == (LimitExceeded.code, {"limit": BATCH_BYTES})
+    assert "the call was not made, because the responses before it in the batch have 4,000,000 bytes" in str(
+        error
+    )
+
+
+async def test_result_over_the_limit_is_left_out() -> None:
+    found = None
+    for size, code in ((RESULT_BYTES - 2, 0), (RESULT_BYTES - 1, LimitExceeded.code)):
+        found = await BLOB.dispatch(json.dumps(rpc("blob", {"size": size})), CALL)
+        assert found is not None
+        assert found[1] == (code,)
+    assert found is not None
+    assert "its result has 16,000,001 bytes, more than 16,000,000; ask for less at once" in found[0]
 
 
 async def test_batch_of_notifications_has_no_response() -> None:

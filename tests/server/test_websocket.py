@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
+from uvicorn.server import ServerState
 
 from flowkit.adapters.tokens import TokenStore
 from flowkit.models.tokens import Right
 from flowkit.server.auth import CACHE_SEC
 from flowkit.server.connection import MAX_CONCURRENT_CALLS
+from flowkit.server.protocols import ClientLimits, ServerConfig, WebSocketProtocol
 from flowkit.testing import memory_database
 from tests.integration.harness import eventually
 from tests.server.servers import PASSWORD, Gate, routes, rpc, serving, url
@@ -120,6 +123,50 @@ async def test_message_over_the_limit_closes_the_connection(
         await connection.send_str(" " * (LIMIT + 1))
         assert (await connection.receive()).type is aiohttp.WSMsgType.CLOSE
         assert connection.close_code == 1009
+
+
+async def test_text_that_is_not_utf8_closes_the_connection_without_a_line_in_the_log(
+    front: Front, client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with front.connect(client) as connection:
+        await connection.send_frame(b"\xff", aiohttp.WSMsgType.TEXT)
+        assert (await connection.receive()).type is aiohttp.WSMsgType.CLOSE
+        assert connection.close_code == 1007
+    assert caplog.records == []
+
+
+async def test_client_that_does_not_read_is_cut_off() -> None:
+    gate = Gate()
+    limits = ClientLimits(read_sec=0.3)
+    async with (
+        aiohttp.ClientSession() as session,
+        serving(TokenStore(memory_database()), gate, limits=limits) as server,
+        session.ws_connect(url(server), max_msg_size=0) as connection,
+    ):
+        await connection.send_json(rpc("flood"))
+        await eventually(lambda: has_ended(gate))
+
+
+async def test_pongs_for_a_client_that_does_not_read_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ServerConfig(None, ClientLimits(), log_config=None)
+    protocol = WebSocketProtocol(config, ServerState(), {})
+    sent: list[bytes] = []
+    transport: Any = SimpleNamespace(write=sent.append, is_closing=lambda: False, abort=lambda: None)
+    protocol.transport = transport
+    protocol.pause_writing()
+    for number in range(3):
+        monkeypatch.setattr(protocol.conn, "data_to_send", lambda number=number: [b"pong %d" % number])
+        protocol.handle_ping()
+    assert sent == []
+    protocol.resume_writing()
+    protocol.handle_ping()
+    assert sent == [b"pong 2", b"pong 2"]
+
+
+async def has_ended(gate: Gate) -> bool:
+    """Return whether the notifications have ended."""
+    return gate.ended == ["flood"]
 
 
 async def test_subscription_notifies_until_its_connection_closes(

@@ -55,6 +55,29 @@ def test_other_methods_are_rejected() -> None:
         assert respond(port, "POST")[0] == 501
 
 
+def test_clients_that_do_not_finish_their_request_keep_no_probe_out() -> None:
+    port = free_port()
+    with health_endpoint(DEFAULT_HEALTH_HOST, port, lambda: GOOD):
+        clients = [socket.create_connection((DEFAULT_HEALTH_HOST, port), timeout=30) for _ in range(60)]
+        for client in clients:
+            client.sendall(b"GET / HT")
+        assert respond(port)[0] == 200
+        assert clients[0].recv(1) == b""
+        for client in clients:
+            client.close()
+
+
+def test_client_that_sends_its_request_too_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowkit.cli.health._HealthServer.timeout_sec", 0.3)
+    port = free_port()
+    with (
+        health_endpoint(DEFAULT_HEALTH_HOST, port, lambda: GOOD),
+        socket.create_connection((DEFAULT_HEALTH_HOST, port), timeout=30) as client,
+    ):
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
+        assert client.recv(1) == b""
+
+
 def test_port_in_use_is_reported_with_the_option() -> None:
     with socket.create_server((DEFAULT_HEALTH_HOST, 0)) as server:
         port = server.getsockname()[1]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.adapters.flows import FLOWS, JOBS, MESSAGES, RUNNERS, FlowStore, key
+from flowkit.adapters.flows import FLOWS, JOBS, MESSAGES, RUNNERS, FlowStore, Listing, key
 from flowkit.errors import StoreUnavailable
 from flowkit.gateway import jobs
 from flowkit.gateway.jobs import JobHandler
@@ -133,7 +133,7 @@ async def test_a_node_that_the_gateway_has_not_started_fails_for_good_and_reads_
     assert f"node '{node_id}' of task '{task_id}' does not run a job: {cause}" in (result.error or "")
     assert world.sent.jobs == []
     assert not {"load", "page"} & {*world.reads}
-    assert await world.store.messages({}, 10) == []
+    assert await world.store.messages({}, after=None, limit=10) == Listing([], more=False)
 
 
 async def test_a_foreign_node_does_not_keep_the_run_from_its_jobs(world: World) -> None:

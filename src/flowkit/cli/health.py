@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -116,15 +117,50 @@ def _create_server(host: str, port: int, health: Callable[[], Reported]) -> Thre
 
 
 class _HealthServer(ThreadingHTTPServer):
+    """Serves each probe in a thread. Ends the connections that take too long, and the oldest one if there are too many."""
+
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 128
+    timeout_sec = 10.0
+    max_connections = 50
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._began: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in its own thread."""
+        with self._lock:
+            if len(self._began) >= self.max_connections:
+                self._end(next(iter(self._began)))
+            self._began[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection. Its thread calls this."""
+        with self._lock:
+            self._began.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End the connections that take too long. The serving thread calls this several times a second."""
+        latest = time.monotonic() - self.timeout_sec
+        with self._lock:
+            for request in [request for request, began in self._began.items() if began < latest]:
+                self._end(request)
+
+    def _end(self, request: socket.socket) -> None:
+        """Let the thread of a connection read its end."""
+        del self._began[request]
+        with suppress(OSError):  # the client has closed it
+            request.shutdown(socket.SHUT_RDWR)
 
 
 def _create_handler(health: Callable[[], Reported]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Returns the health for GET and HEAD."""
-
-        timeout = 10
 
         def do_GET(self) -> None:
             """Return status and body."""

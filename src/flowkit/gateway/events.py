@@ -26,7 +26,9 @@ LOOK_SEC: Final = 0.25
 """How often a gateway looks at a flow with subscribers."""
 IDLE_LOOK_SEC: Final = 1.0
 """How often it looks at a flow that does not run."""
-_SENT_AT_ONCE: Final = 500
+LOOKS: Final = 8
+"""At how many flows a gateway looks at the same time. With many flows, it looks less often at each."""
+_READ_AT_ONCE: Final = 500
 
 Fields = dict[str, Any]
 
@@ -37,6 +39,7 @@ class FlowEvents:
     def __init__(self, store: FlowStore) -> None:
         self._store = store
         self._logs: dict[str, EventLog] = {}
+        self._looks = asyncio.Semaphore(LOOKS)
 
     async def observe(self, flow: Fields) -> None:
         """Store the events of a flow up to now, before a new run hides them."""
@@ -50,7 +53,7 @@ class FlowEvents:
         try:
             while True:
                 await self._look_together(log)
-                after = await self._send_stored(flow_id, after, notify)
+                after = await self._send_stored(log, after, notify)
                 await asyncio.sleep(log.next_look - time.monotonic())
         finally:
             log.subscribers -= 1
@@ -62,15 +65,22 @@ class FlowEvents:
         async with log.turn:
             if time.monotonic() < log.next_look:
                 return
-            flow = await self._store.load(FLOWS, log.flow_id)
-            is_open = flow is not None and await self._look(log, flow)
+            async with self._looks:
+                flow = await self._store.load(FLOWS, log.flow_id)
+                is_open = flow is not None and await self._look(log, flow)
             log.next_look = time.monotonic() + (LOOK_SEC if is_open else IDLE_LOOK_SEC)
 
     async def _send_stored(
-        self, flow_id: str, after: int, notify: Callable[[str, Fields], Awaitable[None]]
+        self, log: EventLog, after: int, notify: Callable[[str, Fields], Awaitable[None]]
     ) -> int:
-        """Send the stored events after a sequence number, and return the number of the last one."""
-        while rows := await self._store.events(flow_id, after, _SENT_AT_ONCE):
+        """Send the stored events after a sequence number, and return the number of the last one.
+
+        A subscriber that has got all that the latest look has found costs no query.
+        """
+        while after < log.last:
+            rows = await self._store.events(log.flow_id, after, _READ_AT_ONCE)
+            if not rows:  # they were deleted
+                return after
             for row in rows:
                 event = FlowEvent(**{name: row[name] for name in _EVENT_FIELDS})
                 await notify("flow.event", event.model_dump(mode="json", by_alias=True))
@@ -80,13 +90,21 @@ class FlowEvents:
     async def _look(self, log: EventLog, flow: Fields) -> bool:
         """Store the missing events of a flow, and return whether its run is open."""
         while True:
-            log.read(await self._store.events(flow["_id"], log.last))
+            await self._read(log)
             latest = await read_latest(self._store, flow, every_dispatch=True)
             if latest is None or latest.run is None:
                 return False
             new = log.missing(latest, time.time())
             if not new or await self._store.append_events(new):
+                log.read(new)
                 return flow_status(latest.run) is FlowStatus.STARTED
+
+    async def _read(self, log: EventLog) -> None:
+        """Read the events that were stored since the latest look."""
+        while rows := await self._store.events(log.flow_id, log.last, _READ_AT_ONCE):
+            log.read(rows)
+            if len(rows) < _READ_AT_ONCE:
+                return
 
 
 class EventLog:

@@ -17,10 +17,15 @@ from flowkit.server.rpc import Params
 MAX_ID: Final = 2**32 - 1
 MAX_NODES: Final = 10_000
 """Largest number of nodes of a flow."""
+NODES_BYTES: Final = 6_000_000
+"""Largest size of the nodes of a flow, in bytes of JSON with all fields."""
 SCRIPT_CHARS: Final = 1_000_000
 DEFAULT_TIMEOUT_SEC: Final = 3_600.0
 MAX_PAGE: Final = 500
-"""Largest number of entries of a list."""
+"""Largest number of entries of a page."""
+MAX_ATTEMPT: Final = 1_000_000
+
+NEXT: Final = "Pass it as `after` for the next page. Null after the last one."
 
 Id = Annotated[int, Field(ge=0, le=MAX_ID, strict=True)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -295,6 +300,12 @@ class MessagePage(Params):
 
     context_id: Id
     flow_id: Id | None = None
+    after: str | None = Field(
+        default=None,
+        pattern=r"^[0-9]{1,12}/",
+        max_length=1_000,
+        description="List only messages after this place: `next` of the page before.",
+    )
     limit: int = Field(default=100, ge=1, le=MAX_PAGE, strict=True)
 
 
@@ -373,6 +384,13 @@ class OfJob(Params):
     caller_id: Id | None = None
 
 
+class JobAttempts(OfJob):
+    """A part of the attempts of a job."""
+
+    after: int = Field(default=0, ge=0, le=MAX_ATTEMPT, strict=True, description="List only later attempts.")
+    limit: int = Field(default=100, ge=1, le=MAX_PAGE, strict=True)
+
+
 class FlowSubscribe(InContext):
     """Parameters of `flow.subscribe`."""
 
@@ -401,7 +419,9 @@ class NodeView(Params):
     attempt: int = Field(description="Number of attempts that have begun, lost ones included.")
     waiting_on: list[str] = Field(description="Prerequisites that are not satisfied.")
     supervisor_url: str
-    error: str | None = None
+    error: str | None = Field(
+        default=None, description="Truncated if many jobs have failed; `job.result` has all of it."
+    )
     retry_at: Time | None = Field(default=None, description="When a failed job is tried again.")
 
 
@@ -493,6 +513,7 @@ class JobLogs(Params):
     run_id: str | None
     job_id: Id
     attempts: list[AttemptLog]
+    next: int | None = Field(description=NEXT)
 
 
 class Ping(Params):
@@ -541,36 +562,42 @@ class FlowEvent(Params):
 
 
 class Actors(Params):
-    """A list of actors."""
+    """A page of a list of actors."""
 
     actors: list[Actor]
+    next: Id | None = Field(description=NEXT)
 
 
 class Contexts(Params):
-    """A list of contexts."""
+    """A page of a list of contexts."""
 
     contexts: list[Context]
+    next: Id | None = Field(description=NEXT)
 
 
 class Runners(Params):
-    """A list of runners."""
+    """A page of a list of runners."""
 
     runners: list[Runner]
+    next: Id | None = Field(description=NEXT)
 
 
 class Jobs(Params):
-    """A list of jobs."""
+    """A page of a list of jobs."""
 
     jobs: list[Job]
+    next: Id | None = Field(description=NEXT)
 
 
 class Flows(Params):
-    """A list of flows."""
+    """A page of a list of flows."""
 
     flows: list[FlowSummary]
+    next: Id | None = Field(description=NEXT)
 
 
 class Messages(Params):
-    """A list of messages."""
+    """A page of a list of messages."""
 
     messages: list[Message]
+    next: str | None = Field(description=NEXT)

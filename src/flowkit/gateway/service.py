@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from temporalio.service import RPCError
 
 from flowkit import reason_codes
-from flowkit.adapters.flows import ACTORS, CONTEXTS, FLOWS, JOBS, MESSAGES, RUNNERS, key
+from flowkit.adapters.flows import ACTORS, CONTEXTS, FLOWS, JOBS, MESSAGES, RUNNERS, Listing, key
 from flowkit.attempt.workflows import Presence
 from flowkit.connection import TemporalUnavailable
+from flowkit.core.utils import dumps
 from flowkit.errors import ActionRejected, ConfigError, GraphError, RejectionCause, TaskIdTaken
 from flowkit.gateway import models
 from flowkit.gateway.events import FlowEvents
@@ -56,12 +57,14 @@ from flowkit.gateway.supervisors import SupervisorError, parse_destination
 from flowkit.models import TaskStatus
 from flowkit.models.actions import CHANGE_GRAPH, SATISFY
 from flowkit.models.ownership import task_owner
+from flowkit.server.connection import MAX_SUBSCRIPTIONS
 from flowkit.server.rpc import (
     AlreadyExists,
     DagCycle,
     DagMissingDependency,
     InvalidParams,
     InvalidTransition,
+    LimitExceeded,
     Method,
     NotFound,
     PermissionDenied,
@@ -69,7 +72,7 @@ from flowkit.server.rpc import (
     SupervisorTimeout,
     SupervisorUnreachable,
 )
-from flowkit.text import one_line, shown_address
+from flowkit.text import one_line, shown_address, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -86,6 +89,10 @@ _CONTEXT_SEC: Final = 2.0
 _CONTEXTS: Final = 1_000
 _ENGINE_SEC: Final = 30.0
 """How long an action waits for an engine."""
+_NAMED: Final = 20
+"""How many flows an error names."""
+_ERRORS_CHARS: Final = 2_000_000
+"""How many characters the errors in one state of a flow have together. Many errors are truncated."""
 _TRIES: Final = 10
 """How often a change of a flow is tried that other calls change at the same time."""
 
@@ -136,8 +143,8 @@ class Gateway:
 
     async def actor_list(self, call: Call, params: models.Page) -> models.Actors:
         """List the actors, in the order of their ids."""
-        found = await self._store.page(ACTORS, {}, after=params.after, limit=params.limit, by="_id")
-        return models.Actors(actors=[_actor(each) for each in found])
+        found = await self._store.listing(ACTORS, {}, after=params.after, limit=params.limit, by="_id")
+        return models.Actors(actors=[_actor(each) for each in found.rows], next=_next(found))
 
     async def context_create(self, call: Call, params: models.ContextCreate) -> models.Context:
         """Create a context, or replace it. An operator creates one, and its admins may replace it."""
@@ -159,8 +166,8 @@ class Gateway:
         wanted: Fields = {}
         if not call.caller.is_operator:
             wanted = {"$or": [{name: actor} for name in ("admins", "executors", "readers")]}
-        found = await self._store.page(CONTEXTS, wanted, after=params.after, limit=params.limit, by="_id")
-        return models.Contexts(contexts=[_context(each) for each in found])
+        found = await self._store.listing(CONTEXTS, wanted, after=params.after, limit=params.limit, by="_id")
+        return models.Contexts(contexts=[_context(each) for each in found.rows], next=_next(found))
 
     # --- runners
 
@@ -191,8 +198,8 @@ class Gateway:
     async def runner_list(self, call: Call, params: models.ContextPage) -> models.Runners:
         """List the runners of a context, in the order of their ids."""
         await self._permit(call, "runner.list", params.context_id)
-        found = await self._store.page(RUNNERS, _in(params), after=params.after, limit=params.limit)
-        return models.Runners(runners=[_runner(each) for each in found])
+        found = await self._store.listing(RUNNERS, _in(params), after=params.after, limit=params.limit)
+        return models.Runners(runners=[_runner(each) for each in found.rows], next=_next(found))
 
     async def runner_ping(self, call: Call, params: models.InContext) -> models.Ping:
         """Ask a supervisor for its runners."""
@@ -234,8 +241,8 @@ class Gateway:
     async def job_list(self, call: Call, params: models.CallerPage) -> models.Jobs:
         """List the jobs of a context, or those of one caller, in the order of their ids."""
         await self._permit(call, "job.list", params.context_id)
-        found = await self._store.page(JOBS, _in(params), after=params.after, limit=params.limit)
-        return models.Jobs(jobs=[_job(each) for each in found])
+        found = await self._store.listing(JOBS, _in(params), after=params.after, limit=params.limit)
+        return models.Jobs(jobs=[_job(each) for each in found.rows], next=_next(found))
 
     async def job_result(self, call: Call, params: models.OfJob) -> JobResult:
         """Return the result of a job in the latest run of its flow."""
@@ -247,8 +254,7 @@ class Gateway:
         if state.status is NodeStatus.COMPLETED:
             stored = await self._store.result(latest.flow["task_id"], str(node.id), RESULT_UID)
         elif state.status is NodeStatus.FAILED:
-            rows = await self._store.dispatches(latest.flow["task_id"], [node.id])
-            error = (rows[-1].get("error") if rows else None) or task_node.error
+            error = await self._store.latest_error(latest.flow["task_id"], node.id) or task_node.error
         return JobResult(
             flow_id=latest.flow["id"],
             run_id=latest.id,
@@ -260,24 +266,20 @@ class Gateway:
             finished_at=_whole(task_node.finished_at),
         )
 
-    async def job_logs(self, call: Call, params: models.OfJob) -> models.JobLogs:
-        """Return the logs of the attempts of a job in the latest run of its flow."""
+    async def job_logs(self, call: Call, params: models.JobAttempts) -> models.JobLogs:
+        """Return the logs of the attempts of a job in the latest run of its flow, oldest first."""
         latest, node = await self._node_of(call, "job.logs", params)
-        rows = await self._store.dispatches(latest.flow["task_id"], [node.id]) if latest.run else []
+        found = Listing([], more=False)
+        if latest.run:
+            task_id = latest.flow["task_id"]
+            found = await self._store.attempts(task_id, node.id, skip=params.after, limit=params.limit)
+        attempts = [_attempt(number, row) for number, row in enumerate(found.rows, params.after + 1)]
         return models.JobLogs(
             flow_id=latest.flow["id"],
             run_id=latest.id,
             job_id=node.id,
-            attempts=[
-                models.AttemptLog(
-                    attempt=number,
-                    transport_id=row["transport_id"],
-                    outcome=row["outcome"],
-                    logs=row.get("logs"),
-                    error=row.get("error"),
-                )
-                for number, row in enumerate(rows, 1)
-            ],
+            attempts=attempts,
+            next=attempts[-1].attempt if found.more else None,
         )
 
     async def _node_of(self, call: Call, method: str, params: models.OfJob) -> tuple[LatestRun, FlowNode]:
@@ -298,8 +300,11 @@ class Gateway:
             raise NotFound(f"no flow has job {params.id}", {"context_id": params.context_id, "id": params.id})
         if len(flows) > 1:
             ids = sorted(flow["id"] for flow in flows)
-            raise _invalid("flow_id", None, f"is needed, because the flows {ids} have job {params.id}")
-        return flows[0]
+            more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+            raise _invalid(
+                "flow_id", None, f"is needed, because the flows {ids[:_NAMED]}{more} have job {params.id}"
+            )
+        return await self._flow(params.context_id, flows[0]["id"])
 
     # --- flows
 
@@ -389,12 +394,15 @@ class Gateway:
         return _flow(await self._latest(flow))
 
     async def flow_list(self, call: Call, params: models.FlowPage) -> models.Flows:
-        """List the flows of a context, in the order of their ids. With `status`, a page may have fewer entries."""
+        """List the flows of a context, in the order of their ids. With `status`, a page may have no entry and a next one."""
         await self._permit(call, "flow.list", params.context_id)
-        found = await self._store.page(FLOWS, _in(params), after=params.after, limit=params.limit)
-        statuses = await self._store.task_statuses([each["task_id"] for each in found if each["task_id"]])
-        listed = [_summary(each, statuses.get(each["task_id"])) for each in found]
-        return models.Flows(flows=[each for each in listed if params.status in {None, each.status}])
+        found = await self._store.listing(FLOWS, _in(params), after=params.after, limit=params.limit)
+        statuses = await self._store.task_statuses(
+            [each["task_id"] for each in found.rows if each["task_id"]]
+        )
+        listed = [_summary(each, statuses.get(each["task_id"])) for each in found.rows]
+        shown = [each for each in listed if params.status in {None, each.status}]
+        return models.Flows(flows=shown, next=_next(found))
 
     async def flow_status(self, call: Call, params: models.InContext) -> models.FlowView:
         """Return the state of the latest run of a flow."""
@@ -526,12 +534,17 @@ class Gateway:
         """Send the events of a flow as notifications `flow.event`, over this WebSocket, until it closes.
 
         With `after`, events that were sent before are left out. A client that reconnects with the `seq` of the last
-        event that it has seen misses none.
+        event that it has seen misses none. A second subscription to a flow replaces the first one.
         """
         flow = await self._permitted(call, "flow.subscribe", params)
         latest = await self._latest(flow)
         assert call.connection is not None
-        call.connection.spawn(self.events.send(flow["_id"], params.after, call.connection.notify))
+        sending = self.events.send(flow["_id"], params.after, call.connection.notify)
+        if not call.connection.subscribe(flow["_id"], sending):
+            raise LimitExceeded(
+                f"the connection has subscriptions to {MAX_SUBSCRIPTIONS} flows; open another one for further flows",
+                {"limit": MAX_SUBSCRIPTIONS},
+            )
         return models.Subscription(
             flow_id=flow["id"], run_id=latest.id, status=flow_status(latest.run), after=params.after
         )
@@ -566,8 +579,8 @@ class Gateway:
         wanted = {"context_id": params.context_id} | (
             {} if params.flow_id is None else {"flow_id": params.flow_id}
         )
-        found = await self._store.messages(wanted, params.limit)
-        return models.Messages(messages=[_message(each) for each in found])
+        found = await self._store.messages(wanted, after=_place_of(params.after), limit=params.limit)
+        return models.Messages(messages=[_message(each) for each in found.rows], next=_next_place(found))
 
     async def message_status(self, call: Call, params: models.ByMessage) -> models.MessageState:
         """Return how far a message is."""
@@ -709,8 +722,8 @@ class Gateway:
             )
 
     async def _jobs(self, flow: Mapping[str, Any], ids: Collection[int]) -> dict[int, Fields]:
-        """Return the jobs of a flow by id. Raise NotFound if some do not exist."""
-        found = await self._store.jobs(flow["context_id"], flow["caller_id"], ids)
+        """Return the limits of the jobs of a flow by id. Raise NotFound if some do not exist."""
+        found = await self._store.job_limits(flow["context_id"], flow["caller_id"], ids)
         if missing := [id for id in ids if id not in found]:
             raise NotFound(
                 f"actor {flow['caller_id']} has no jobs {missing} in context {flow['context_id']}; create them first",
@@ -729,6 +742,11 @@ class Gateway:
         """Raise the error of the first problem of the nodes of a flow."""
         if not nodes:
             raise _invalid("flow.jobs", [], "must name at least one job")
+        if len(nodes) > models.MAX_NODES:
+            raise _invalid("nodes", len(nodes), f"are more than {models.MAX_NODES:,}; split the flow")
+        if (size := len(dumps([_dump(node) for node in nodes]))) > models.NODES_BYTES:
+            problem = f"have more than {models.NODES_BYTES:,} bytes of JSON; split the flow"
+            raise _invalid("nodes", f"{size:,} bytes", problem)
         seen: set[int] = set()
         for node in nodes:
             if node.id in seen:
@@ -775,7 +793,7 @@ def methods(gateway: Gateway) -> list[Method]:
         ("job.load", m.OfCaller, m.Job, g.job_load, load),
         ("job.list", m.CallerPage, m.Jobs, g.job_list, load),
         ("job.result", m.OfJob, m.JobResult, g.job_result, (*load, InvalidParams)),
-        ("job.logs", m.OfJob, m.JobLogs, g.job_logs, (*load, InvalidParams)),
+        ("job.logs", m.JobAttempts, m.JobLogs, g.job_logs, (*load, InvalidParams)),
         ("flow.create", m.FlowCreate, m.Flow, g.flow_create, (*create, InvalidTransition, *dag[1:])),
         ("flow.add_nodes", m.FlowAdd, m.FlowDag, g.flow_add_nodes, (*change, InvalidParams, *dag)),
         ("flow.load", m.InContext, m.Flow, g.flow_load, load),
@@ -874,6 +892,34 @@ def _dump(node: FlowNode) -> Fields:
 # --- results ----------------------------------------------------------------------------------------------------
 
 
+def _next(found: Listing) -> int | None:
+    """Return the id after which the next page begins; None after the last one."""
+    return found.rows[-1]["id"] if found.more else None
+
+
+def _next_place(found: Listing) -> str | None:
+    """Return the place after which the next page of messages begins; None after the last one."""
+    return f"{found.rows[-1]['created_at']}/{found.rows[-1]['_id']}" if found.more else None
+
+
+def _place_of(text: str | None) -> tuple[int, str] | None:
+    """Return time and id of a place of `_next_place`."""
+    if text is None:
+        return None
+    created_at, _, id = text.partition("/")
+    return int(created_at), id
+
+
+def _attempt(number: int, row: Mapping[str, Any]) -> models.AttemptLog:
+    return models.AttemptLog(
+        attempt=number,
+        transport_id=row["transport_id"],
+        outcome=row["outcome"],
+        logs=row.get("logs"),
+        error=row.get("error"),
+    )
+
+
 def _pick(kind: type[BaseModel], stored: Mapping[str, Any]) -> Fields:
     return {name: stored[name] for name in kind.model_fields if name in stored}
 
@@ -930,6 +976,7 @@ def _task_node(latest: LatestRun, node: FlowNode) -> TaskNode:
 
 def _node_views(latest: LatestRun) -> dict[str, NodeView]:
     states = node_states(latest.nodes, latest.run)
+    failures = sum(state.status is NodeStatus.FAILED for state in states.values())
     found = {}
     for node in latest.nodes:
         state, task_node = states[node.id], _task_node(latest, node)
@@ -940,7 +987,7 @@ def _node_views(latest: LatestRun) -> dict[str, NodeView]:
             attempt=task_node.epoch,
             waiting_on=waiting_on(node, latest.run),
             supervisor_url=node.supervisor_url,
-            error=task_node.error if failed else None,
+            error=truncate(task_node.error or "", _ERRORS_CHARS // failures) or None if failed else None,
             retry_at=_whole(task_node.retry_at) if failed else None,
         )
     return found

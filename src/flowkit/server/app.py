@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from flowkit.core.utils import dumps
 from flowkit.errors import StoreUnavailable
-from flowkit.server.addresses import is_loopback
+from flowkit.server.addresses import names_loopback
 from flowkit.server.errors import HttpError, Unauthorized, log_unexpected
 from flowkit.server.rights import HttpRoute, Open, public_paths
 from flowkit.text import printable, printed, truncate
@@ -40,11 +40,17 @@ BODY_LIMIT = 4_000_000
 BODY_SEC = 30.0
 """Within this time, a client must have sent the body of its request."""
 
+MAX_CALLS = 500
+"""Maximum number of calls in flight, WebSocket connections included; beyond it, the server returns status 503."""
+
 HEALTH_PATH = "/health"
 
 _MAX_PATH_CHARS = 200
 _POLICY_VIOLATION, _INTERNAL_ERROR, _TRY_AGAIN_LATER = 1008, 1011, 1013
 """Close codes of WebSocket connections."""
+
+_CHECKED = (b"host", b"origin", b"content-type")
+"""The headers that show which web page has caused a call."""
 
 _logger = logging.getLogger("flowkit.server")
 
@@ -56,12 +62,14 @@ def create_app(
     health: Callable[[], bool],
     body_limit: int = BODY_LIMIT,
     body_sec: float = BODY_SEC,
+    max_calls: int = MAX_CALLS,
 ) -> Starlette:
     """Return the application with the given routes, to which only authenticated calls come, and `/health`.
 
     Raise TypeError if a route does not declare what it needs (`flowkit.server.rights`).
     `health` says whether the process is healthy: `/health` returns 200 or 503, and needs no token. A body of more than
-    `body_limit` bytes gets status 413, and one that takes more than `body_sec` seconds 408.
+    `body_limit` bytes gets status 413, and one that takes more than `body_sec` seconds 408. While `max_calls` are in
+    flight, others get 503, except those of `/health`.
     """
 
     async def respond_health(request: Request) -> Response:
@@ -75,6 +83,7 @@ def create_app(
         public=public_paths(served),
         body_limit=body_limit,
         body_sec=body_sec,
+        max_calls=max_calls,
     )
     return Starlette(
         routes=served,
@@ -106,12 +115,15 @@ class _Entrance:
         public: frozenset[str],
         body_limit: int,
         body_sec: float,
+        max_calls: int,
     ) -> None:
         self._app = app
         self._authenticator = authenticator
         self._public = public
         self._body_limit = body_limit
         self._body_sec = body_sec
+        self._max_calls = max_calls
+        self._calls = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request or one WebSocket connection."""
@@ -141,6 +153,16 @@ class _Entrance:
         """Let the request in, with its caller in the scope as `user`. Raise HttpError if it is not acceptable."""
         if scope["type"] == "http" and scope["path"] in self._public:
             return await self._app(scope, receive, response.send)
+        if self._calls >= self._max_calls:
+            text = f"{self._max_calls} calls are in flight; try again later"
+            raise HttpError(503, "too_many_calls", text, ((b"connection", b"close"),))
+        self._calls += 1
+        try:
+            await self._run_counted(scope, receive, response)
+        finally:
+            self._calls -= 1
+
+    async def _run_counted(self, scope: Scope, receive: Receive, response: _Response) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         caller = await self._find_caller(headers)
         if caller.token_id is None:
@@ -174,8 +196,9 @@ def _refuse_web_pages(scope: Scope, headers: dict[bytes, bytes]) -> None:
     A server that needs no token would otherwise obey every page: one that sends a form, one that opens a WebSocket,
     and one whose host name resolves to this machine (DNS rebinding).
     """
+    _refuse_repeated(scope)
     host = headers.get(b"host", b"").decode("latin-1")
-    if not _names_loopback(host):
+    if not names_loopback(host):
         raise HttpError(
             403,
             "host_not_allowed",
@@ -194,11 +217,11 @@ def _refuse_web_pages(scope: Scope, headers: dict[bytes, bytes]) -> None:
         raise HttpError(415, "unsupported_media_type", "send the header 'Content-Type: application/json'")
 
 
-def _names_loopback(host: str) -> bool:
-    try:
-        return is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        return False
+def _refuse_repeated(scope: Scope) -> None:
+    """Raise HttpError for a header that occurs twice, of which the check and a proxy might read different ones."""
+    names = Counter(name for name, _ in scope["headers"])
+    if repeated := [name.decode() for name in _CHECKED if names[name] > 1]:
+        raise HttpError(400, "repeated_header", f"the header {repeated[0]} occurs twice; send it once")
 
 
 def _own_origins(host: str) -> tuple[str, str]:

@@ -23,6 +23,9 @@ MAX_CONCURRENT_CALLS = 16
 MAX_WAITING_CALLS = 64
 """Number of calls, running and waiting, from which on the server stops reading the connection."""
 
+MAX_SUBSCRIPTIONS = 100
+"""Maximum number of subscriptions of a connection."""
+
 _INTERNAL_ERROR = 1011
 
 
@@ -39,6 +42,7 @@ class Connection:
         self._running = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
         self._room = asyncio.Semaphore(MAX_WAITING_CALLS)
         self._spawned: set[asyncio.Task[None]] = set()
+        self._subscriptions: dict[str, asyncio.Task[None]] = {}
         self._on_close: list[Callable[[], Awaitable[None]]] = []
         self._closed = False
 
@@ -51,14 +55,35 @@ class Connection:
         """Send a notification. Wait while the client is slow to read; do nothing if the connection is closed."""
         await self._send(dumps({"jsonrpc": "2.0", "method": method, "params": params}).decode())
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine until it ends or the connection closes. If it fails, log that and close the connection."""
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """Run a coroutine until it ends or the connection closes. If it fails, log that and close the connection.
+
+        Return its task; None if the connection is closed.
+        """
         if self._closed:
             work.close()
-            return
+            return None
         task = asyncio.create_task(self._watch(work))
         self._spawned.add(task)
         task.add_done_callback(self._spawned.discard)
+        task.add_done_callback(lambda _: work.close())  # if it was cancelled before it began
+        return task
+
+    def subscribe(self, subject: str, work: Coroutine[Any, Any, None]) -> bool:
+        """Run a coroutine as `spawn` does, and end the one that has run for the same subject.
+
+        Return False, without running it, if the connection has subscriptions to MAX_SUBSCRIPTIONS other subjects.
+        """
+        earlier = self._subscriptions.pop(subject, None)
+        if earlier is not None:
+            earlier.cancel()
+        if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
+            work.close()
+            return False
+        task = self.spawn(work)
+        if task is not None:
+            self._subscriptions[subject] = task
+        return True
 
     def on_close(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Call an async function when the connection has closed, after the tasks of `spawn` have ended."""
@@ -83,10 +108,12 @@ class Connection:
 
     async def _call(self, answer: Callable[[str | None], Awaitable[str | None]], text: str | None) -> None:
         try:
-            async with self._running:
+            async with (
+                self._running
+            ):  # also while it is sent: a client that does not read gets no further response
                 response = await answer(text)
-            if response is not None:
-                await self._send(response)
+                if response is not None:
+                    await self._send(response)
         finally:
             self._room.release()
 

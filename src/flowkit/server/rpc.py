@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 MAX_BATCH = 100
 """Maximum number of calls in a batch."""
 
+BATCH_BYTES = 4_000_000
+"""Number of bytes of the responses of a batch from which on its further calls are not made."""
+
+RESULT_BYTES = 16_000_000
+"""Maximum size of the result of one call, in bytes of JSON."""
+
 MAX_CONNECTIONS = 200
 """Maximum number of WebSocket connections at the same time; beyond it, the server returns status 503."""
 
@@ -123,6 +129,13 @@ class InvalidTransition(RpcError):
 
     code = -32004
     name = "InvalidTransition"
+
+
+class LimitExceeded(RpcError):
+    """A limit of the server does not allow the call or its result; the message says which, and what to do."""
+
+    code = -32005
+    name = "LimitExceeded"
 
 
 class StorageError(RpcError):
@@ -298,18 +311,31 @@ class Dispatcher(AsyncDispatcher[Call]):
             return _as_message(_respond_error(None, ParseError(f"the message is not JSON: {error}")))
         if not isinstance(message, list):
             response = await self._respond(message, context)
-            return response and _as_message(response)
+            return None if _is_notification(message) else _as_message(response)
         if not 0 < len(message) <= MAX_BATCH:
             size = count_of(len(message), "call")
             problem = InvalidRequest(f"the batch has {size}; send batches of 1 to {MAX_BATCH} calls")
             return _as_message(_respond_error(None, problem))
-        given = [await self._respond(element, context) for element in message]
-        responses = [response for response in given if response is not None]
+        responses = await self._respond_to_batch(message, context)
         text = b"[%s]" % b",".join(text for text, _ in responses)
         return (text.decode(), tuple(code for _, code in responses)) if responses else None
 
-    async def _respond(self, element: Any, context: Call) -> tuple[bytes, int] | None:
-        """Run one call. Return its response and the code of its error, 0 for a success; None for a notification."""
+    async def _respond_to_batch(self, batch: list[Any], context: Call) -> list[tuple[bytes, int]]:
+        """Run calls until their responses, those of notifications included, have BATCH_BYTES bytes."""
+        responses = []
+        size = 0
+        for element in batch:
+            if size < BATCH_BYTES:
+                response = await self._respond(element, context)
+                size += len(response[0])
+            else:
+                response = _respond_error(_id_of(element), _not_made())
+            if not _is_notification(element):
+                responses.append(response)
+        return responses
+
+    async def _respond(self, element: Any, context: Call) -> tuple[bytes, int]:
+        """Run one call. Return its response and the code of its error, 0 for a success."""
         call_id = _id_of(element)
         problem = request_problem(element)
         if problem:
@@ -317,20 +343,32 @@ class Dispatcher(AsyncDispatcher[Call]):
         try:
             self._require(element["method"], context)
             result = await self._handle_rpc_method(element["method"], element.get("params"), context)
-            response = b'{"jsonrpc":"2.0","id":%s,"result":%s}' % (dumps(call_id), result), 0
+            return b'{"jsonrpc":"2.0","id":%s,"result":%s}' % (dumps(call_id), result), 0
         except MethodNotFoundError:
             name = element["method"]
             hint = suggestion(name[:_NAME_CHARS], self.registry) or "; call rpc.discover for a list"
-            response = _respond_error(call_id, MethodNotFound(f"there is no method {printed(name)}{hint}"))
+            return _respond_error(call_id, MethodNotFound(f"there is no method {printed(name)}{hint}"))
         except JsonRpcError as error:
-            response = _respond_error(call_id, error)
-        return response if "id" in element else None
+            return _respond_error(call_id, error)
 
     def _require(self, method: str, call: Call) -> None:
         """Raise PermissionDenied unless the token permits a method. One that does not exist is another error."""
         needs = self._needs.get(method)
         if needs is not None and (problem := refusal(call.caller, needs)):
             raise PermissionDenied(f"{method}: {problem}", {"method": method, "right": needs})
+
+
+def _is_notification(element: Any) -> bool:
+    """Return whether an element of a message is a valid call without an id, which gets no response."""
+    return request_problem(element) is None and "id" not in element
+
+
+def _not_made() -> LimitExceeded:
+    return LimitExceeded(
+        f"the call was not made, because the responses before it in the batch have {BATCH_BYTES:,} bytes or more; send "
+        "it in another batch",
+        {"limit": BATCH_BYTES},
+    )
 
 
 def _as_message(response: tuple[bytes, int]) -> tuple[str, tuple[int, ...]]:
@@ -376,7 +414,9 @@ class _Runner:
                 f"{self._method.name} sends notifications; call it over a WebSocket connection"
             )
         try:
-            return dumps(await self._method.call(call, params))
+            result = dumps(await self._method.call(call, params))
+            self._check_size(len(result))
+            return result
         except RpcError:
             raise
         except StoreUnavailable as error:
@@ -388,6 +428,13 @@ class _Runner:
             raise InternalError(
                 f"unexpected error {reference}; the log of the server has more", {"reference": reference}
             ) from error
+
+    def _check_size(self, size: int) -> None:
+        if size > RESULT_BYTES:
+            raise LimitExceeded(
+                f"the call was made, but its result has {size:,} bytes, more than {RESULT_BYTES:,}; ask for less at once",
+                {"bytes": size, "limit": RESULT_BYTES},
+            )
 
     def _storage_error(self, error: StoreUnavailable | StoreRefused, message: str) -> StorageError:
         reference = log_unexpected(error, self._method.name)
@@ -496,7 +543,7 @@ def secret_fields(model: type[BaseModel]) -> frozenset[str]:
     )
 
 
-_STANDARD_ERRORS: tuple[type[RpcError], ...] = (InvalidParams, StorageError, InternalError)
+_STANDARD_ERRORS: tuple[type[RpcError], ...] = (InvalidParams, LimitExceeded, StorageError, InternalError)
 """Errors that every method may return."""
 
 

@@ -19,6 +19,7 @@ from flowkit.errors import ConfigError
 from flowkit.server.addresses import Address
 from flowkit.server.app import BODY_LIMIT, create_app
 from flowkit.server.auth import Authenticator
+from flowkit.server.protocols import ClientLimits, HttpProtocol, ServerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -30,9 +31,6 @@ _logger = logging.getLogger("flowkit.server")
 
 STOP_SEC = 10
 """How long `stop` waits for calls in flight before it cancels them."""
-
-MAX_CONNECTIONS = 500
-"""Maximum number of connections at the same time; beyond it, uvicorn returns status 503."""
 
 _KEEP_ALIVE_SEC = 30
 _PING_SEC = 20.0
@@ -84,21 +82,21 @@ class HttpServer:
         *,
         tls: Tls | None = None,
         body_limit: int = BODY_LIMIT,
-        max_connections: int = MAX_CONNECTIONS,
+        limits: ClientLimits | None = None,
         stop_sec: int = STOP_SEC,
     ) -> None:
         self._addresses = addresses
         self._tls = tls
-        self._config = uvicorn.Config(
+        self._config = ServerConfig(
             app,
+            limits or ClientLimits(),
             interface="asgi3",
             lifespan="off",
             log_config=None,
-            log_level="warning",  # uvicorn's own lines have query strings, and with DEBUG headers and messages
+            log_level="error",  # below, uvicorn logs what strangers send: query strings, headers and messages
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=max_connections,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_SEC,
             timeout_graceful_shutdown=stop_sec,
@@ -106,6 +104,7 @@ class HttpServer:
             ws_max_size=body_limit,
             ws_ping_interval=_PING_SEC,
             ws_ping_timeout=_PING_SEC,
+            ws_per_message_deflate=False,  # a small message would become a large one in memory
             ssl_certfile=tls.cert_file if tls else None,
             ssl_keyfile=tls.key_file if tls else None,
         )
@@ -168,13 +167,27 @@ class HttpServer:
 class _Server(uvicorn.Server):
     """Uvicorn's server, which leaves signals to the process, and reports that it listens."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: ServerConfig) -> None:
         super().__init__(config)
+        self._config = config
         self.ready = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Listen as uvicorn does, but with a time limit for TLS handshakes."""
+        loop = asyncio.get_running_loop()
+        tls = self.config.ssl
+        timeout = self._config.limits.header_sec if tls else None
+        self.servers = [
+            await loop.create_server(
+                self._new_protocol, sock=each, ssl=tls, ssl_handshake_timeout=timeout, backlog=_BACKLOG
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
         self.ready.set()
+
+    def _new_protocol(self) -> HttpProtocol:
+        return HttpProtocol(self._config, self.server_state, {})
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
