@@ -271,7 +271,12 @@ class AdmissionStore:
     async def page(self, wanted: Fields, *, skip: int, limit: int) -> tuple[list[Fields], int]:
         """Return some requests without their bodies, newest first, and the number of all that match."""
         query = {"queue": self.queue, "state": {"$ne": State.RESERVING.value}, **wanted}
-        found = self._items.find(query, dict(_WITHOUT_BODY)).sort("requested_at", DESCENDING).skip(skip).limit(limit)
+        found = (
+            self._items.find(query, dict(_WITHOUT_BODY))
+            .sort("requested_at", DESCENDING)
+            .skip(skip)
+            .limit(limit)
+        )
         return [item async for item in found], await self._items.count_documents(query)
 
     # --- lanes: where requests wait whose user or tenant has all the active ones that it may have
