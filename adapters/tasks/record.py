@@ -32,6 +32,7 @@ T = TypeVar("T")
 NODES_OF_ONE_UPDATE = 100
 
 ACTIONS, REVISION = "coordinator.actions", "coordinator.revision"
+PAUSED_SCOPES, PAUSED_AT = "coordinator.paused", "coordinator.paused_at"
 
 SILENT = "silent"
 """The `liveness` of a task, and of its nodes, whose attempts send no heartbeats."""
@@ -55,6 +56,8 @@ class Recording:
             await fits(self._tasks.update_one(_task_filter(record), satisfied))
         if record.actions.applied and not await fits(self._add_actions(record)):
             _logger.warning("task %s: its document is too large to list the latest actions", record.task_id)
+        if record.actions.revision:
+            await fits(self._pause(record))
         if await fits(self._write(record)):
             return
         lean = replace(record, nodes=[replace(node, last_error=None) for node in record.nodes])
@@ -73,6 +76,12 @@ class Recording:
             done = await self._tasks.update_one(lacks, added)
             if done.matched_count or await self._correct_actions(record):
                 return
+
+    async def _pause(self, record: RecordTask) -> None:
+        """Show the paused scopes. A write that was given up and arrives late changes nothing that a newer one has shown."""
+        at = moment(record.at)
+        older = {**_task_filter(record), PAUSED_AT: {"$not": {"$gt": at}}}
+        await self._tasks.update_one(older, {"$set": {PAUSED_SCOPES: list_paused(record.actions), PAUSED_AT: at}})
 
     async def _correct_actions(self, record: RecordTask) -> bool:
         """Replace actions of a history that a *Reset* has discarded. Others have their revisions since.
@@ -142,7 +151,6 @@ def _task_fields(record: RecordTask) -> Fields:
         "status_history": history(record.status_history),
         "updated_at": moment(record.at),
         **omitted_changes(record),
-        **_set_of_actions(record.actions),
     }
     if record.reason is not None:
         fields["reason"] = record.reason
@@ -151,11 +159,9 @@ def _task_fields(record: RecordTask) -> Fields:
     return fields
 
 
-def _set_of_actions(record: ActionRecord) -> Fields:
-    """Return the `$set` of the field that shows the paused scopes; `{}` for a record that changes nothing."""
-    if not record.revision:
-        return {}
-    paused = [
+def list_paused(record: ActionRecord) -> list[Fields]:
+    """Return the paused scopes as the document lists them."""
+    return [
         {
             "scope": each.scope,
             "since": moment(each.since),
@@ -165,7 +171,6 @@ def _set_of_actions(record: ActionRecord) -> Fields:
         }
         for each in record.paused
     ]
-    return {"coordinator.paused": paused}
 
 
 def list_actions(applied: Iterable[AppliedAction]) -> list[Fields]:

@@ -326,6 +326,14 @@ async def test_a_repeated_or_late_record_adds_no_action(db: Any, tasks: TaskStor
     assert await listed(db) == [1, 2, 3, 4]
 
 
+async def test_a_late_record_pauses_nothing_again(db: Any, tasks: TaskStore) -> None:
+    paused = replace(record(), actions=applied(1))
+    resumed = replace(record(), actions=replace(applied(2), paused=[]), at=paused.at + 1)
+    for each in (paused, resumed, paused):
+        await tasks.record(each)
+    assert (await stored(db))["coordinator"]["paused"] == []
+
+
 async def test_the_document_keeps_the_latest_actions(db: Any, tasks: TaskStore) -> None:
     last = APPLIED_ACTIONS + 5
     await write_actions(tasks, applied(*range(1, APPLIED_ACTIONS + 1)), applied(last - 1, last), applied(1))
