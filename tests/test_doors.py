@@ -179,14 +179,18 @@ DOORS: Final[Mapping[str, Row]] = {
         ),
         Attack.TAKEN_ID: of("cli/test_admission.py", "id_of_another_user_is_taken"),
         Attack.REGULAR_EXPRESSION: of(CHECKS, "every_way_gives_up_an_endless_check"),
-        Attack.OTHER_DEPLOYMENT: Missing("a request does not adopt the workflow of another deployment"),
+        Attack.OTHER_DEPLOYMENT: of(
+            "integration/admission/test_ownership.py",
+            "a_request_adopts_and_cancels_no_task_that_something_else_has_started",
+        ),
     },
     "gateway": {
         **SERVES,
         **HTTP_SERVER,
         Attack.FOREIGN_ID: of(FLOWS, "a_tenant_reaches_nothing_of_another_one"),
         Attack.GUESSED_ID: of(FLOWS, "a_tenant_reaches_nothing_of_another_one"),
-        Attack.TAKEN_ID: Missing("ids of runs of flows are reserved"),
+        Attack.TAKEN_ID: of("unit/test_ownership.py", "ids_of_runs_of_flows_are_reserved")
+        + of("integration/test_deployments.py", "ids_of_flows_are_reserved_and_a_rerun_keeps_the_marker"),
         Attack.FOREIGN_TOKEN: of(FAULTS, "tokens_and_contexts_decide_who_may_do_what")
         + of(AUTH, "revoked_token_is_accepted_for_the_time_of_the_cache_only")
         + of(SOCKET, "connection_ends_with_its_token", "connection_needs_a_token"),
@@ -217,7 +221,9 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.SECRET: of(FAULTS, "the_secret_reaches_the_supervisor_and_nobody_else")
         + of(RPC, "value_of_a_secret_is_never_shown", "params_never_reach_the_log")
         + of("unit/test_flow_pages.py", "file_outside_the_folder_of_its_pattern_is_neither_stored_nor_read"),
-        Attack.OTHER_DEPLOYMENT: Missing("flow.start and flow.cancel of two deployments with the same ids"),
+        Attack.OTHER_DEPLOYMENT: of(
+            "integration/flows/test_deployments.py", "flows_with_equal_ids_in_two_deployments_share_nothing"
+        ),
     },
     "nodes of type job": {
         **SERVES,
@@ -227,7 +233,8 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.GUESSED_ID: of(
             JOBS, "a_node_that_the_gateway_has_not_started_fails_for_good_and_reads_no_job"
         ),
-        Attack.TAKEN_ID: Missing("a task with the id of a run that its flow has not started yet"),
+        Attack.TAKEN_ID: of("unit/test_ownership.py", "ids_of_runs_of_flows_are_reserved")
+        + of(JOBS, "a_node_whose_dispatch_has_the_same_id_does_not_end_that_of_a_job"),
         Attack.FOREIGN_TOKEN: Reason("nodes have no tokens; the flow that started the run counts"),
         Attack.NO_RIGHT: of(
             API,
@@ -238,13 +245,20 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.AMPLIFICATION: of(JOBS, "attempts_that_start_together_read_the_runners_once"),
         Attack.REGULAR_EXPRESSION: Reason("jobs have scripts, and no schemas"),
         Attack.SECRET: of(FAULTS, "the_secret_reaches_the_supervisor_and_nobody_else"),
-        Attack.OTHER_DEPLOYMENT: Missing("a node of another deployment with the ids of this one"),
+        Attack.OTHER_DEPLOYMENT: of(
+            "unit/test_flow_status.py", "ids_of_runs_and_jobs_differ_by_deployment_run_flow_and_retry"
+        )
+        + of(
+            "integration/flows/test_deployments.py", "flows_with_equal_ids_in_two_deployments_share_nothing"
+        ),
     },
     "supervisors over HTTP": {
         **ASKS,
         Attack.FOREIGN_ID: of(SUPERVISORS, "a_reply_to_another_request_is_rejected"),
         Attack.GUESSED_ID: of(SUPERVISORS, "a_supervisor_cannot_guess_the_ids_of_other_requests"),
-        Attack.TAKEN_ID: of("unit/test_flow_status.py", "transport_ids_differ_by_run_flow_and_retry"),
+        Attack.TAKEN_ID: of(
+            "unit/test_flow_status.py", "ids_of_runs_and_jobs_differ_by_deployment_run_flow_and_retry"
+        ),
         Attack.REDIRECT: of(
             SUPERVISORS,
             "a_redirect_is_not_followed",
@@ -270,7 +284,9 @@ DOORS: Final[Mapping[str, Row]] = {
         **ASKS,
         Attack.FOREIGN_ID: of(SUPERVISORS, "messages_of_others_stay_in_the_inbox"),
         Attack.GUESSED_ID: of(SUPERVISORS, "a_supervisor_cannot_guess_the_ids_of_other_requests"),
-        Attack.TAKEN_ID: of("unit/test_flow_status.py", "transport_ids_differ_by_run_flow_and_retry"),
+        Attack.TAKEN_ID: of(
+            "unit/test_flow_status.py", "ids_of_runs_and_jobs_differ_by_deployment_run_flow_and_retry"
+        ),
         Attack.REDIRECT: of(SUPERVISORS, "a_redirect_of_a_mycelium_node_is_not_followed"),
         Attack.LATE_REPLY: of(SUPERVISORS, "late_and_second_replies_are_reported_and_applied_only_in_time"),
         Attack.ENDLESS_REPLY: of(SUPERVISORS, "a_huge_message_is_rejected"),
@@ -352,7 +368,6 @@ def test_every_attack_on_a_door_has_a_test_that_exists_or_a_reason(door: str) ->
     assert [f"{file}::{name}" for file, _, name in named if name not in names_in(file)] == []
 
 
-@pytest.mark.xfail(strict=True, reason="some cells still need a test")
 def test_no_cell_needs_a_test() -> None:
     cells = {(door, attack): cell for door, row in DOORS.items() for attack, cell in row.items()}
     assert [where for where, cell in cells.items() if isinstance(cell, Missing)] == []

@@ -319,6 +319,15 @@ async def test_script_has_at_most_one_mebibyte(front: Front) -> None:
     assert "1,048,578 bytes" in message_of(answer)
 
 
+async def test_endless_pattern_of_a_graph_is_given_up(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowkit.activities.params_checks.check_sec", lambda *_: 0.1)
+    graph = {**GRAPH, "params_schema": {"properties": {"p": {"pattern": "^(a+)+$"}}}}
+    answer = await front.submit({"graph": graph, "params": {"p": "a" * 60 + "!"}})
+    assert error_of(answer) == (422, "invalid_graph")
+    assert "params_schema" in message_of(answer)
+    assert (await front.queue.page()).total == 0
+
+
 @pytest.mark.parametrize("text", ["{", '{"script": NaN}', '{"script": "\\ud800"}'])
 async def test_body_must_be_json(front: Front, text: str) -> None:
     answer = await front.call("POST", f"{PREFIX}/execute", data=text)
