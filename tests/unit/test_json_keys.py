@@ -98,6 +98,16 @@ def test_a_json_text_with_a_key_twice_is_refused(text: str, place: str, tmp_path
         assert str(refused.value).startswith(f"{file}: {place}")
 
 
+def test_refusal_costs_no_more_with_a_long_key_above_many_values() -> None:
+    rows = ",".join(["0"] * 200_000)
+    before = time.process_time()
+    with pytest.raises(JsonRefused, match=r"k\[200000\] is '1e999'"):
+        load_json(f'{{"{"k" * 1_000_000}": [{rows}, 1e999]}}')
+    with pytest.raises(EqualKeys, match=r"k\[200000\] has the keys 1 and '1'"):
+        to_json_types({"k" * 1_000_000: [*[0] * 200_000, {1: 1, "1": 2}]})
+    assert time.process_time() - before < 2
+
+
 def test_options_with_a_key_twice_are_refused() -> None:
     with pytest.raises(ConfigError, match="--params: the top level has the key 'a' twice"):
         read_params('{"a": 1, "a": 2}')

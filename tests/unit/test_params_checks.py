@@ -59,6 +59,11 @@ def graph_with(schema: object) -> dict[str, Any]:
         ({"properties": {"a": {"anyOf": [{}]}}}, True),
         ({"prefixItems": [{"uniqueItems": True}]}, True),
         ({"type": [{"pattern": "a"}]}, True),
+        ({"enum": [*range(1_000)], "required": ["p"] * 1_000}, False),
+        ({"enum": [*range(1_000), "a"]}, True),
+        ({"items": {"type": [*range(1_000), True]}}, True),
+        ({"dependentRequired": {"a": [*range(1_000), None]}}, True),
+        ({"prefixItems": [{}] * 4_000}, True),
         ({"unknown": {"pattern": "a"}}, True),
     ],
 )
@@ -67,7 +72,7 @@ def test_schema_needs_a_process_unless_all_its_keywords_are_cheap(schema: object
 
 
 def test_large_values_need_a_process_and_have_more_time() -> None:
-    choice = graph_with({"items": {"enum": [*range(5_000)]}})
+    choice = graph_with({"items": {"enum": [*range(1_500)]}})
     assert needs_process(choice, {"p": [1] * 5_000})
     assert not needs_process(choice, {"p": 1})
     assert check_sec(graph_with({}), {"p": "a" * 1_000_000}) == pytest.approx(3.5, abs=0.1)
@@ -80,6 +85,10 @@ def test_large_values_need_a_process_and_have_more_time() -> None:
         {"$id": "http://[bad", "$ref": "#x"},
         {"$schema": {}},
         {"$schema": 5},
+        {"$schema": "http://json-schema.org/draft-03/schema#", "type": "foo"},
+        {"$ref": "#/required", "required": ["a"]},
+        {"$ref": "#/maximum", "maximum": 1},
+        {"$ref": "#/maximum/0", "maximum": 1},
     ],
     ids=str,
 )

@@ -7,12 +7,11 @@ workflow does not. All of them use `flowkit.activities.params_checks`, because a
 from __future__ import annotations
 
 import json
-import re
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from flowkit.limits import PARAMS_SCHEMA_SEC, PARAMS_SCHEMA_SEC_PER_MB
-from flowkit.text import printable, printed, truncate
+from flowkit.text import one_line, printable, printed, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +30,12 @@ _CHEAP = frozenset(
 )
 """Keywords without subschemas whose check takes time in proportion to the schema and the value."""
 _CHEAP_FORMATS = frozenset(["date", "date-time", "time", "email", "ipv4", "ipv6", "uuid"])
-_CHEAP_SCHEMA_BYTES = 50_000
+_SHORT_LIST = 50
+"""Number of values of a list up to which it may contain other values than only strings or only numbers.
+
+Dialects demand that the values of some lists differ, and the validator compares each pair of values that it cannot sort.
+"""
+_CHEAP_SCHEMA_BYTES = 10_000
 _CHEAP_PARAMS_BYTES = 100_000
 _CHEAP_PRODUCT = 20_000_000
 """Sizes of a schema and of params, and of both multiplied, up to which a check takes at most a few tenths of a second."""
@@ -96,8 +100,18 @@ def _is_cheap_keyword(keyword: str, value: Any) -> bool:
         case ("format", str()):
             return value in _CHEAP_FORMATS
         case ("type", list()):
-            return not any(isinstance(each, dict) for each in value)  # draft 3 has schemas there
+            # draft 3 has schemas there
+            return _is_cheap_list(value) and not any(isinstance(each, dict) for each in value)
+        case (_, list()):
+            return keyword in _CHEAP and _is_cheap_list(value)
+        case ("dependentRequired", dict()):
+            return all(_is_cheap_list(each) for each in value.values() if isinstance(each, list))
     return keyword in _CHEAP
+
+
+def _is_cheap_list(values: list[Any]) -> bool:
+    kinds = {type(each) for each in values}
+    return len(values) <= _SHORT_LIST or kinds == {str} or kinds <= {int, float}
 
 
 def _check(schema: dict[str, Any], params: dict[str, Any] | None) -> Iterator[str]:
@@ -122,8 +136,11 @@ def _check(schema: dict[str, Any], params: dict[str, Any] | None) -> Iterator[st
         yield f"graph.{PARAMS_SCHEMA}{error.json_path[1:]} is not valid in a JSON schema: {_shown(error.message)}"
     except Unresolvable as error:
         yield f"graph.{PARAMS_SCHEMA} refers to {printed(error.ref)}, which it does not contain; put the definition into $defs"
-    except (re.error, RecursionError, OverflowError, ValueError) as error:
-        yield f"graph.{PARAMS_SCHEMA} cannot be applied: {_shown(str(error))}; correct its patterns and references"
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the validator raises any error, for example if a reference leads to no schema
+        shown = _shown(one_line(error))
+        yield f"graph.{PARAMS_SCHEMA} cannot be applied: {shown}; correct its types, patterns and references"
 
 
 def _shown(message: str) -> str:

@@ -39,9 +39,9 @@ def to_json_types(value: Any, *, inf_nan_mode: Any = "constants") -> Any:
         text = to_json(value, inf_nan_mode="null")
         drops = len(text) > len(to_json(converted, inf_nan_mode="null"))
     except ValueError:  # half of a surrogate pair, which the caller finds
-        text, drops = b"", next(_equal_keys(value, "", 0), None) is not None
+        text, drops = b"", next(_equal_keys(value, None, 0), None) is not None
     if drops:
-        raise EqualKeys(next(_equal_keys(value, "", 0), None) or _find_in_text(value))
+        raise EqualKeys(next(_equal_keys(value, None, 0), None) or _find_in_text(value))
     if _YEARS.search(text):
         return to_jsonable_python(_in_days(value), inf_nan_mode=inf_nan_mode)
     return converted
@@ -62,7 +62,14 @@ def _in_days(value: Any) -> Any:
     return value
 
 
-def _equal_keys(value: Any, path: str, level: int) -> Iterator[str]:
+_Path = tuple["_Path", str] | None
+"""Where a value is: the place of what contains it, and its key or index. Only an error spells it out.
+
+A text for each value would take time and memory in proportion to the length of all keys above it.
+"""
+
+
+def _equal_keys(value: Any, path: _Path, level: int) -> Iterator[str]:
     """Yield each pair of equal keys in dicts, lists and tuples."""
     if level > _LEVELS:
         return
@@ -74,10 +81,10 @@ def _equal_keys(value: Any, path: str, level: int) -> Iterator[str]:
                 first, second = printed(seen[text]), printed(key)
                 yield f"{_place(path)} has the keys {first} and {second}, which are the same key in JSON; rename one"
             seen[text] = key
-            yield from _equal_keys(held, f"{path}.{text}", level + 1)
+            yield from _equal_keys(held, (path, f".{text}"), level + 1)
     elif isinstance(value, (list, tuple)):
         for index, held in enumerate(value):
-            yield from _equal_keys(held, f"{path}[{index}]", level + 1)
+            yield from _equal_keys(held, (path, f"[{index}]"), level + 1)
 
 
 def _key_text(key: Any) -> str:
@@ -165,7 +172,7 @@ class _Reader:
         """Return the error about the first mark in `value`."""
         place, marked = "an object", self.marked[0]
         with suppress(RecursionError):
-            place, marked = next(_find_marked(value, "", ""), (place, marked))
+            place, marked = next(_find_marked(value, None, ""), (place, marked))
         kind = EqualKeys if isinstance(marked, _Repeated) else JsonRefused
         return kind(f"{place} {marked.problem}")
 
@@ -184,7 +191,7 @@ def _why_refused(text: str | bytes) -> str:
     return remedy
 
 
-def _find_marked(value: Any, path: str, owner: str) -> Iterator[tuple[str, _Repeated | _Infinite]]:
+def _find_marked(value: Any, path: _Path, owner: str) -> Iterator[tuple[str, _Repeated | _Infinite]]:
     """Yield the place of each marked value. Only the outer of two nested objects with repeated keys may be in the value."""
     is_object = isinstance(value, dict)
     if is_object and isinstance(value.get("node_id"), str):
@@ -193,11 +200,15 @@ def _find_marked(value: Any, path: str, owner: str) -> Iterator[tuple[str, _Repe
         yield f"{owner}{_place(path)}", value
     if is_object:
         for key, held in value.items():
-            yield from _find_marked(held, f"{path}.{key}", owner)
+            yield from _find_marked(held, (path, f".{key}"), owner)
     elif isinstance(value, list):
         for index, held in enumerate(value):
-            yield from _find_marked(held, f"{path}[{index}]", owner)
+            yield from _find_marked(held, (path, f"[{index}]"), owner)
 
 
-def _place(path: str) -> str:
-    return shown_path(path.removeprefix(".")) if path else "the top level"
+def _place(path: _Path) -> str:
+    parts = []
+    while path is not None:
+        path, part = path
+        parts.append(part)
+    return shown_path("".join(reversed(parts)).removeprefix(".")) if parts else "the top level"
