@@ -173,6 +173,19 @@ async def test_slow_client_does_not_delay_others_and_is_cut_off(front: Front) ->
     assert "the body did not arrive within 0.3 s; send it again" in response
 
 
+async def test_client_that_leaves_during_its_body_writes_no_error_to_the_log(
+    front: Front, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    _, writer = await asyncio.open_connection(HOST, front.server.bound[0].port)
+    writer.write(f"POST / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {front.text}\r\n".encode())
+    writer.write(b"Content-Length: 10\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await eventually(lambda: answered("POST / 400" in caplog.text))
+    assert [each.levelname for each in caplog.records] == ["INFO"]
+
+
 async def test_slow_call_does_not_delay_others(front: Front) -> None:
     slow = asyncio.create_task(front.request(json=rpc("wait")))
     await eventually(lambda: answered(front.gate.waiting > 0))

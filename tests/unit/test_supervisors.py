@@ -207,6 +207,13 @@ async def test_a_supervisor_cannot_guess_the_ids_of_other_requests() -> None:
 
 
 @BOTH
+async def test_text_that_cannot_be_stored_is_no_reply(side: Any) -> None:
+    async with side() as made:
+        with pytest.raises(BadReply, match="is not JSON: unexpected end of hex escape"):
+            await made.run(job("half of a pair: \ud800"), timeout_sec=1.0)
+
+
+@BOTH
 @pytest.mark.parametrize("how", [Misbehavior.NO_JSON, Misbehavior.NO_OUTCOME])
 async def test_a_reply_without_an_outcome_is_rejected(side: Any, how: Misbehavior) -> None:
     async with side() as used:

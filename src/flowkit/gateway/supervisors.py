@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import from_json
 from yarl import URL
 
 from flowkit import reason_codes
@@ -231,11 +232,16 @@ class HttpTransport:
         await self._session.close()
 
 
-def _parse(body: bytes | str, side: str) -> Any:
+def _parse(body: bytes, side: str) -> Any:
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        raise BadReply(f"the reply of {side} is not JSON") from None
+        return _read_json(body)
+    except ValueError as error:
+        raise BadReply(f"the reply of {side} is not JSON: {error}") from None
+
+
+def _read_json(body: bytes) -> Any:
+    """Return the value of a JSON text, in which no text has half of a surrogate pair: nothing could store it."""
+    return from_json(body)
 
 
 def _connection_error(side: str, error: Exception) -> SupervisorError:
@@ -332,8 +338,8 @@ class MyceliumTransport:
         """Read the next message. Return whether it replies to a request of this process."""
         payload = _payload(await self._call("popMessage", [peek, 1], 10.0))
         reply = None
-        with contextlib.suppress(ValueError, RecursionError):
-            reply = json.loads(payload or b"null")
+        with contextlib.suppress(ValueError):
+            reply = _read_json(payload or b"null")
         id = reply.get("id") if isinstance(reply, dict) else None
         if not isinstance(id, str) or not (id in self._pending or id in self._answered):
             return False
@@ -526,7 +532,7 @@ class Supervisors:
     async def _late(self, id: str, reply: Any) -> None:
         job_id, secrets = self._jobs.get(id, ("", ()))
         if self.on_late is not None and job_id:
-            await self.on_late(job_id, truncate(mask(_json(reply), secrets), _LATE_CHARS))
+            await self.on_late(job_id, truncate(mask(json.dumps(reply), secrets), _LATE_CHARS))
 
 
 def mask(text: str, secrets: Sequence[str]) -> str:
@@ -541,13 +547,6 @@ def mask(text: str, secrets: Sequence[str]) -> str:
         for each in sorted(spellings, key=len, reverse=True):
             text = text.replace(each, "***")
     return text
-
-
-def _json(value: Any) -> str:
-    try:
-        return json.dumps(value)
-    except RecursionError:
-        return "a reply that is nested too deeply to show"
 
 
 def _read_reply(found: Any, id: str, to: Destination) -> Reply:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from flowkit.core.utils import dumps
@@ -144,6 +145,10 @@ class _Entrance:
             raise
         except asyncio.CancelledError:  # only the stopping server cancels a request
             raise HttpError(503, "stopping", "the server has stopped during the call; try again") from None
+        except (
+            ClientDisconnect
+        ):  # during the body; nobody reads the response, and it is no error of the server
+            raise HttpError(400, "incomplete_body", "the body is incomplete; send it again") from None
         except Exception as error:
             reference = log_unexpected(error, _shown_path(scope))
             message = f"unexpected error {reference}; the log of the server has more"
