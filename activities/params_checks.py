@@ -38,12 +38,16 @@ class ParamsChecks:
         self._slack = slack
         self._threads = ThreadPoolExecutor(_PROCESSES, thread_name_prefix="flowkit-params")
         self._idle: list[EvaluationProcess] = []
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         weakref.finalize(self, _close_all, self._idle)
 
-    async def check(self, graph: dict[str, Any], params: dict[str, Any] | None) -> None:
+    async def check(
+        self, graph: dict[str, Any], params: dict[str, Any] | None, *, whose: str | None = None
+    ) -> None:
         """Raise GraphError if `params`, or the schema in the valid graph, is invalid or takes too long to check.
 
         With `params` None, check only the schema. Raise ChecksBusy if the check does not get a processor in time.
+        Those of one user, `whose`, use one process at a time, so that they leave another to other users.
         """
         if graph.get(PARAMS_SCHEMA) is None:
             return
@@ -51,12 +55,13 @@ class ParamsChecks:
             raise_if(await asyncio.to_thread(params_problems, graph, params))
             return
         seconds = check_sec(graph, params) * self._slack
-        checking = asyncio.get_running_loop().run_in_executor(
-            self._threads, self._check_apart, graph, params, seconds
-        )
+        turn = asyncio.Lock() if whose is None else self._turns.setdefault(whose, asyncio.Lock())
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(_WAIT_SEC + _STARVED * seconds):
-                problems = await checking
+            async with asyncio.timeout(_WAIT_SEC + _STARVED * seconds), turn:
+                problems = await loop.run_in_executor(
+                    self._threads, self._check_apart, graph, params, seconds
+                )
         except TimeoutError:
             raise ChecksBusy from None
         raise_if(problems)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
-from tests.unit.event_loop import until
+from tests.unit.event_loop import let_other_tasks_run, until
 
 from flowkit.activities import params_checks
 from flowkit.activities.params_checks import ParamsChecks
@@ -121,6 +121,17 @@ async def test_cheap_checks_do_not_wait_for_endless_ones() -> None:
     endless = [asyncio.create_task(checks.check(graph_with(BOMB), ENDLESS)) for _ in range(4)]
     with pytest.raises(GraphError, match="is not a 'date'"):
         await checks.check(graph_with(CHEAP), {"p": "today"})
+    assert not endless[-1].done()
+    found = await asyncio.gather(*endless, return_exceptions=True)
+    assert {type(each) for each in found} <= {GraphError, ChecksBusy}
+
+
+async def test_endless_checks_of_one_user_leave_a_process_to_another_one() -> None:
+    checks = ParamsChecks(slack=QUICK)
+    endless = [asyncio.create_task(checks.check(graph_with(BOMB), ENDLESS, whose="first")) for _ in range(8)]
+    await let_other_tasks_run()
+    with pytest.raises(GraphError, match="params.p: 'b' does not match"):
+        await checks.check(graph_with(BOMB), {"p": "b"}, whose="second")
     assert not endless[-1].done()
     found = await asyncio.gather(*endless, return_exceptions=True)
     assert {type(each) for each in found} <= {GraphError, ChecksBusy}

@@ -527,7 +527,7 @@ class AdmissionApi:
         _permit_submission(given.caller, body)
         user_id = body.user_id or str(given.caller)
         execution_id, taken = await self._choose_id(body, user_id, given.header.idempotency_key)
-        kind, stored = await self._content_of(body, execution_id)
+        kind, stored = await self._content_of(body, execution_id, str(given.caller))
         _permit_content(given.caller, kind, stored)
         sent = {**body.model_dump(mode="json", exclude={"execution_id", "task_id"}), "user_id": user_id}
         request = Request(
@@ -566,7 +566,7 @@ class AdmissionApi:
         return id, HttpError(409, "idempotency_key_reused", text)
 
     async def _content_of(
-        self, body: ExecutionSubmission | TaskSubmission, execution_id: str
+        self, body: ExecutionSubmission | TaskSubmission, execution_id: str, caller: str
     ) -> tuple[Kind, Fields]:
         """Return what the queue stores. Raise HttpError if a graph is not valid."""
         if isinstance(body, ExecutionSubmission):
@@ -574,7 +574,7 @@ class AdmissionApi:
         stored = {"graph": body.graph, "params": body.params}
         try:
             await asyncio.to_thread(self._check_task, execution_id, stored)
-            await self._params.check(body.graph, body.params)
+            await self._params.check(body.graph, body.params, whose=caller)
         except GraphError as error:
             raise HttpError(422, error.code, str(error)) from None
         return Kind.TASK, stored

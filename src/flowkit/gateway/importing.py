@@ -140,6 +140,18 @@ class _SmallConstructor(SafeConstructor):
         _measure(node, {})
         return super().construct_document(node)
 
+    def construct_object(self, node: Node, deep: bool = False) -> Any:
+        """Return the value of a node. Raise ValueError for a scalar such as `2026-13-45` or `!!bool maybe`."""
+        try:
+            return super().construct_object(node, deep)
+        except (LookupError, TypeError, ValueError):
+            if not isinstance(node, ScalarNode):
+                raise
+            raise ValueError(
+                f"line {node.start_mark.line + 1}: {printed(node.value)} is no {str(node.tag).rpartition(':')[2]}; "
+                "correct it, or put a text in quotes"
+            ) from None
+
 
 def _measure(node: Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
     """Return how many values, and how many levels, a node has with its aliases replaced.
