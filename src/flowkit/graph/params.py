@@ -7,6 +7,7 @@ workflow does not. All of them use `flowkit.activities.params_checks`, because a
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 PARAMS_SCHEMA = "params_schema"
 _ENOUGH = 11
 _SHOWN_CHARS = 300
+_FAILURES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, re.error)
+"""What the validator raises for schemas that it cannot apply."""
 
 _CHEAP = frozenset(
     [
@@ -116,6 +119,7 @@ def _is_cheap_list(values: list[Any]) -> bool:
 
 def _check(schema: dict[str, Any], params: dict[str, Any] | None) -> Iterator[str]:
     from jsonschema import Draft202012Validator, SchemaError
+    from jsonschema.exceptions import UnknownType
     from jsonschema.validators import validator_for
     from referencing import Registry
     from referencing.exceptions import Unresolvable
@@ -136,9 +140,7 @@ def _check(schema: dict[str, Any], params: dict[str, Any] | None) -> Iterator[st
         yield f"graph.{PARAMS_SCHEMA}{error.json_path[1:]} is not valid in a JSON schema: {_shown(error.message)}"
     except Unresolvable as error:
         yield f"graph.{PARAMS_SCHEMA} refers to {printed(error.ref)}, which it does not contain; put the definition into $defs"
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the validator raises any error, for example if a reference leads to no schema
+    except (*_FAILURES, UnknownType) as error:  # for example if a reference leads to no schema
         shown = _shown(one_line(error))
         yield f"graph.{PARAMS_SCHEMA} cannot be applied: {shown}; correct its types, patterns and references"
 
