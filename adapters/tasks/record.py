@@ -81,7 +81,9 @@ class Recording:
         """Show the paused scopes. A write that was given up and arrives late changes nothing that a newer one has shown."""
         at = moment(record.at)
         older = {**_task_filter(record), PAUSED_AT: {"$not": {"$gt": at}}}
-        await self._tasks.update_one(older, {"$set": {PAUSED_SCOPES: list_paused(record.actions), PAUSED_AT: at}})
+        await self._tasks.update_one(
+            older, {"$set": {PAUSED_SCOPES: list_paused(record.actions), PAUSED_AT: at}}
+        )
 
     async def _correct_actions(self, record: RecordTask) -> bool:
         """Replace actions of a history that a *Reset* has discarded. Others have their revisions since.

@@ -36,7 +36,7 @@ _INTRODUCTION = """# Rights of tokens
 
 This page lists every call of FlowKit's [HTTP servers](http-server.md) and the rights that permit it. It is generated from
 what the routes and methods declare; the server refuses to start with one that declares nothing. A token may have several
-rights, and an operator has all of them. `flowkit token create --right` [gives them](http-server.md#tokens).
+rights, and an operator has all of them. [`flowkit token create`](http-server.md#tokens) gives them.
 
 A right is not the whole permission: the gateway also asks for the [part of the actor in the
 context](flows.md#who-may-do-what), and admission for the [owner of a request](admission.md#who-may-do-what) and the roles of

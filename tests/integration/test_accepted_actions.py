@@ -373,3 +373,37 @@ async def test_a_node_does_not_start_on_a_batch_of_an_attempt_that_an_action_sto
     assert {row["batch_uid"] for row in await harness.rows(task_id, "c")} == {"2-0", "2-1"}
     assert (await harness.node(task_id, "c"))["attempt_epoch"] == 1
     await replay(await histories(harness, task_id))
+
+
+class Attempts(Generations):
+    """Names its batches by their attempt, and waits for nothing."""
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Return one metrics row."""
+        return await Quick.process_batch(self, batch, ctx)
+
+
+async def test_a_node_does_not_start_on_what_a_source_has_stored_that_is_being_reset(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, reached, reset = threading.Event(), threading.Event(), TaskStore.reset_nodes
+
+    async def held(store: TaskStore, record: ResetNodes, artifacts: ArtifactStore) -> list[int]:
+        reached.set()
+        await asyncio.to_thread(gate.wait, 60)
+        return await reset(store, record, artifacts)
+
+    monkeypatch.setattr(TaskStore, "reset_nodes", held)
+    engine = await harness.engine()
+    await harness.worker({"generations": Attempts(), "relay": Relay()})
+    reader = {**puller("c", "s"), "depends_on": [], "prerequisites": ["go"]}
+    task_id = await harness.create(node("s", "generations"), reader)
+    await harness.until_node(task_id, "s", "finished")
+    await act(harness, task_id, "retry_node", node_id="s")
+    await asyncio.to_thread(reached.wait, 60)
+    await act(harness, task_id, "satisfy", prerequisite="go")
+    assert (await harness.node(task_id, "c"))["status"] == "queued"
+    gate.set()
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert {row["batch_uid"] for row in await harness.rows(task_id, "c")} == {"2-0", "2-1"}
+    await replay(await histories(harness, task_id))

@@ -51,13 +51,13 @@ async def test_a_task_without_a_readable_marker_belongs_to_the_deployment_of_its
 ) -> None:
     await harness.engine()
     foreign = RawValue(Payload(metadata={"encoding": b"binary/encrypted"}, data=b"x"))
-    given = {"params": {}, "graph": {"nodes": [APPROVAL]}}
+    given = {"graph": {"nodes": [APPROVAL]}, "params": {}}
     id = harness.queue
     await (await harness.client()).start_workflow("Task", given, id=id, task_queue=id, memo={MEMO: foreign})
     other = other_harness.coordinator
     assert await other.cancel_task(id) is False
     with pytest.raises(TaskIdTaken, match="another deployment"):
-        await other.create_task(**given, task_id=id)
+        await other.create_task(params={}, graph=given["graph"], task_id=id)
     assert await harness.coordinator.cancel_task(id) is True
     with pytest.raises(TaskCancelled):
         await harness.coordinator.result(id, timeout=60)

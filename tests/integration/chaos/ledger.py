@@ -42,6 +42,10 @@ class Ledger:
     """Nodes that an action may have started again, or not, because its answer was lost."""
     marks: dict[str, str] = field(default_factory=dict)
     """The input of nodes that actions have changed."""
+    kept: dict[str, set[str]] = field(default_factory=dict)
+    """The nodes of which only some batches run again, with the earlier inputs of the others."""
+    interrupted: set[str] = field(default_factory=set)
+    """Nodes of which an action has stopped an attempt."""
     skipped: dict[str, set[str]] = field(default_factory=dict)
     """Batches that were set aside and are skipped, by node."""
     satisfied: set[str] = field(default_factory=set)
@@ -123,12 +127,17 @@ def _replay_new_generations(found: Ledger, request: Request, affected: Sequence[
     """Replay a change of the graph, or a new run of the task."""
     given = request.given
     found.grown |= "nodes" in given and request.name != RERUN
-    found.marks |= dict.fromkeys(given.get("changes", ()), request.tag)
+    for node_id in given.get("changes", ()):
+        if node_id in found.kept:
+            found.kept[node_id].add(found.marks.get(node_id, ""))
+        found.marks[node_id] = request.tag
     if request.name == RERUN:
         found.paused.clear()
     started = given.get("changes", [each["node_id"] for each in affected])
     for node_id in started:
-        if node_id not in given.get("keeps", ()):
+        if node_id in given.get("keeps", ()):
+            found.kept.setdefault(node_id, set())
+        elif request.name == RERUN or node_id not in found.kept:
             _start_again(found, node_id)
 
 
@@ -149,6 +158,7 @@ def _replay_reset(found: Ledger, plan: TaskPlan, request: Request, affected: Seq
     target, name = request.given["node_id"], request.name
     if affected is None:
         found.unsure |= below(plan.nodes, target)
+    found.interrupted |= {target, *(each["node_id"] for each in affected or () if each["from"] == "running")}
     for each in affected or ():
         if each["node_id"] != target:
             _start_again(found, each["node_id"])
@@ -171,6 +181,7 @@ def _replay_batches(found: Ledger, plan: TaskPlan, request: Request, *, known: b
             found.unsure.add(target)
     else:
         found.skipped.get(target, set()).difference_update(request.given.get("batch_uids", ()))
+        found.kept.setdefault(target, set())
 
 
 def _skip(found: Ledger, plan: TaskPlan, request: Request) -> None:
@@ -183,6 +194,7 @@ def _start_again(found: Ledger, node_id: str) -> None:
     """Forget what actions have decided about a node, because it starts a new generation."""
     found.decided.pop(node_id, None)
     found.skipped.pop(node_id, None)
+    found.kept.pop(node_id, None)
     found.unsure.discard(node_id)
 
 

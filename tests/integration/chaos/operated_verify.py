@@ -124,10 +124,15 @@ class OperatedComparison(Comparison):
         if not (node.call or node.kind):
             yield from self._marks(node)
 
+    def _late_sources(self, node: NodePlan) -> set[str]:
+        external = {each.node_id for each in self.plan.nodes if each.external}
+        return external & {*node.sources} & self.ledger.interrupted
+
     def _marks(self, node: NodePlan) -> Iterator[str]:
         mark = self.ledger.marks.get(node.node_id, "")
         rows = [row for row in self._artifacts(node) if row["status"] == "partial"]
-        if wrong := {row["meta"].get("mark") for row in rows if "mark" in row["meta"]} - {mark}:
+        kept = self.ledger.kept.get(node.node_id, set())
+        if wrong := {row["meta"].get("mark") for row in rows if "mark" in row["meta"]} - {mark, *kept}:
             yield f"its batches were made of the input {wrong} and not of {mark!r}"
 
     def _results(self, node: NodePlan, end: NodeEnd, entry: Fields, decided: Decided) -> Iterator[str]:
