@@ -7,6 +7,7 @@ Temporal limits the size of payloads, so large records are split.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -310,8 +311,10 @@ def latest_revision(applied: Sequence[AppliedAction]) -> int:
 
 def _admitted_as() -> str | None:
     """Return the try of a request for admission that has started this workflow."""
-    owner = read_owner(workflow.memo_value(MEMO, None))
-    return owner.id if owner is not None and owner.kind is OwnerKind.ADMISSION else None
+    with suppress(Exception):  # another converter wrote it
+        owner = read_owner(workflow.memo_value(MEMO, None))
+        return owner.id if owner is not None and owner.kind is OwnerKind.ADMISSION else None
+    return None
 
 
 def _latest_actions(applied: Sequence[AppliedAction]) -> list[AppliedAction]:

@@ -462,12 +462,13 @@ class TaskClient:
         if description.workflow_type != temporal_names.TASK:
             return False
         marker = await read_marker(description)
-        if marker is None and reserved_for(task_id) is None:
-            return True
+        on_own_queue = description.task_queue == self._queue  # whose engines use the same database
+        if marker is None:
+            return on_own_queue and reserved_for(task_id) is None
         try:
             return belongs_here(task_id, marker, await self.deployment())
         except StoreUnavailable:
-            if description.task_queue == self._queue:  # the engines of a queue use the same database
+            if on_own_queue:
                 return True
             raise
 

@@ -5,8 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from temporalio.api.common.v1 import Payload
+from temporalio.common import RawValue
 
-from flowkit.errors import ActionRejected, GraphError, RejectionCause, TaskIdTaken, UnknownTask
+from flowkit.errors import (
+    ActionRejected,
+    GraphError,
+    RejectionCause,
+    TaskCancelled,
+    TaskIdTaken,
+    UnknownTask,
+)
 from flowkit.models.ownership import MEMO
 from tests.integration.harness import node
 
@@ -35,6 +44,23 @@ async def test_a_task_is_absent_for_another_deployment(harness: Harness, other_h
     assert await harness.coordinator.create_task(params={}, graph={"nodes": [APPROVAL]}, task_id=task_id)
     assert await harness.coordinator.cancel_task(task_id) is True
     await harness.until_status(task_id, "cancelled")
+
+
+async def test_a_task_without_a_readable_marker_belongs_to_the_deployment_of_its_queue(
+    harness: Harness, other_harness: Harness
+) -> None:
+    await harness.engine()
+    foreign = RawValue(Payload(metadata={"encoding": b"binary/encrypted"}, data=b"x"))
+    given = {"graph": {"nodes": [APPROVAL]}, "params": {}}
+    id = harness.queue
+    await (await harness.client()).start_workflow("Task", given, id=id, task_queue=id, memo={MEMO: foreign})
+    other = other_harness.coordinator
+    assert await other.cancel_task(id) is False
+    with pytest.raises(TaskIdTaken, match="another deployment"):
+        await other.create_task(params={}, graph=given["graph"], task_id=id)
+    assert await harness.coordinator.cancel_task(id) is True
+    with pytest.raises(TaskCancelled):
+        await harness.coordinator.result(id, timeout=60)
 
 
 async def test_ids_of_flows_are_reserved_and_a_rerun_keeps_the_marker(harness: Harness) -> None:

@@ -34,16 +34,12 @@ def test_a_marker_is_read_as_it_was_written() -> None:
         ("t", task_owner("t", "e"), False),
         ("t", Owner(kind=OwnerKind.ADMISSION, deployment="d", id="7-1"), True),
         ("t", Owner(kind=OwnerKind.ADMISSION, deployment="e", id="7-1"), False),
-        ("t", None, True),
         (FLOW, task_owner(FLOW, "d"), True),
         (FLOW, task_owner(FLOW, "e"), False),
         (FLOW, Owner(kind=OwnerKind.TASK, deployment="d", id=FLOW), False),
-        (FLOW, None, False),
     ],
 )
-def test_a_workflow_belongs_to_the_deployment_of_its_marker(
-    task_id: str, found: Owner | None, own: bool
-) -> None:
+def test_a_workflow_belongs_to_the_deployment_of_its_marker(task_id: str, found: Owner, own: bool) -> None:
     assert belongs_here(task_id, found, "d") is own
 
 

@@ -34,7 +34,10 @@ class Temporal:
     async def describe(self) -> Any:
         """Return an open task."""
         return SimpleNamespace(
-            workflow_type=temporal_names.TASK, status=WorkflowExecutionStatus.RUNNING, memo_value=no_marker
+            workflow_type=temporal_names.TASK,
+            status=WorkflowExecutionStatus.RUNNING,
+            memo_value=no_marker,
+            task_queue="q",
         )
 
     async def execute_update(self, *_: object, id: str, result_type: type) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -73,5 +74,7 @@ def is_absent(error: RPCError) -> bool:
 
 
 async def read_marker(description: WorkflowExecutionDescription) -> Owner | None:
-    """Return the owner of a workflow; None if it has no marker, because a Temporal client has started it."""
-    return read_owner(await description.memo_value(MEMO, None))
+    """Return the owner of a workflow; None if it has no readable marker, because a Temporal client has started it."""
+    with suppress(Exception):  # another converter wrote it
+        return read_owner(await description.memo_value(MEMO, None))
+    return None

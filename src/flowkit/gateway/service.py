@@ -97,7 +97,7 @@ _TRIES: Final = 10
 """How often a change of a flow is tried that other calls change at the same time."""
 
 _STARTING_SEC: Final = 60.0
-"""How long a flow whose start was interrupted counts as running."""
+"""How long a flow whose start was interrupted counts as running, and its next start completes that one."""
 
 Fields = dict[str, Any]
 _Function = Callable[[Any, Any], Awaitable[Any]]
@@ -441,10 +441,11 @@ class Gateway:
     async def _start_run(self, flow: Fields, state: RunState) -> Fields | None:
         """Start the next run of a flow, and return the flow. Return None if another call has changed it meanwhile.
 
-        The flow names its task before the task exists. A start that was interrupted in between is completed.
+        The flow names its task before the task exists. A start that was interrupted in between is completed, for a minute:
+        after that, the run may as well have been purged, and supervisors would return the results of its jobs.
         """
         jobs = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
-        claimed = flow if state is RunState.ABSENT else await self._claim_run(flow)
+        claimed = flow if _may_start(flow, state) else await self._claim_run(flow)
         while claimed is not None:
             graph = task_graph(claimed, jobs, claimed["run"])
             if await self._start_task(claimed["task_id"], graph):
@@ -714,8 +715,7 @@ class Gateway:
 
     async def _require_ended(self, flow: Fields, what: str) -> None:
         state = await self._run_state(flow)
-        starts = state is RunState.ABSENT and time.time() < flow["started_at"] + _STARTING_SEC
-        if state is RunState.OPEN or starts:
+        if state is RunState.OPEN or _may_start(flow, state):
             raise InvalidTransition(
                 f"flow {flow['id']} runs as {run_id(flow)}; it can be {what} when the run has ended",
                 {"id": flow["id"], "run_id": run_id(flow)},
@@ -962,6 +962,11 @@ def _summary(flow: Fields, task_status: str | None) -> models.FlowSummary:
         created_at=flow["created_at"],
         updated_at=flow["updated_at"],
     )
+
+
+def _may_start(flow: Mapping[str, Any], state: RunState) -> bool:
+    """Return whether the latest run of a flow, which was claimed, may start any moment."""
+    return state is RunState.ABSENT and time.time() < flow["started_at"] + _STARTING_SEC
 
 
 def _started(flow: Fields, *, begun: bool) -> models.Started:

@@ -62,12 +62,8 @@ def task_owner(task_id: str, deployment: str) -> Owner:
     return Owner(kind=reserved_for(task_id) or OwnerKind.TASK, deployment=deployment, id=task_id)
 
 
-def belongs_here(task_id: str, found: Owner | None, deployment: str) -> bool:
-    """Return whether the workflow of a task belongs to a deployment.
-
-    `found` is the marker of the workflow. A workflow without one, which a Temporal client has started, belongs to every
-    deployment, unless its id is reserved.
-    """
+def belongs_here(task_id: str, found: Owner, deployment: str) -> bool:
+    """Return whether the workflow of a task, which carries the marker `found`, belongs to a deployment."""
     if reserved_for(task_id) is not None:
         return found == task_owner(task_id, deployment)
-    return found is None or found.deployment == deployment
+    return found.deployment == deployment

@@ -14,7 +14,6 @@ from temporalio.service import RPCError
 
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.pollers import never_polled_roles
-from flowkit.attempt.workflows import look_up
 from flowkit.cli import output
 from flowkit.cli.admission.submission import describe as describe_request
 from flowkit.cli.admission.submission import follow, interruptible
@@ -107,7 +106,8 @@ async def find_unknown_roles(graph: Mapping[str, Any], where: Where) -> list[str
 
 
 async def _refuse_taken(both: Servers, task_id: str) -> None:
-    found = await look_up(both.temporal, task_id)
+    """Raise TaskIdTaken if a task of this deployment has an id; `create_task` finds those of others."""
+    found = await both.tasks.look_up(task_id)
     if found.description is not None or await both.catalog.document(task_id) is not None:
         problem = TaskIdTaken(f"task id {task_id!r} belongs to an earlier task")
         raise add_remedy(

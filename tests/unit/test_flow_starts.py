@@ -1,0 +1,69 @@
+"""Which run of a flow `flow.start` starts: that of a start that was interrupted, or the next one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from flowkit.adapters.flows import FLOWS, JOBS, FlowStore, key
+from flowkit.attempt.workflows import ABSENT
+from flowkit.gateway import models
+from flowkit.gateway.service import Gateway
+from flowkit.models.tokens import Right
+from flowkit.server.auth import Caller
+from flowkit.server.rpc import Call
+from flowkit.testing import memory_database
+
+CONTEXT, CALLER, FLOW = 3, 11, 40
+OPERATOR = Call(caller=Caller(actor=None, rights=frozenset({Right.OPERATOR})))
+
+
+class Tasks:
+    """A client of a deployment that has no workflows, which notes the tasks that it starts."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    async def deployment(self) -> str:
+        """Return the id of the deployment."""
+        return "1f2e3d4c5b"
+
+    async def look_up(self, task_id: str) -> Any:
+        """Return what Temporal says about a workflow."""
+        return ABSENT
+
+    async def start_task(self, task_id: str, **given: Any) -> bool:
+        """Note a task."""
+        self.started.append(task_id)
+        return True
+
+
+async def put_flow(store: FlowStore, started_at: float) -> None:
+    """Store a flow whose first run has no task any more, or does not have one yet."""
+    job = models.JobData(id=1, caller_id=CALLER, context_id=CONTEXT, script="result 1", executor="echo")
+    await store.put(JOBS, key(CONTEXT, CALLER, 1), job.model_dump(), 0.0)
+    given = models.FlowData(id=FLOW, caller_id=CALLER, context_id=CONTEXT, jobs=[1])
+    nodes = [models.FlowNode(id=1).model_dump()]
+    run = {
+        "run": 1,
+        "run_seq": 1,
+        "version": 1,
+        "task_id": f"flow:1f2e3d4c:{CONTEXT}:{FLOW}/1",
+        "started_at": started_at,
+    }
+    await store.put(FLOWS, key(CONTEXT, FLOW), {**given.model_dump(), "nodes": nodes, **run}, 0.0)
+
+
+@pytest.mark.parametrize(("age", "number"), [(5, 1), (86_400, 2)], ids=["interrupted", "purged"])
+async def test_a_run_that_was_purged_does_not_start_again(age: float, number: int) -> None:
+    store, tasks = FlowStore(memory_database()), Tasks()
+    await put_flow(store, time.time() - age)
+    client: Any = tasks
+    nothing: Any = None
+    made = Gateway(store, client, nothing, nothing)
+    await made.context_create(OPERATOR, models.ContextCreate(context=models.ContextData(id=CONTEXT)))
+    begun = await made.flow_start(OPERATOR, models.InContext(context_id=CONTEXT, id=FLOW))
+    assert begun.started
+    assert tasks.started == [begun.run_id] == [f"flow:1f2e3d4c:{CONTEXT}:{FLOW}/{number}"]
