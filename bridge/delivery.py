@@ -21,7 +21,7 @@ from flowkit.attempt.failures import failed_attempt
 from flowkit.attempt.signals import signal_first_batch
 from flowkit.attempt.storage import mark
 from flowkit.attempt.supervision import cancel_pending
-from flowkit.attempt.workflows import Presence, is_absent, look_up
+from flowkit.attempt.workflows import WorkflowState, is_absent, look_up
 from flowkit.bridge.context import RecentEntries, activity_id
 from flowkit.bridge.rules.outcomes import not_requested, outcome_of_error, withdrawn
 from flowkit.errors import FlowKitError
@@ -238,7 +238,7 @@ class Delivery:
         found = await self._call(
             lambda: look_up(client, task_id, run_id=record.run_id, rpc_timeout=_RPC_TIMEOUT)
         )
-        if found.description is None or found.presence is not Presence.OPEN:
+        if found.description is None or found.state is not WorkflowState.OPEN:
             return False
         pending_ids = {each.activity_id for each in found.description.raw_description.pending_activities}
         return activity_id(record) in pending_ids

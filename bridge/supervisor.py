@@ -24,7 +24,7 @@ from flowkit import reason_codes
 from flowkit.adapters.dispatches import DispatchState
 from flowkit.attempt.background import error_summary
 from flowkit.attempt.supervision import heartbeat_pause_sec
-from flowkit.attempt.workflows import Presence, is_absent, look_up
+from flowkit.attempt.workflows import WorkflowState, is_absent, look_up
 from flowkit.bridge.commands import ShownWaits
 from flowkit.bridge.rules.fencing import left_sec
 from flowkit.bridge.rules.outcomes import (
@@ -389,7 +389,7 @@ class Supervisor:
             found = await look_up(client, task_id, run_id=record.run_id, rpc_timeout=_RPC_TIMEOUT)
         except RPCError:
             return None
-        return found.presence is not Presence.OPEN
+        return found.state is not WorkflowState.OPEN
 
     async def end_orphans(self) -> None:
         """End records that no bridge supervises and whose workflow has ended, for example by *Terminate*.

@@ -32,7 +32,7 @@ from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
 from flowkit.admission.queue import AdmissionQueue, queue_with, request_of
 from flowkit.attempt.pollers import bridged_problems
-from flowkit.attempt.workflows import ABSENT, Found, Presence, is_absent, look_up, read_marker
+from flowkit.attempt.workflows import ABSENT, Found, WorkflowState, is_absent, look_up, read_marker
 from flowkit.connection import Namespace
 from flowkit.errors import (
     ActionRejected,
@@ -409,7 +409,7 @@ class TaskClient:
         except WorkflowAlreadyStartedError:
             found = await look_up(self._client, task_id)
             await self._check_owner(task_id, found, owner)
-            return Start.RUNS if found.presence is Presence.OPEN else Start.HAS_ENDED
+            return Start.RUNS if found.state is WorkflowState.OPEN else Start.HAS_ENDED
         except RPCError as error:
             error.add_note(
                 f"task {task_id!r} may have started anyway: call again with task_id={task_id!r}, which starts it "
@@ -512,7 +512,7 @@ class TaskClient:
         if await self.cancel_workflow(task_id, reason=reason):
             return True
         found = await self.look_up(task_id)
-        return found.presence is Presence.ABSENT and await self._cancel_request(task_id, reason)
+        return found.state is WorkflowState.ABSENT and await self._cancel_request(task_id, reason)
 
     async def _cancel_request(self, task_id: str, reason: str) -> bool:
         queue = await queue_with(self._tasks.database, task_id)
@@ -527,7 +527,7 @@ class TaskClient:
         """Request that the workflow of a task stop. Return False if it has ended, does not exist or is not of the owner."""
         why = cancel_reason(reason)
         found = await self.look_up(task_id, owner)
-        if found.presence is not Presence.OPEN or found.description is None:
+        if found.state is not WorkflowState.OPEN or found.description is None:
             return False
         try:
             await self._handle_of(found.description).cancel(reason=why)
@@ -668,7 +668,7 @@ class TaskClient:
         """Wait until the workflow of a task has closed, or _ENDING_SEC have passed."""
         until = time.monotonic() + _ENDING_SEC
         while time.monotonic() < until:
-            if (await self.look_up(task_id)).presence is not Presence.OPEN:
+            if (await self.look_up(task_id)).state is not WorkflowState.OPEN:
                 return
             await asyncio.sleep(_CLOSING_LOOK_SEC)
 
@@ -720,9 +720,9 @@ class TaskClient:
     async def _find_open(self, task_id: str, name: str) -> WorkflowHandle[Any, Any]:
         """Return the handle of a task that runs. Raise ActionRejected or UnknownTask."""
         found = await self.look_up(task_id)
-        if found.presence is Presence.ABSENT:
+        if found.state is WorkflowState.ABSENT:
             raise UnknownTask(task_id)
-        if found.presence is Presence.CLOSED:
+        if found.state is WorkflowState.CLOSED:
             raise _ended(task_id, name)
         return self.handle(task_id)
 
@@ -764,7 +764,7 @@ class TaskClient:
 
         A reset ends the awaited run while another run continues the task.
         """
-        if (await self.look_up(task_id)).presence is Presence.ABSENT:
+        if (await self.look_up(task_id)).state is WorkflowState.ABSENT:
             return None
         handle = self.handle(task_id)
         while True:

@@ -12,7 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit.admission import dispatcher as dispatching
 from flowkit.admission.dispatcher import Dispatcher
 from flowkit.admission.queue import AdmissionQueue
-from flowkit.attempt.workflows import ABSENT, Found, Presence
+from flowkit.attempt.workflows import ABSENT, Found, WorkflowState
 from flowkit.errors import TaskIdTaken
 from flowkit.models.admission import Door, Kind, Request, State
 from flowkit.models.ownership import Owner, OwnerKind
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BODY: dict[str, Any] = {"graph": {}, "params": {}}
 CLOSED = Found(
-    presence=Presence.CLOSED,
+    state=WorkflowState.CLOSED,
     description=SimpleNamespace(status=WorkflowExecutionStatus.COMPLETED),  # type: ignore[arg-type]
 )
 
@@ -85,7 +85,7 @@ async def test_a_request_is_lost_when_its_workflow_is_not_found_twice(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(dispatching, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    running = Found(presence=Presence.OPEN, description=SimpleNamespace(status=None))  # type: ignore[arg-type]
+    running = Found(state=WorkflowState.OPEN, description=SimpleNamespace(status=None))  # type: ignore[arg-type]
     dispatcher, shared = await admitted(Tasks([ABSENT, running, ABSENT, ABSENT, ABSENT]))
     for seconds in (0.0, 60.0, 0.0, 1.0):
         now[0] += seconds

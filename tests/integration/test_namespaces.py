@@ -15,7 +15,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from flowkit import Coordinator
-from flowkit.attempt.workflows import Presence, look_up
+from flowkit.attempt.workflows import WorkflowState, look_up
 from flowkit.connection import Namespace
 from flowkit.models import TaskStatus
 from tests.fork_server import fork_server
@@ -107,7 +107,7 @@ async def test_task_of_a_deleted_workflow_is_lost(harness: Harness) -> None:
     await client.workflow_service.delete_workflow_execution(deletion(client, task_id))
 
     async def deleted() -> bool:
-        return (await look_up(client, task_id)).presence is Presence.ABSENT
+        return (await look_up(client, task_id)).state is WorkflowState.ABSENT
 
     await eventually(deleted)
     await set_old_dates(harness)

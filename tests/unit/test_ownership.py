@@ -12,7 +12,7 @@ from temporalio.api.errordetails.v1 import NamespaceNotFoundFailure
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit.attempt.workflows import Presence, look_up
+from flowkit.attempt.workflows import WorkflowState, look_up
 from flowkit.models.ownership import MEMO, Owner, OwnerKind, belongs_here, read_owner, task_owner
 from flowkit.validation.arguments import new_task_id_problem
 
@@ -76,22 +76,22 @@ def missing_namespace() -> RPCError:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "run_id", "presence"),
+    ("outcome", "run_id", "state"),
     [
-        (Status.RUNNING, None, Presence.OPEN),
-        (Status.CONTINUED_AS_NEW, None, Presence.OPEN),
-        (Status.CONTINUED_AS_NEW, "r", Presence.CLOSED),
-        (Status.COMPLETED, None, Presence.CLOSED),
-        (Status.TERMINATED, None, Presence.CLOSED),
-        (RPCError("not found", RPCStatusCode.NOT_FOUND, b""), None, Presence.ABSENT),
+        (Status.RUNNING, None, WorkflowState.OPEN),
+        (Status.CONTINUED_AS_NEW, None, WorkflowState.OPEN),
+        (Status.CONTINUED_AS_NEW, "r", WorkflowState.CLOSED),
+        (Status.COMPLETED, None, WorkflowState.CLOSED),
+        (Status.TERMINATED, None, WorkflowState.CLOSED),
+        (RPCError("not found", RPCStatusCode.NOT_FOUND, b""), None, WorkflowState.ABSENT),
     ],
 )
 async def test_a_workflow_is_open_closed_or_absent(
-    outcome: Any, run_id: str | None, presence: Presence
+    outcome: Any, run_id: str | None, state: WorkflowState
 ) -> None:
     client: Any = Temporal(outcome)
     found = await look_up(client, "t", run_id=run_id)
-    assert (found.presence, found.description is None) == (presence, presence is Presence.ABSENT)
+    assert (found.state, found.description is None) == (state, state is WorkflowState.ABSENT)
 
 
 @pytest.mark.parametrize("error", [missing_namespace(), RPCError("away", RPCStatusCode.UNAVAILABLE, b"")])

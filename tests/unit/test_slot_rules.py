@@ -15,7 +15,7 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 
 from flowkit import CoordinatorConfig
 from flowkit.adapters.slots import Holder, Limits, SlotUsage, full_roles, has_room, is_full, wait_reason
-from flowkit.attempt.workflows import ABSENT, Found, Presence
+from flowkit.attempt.workflows import ABSENT, Found, WorkflowState
 from flowkit.engine.slot_leaks import Use, use_of
 from flowkit.errors import ConfigError
 from flowkit.models import slot_wait_id, temporal_names
@@ -95,7 +95,7 @@ def pending(activity_id: str) -> PendingActivityInfo:
     return PendingActivityInfo(activity_id=activity_id, activity_type=ActivityType(name=name))
 
 
-def found(presence: Presence, *activities: str, task: bool = False) -> Found:
+def found(state: WorkflowState, *activities: str, task: bool = False) -> Found:
     """Return what a look-up finds, as far as it matters for slots."""
     description: Any = SimpleNamespace(
         raw_description=DescribeWorkflowExecutionResponse(
@@ -103,21 +103,21 @@ def found(presence: Presence, *activities: str, task: bool = False) -> Found:
             pending_workflow_task=PendingWorkflowTaskInfo() if task else None,
         )
     )
-    return Found(presence=presence, description=description)
+    return Found(state=state, description=description)
 
 
 @pytest.mark.parametrize(
     ("looked_up", "use"),
     [
         (ABSENT, Use.UNUSED),
-        (found(Presence.CLOSED, "n.2"), Use.CLOSED),
-        (found(Presence.CLOSED), Use.CLOSED),
-        (found(Presence.OPEN, "n.2"), Use.IN_FLIGHT),
-        (found(Presence.OPEN, "n.1", "m.2"), Use.UNUSED),
-        (found(Presence.OPEN, slot_wait_id("n", 2)), Use.UNDELIVERED),
-        (found(Presence.OPEN, task=True), Use.IN_FLIGHT),
-        (found(Presence.OPEN, "7"), Use.IN_FLIGHT),
-        (found(Presence.OPEN), Use.UNUSED),
+        (found(WorkflowState.CLOSED, "n.2"), Use.CLOSED),
+        (found(WorkflowState.CLOSED), Use.CLOSED),
+        (found(WorkflowState.OPEN, "n.2"), Use.IN_FLIGHT),
+        (found(WorkflowState.OPEN, "n.1", "m.2"), Use.UNUSED),
+        (found(WorkflowState.OPEN, slot_wait_id("n", 2)), Use.UNDELIVERED),
+        (found(WorkflowState.OPEN, task=True), Use.IN_FLIGHT),
+        (found(WorkflowState.OPEN, "7"), Use.IN_FLIGHT),
+        (found(WorkflowState.OPEN), Use.UNUSED),
     ],
 )
 def test_slot_is_leaked_if_its_workflow_neither_runs_nor_starts_the_attempt(

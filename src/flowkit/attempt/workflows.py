@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _OPEN: Final = {None, WorkflowExecutionStatus.RUNNING}
 
 
-class Presence(Enum):
+class WorkflowState(Enum):
     """What Temporal says about a workflow."""
 
     OPEN = "open"
@@ -34,12 +34,12 @@ class Presence(Enum):
 class Found:
     """The result of a look-up."""
 
-    presence: Presence
+    state: WorkflowState
     description: WorkflowExecutionDescription | None = None
     """None if the workflow is absent."""
 
 
-ABSENT: Final = Found(presence=Presence.ABSENT)
+ABSENT: Final = Found(state=WorkflowState.ABSENT)
 
 
 async def look_up(
@@ -59,7 +59,7 @@ async def look_up(
     is_open = description.status in _OPEN or (
         run_id is None and description.status is WorkflowExecutionStatus.CONTINUED_AS_NEW
     )
-    return Found(presence=Presence.OPEN if is_open else Presence.CLOSED, description=description)
+    return Found(state=WorkflowState.OPEN if is_open else WorkflowState.CLOSED, description=description)
 
 
 def is_absent(error: RPCError) -> bool:

@@ -30,7 +30,7 @@ from flowkit.adapters.slots import (
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX, WorkerRegistry
 from flowkit.attempt.failures import cut
 from flowkit.attempt.pollers import recent_pollers
-from flowkit.attempt.workflows import Presence, is_absent, look_up
+from flowkit.attempt.workflows import WorkflowState, is_absent, look_up
 from flowkit.connection import TemporalUnavailable
 from flowkit.errors import FlowKitError
 from flowkit.models import (
@@ -229,7 +229,7 @@ class SlotGrants:
         """Complete the activity in which the workflow waits. Free the slot if the workflow has ended."""
         try:
             delivered = await self.deliver(request.task_id, request.run_id, request.node_id, request.epoch)
-            if not delivered and (await self.look_up(request.task_id)).presence is Presence.CLOSED:
+            if not delivered and (await self.look_up(request.task_id)).state is WorkflowState.CLOSED:
                 slot = Slot(node_id=request.node_id, epoch=request.epoch, role=request.role)
                 await (await self.store()).release(request.task_id, slot)
                 self.released.set()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from temporalio.service import RPCError
 
 from flowkit.attempt.background import BackgroundLoop, Expected, new_owner
-from flowkit.attempt.workflows import Presence
+from flowkit.attempt.workflows import WorkflowState
 from flowkit.errors import FlowKitError
 from flowkit.models import slot_wait_id, temporal_names
 
@@ -58,7 +58,7 @@ def use_of(holder: Holder, found: Found) -> Use:
     """Return how an attempt uses its slot, from the latest run of its task."""
     if found.description is None:
         return Use.UNUSED
-    if found.presence is Presence.CLOSED:
+    if found.state is WorkflowState.CLOSED:
         return Use.CLOSED
     raw = found.description.raw_description
     pending = {activity.activity_id for activity in raw.pending_activities}
@@ -141,11 +141,11 @@ class SlotLoop:
         page = await store.requests_after(self._last_request)
         self._last_request = page[-1][0] if page else ""
         for task_id in dict.fromkeys(task_id for _, task_id in page):
-            presence = (await self._grants.look_up(task_id)).presence
-            if presence is Presence.CLOSED or (presence is Presence.ABSENT and task_id in self._absent):
+            state = (await self._grants.look_up(task_id)).state
+            if state is WorkflowState.CLOSED or (state is WorkflowState.ABSENT and task_id in self._absent):
                 await store.release_task(task_id)
                 self._absent.discard(task_id)
-            elif presence is Presence.ABSENT:
+            elif state is WorkflowState.ABSENT:
                 self._absent.add(task_id)
             else:
                 self._absent.discard(task_id)

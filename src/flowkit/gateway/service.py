@@ -13,7 +13,7 @@ from temporalio.service import RPCError
 
 from flowkit import reason_codes
 from flowkit.adapters.flows import ACTORS, CONTEXTS, FLOWS, JOBS, MESSAGES, RUNNERS, Listing, key
-from flowkit.attempt.workflows import Presence
+from flowkit.attempt.workflows import WorkflowState
 from flowkit.connection import TemporalUnavailable
 from flowkit.core.utils import dumps
 from flowkit.errors import ActionRejected, ConfigError, GraphError, RejectionCause, TaskIdTaken
@@ -707,11 +707,11 @@ class Gateway:
 
     async def _state_in_temporal(self, task_id: str) -> RunState:
         states = {
-            Presence.OPEN: RunState.OPEN,
-            Presence.CLOSED: RunState.ENDED,
-            Presence.ABSENT: RunState.ABSENT,
+            WorkflowState.OPEN: RunState.OPEN,
+            WorkflowState.CLOSED: RunState.ENDED,
+            WorkflowState.ABSENT: RunState.ABSENT,
         }
-        return states[(await self._tasks.look_up(task_id)).presence]
+        return states[(await self._tasks.look_up(task_id)).state]
 
     async def _require_ended(self, flow: Fields, what: str) -> None:
         state = await self._run_state(flow)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.tasks.purge import BELONGINGS, Purge
-from flowkit.attempt.workflows import Presence, look_up
+from flowkit.attempt.workflows import WorkflowState, look_up
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.servers import servers
@@ -95,4 +95,6 @@ async def require_namespace(client: Client) -> str:
 
 async def _find_running(client: Client, task_ids: Sequence[str]) -> list[str]:
     found = await asyncio.gather(*(look_up(client, task_id) for task_id in task_ids))
-    return [task_id for task_id, each in zip(task_ids, found, strict=True) if each.presence is Presence.OPEN]
+    return [
+        task_id for task_id, each in zip(task_ids, found, strict=True) if each.state is WorkflowState.OPEN
+    ]
