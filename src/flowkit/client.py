@@ -205,7 +205,10 @@ class TaskClient:
         queue: str,
         max_nodes: int = limits.MAX_NODES,
         external_roles: Collection[str] = (),
+        any_queue: bool = False,
     ) -> None:
+        """Serve the tasks of a queue. With `any_queue`, tasks of other queues that do not say whose they are count, too."""
+        self._any_queue = any_queue
         self._client = client
         self._tasks = tasks
         self._queue = queue
@@ -462,7 +465,8 @@ class TaskClient:
         if description.workflow_type != temporal_names.TASK:
             return False
         marker = await read_marker(description)
-        on_own_queue = description.task_queue == self._queue  # whose engines use the same database
+        # The engines of one queue use the same database.
+        on_own_queue = self._any_queue or description.task_queue == self._queue
         if marker is None:
             return on_own_queue and reserved_for(task_id) is None
         try:

@@ -210,6 +210,6 @@ async def test_open_task_can_be_cancelled_without_mongodb(harness: Harness, prog
     task_id = await harness.create(node("a", "nobody"))
     away = {**harness.environment, "MONGO_URL": "mongodb://127.0.0.1:1"}
     output = await program.call("cancel", task_id, env=away)
-    assert (output.code, output.out) == (0, f"requested the cancellation of task {task_id}\n")
+    assert (output.code, output.out) == (0, f"requested the cancellation of task {task_id}\n"), output.err
     unknown = await program.call("cancel", "nothing", env=away)
     assert (unknown.code, "no MongoDB server responds at mongodb://127.0.0.1:1" in unknown.err) == (3, True)

@@ -8,6 +8,9 @@ import pytest
 from temporalio.api.common.v1 import Payload
 from temporalio.common import RawValue
 
+from flowkit.adapters.tasks.store import TaskStore
+from flowkit.attempt.workflows import WorkflowState
+from flowkit.client import TaskClient
 from flowkit.errors import (
     ActionRejected,
     GraphError,
@@ -58,6 +61,8 @@ async def test_a_task_without_a_readable_marker_belongs_to_the_deployment_of_its
     assert await other.cancel_task(id) is False
     with pytest.raises(TaskIdTaken, match="another deployment"):
         await other.create_task(params={}, graph=given["graph"], task_id=id)
+    by_command = TaskClient(await harness.client(), TaskStore(harness.db), queue="flowkit", any_queue=True)
+    assert (await by_command.look_up(id)).state is WorkflowState.OPEN
     assert await harness.coordinator.cancel_task(id) is True
     with pytest.raises(TaskCancelled):
         await harness.coordinator.result(id, timeout=60)

@@ -57,7 +57,8 @@ async def servers(where: Where) -> AsyncIterator[Servers]:
     """Connect to both servers. Raises TemporalUnavailable, StoreUnavailable or ConfigError."""
     async with database(where) as db:
         temporal = await connect_temporal()
-        tasks = TaskClient(temporal, TaskStore(db), queue=where.engine_queue)
+        any_queue = where.queue is None  # most commands name a task only
+        tasks = TaskClient(temporal, TaskStore(db), queue=where.engine_queue, any_queue=any_queue)
         try:
             yield Servers(temporal=temporal, tasks=tasks, catalog=TaskCatalog(db), db=db)
         except RPCError as error:

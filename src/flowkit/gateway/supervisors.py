@@ -687,7 +687,7 @@ class _Delivery:
                 if wait_sec is not None or not self.left:
                     raise
             except SupervisorUnreachable:
-                if not self.left:
+                if self.left <= pause:  # no time would be left for a reply
                     raise
             await asyncio.sleep(min(pause, self.left))
             pause = min(pause * 2, 5.0)
