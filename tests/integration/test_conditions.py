@@ -196,7 +196,8 @@ async def test_condition_beyond_its_limits_fails_its_node_only(harness: Harness)
     )
     assert (await harness.result(task_id)).handled_failures == ["greedy"]
     last_error = (await harness.node(task_id, "greedy"))["last_error"]
-    assert "the evaluation needs too much memory" in last_error
+    # On a busy machine, the limit in time may come first.
+    assert any(text in last_error for text in ("the evaluation needs too much memory", "takes more than 2 s"))
     assert (await harness.node(task_id, "quick"))["status"] == "finished"
 
 
