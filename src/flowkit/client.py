@@ -422,7 +422,7 @@ class TaskClient:
         return Start.STARTED
 
     async def deployment(self) -> str:
-        """Return the id of the database, which tells deployments in one namespace apart. Raise StoreUnavailable."""
+        """Return the id of the database, which distinguishes deployments in one namespace. Raise StoreUnavailable."""
         return await self._tasks.database_id()
 
     async def _new_marker(self, task_id: str) -> Owner | None:
@@ -433,11 +433,7 @@ class TaskClient:
 
     async def _check_owner(self, task_id: str, found: Found, owner: Owner | None) -> None:
         """Raise TaskIdTaken if a workflow belongs to another deployment or, with `owner`, to another owner."""
-        if found.description is None:
-            return
-        if owner is None and await self._belongs_here(task_id, found.description):
-            return
-        if owner is None or await read_marker(found.description) != owner:
+        if found.description is not None and not await self._is_own(task_id, found.description, owner):
             raise TaskIdTaken(
                 f"task id {task_id!r} belongs to a workflow that "
                 + ("another deployment in this namespace" if owner is None else "something else")
@@ -452,19 +448,18 @@ class TaskClient:
         """
         require(task_id_problem(task_id))
         found = await look_up(self._client, task_id)
-        if found.description is None:
-            return found
-        if owner is None:
-            own = await self._belongs_here(task_id, found.description)
-        else:
-            own = await read_marker(found.description) == owner
+        own = found.description is None or await self._is_own(task_id, found.description, owner)
         return found if own else ABSENT
 
-    async def _belongs_here(self, task_id: str, description: WorkflowExecutionDescription) -> bool:
-        """Return whether a workflow is a task of this deployment."""
+    async def _is_own(
+        self, task_id: str, description: WorkflowExecutionDescription, owner: Owner | None
+    ) -> bool:
+        """Return whether a workflow is a task of this deployment or, with `owner`, the workflow of that owner."""
+        marker = await read_marker(description)
+        if owner is not None:
+            return marker == owner
         if description.workflow_type != temporal_names.TASK:
             return False
-        marker = await read_marker(description)
         # The engines of one queue use the same database.
         on_own_queue = self._any_queue or description.task_queue == self._queue
         if marker is None:

@@ -1,10 +1,17 @@
-"""The documented events of executions, and records of Kafka."""
+"""The documented events of executions, records of Kafka, and a store that refuses one of them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiokafka.structs import ConsumerRecord
+
+from flowkit.errors import StoreRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pytest
 
 REQUESTED: dict[str, Any] = {
     "event_id": "6d0f0a55-1c2e-4a0e-9a57-5b0e7c1f9a11",
@@ -44,3 +51,16 @@ def record(
 ) -> ConsumerRecord[bytes, bytes]:
     """Return a record of partition 0 without a key."""
     return ConsumerRecord(topic, 0, offset, timestamp, 0, None, value, None, 0, len(value), ())
+
+
+def refuse_inserts(monkeypatch: pytest.MonkeyPatch, store: Any, execution_id: str) -> None:
+    """Let MongoDB refuse each group of requests that contains this one."""
+    insert = store.insert
+
+    async def refuse(items: Sequence[dict[str, Any]]) -> set[str]:
+        if execution_id in {item["_id"] for item in items}:
+            raise StoreRefused("MongoDB cannot store this value")
+        inserted: set[str] = await insert(items)
+        return inserted
+
+    monkeypatch.setattr(store, "insert", refuse)

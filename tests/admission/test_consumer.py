@@ -10,14 +10,11 @@ import pytest
 from flowkit.adapters.admission import AdmissionStore
 from flowkit.admission.kafka import OWN_HEADER, AdmissionConsumer, AdmissionTopics, TopicRights
 from flowkit.admission.queue import AdmissionQueue
-from flowkit.errors import StoreRefused
 from flowkit.models.admission import Door, Kind, Priority, Request, State
 from flowkit.testing import memory_database
-from tests.admission.events import record, requested
+from tests.admission.events import record, refuse_inserts, requested
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aiokafka import ConsumerRecord
 
 REQUESTS, ENDS, CANCELS = "execution_requested", "execution_completed", "execution_cancelled"
@@ -100,14 +97,7 @@ async def test_a_request_that_mongodb_refuses_says_nothing_about_one_of_its_id_a
     made = await kafka()
     await submit(made.queue, "e")
     await submit(made.queue, "taken")
-    insert = made.queue.store.insert
-
-    async def refuse(items: Sequence[dict[str, Any]]) -> set[str]:
-        if "e" in {item["_id"] for item in items}:
-            raise StoreRefused("MongoDB cannot store this value")
-        return await insert(items)
-
-    monkeypatch.setattr(made.queue.store, "insert", refuse)
+    refuse_inserts(monkeypatch, made.queue.store, "e")
     await made.read(*(event(REQUESTS, id, offset) for offset, id in enumerate(("e", "taken", "new"))))
     assert sorted(made.reasons) == ["id_taken", "refused"]
     assert [await made.state(id) for id in ("e", "taken", "new")] == [State.QUEUED] * 3

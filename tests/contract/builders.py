@@ -6,7 +6,10 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from flowkit.activities.tasks import TaskActivities
+from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks import fields
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.models import (
     AttemptInput,
     CloseTask,
@@ -14,12 +17,12 @@ from flowkit.models import (
     NodeStatus,
     OpenTask,
     RecordTask,
+    Settings,
     StatusChange,
     TaskStatus,
 )
 
 if TYPE_CHECKING:
-    from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.store import TaskStore
 
 TASK, FIRST_RUN, RUN, WORKER = "task-1", "first-run", "run-1", "w-1"
@@ -153,3 +156,16 @@ async def batches(artifacts: ArtifactStore, node_id: str, *uids: str, epoch: int
 def seconds(date: datetime) -> float:
     """Return a date from a driver (UTC, with or without a time zone) in seconds since the epoch."""
     return date.replace(tzinfo=UTC).timestamp()
+
+
+def engine_activities(tasks: TaskStore, **more: Any) -> TaskActivities:
+    """Return the engine's activities over one database."""
+    return TaskActivities(
+        tasks=tasks,
+        artifacts=ArtifactStore(tasks.database),
+        portal=LoopPortal(),
+        settings=Settings(),
+        functions={},
+        max_nodes=10,
+        **more,
+    )

@@ -15,6 +15,7 @@ from tests.contract.builders import (
     TASK,
     close,
     documents_of,
+    engine_activities,
     opening,
     record,
     shown,
@@ -23,18 +24,16 @@ from tests.contract.builders import (
 )
 
 from flowkit.activities import tasks as activities
-from flowkit.activities.tasks import TaskActivities
-from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.fields import new_task
 from flowkit.adapters.tasks.store import TaskStore
-from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import StoreRefused, StoreTooLarge
-from flowkit.models import NodeStatus, Settings, TaskStatus
+from flowkit.models import NodeStatus, TaskStatus
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from flowkit.activities.tasks import TaskActivities
     from flowkit.models import CloseTask, OpenTask
 
 
@@ -44,15 +43,7 @@ def engine(tasks: TaskStore, namespace_id: str = "ns-1") -> TaskActivities:
     async def namespace() -> str:
         return namespace_id
 
-    return TaskActivities(
-        tasks=tasks,
-        artifacts=ArtifactStore(tasks.database),
-        portal=LoopPortal(),
-        settings=Settings(),
-        functions={},
-        max_nodes=10,
-        namespace_id=namespace,
-    )
+    return engine_activities(tasks, namespace_id=namespace)
 
 
 async def call(activity: Callable[..., Any], given: object) -> Any:

@@ -8,31 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
-from tests.contract.builders import TASK, graph, opening
+from tests.contract.builders import TASK, engine_activities, graph, opening
 from tests.contract.builders import stored as document
 
-from flowkit.activities.tasks import TaskActivities
-from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks import stored_graphs
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
-from flowkit.core.loop_portal import LoopPortal
-from flowkit.models import Opened, OpenTask, ReadStoredGraph, Settings, StoredGraph
+from flowkit.models import Opened, OpenTask, ReadStoredGraph, StoredGraph
 
 if TYPE_CHECKING:
     from flowkit.adapters.tasks.store import TaskStore
-
-
-def engine(tasks: TaskStore, external_roles: tuple[str, ...] = ()) -> TaskActivities:
-    """Return the engine's activities over one database."""
-    return TaskActivities(
-        tasks=tasks,
-        artifacts=ArtifactStore(tasks.database),
-        portal=LoopPortal(),
-        settings=Settings(),
-        functions={},
-        max_nodes=10,
-        external_roles=external_roles,
-    )
 
 
 async def put(tasks: TaskStore, *node_ids: str, **task: Any) -> StoredGraph:
@@ -50,12 +34,14 @@ def opening_of(reference: StoredGraph) -> OpenTask:
 async def failure(tasks: TaskStore, reference: StoredGraph) -> ApplicationError:
     """Return the error with which an engine rejects to open a task."""
     with pytest.raises(ApplicationError) as caught:
-        await ActivityEnvironment().run(engine(tasks).open_task, opening_of(reference))
+        await ActivityEnvironment().run(engine_activities(tasks).open_task, opening_of(reference))
     return caught.value
 
 
 async def test_task_is_opened_with_its_stored_graph(db: Any, tasks: TaskStore) -> None:
-    found = await ActivityEnvironment().run(engine(tasks).open_task, opening_of(await put(tasks, "a", "b")))
+    found = await ActivityEnvironment().run(
+        engine_activities(tasks).open_task, opening_of(await put(tasks, "a", "b"))
+    )
     assert isinstance(found, Opened)
     opened = await document(db)
     assert [node["node_id"] for node in opened["graph"]["nodes"]] == ["a", "b"]
@@ -67,7 +53,9 @@ async def test_parts_together_are_the_content(tasks: TaskStore, monkeypatch: pyt
     reference = await put(tasks, "a", "b")
     assert reference.parts > 2
     read = [ReadStoredGraph(task_id=TASK, stored=reference, part=part) for part in range(reference.parts)]
-    parts = [await ActivityEnvironment().run(engine(tasks).read_stored_graph, each) for each in read]
+    parts = [
+        await ActivityEnvironment().run(engine_activities(tasks).read_stored_graph, each) for each in read
+    ]
     assert len(b"".join(parts)) == reference.size
     assert unpack_task(b"".join(parts)) == {"graph": graph("a", "b"), "params": {"n": 1}}
 
@@ -102,4 +90,4 @@ async def test_engine_rejects_a_large_graph_with_its_own_external_role(
     given = opening("a", "b")
     role = given.graph["nodes"][0]["type"]
     with pytest.raises(ApplicationError, match=f"external role '{role}'"):
-        await ActivityEnvironment().run(engine(tasks, (role,)).open_task, given)
+        await ActivityEnvironment().run(engine_activities(tasks, external_roles=(role,)).open_task, given)

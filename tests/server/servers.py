@@ -207,26 +207,18 @@ def methods(gate: Gate | None = None) -> list[Method]:
         Method(name="unwritable", needs=Right.FLOWS, params=NoParams, result=Any, call=unwritable),
         Method(name="wait", needs=Right.FLOWS, params=NoParams, result=str, call=wait),
     ]
-    return [
-        *simple,
+    over_websocket = [
         Method(
-            name="subscribe",
+            name=name,
             needs=Right.FLOWS,
             params=NoParams,
             result=bool,
-            call=subscribe,
+            call=call,
             websocket_only=True,
-        ),
-        flooding(gate),
-        Method(
-            name="break",
-            needs=Right.FLOWS,
-            params=NoParams,
-            result=bool,
-            call=break_down,
-            websocket_only=True,
-        ),
+        )
+        for name, call in (("subscribe", subscribe), ("break", break_down))
     ]
+    return [*simple, *over_websocket, flooding(gate)]
 
 
 INFO = {"title": "test", "version": "1"}

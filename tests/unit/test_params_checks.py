@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
+from tests.contract.builders import engine_activities
 from tests.unit.event_loop import let_other_tasks_run, until
 
 from flowkit.activities import params_checks
 from flowkit.activities.params_checks import ParamsChecks
-from flowkit.activities.tasks import TaskActivities
-from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.cli.json_files import GivenTask
 from flowkit.client import TaskClient
-from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import ChecksBusy, GraphError
 from flowkit.graph.params import check_sec, needs_process, params_problems
-from flowkit.models import OpenTask, Settings
+from flowkit.models import OpenTask
 from flowkit.testing import memory_database, run_graph
 
 if TYPE_CHECKING:
@@ -166,16 +164,8 @@ async def create_task(graph: dict[str, Any], params: dict[str, Any]) -> None:
 
 
 async def open_in_engine(graph: dict[str, Any], params: dict[str, Any]) -> None:
-    """Open a task that somebody started without a client."""
-    tasks = TaskStore(memory_database())
-    activities = TaskActivities(
-        tasks=tasks,
-        artifacts=ArtifactStore(tasks.database),
-        portal=LoopPortal(),
-        settings=Settings(),
-        functions={},
-        max_nodes=10,
-    )
+    """Open a task that was started without a client."""
+    activities = engine_activities(TaskStore(memory_database()))
     opening = OpenTask(task_id="t", first_run_id="r", run_id="r", at=0.0, graph=graph, params=params)
     await ActivityEnvironment().run(activities.open_task, opening)
 

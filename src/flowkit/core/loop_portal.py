@@ -19,7 +19,7 @@ def cancel_until_done(task: asyncio.Task[Any]) -> None:
     """Cancel a task, and again every IGNORED_SEC until it ends: user code may have ignored a cancel.
 
     A task that no longer runs user code would otherwise go on, for example wait for a database whose client is closed.
-    Its outcome does not matter any more, so asyncio does not log that nobody has read its error.
+    Its outcome does not matter any more, so asyncio does not log that its error was never read.
     """
     if not task.done():
         task.cancel()
@@ -81,7 +81,7 @@ class _RemoteTask(Generic[T]):
         self._loop.call_soon_threadsafe(self._cancel)
 
     def abandon(self) -> None:
-        """Cancel the task until it ends. Nobody waits for it any more."""
+        """Cancel the task until it ends. Nothing waits for it any longer."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._abandon)
 

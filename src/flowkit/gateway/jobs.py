@@ -102,7 +102,7 @@ class KnownFlows:
 class JobHandler(RoleHandler):
     """Dispatches the jobs of flows to supervisors.
 
-    It serves only tasks that the gateway has started as runs of flows: everybody who can start a task can write a node of
+    It serves only tasks that the gateway has started as runs of flows: everyone who can start a task can write a node of
     this role with the ids of a foreign flow. An attempt that was lost continues its dispatch: the supervisor knows the id of
     the job, and returns the result. A retry after a failure is a new dispatch with another id.
     """

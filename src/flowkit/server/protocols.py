@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -64,7 +64,34 @@ class _Deadline:
             self._timer = None
 
 
-class HttpProtocol(H11Protocol):
+class _ReadInTime(asyncio.Protocol):
+    """A connection that is aborted if its client does not read in time what it is sent."""
+
+    transport: asyncio.Transport
+    _reading: _Deadline
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Pause for whatever cannot be sent at once, until all is sent."""
+        super().connection_made(transport)
+        self.transport.set_write_buffer_limits(high=1, low=0)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the deadline."""
+        self._reading.stop()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait until the client has read everything."""
+        super().pause_writing()
+        self._reading.start(self.transport)
+
+    def resume_writing(self) -> None:
+        """Continue, because the client has read everything."""
+        super().resume_writing()
+        self._reading.stop()
+
+
+class HttpProtocol(_ReadInTime, H11Protocol):
     """HTTP with deadlines for headers, for the rest of a body, and for reading a response."""
 
     def __init__(
@@ -78,8 +105,7 @@ class HttpProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the first call, and close another connection if there are too many."""
-        super().connection_made(cast("asyncio.Transport", transport))
-        _pause_until_all_is_sent(self.transport)
+        super().connection_made(transport)
         self._waiting[self] = None
         self._sending.start(self.transport)
         if len(self.connections) > self._max_connections:
@@ -95,7 +121,6 @@ class HttpProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the deadlines."""
         self._stop_waiting()
-        self._reading.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -127,18 +152,8 @@ class HttpProtocol(H11Protocol):
         self._reading.stop()
         super().handle_websocket_upgrade(event)
 
-    def pause_writing(self) -> None:
-        """Wait until the client has read the response."""
-        super().pause_writing()
-        self._reading.start(self.transport)
 
-    def resume_writing(self) -> None:
-        """Continue, because the client has read everything."""
-        super().resume_writing()
-        self._reading.stop()
-
-
-class WebSocketProtocol(WebSocketsSansIOProtocol):
+class WebSocketProtocol(_ReadInTime, WebSocketsSansIOProtocol):
     """WebSocket with a deadline for reading messages. What a client does wrong writes no line to uvicorn's log."""
 
     def __init__(
@@ -148,25 +163,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._reading = _Deadline(config.limits.read_sec)
         self._pong = b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin with the handshake."""
-        super().connection_made(transport)
-        _pause_until_all_is_sent(self.transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the deadline."""
-        self._reading.stop()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """Wait until the client has read the messages."""
-        super().pause_writing()
-        self._reading.start(self.transport)
-
     def resume_writing(self) -> None:
         """Continue, because the client has read everything. Send the pong that has waited for that."""
         super().resume_writing()
-        self._reading.stop()
         pong, self._pong = self._pong, b""
         if pong and not self.transport.is_closing():
             self.transport.write(pong)
@@ -191,11 +190,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         await super().send(message)
         if self.close_sent:
             self.handshake_complete = True
-
-
-def _pause_until_all_is_sent(transport: asyncio.Transport) -> None:
-    """Let the transport call `pause_writing` for whatever it cannot send, and `resume_writing` when it has sent all."""
-    transport.set_write_buffer_limits(high=1, low=0)
 
 
 def _is_utf8(data: bytes) -> bool:

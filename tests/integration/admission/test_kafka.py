@@ -12,11 +12,11 @@ import pytest
 from flowkit import reason_codes
 from flowkit.admission.kafka import DEAD_LETTER_BYTES, AdmissionTopics, EventRelay
 from flowkit.bridge.kafka.offsets import Offsets
-from flowkit.errors import KafkaUnavailable, StoreRefused, StoreUnavailable
+from flowkit.errors import KafkaUnavailable, StoreUnavailable
 from flowkit.limits import KAFKA_RECORD_BYTES
 from flowkit.models.admission import Door as Via
 from flowkit.models.admission import Kind, Limits, Request, State
-from tests.admission.events import REQUESTED, record, requested
+from tests.admission.events import REQUESTED, record, refuse_inserts, requested
 from tests.integration.admission.conftest import Door
 from tests.integration.harness import eventually
 
@@ -195,14 +195,7 @@ async def test_a_record_that_cannot_become_a_dead_letter_is_dropped(
 async def test_a_request_that_mongodb_refuses_takes_no_other_with_it(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    insert = door.queue.store.insert
-
-    async def refuse(items: Sequence[dict[str, Any]]) -> set[str]:
-        if "poison" in {item["_id"] for item in items}:
-            raise StoreRefused("MongoDB cannot store this value")
-        return await insert(items)
-
-    monkeypatch.setattr(door.queue.store, "insert", refuse)
+    refuse_inserts(monkeypatch, door.queue.store, "poison")
     topic, ids = door.topics.topic("execution_requested"), ["a", "b", "poison", "c"]
     values = [json.dumps(requested(id)).encode() for id in ids]
     await door.consumer.handle([record(topic, offset, value=value) for offset, value in enumerate(values)])

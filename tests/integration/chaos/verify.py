@@ -183,11 +183,11 @@ class Comparison:
         whole = entry["status"] == end.status != CANCELLED
         late = self._late_sources(node)
         for name, rows in (("metrics", good), ("artifacts", partials)):
-            read = [
-                row for row in rows if (row.get("meta") or row.get("metrics") or {}).get("origin") not in late
-            ]
-            uids = Counter(row["batch_uid"] for row in read) | Counter(
-                row["batch_uid"] for row in rows if row["batch_uid"] in end.rows
+            uids = Counter(
+                row["batch_uid"]
+                for row in rows
+                if row["batch_uid"] in end.rows
+                or (row.get("meta") or row.get("metrics") or {}).get("origin") not in late
             )
             wanted = Counter(dict.fromkeys(end.rows, 1))
             if uids - wanted or (whole and wanted - uids):
