@@ -7,6 +7,7 @@ from typing import Any
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 
+from flowkit.engine import activations as engine_activations
 from flowkit.engine.activations import Activations
 
 
@@ -119,3 +120,13 @@ def test_updates_wait_while_a_local_activity_runs() -> None:
     for each in (activation("signal_workflow", "do_update"), end_of(1), activation("do_update")):
         activations.run(each)
     assert replayed.activations == [each for each in live.activations if each]
+
+
+def test_an_engine_that_forgets_a_run_leaves_it_to_the_engine_that_has_it_now() -> None:
+    before, now = Activations(Instance().run), Activations(Instance().run)
+    before.run(activation("initialize_workflow"))
+    now.run(activation("initialize_workflow"))
+    before.run(activation("remove_from_cache"))
+    assert "run" in engine_activations._GATES
+    now.run(activation("remove_from_cache"))
+    assert "run" not in engine_activations._GATES

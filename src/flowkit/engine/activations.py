@@ -154,7 +154,10 @@ class Activations:
     def run(self, activation: Any) -> Any:
         """Return the completion of an activation."""
         if any(job.HasField("remove_from_cache") for job in activation.jobs):
-            _GATES.pop(activation.run_id, None)
+            if (
+                _GATES.get(activation.run_id) is self._gate
+            ):  # another engine of this process may have the run now
+                del _GATES[activation.run_id]
             return self._run(activation)
         _GATES[activation.run_id] = self._gate
         if all(job.HasField("query_workflow") for job in activation.jobs):
