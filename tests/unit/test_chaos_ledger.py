@@ -84,6 +84,15 @@ def test_skipped_batches_are_forgotten_with_their_generation_only() -> None:
     assert ledger_of(plan, [skip, again, retry], audit_of(skip, again, retry)).skipped == {}
 
 
+def test_only_batches_of_a_finished_node_are_all_skipped_for_sure() -> None:
+    plan = task(node("a", aside=("b0", "b1")))
+    skip = sent(0, "skip_batches", ("a", "queued"), node_id="a")
+    retry = sent(1, "retry_node", ("a", "queued"), node_id="a", revision=2)
+    found = ledger_of(plan, [skip], audit_of(skip))
+    assert (found.skipped, found.may_skip) == ({"a": set()}, {"a"})
+    assert ledger_of(plan, [skip, retry], audit_of(skip, retry)).may_skip == set()
+
+
 SATISFY = [sent(number, "satisfy", prerequisite="legal", revision=number + 1) for number in (0, 1)]
 REFUSED = Request(tag="t/0", name="skip_node", given={"node_id": "a"}, refusals=["it is running"])
 WRONG = sent(0, "retry_batches", ("a", "queued"), node_id="a", batch_uids=["no such batch"])

@@ -48,6 +48,8 @@ class Ledger:
     """Nodes of which an action has stopped an attempt."""
     skipped: dict[str, set[str]] = field(default_factory=dict)
     """Batches that were set aside and are skipped, by node."""
+    may_skip: set[str] = field(default_factory=set)
+    """Nodes that had not finished when all their batches were skipped: only those count that they had set aside by then."""
     satisfied: set[str] = field(default_factory=set)
     paused: set[str] = field(default_factory=set)
     grown: bool = False
@@ -114,7 +116,7 @@ def _replay(found: Ledger, plan: TaskPlan, request: Request) -> None:
     elif name in {"change_graph", RERUN}:
         _replay_new_generations(found, request, affected or ())
     elif name == "skip_batches" and affected and affected[0]["to"] == "finished":
-        _skip(found, plan, request)
+        _skip(found, plan, request, finished=True)
     elif name == "decide":
         status = "finished" if given["decision"] == "approve" else "failed"
         found.decided[given["node_id"]] = Decided(status=status, request=request)
@@ -176,7 +178,7 @@ def _replay_batches(found: Ledger, plan: TaskPlan, request: Request, *, known: b
     target = request.given["node_id"]
     found.decided.pop(target, None)
     if request.name == "skip_batches":
-        _skip(found, plan, request)
+        _skip(found, plan, request, finished=False)
         if not known:
             found.unsure.add(target)
     else:
@@ -184,16 +186,19 @@ def _replay_batches(found: Ledger, plan: TaskPlan, request: Request, *, known: b
         found.kept.setdefault(target, set())
 
 
-def _skip(found: Ledger, plan: TaskPlan, request: Request) -> None:
+def _skip(found: Ledger, plan: TaskPlan, request: Request, *, finished: bool) -> None:
     node = next(each for each in plan.nodes if each.node_id == request.given["node_id"])
-    chosen = request.given.get("batch_uids") or node.aside
+    chosen = request.given.get("batch_uids") or (node.aside if finished else ())
     found.skipped.setdefault(node.node_id, set()).update(chosen)
+    if not chosen:
+        found.may_skip.add(node.node_id)
 
 
 def _start_again(found: Ledger, node_id: str) -> None:
     """Forget what actions have decided about a node, because it starts a new generation."""
     found.decided.pop(node_id, None)
     found.skipped.pop(node_id, None)
+    found.may_skip.discard(node_id)
     found.kept.pop(node_id, None)
     found.unsure.discard(node_id)
 

@@ -159,8 +159,9 @@ class OperatedComparison(Comparison):
     def _explains(self, end: NodeEnd, reason: str | None) -> bool:
         return reason in end.reasons if end.status == SKIPPED else reason is None
 
-    def _skipped(self, node: NodePlan) -> int:
-        return len(self.ledger.skipped.get(node.node_id, set()) & {*node.aside})
+    def _skipped(self, node: NodePlan) -> range:
+        fewest = len(self.ledger.skipped.get(node.node_id, set()) & {*node.aside})
+        return range(fewest, 1 + (len(node.aside) if node.node_id in self.ledger.may_skip else fewest))
 
     def _variables(self) -> Iterator[str]:
         """Yield variables that a function has not set which finished without a decision."""

@@ -195,9 +195,9 @@ class Comparison:
         expected = [*end.aside, *([] if end.failed_uid is None else [end.failed_uid])]
         if whole and sorted(bad) != sorted(expected):
             yield f"failed batches are {bad} and should be {expected}"
-        count = len(end.aside) - self._skipped(node)
-        if entry["status"] == FINISHED and (entry.get("failed_batches") or 0) != count:
-            yield f"it shows {entry.get('failed_batches')} failed batches, and {count} were set aside"
+        shown, counts = entry.get("failed_batches") or 0, {len(end.aside) - each for each in self._skipped(node)}
+        if entry["status"] == FINISHED and shown not in counts:
+            yield f"it shows {shown} failed batches, and {counts} were set aside"
         for row in good:
             yield from self._values(node, end, row, row["metrics"])
         for row in partials:
@@ -208,9 +208,9 @@ class Comparison:
         yield from self._final(node, end, entry, metrics)
         yield from self._claims(node, end, entry)
 
-    def _skipped(self, node: NodePlan) -> int:
-        """Return how many of the batches that a node has set aside are skipped."""
-        return 0
+    def _skipped(self, node: NodePlan) -> range:
+        """Return how many of the batches that a node has set aside may be skipped."""
+        return range(1)
 
     def _values(self, node: NodePlan, end: NodeEnd, row: Fields, held: Fields) -> Iterator[str]:
         uid, writer = row["batch_uid"], held.get("written_by", {})
