@@ -195,7 +195,10 @@ class Comparison:
         expected = [*end.aside, *([] if end.failed_uid is None else [end.failed_uid])]
         if whole and sorted(bad) != sorted(expected):
             yield f"failed batches are {bad} and should be {expected}"
-        shown, counts = entry.get("failed_batches") or 0, {len(end.aside) - each for each in self._skipped(node)}
+        shown, counts = (
+            entry.get("failed_batches") or 0,
+            {len(end.aside) - each for each in self._skipped(node)},
+        )
         if entry["status"] == FINISHED and shown not in counts:
             yield f"it shows {shown} failed batches, and {counts} were set aside"
         for row in good:
