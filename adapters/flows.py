@@ -182,7 +182,8 @@ class FlowStore:
     @translate_errors
     async def insert_flow(self, fields: Fields, now: float) -> bool:
         """Create a flow. Return False if one with its id exists."""
-        own = {"_id": key(fields["context_id"], fields["id"]), "version": 1, "run": 0, "task_id": None}
+        own = {"_id": key(fields["context_id"], fields["id"]), "version": 1, "run": 0}
+        own |= {"task_id": None, "is_starting": False}
         try:
             await self._db[FLOWS].insert_one(
                 {**own, **fields, "created_at": int(now), "updated_at": int(now)}
@@ -200,6 +201,13 @@ class FlowStore:
             return_document=ReturnDocument.AFTER,
         )
         return found
+
+    @translate_errors
+    async def note_started(self, task_id: str) -> None:
+        """Note that the task of the latest run of a flow exists, or has existed."""
+        await self._db[FLOWS].update_one(
+            {"task_id": task_id, "is_starting": True}, {"$set": {"is_starting": False}}
+        )
 
     @translate_errors
     async def flows_of_job(self, context_id: int, job_id: int, caller_id: int | None) -> list[Fields]:

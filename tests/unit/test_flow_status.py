@@ -158,7 +158,8 @@ def test_ids_of_runs_and_jobs_differ_by_deployment_run_flow_and_retry() -> None:
     assert transport_id(flow, job, 1, 0, 0) == "1f2e3d4c:3:11:501"
     assert transport_id(flow, job, 1, 0, 2) == "1f2e3d4c:3:11:501/0.2"
     assert transport_id(flow, job, 2, 1, 0) == "1f2e3d4c:3:11:501@40.2/1.0"
-    assert transport_id(flow, {**job, "flow_id": 39}, 1, 0, 0) == "1f2e3d4c:3:11:501@40.1"
+    for other in (39, None):
+        assert transport_id(flow, {**job, "flow_id": other}, 1, 0, 0) == "1f2e3d4c:3:11:501@40.1"
 
 
 def test_run_ids_number_the_retries_of_a_run() -> None:

@@ -101,7 +101,7 @@ def transport_id(
     failure, and another run, flow or deployment, has an id of its own: a supervisor would return the old result.
     """
     _, deployment, _ = flow["task_id"].split(":", 2)
-    first = run == 1 and job.get("flow_id") in {None, flow["id"]}
+    first = run == 1 and job.get("flow_id") == flow["id"]
     which = "" if first else f"@{flow['id']}.{run}"
     retried = f"/{generation}.{retry}" if generation or retry else ""
     return f"{deployment}:{flow['context_id']}:{flow['caller_id']}:{job['id']}{which}{retried}"

@@ -97,7 +97,7 @@ _TRIES: Final = 10
 """How often a change of a flow is tried that other calls change at the same time."""
 
 _STARTING_SEC: Final = 60.0
-"""How long a flow whose start was interrupted counts as running, and its next start completes that one."""
+"""How long a start that was interrupted counts as a run, and the next start of the flow completes it."""
 
 Fields = dict[str, Any]
 _Function = Callable[[Any, Any], Awaitable[Any]]
@@ -333,7 +333,7 @@ class Gateway:
             )
         await self._require_ended(flow, "replaced")
         await self.events.observe(flow)
-        cleared = {"task_id": None, "run_seq": None, "started_at": None}
+        cleared = {"task_id": None, "run_seq": None, "started_at": None, "is_starting": False}
         return await self._store.change_flow(flow, {**fields, **cleared}, time.time()) is not None
 
     async def _flow_made(self, fields: Fields) -> models.Flow:
@@ -441,14 +441,15 @@ class Gateway:
     async def _start_run(self, flow: Fields, state: RunState) -> Fields | None:
         """Start the next run of a flow, and return the flow. Return None if another call has changed it meanwhile.
 
-        The flow names its task before the task exists. A start that was interrupted in between is completed, for a minute:
-        after that, the run may as well have been purged, and supervisors would return the results of its jobs.
+        The flow names its task before the task exists, and notes when it does. Only a start that was interrupted in between
+        is completed, for a minute: with the number of a run that has been, supervisors return the results of its jobs.
         """
         jobs = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
         claimed = flow if _may_start(flow, state) else await self._claim_run(flow)
         while claimed is not None:
             graph = task_graph(claimed, jobs, claimed["run"])
             if await self._start_task(claimed["task_id"], graph):
+                await self._store.note_started(claimed["task_id"])
                 return claimed
             claimed = await self._claim_run(claimed)
         return None
@@ -466,7 +467,7 @@ class Gateway:
         """Give a flow the number and the task of its next run. Return None if another call has changed it meanwhile."""
         run = flow["run"] + 1
         at, task_id = time.time(), new_task_id(flow, run, await self._tasks.deployment())
-        claim = {"run": run, "run_seq": 1, "task_id": task_id, "started_at": int(at)}
+        claim = {"run": run, "run_seq": 1, "task_id": task_id, "started_at": int(at), "is_starting": True}
         return await self._store.change_flow(flow, claim, at)
 
     async def flow_cancel(self, call: Call, params: models.FlowCancel) -> models.Cancelled:
@@ -966,7 +967,8 @@ def _summary(flow: Fields, task_status: str | None) -> models.FlowSummary:
 
 def _may_start(flow: Mapping[str, Any], state: RunState) -> bool:
     """Return whether the latest run of a flow, which was claimed, may start any moment."""
-    return state is RunState.ABSENT and time.time() < flow["started_at"] + _STARTING_SEC
+    is_recent = state is RunState.ABSENT and time.time() < flow["started_at"] + _STARTING_SEC
+    return is_recent and bool(flow["is_starting"])
 
 
 def _started(flow: Fields, *, begun: bool) -> models.Started:
