@@ -37,7 +37,7 @@ _MAX_LATE = 20
 """Largest number of late replies that the record of a dispatch keeps."""
 _UNSHOWN: Final = {FLOWS: ("nodes", "env_vars"), MESSAGES: ("logs", "late", "error")}
 """Long fields that lists do not show."""
-_DISPATCH: Final = ("job_id", "generation", "retry", "state", "outcome")
+_DISPATCH: Final = ("job_id", "generation", "retry", "state", "outcome", "epoch")
 _ATTEMPT: Final = ("transport_id", "outcome", "logs", "error")
 _OLDEST_FIRST: Final = [("generation", ASCENDING), ("retry", ASCENDING)]
 
@@ -248,13 +248,19 @@ class FlowStore:
     # --- dispatches
 
     @translate_errors
-    async def open_dispatch(self, id: str, fields: Fields, set_fields: Fields, now: float) -> Fields:
-        """Return the record of a dispatch. Create it with `fields` if needed, and set `set_fields` in any case."""
+    async def open_dispatch(
+        self, id: str, fields: Fields, epoch: int, set_fields: Fields, now: float
+    ) -> Fields:
+        """Return the record of a dispatch. Create it with `fields` if needed, and set `set_fields` in any case.
+
+        An earlier attempt than the latest one that has opened it changes no epoch.
+        """
         found: Fields = await self._db[MESSAGES].find_one_and_update(
             {"_id": id},
             {
                 "$setOnInsert": {**fields, "created_at": int(now)},
                 "$set": {**set_fields, "updated_at": int(now)},
+                "$max": {"epoch": epoch},
             },
             upsert=True,
             return_document=ReturnDocument.AFTER,
@@ -262,10 +268,39 @@ class FlowStore:
         return found
 
     @translate_errors
-    async def change_dispatch(self, task_id: str, id: str, fields: Fields, now: float) -> None:
-        """Change the record of a dispatch of a task, unless it has an outcome."""
-        await self._db[MESSAGES].update_one(
-            {"_id": id, "task_id": task_id, "outcome": None}, {"$set": {**fields, "updated_at": int(now)}}
+    async def dispatch(self, task_id: str, id: str) -> Fields | None:
+        """Return what the status of a job depends on of a dispatch of a task; None if the task has no such dispatch."""
+        own = {"_id": id, "task_id": task_id}
+        found: Fields | None = await self._db[MESSAGES].find_one(own, dict.fromkeys(_DISPATCH, 1))
+        return found
+
+    @translate_errors
+    async def change_dispatch(self, id: str, before: Fields, fields: Fields, now: float) -> bool:
+        """Change the record of a dispatch that has the fields `before`. Return False if they have changed."""
+        done = await self._db[MESSAGES].update_one(
+            {"_id": id, **before}, {"$set": {**fields, "updated_at": int(now)}}
+        )
+        return bool(done.matched_count)
+
+    @translate_errors
+    async def abandon_dispatches(self, ids: Iterable[str], fields: Fields, now: float) -> None:
+        """Change the records of these dispatches, unless they have an outcome."""
+        await self._abandon({"_id": {"$in": [*ids]}}, fields, now)
+
+    @translate_errors
+    async def abandon_earlier(
+        self, task_id: str, job: int, generation: int, retry: int, fields: Fields, now: float
+    ) -> None:
+        """Change the records of earlier attempts of a job, unless they have an outcome."""
+        earlier = [
+            {"generation": {"$lt": generation}},
+            {"generation": generation, "retry": {"$lt": retry}},
+        ]
+        await self._abandon({"task_id": task_id, "job_id": job, "$or": earlier}, fields, now)
+
+    async def _abandon(self, wanted: Fields, fields: Fields, now: float) -> None:
+        await self._db[MESSAGES].update_many(
+            {**wanted, "outcome": None}, {"$set": {**fields, "updated_at": int(now)}}
         )
 
     @translate_errors
@@ -292,11 +327,12 @@ class FlowStore:
         return await _listed(found.sort(_OLDEST_FIRST).skip(skip), limit)
 
     @translate_errors
-    async def latest_error(self, task_id: str, job: int) -> str | None:
-        """Return the error of the latest attempt of a job; None if it has none."""
-        latest = [(name, DESCENDING) for name, _ in _OLDEST_FIRST]
+    async def latest_error(self, task_id: str, job: int, generation: int) -> str | None:
+        """Return the error of the latest attempt of a job in a generation; None if it has none."""
         found = await self._db[MESSAGES].find_one(
-            {"task_id": task_id, "job_id": job}, {"error": 1}, sort=latest
+            {"task_id": task_id, "job_id": job, "generation": generation},
+            {"error": 1},
+            sort=[("retry", DESCENDING)],
         )
         return (found or {}).get("error")
 

@@ -149,6 +149,17 @@ async def test_a_long_job_is_created_started_and_polled(side: Any, names: str) -
         assert ("jobs.create" in methods) and methods.count("jobs.create") == (1 if names == "new" else 2)
 
 
+@pytest.mark.parametrize("listens", [True, False])
+async def test_a_job_counts_as_running_only_while_its_supervisor_has_it(listens: bool) -> None:
+    async with over_http() as used:
+        used.supervisor.misbehave("*", *[Misbehavior.DISCONNECT] * 20)
+        if not listens:
+            await used.supervisor.close()
+        with pytest.raises(SupervisorUnreachable):
+            await used.run(job(), timeout_sec=0.6)
+        assert used.states == []
+
+
 async def test_a_supervisor_that_knows_only_job_run_gets_long_jobs_so() -> None:
     async with over_http(sync_sec=0.0, names="run") as used:
         assert (await used.run(job())).success

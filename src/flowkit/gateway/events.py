@@ -13,9 +13,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit.adapters.flows import FLOWS
-from flowkit.gateway.flows import LatestRun, read_latest
+from flowkit.gateway.flows import ABANDONED, LatestRun, dispatch_id, read_latest
 from flowkit.gateway.models import FlowEvent, FlowStatus, NodeStatus
-from flowkit.gateway.status import EDGES, Step, flow_status, levels, node_states, steps
+from flowkit.gateway.status import EDGES, Step, abandoned, flow_status, levels, node_states, steps
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -97,7 +97,17 @@ class FlowEvents:
             new = log.missing(latest, time.time())
             if not new or await self._store.append_events(new):
                 log.read(new)
+                await self._end_dispatches(latest)
                 return flow_status(latest.run) is FlowStatus.STARTED
+
+    async def _end_dispatches(self, latest: LatestRun) -> None:
+        """End the dispatches of an ended run for whose supervisors nobody waits any more."""
+        assert latest.run is not None
+        task_id = latest.flow["task_id"]
+        if ids := [
+            dispatch_id(task_id, str(job), each.generation, each.retry) for job, each in abandoned(latest.run)
+        ]:
+            await self._store.abandon_dispatches(ids, ABANDONED, time.time())
 
     async def _read(self, log: EventLog) -> None:
         """Read the events that were stored since the latest look."""

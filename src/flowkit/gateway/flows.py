@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from flowkit.gateway.models import FlowNode
+from flowkit.gateway.models import FlowNode, MessageStatus
 from flowkit.gateway.status import RUN_FIELDS, read_run
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import OnNodeFailure
@@ -105,6 +105,15 @@ def transport_id(
     which = "" if first else f"@{flow['id']}.{run}"
     retried = f"/{generation}.{retry}" if generation or retry else ""
     return f"{deployment}:{flow['context_id']}:{flow['caller_id']}:{job['id']}{which}{retried}"
+
+
+def dispatch_id(task_id: str, node_id: str, generation: int, retry: int) -> str:
+    """Return the id of the dispatch of an attempt. Attempts that were lost have the same."""
+    return f"{task_id}:{node_id}:{generation}.{retry}"
+
+
+ABANDONED: Final = {"outcome": "abandoned", "status": MessageStatus.ERROR.value, "open_until": None}
+"""The fields of a dispatch for whose supervisor nobody waits any more."""
 
 
 def address_of(runner: Mapping[str, Any]) -> str:

@@ -254,7 +254,8 @@ class Gateway:
         if state.status is NodeStatus.COMPLETED:
             stored = await self._store.result(latest.flow["task_id"], str(node.id), RESULT_UID)
         elif state.status is NodeStatus.FAILED:
-            error = await self._store.latest_error(latest.flow["task_id"], node.id) or task_node.error
+            task_id = latest.flow["task_id"]
+            error = await self._store.latest_error(task_id, node.id, state.generation) or task_node.error
         return JobResult(
             flow_id=latest.flow["id"],
             run_id=latest.id,

@@ -192,10 +192,16 @@ class Reply:
 class Transport(Protocol):
     """Carries requests to supervisors."""
 
-    async def request(self, to: Destination, request: dict[str, Any], wait_sec: float) -> Any:
+    async def request(
+        self,
+        to: Destination,
+        request: dict[str, Any],
+        wait_sec: float,
+        on_sent: Callable[[], None] | None = None,
+    ) -> Any:
         """Return what the supervisor replies to a request, as parsed JSON.
 
-        Raise SupervisorUnreachable, SupervisorTimeout or BadReply.
+        `on_sent` is called when the supervisor has been reached, if the transport learns that before the reply. Raise SupervisorUnreachable, SupervisorTimeout or BadReply.
         """
 
     async def close(self) -> None:
@@ -210,12 +216,20 @@ class HttpTransport:
         self._session = session
         self._whose = whose
 
-    async def request(self, to: Destination, request: dict[str, Any], wait_sec: float) -> Any:
+    async def request(
+        self,
+        to: Destination,
+        request: dict[str, Any],
+        wait_sec: float,
+        on_sent: Callable[[], None] | None = None,
+    ) -> Any:
         """Return the parsed body of the response."""
         side = f"the {self._whose} at {to}"
         timeout = aiohttp.ClientTimeout(total=wait_sec)
         try:
-            async with self._session.post(to.address, json=request, timeout=timeout) as response:
+            async with self._session.post(
+                to.address, json=request, timeout=timeout, trace_request_ctx=on_sent
+            ) as response:
                 body = await read_body(response, MAX_REPLY)
         except TimeoutError:
             raise SupervisorTimeout(f"{side} has not replied within {wait_sec:.0f} s") from None
@@ -270,7 +284,13 @@ class MyceliumTransport:
         self._loop: asyncio.Task[None] | None = None
         self._idle_at = 0.0
 
-    async def request(self, to: Destination, request: dict[str, Any], wait_sec: float) -> Any:
+    async def request(
+        self,
+        to: Destination,
+        request: dict[str, Any],
+        wait_sec: float,
+        on_sent: Callable[[], None] | None = None,
+    ) -> Any:
         """Return the reply to a request, parsed."""
         id, deadline = request["id"], time.monotonic() + wait_sec
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -503,7 +523,13 @@ class Supervisors:
         return [mask(str(each), secrets) for each in reply.result[:1_000]]
 
     async def ask(
-        self, to: Destination, method: str, params: dict[str, Any], job_id: str, wait_sec: float | None = None
+        self,
+        to: Destination,
+        method: str,
+        params: dict[str, Any],
+        job_id: str,
+        wait_sec: float | None = None,
+        on_sent: Callable[[], None] | None = None,
     ) -> Reply:
         """Send one request, and return the reply to it. Raise a SupervisorError if there is none.
 
@@ -515,7 +541,7 @@ class Supervisors:
             self._jobs.popitem(last=False)
         request = {"jsonrpc": "2.0", "id": id, "method": method, "params": [params]}
         wait = self._request_sec if wait_sec is None else wait_sec
-        found = await self._transports[to.kind].request(to, request, wait)
+        found = await self._transports[to.kind].request(to, request, wait, on_sent)
         return _read_reply(found, id, to)
 
     def family(self, to: Destination) -> tuple[bool, Names | None]:
@@ -594,17 +620,23 @@ class _Delivery:
         return max(0.0, self.deadline - time.monotonic())
 
     async def run_and_wait(self, slow_sec: float) -> JobOutcome:
-        """Call `job.run`. After `slow_sec` without a reply, the job counts as running."""
-        slow = asyncio.create_task(self._report_later(slow_sec))
+        """Call `job.run`. The job counts as running when the supervisor has had it for `slow_sec`."""
+        sent = asyncio.Event()
+        slow = asyncio.create_task(self._report_later(sent, slow_sec))
         try:
-            reply = await self._ask("job.run", self._whole_job(), self.left)
+            reply = await self._ask("job.run", self._whole_job(), self.left, sent)
         finally:
             slow.cancel()
             await asyncio.wait([slow])
         return _outcome_of(reply, self.to)
 
-    async def _report_later(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    async def _report_later(self, sent: asyncio.Event, seconds: float) -> None:
+        """Report the job as running when it was sent, and the connection has held so long."""
+        is_held = False
+        while not is_held:
+            await sent.wait()
+            await asyncio.sleep(seconds)
+            is_held = sent.is_set()
         await self.on_state(JobState.RUNNING)
 
     async def create_and_poll(self, slow_sec: float, poll_sec: tuple[float, float]) -> JobOutcome:
@@ -677,18 +709,29 @@ class _Delivery:
             return found if isinstance(found, str) else None
         return None
 
-    async def _ask(self, method: str, params: dict[str, Any], wait_sec: float | None = None) -> Reply:
-        """Send a request until there is a reply, or the time of the job is over. The pauses between double up to 5 s."""
-        pause = 0.1
+    async def _ask(
+        self,
+        method: str,
+        params: dict[str, Any],
+        wait_sec: float | None = None,
+        sent: asyncio.Event | None = None,
+    ) -> Reply:
+        """Send a request until there is a reply, or the time of the job is over. The pauses between double up to 5 s.
+
+        `sent` is set while the request is at the supervisor.
+        """
+        pause, sent = 0.1, sent or asyncio.Event()
         while True:
+            sent.clear()
             try:
-                return await self.supervisors.ask(self.to, method, params, self.job.id, wait_sec)
+                return await self.supervisors.ask(self.to, method, params, self.job.id, wait_sec, sent.set)
             except SupervisorTimeout:
                 if wait_sec is not None or not self.left:
                     raise
             except SupervisorUnreachable:
                 if self.left <= pause:  # no time would be left for a reply
                     raise
+            sent.clear()
             await asyncio.sleep(min(pause, self.left))
             pause = min(pause * 2, 5.0)
             wait_sec = None if wait_sec is None else self.left or 0.001
