@@ -183,7 +183,7 @@ class FlowStore:
     async def insert_flow(self, fields: Fields, now: float) -> bool:
         """Create a flow. Return False if one with its id exists."""
         own = {"_id": key(fields["context_id"], fields["id"]), "version": 1, "run": 0}
-        own |= {"task_id": None, "is_starting": False}
+        own |= {"task_id": None, "is_starting": False, "last_event": 0}
         try:
             await self._db[FLOWS].insert_one(
                 {**own, **fields, "created_at": int(now), "updated_at": int(now)}
@@ -232,11 +232,11 @@ class FlowStore:
         return None if found is None else {**found, "status": _status_of(found)}
 
     @translate_errors
-    async def task_statuses(self, task_ids: Collection[str]) -> dict[str, str]:
-        """Return the statuses of those of these tasks that have a document, by id."""
-        wanted = {"_id": 0, "id": 1, **dict.fromkeys(_STATUS, 1)}
+    async def task_statuses(self, task_ids: Collection[str]) -> dict[str, tuple[str, int]]:
+        """Return status and `run_seq` of those of these tasks that have a document, by id."""
+        wanted = {"_id": 0, "id": 1, "run_seq": 1, **dict.fromkeys(_STATUS, 1)}
         found = self._db.tasks.find({"id": {"$in": [*task_ids]}}, wanted)
-        return {document["id"]: _status_of(document) async for document in found}
+        return {document["id"]: (_status_of(document), document["run_seq"]) async for document in found}
 
     @translate_errors
     async def result(self, task_id: str, node_id: str, batch_uid: str) -> Fields | None:
@@ -366,6 +366,11 @@ class FlowStore:
             self._db[EVENTS].find({"flow": flow, "seq": {"$gt": after}}).sort("seq", ASCENDING).limit(limit)
         )
         return [document async for document in found]
+
+    @translate_errors
+    async def note_events(self, flow: str, last: int) -> None:
+        """Note the highest sequence number of the events of a flow, which outlives the events."""
+        await self._db[FLOWS].update_one({"_id": flow}, {"$max": {"last_event": last}})
 
     @translate_errors
     async def append_events(self, events: Iterable[Fields]) -> bool:

@@ -97,6 +97,8 @@ class FlowEvents:
             new = log.missing(latest, time.time())
             if not new or await self._store.append_events(new):
                 log.read(new)
+                if log.last > flow["last_event"]:
+                    await self._store.note_events(log.flow_id, log.last)
                 await self._end_dispatches(latest)
                 return flow_status(latest.run) is FlowStatus.STARTED
 
@@ -143,7 +145,10 @@ class EventLog:
             self._latest[row["task_id"], row["node"]] = step
 
     def missing(self, latest: LatestRun, at: float) -> list[Fields]:
-        """Return the events of the latest run that are not stored, with the next sequence numbers."""
+        """Return the events of the latest run that are not stored, with the next sequence numbers.
+
+        They also follow those of events that were deleted, so that a client misses none with the last one that it has seen.
+        """
         assert latest.run is not None
         found = [*self._of_flow(latest, FlowStatus.STARTED), *self._of_nodes(latest)]
         if (status := flow_status(latest.run)) is not FlowStatus.STARTED:
@@ -159,7 +164,7 @@ class EventLog:
         }
         return [
             {"_id": f"{self.flow_id}:{seq}", "seq": seq, **own, **event}
-            for seq, event in enumerate(found, self.last + 1)
+            for seq, event in enumerate(found, max(self.last, flow["last_event"]) + 1)
         ]
 
     def _of_flow(self, latest: LatestRun, status: FlowStatus) -> list[Fields]:

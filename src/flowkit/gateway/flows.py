@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit.gateway.models import FlowNode, MessageStatus
-from flowkit.gateway.status import RUN_FIELDS, read_run
+from flowkit.gateway.status import RUN_FIELDS, read_run, renew
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import OnNodeFailure
 from flowkit.models.ownership import OwnerKind
@@ -56,9 +56,16 @@ def task_node(flow: Mapping[str, Any], node: FlowNode, job: Mapping[str, Any], r
         "type": ROLE,
         "depends_on": [*dict.fromkeys(map(str, node.depends))],
         "prerequisites": [*dict.fromkeys(node.prerequisites)],
+        **job_limits(job),
+        "io": {"input_inline": node_ids(flow, node.id, run)},
+    }
+
+
+def job_limits(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits of the node that runs a job."""
+    return {
         "timeout_sec": job["timeout"] + GRACE_SEC,
         "retry_policy": {"max": job["retries"], **_BACKOFF},
-        "io": {"input_inline": node_ids(flow, node.id, run)},
     }
 
 
@@ -147,14 +154,20 @@ async def read_latest(
     task = await store.task(flow["task_id"], _FIELDS)
     if task is None:
         return None
-    reopens = task["run_seq"] < (flow.get("run_seq") or 0)
-    if reopens:
+    if reopens(flow, task["run_seq"]):
         task = {**task, "status": "queued", "reason": None, "finished_at": None}
     begun = None if every_dispatch else _begun(task["graph"]["nodes"])
     dispatches: Sequence[Mapping[str, Any]] = ()
     if begun is None or begun:
         dispatches = await store.dispatches(flow["task_id"], begun)
-    return LatestRun(flow, read_run(task, dispatches), task["run_seq"])
+    is_own = task["run_seq"] <= (flow.get("run_seq") or 0)
+    renewed = dict(flow.get("renewed") or ()) if is_own else {}
+    return LatestRun(flow, renew(read_run(task, dispatches), renewed), task["run_seq"])
+
+
+def reopens(flow: Mapping[str, Any], run_seq: int) -> bool:
+    """Return whether a retry of a flow has been accepted whose run the task does not show yet. `run_seq` is its own."""
+    return run_seq < (flow.get("run_seq") or 0)
 
 
 _FIELDS: Final = (*RUN_FIELDS, "run_seq")

@@ -24,8 +24,10 @@ from flowkit.gateway.flows import (
     LatestRun,
     address_of,
     all_nodes,
+    job_limits,
     new_task_id,
     read_latest,
+    reopens,
     run_id,
     task_graph,
     task_node,
@@ -334,7 +336,10 @@ class Gateway:
             )
         await self._require_ended(flow, "replaced")
         await self.events.observe(flow)
-        cleared = {"task_id": None, "run_seq": None, "started_at": None, "is_starting": False}
+        cleared = {
+            **dict.fromkeys(("task_id", "run_seq", "renewed", "started_at")),
+            "is_starting": False,
+        }
         return await self._store.change_flow(flow, {**fields, **cleared}, time.time()) is not None
 
     async def _flow_made(self, fields: Fields) -> models.Flow:
@@ -468,7 +473,8 @@ class Gateway:
         """Give a flow the number and the task of its next run. Return None if another call has changed it meanwhile."""
         run = flow["run"] + 1
         at, task_id = time.time(), new_task_id(flow, run, await self._tasks.deployment())
-        claim = {"run": run, "run_seq": 1, "task_id": task_id, "started_at": int(at), "is_starting": True}
+        claim = {"run": run, "task_id": task_id, "started_at": int(at), "is_starting": True}
+        claim |= {"run_seq": 1, "renewed": None}
         return await self._store.change_flow(flow, claim, at)
 
     async def flow_cancel(self, call: Call, params: models.FlowCancel) -> models.Cancelled:
@@ -487,21 +493,42 @@ class Gateway:
             raise InvalidTransition(
                 f"flow {flow['id']} has no run; start it with flow.start", {"id": flow["id"]}
             )
-        await self.events.observe(flow)
-        nodes = [str(each) for each in params.nodes] or None
         try:
-            made = await self._tasks.rerun(flow["task_id"], nodes, by=_by(call))
+            if await self._run_state(flow) is RunState.OPEN:  # wait for its end if it is ending
+                await self._rerun(call, flow, params.nodes, dry_run=True)
+            await self.events.observe(flow)
+            generations = await self._generations(flow)
+            made = await self._rerun(call, flow, params.nodes)
         except ActionRejected as error:
             raise InvalidTransition(str(error), {"id": flow["id"], "run_id": run_id(flow)}) from None
-        return _started(await self._note_retry(flow, made["run_seq"]), begun=True)
+        again = [int(each["node_id"]) for each in made["affected"]]
+        renewed = [[job, generations.get(job, 0) + 1] for job in again]
+        await self._note_retry(flow, made["run_seq"], renewed)
+        return _started({**flow, "run_seq": made["run_seq"]}, begun=True)
 
-    async def _note_retry(self, flow: Fields, run_seq: int) -> Fields:
-        """Note the number of the run that a retry has started, and return the flow."""
+    async def _rerun(self, call: Call, flow: Fields, jobs: Sequence[int], *, dry_run: bool = False) -> Fields:
+        """Run the task of a flow again, with the limits that its jobs have now."""
+        stored = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
+        limits = {str(id): job_limits(job) for id, job in stored.items()}
+        nodes = [str(each) for each in jobs] or None
+        return await self._tasks.rerun(flow["task_id"], nodes, limits=limits, by=_by(call), dry_run=dry_run)
+
+    async def _generations(self, flow: Fields) -> dict[int, int]:
+        """Return the generations of the nodes in the latest run of a flow, by id of the job."""
+        run = (await self._latest(flow)).run
+        return {} if run is None else {job: node.generation for job, node in run.nodes.items()}
+
+    async def _note_retry(self, flow: Fields, run_seq: int, renewed: list[list[int]]) -> None:
+        """Note the number of the run that a retry has started, and the generations that it starts."""
+        noted = {"run_seq": run_seq, "renewed": renewed}
         for _ in range(_TRIES):
-            changed = await self._store.change_flow(flow, {"run_seq": run_seq}, time.time())
-            if changed is not None:
-                return changed
-            flow = await self._flow(flow["context_id"], flow["id"])
+            if await self._store.change_flow(flow, noted, time.time()) is not None:
+                return
+            task_id, flow = flow["task_id"], await self._flow(flow["context_id"], flow["id"])
+            if (
+                flow["task_id"] != task_id or flow["run_seq"] >= run_seq
+            ):  # it has ended, and a later one has begun
+                return
         raise _busy(flow["id"])
 
     async def node_satisfy(self, call: Call, params: models.NodeSatisfy) -> models.Satisfied:
@@ -694,7 +721,11 @@ class Gateway:
 
     async def _latest(self, flow: Fields) -> LatestRun:
         """Return the latest run of a flow. A flow whose run was deleted, or never began, has none."""
-        return await read_latest(self._store, flow) or LatestRun(flow, None)
+        latest = await read_latest(self._store, flow)
+        if latest is None:  # no engine has opened it yet, or it was deleted
+            is_open = await self._state_in_temporal(flow["task_id"]) is RunState.OPEN
+            latest = LatestRun(flow, Run() if is_open else None)
+        return latest
 
     async def _run_state(self, flow: Fields) -> RunState:
         """Return whether the latest run of a flow is open."""
@@ -704,7 +735,11 @@ class Gateway:
         task = await self._store.task(task_id, ["status", "run_seq"])
         if task is None:
             return await self._state_in_temporal(task_id)
-        is_open = not TaskStatus(task["status"]).closed or task["run_seq"] < flow["run_seq"]
+        if not TaskStatus(task["status"]).closed:
+            return RunState.OPEN
+        if not reopens(flow, task["run_seq"]):
+            return RunState.ENDED
+        is_open = await self._state_in_temporal(task_id) is RunState.OPEN
         return RunState.OPEN if is_open else RunState.ENDED
 
     async def _state_in_temporal(self, task_id: str) -> RunState:
@@ -953,12 +988,15 @@ def _flow(latest: LatestRun) -> models.Flow:
     return models.Flow(**{**_pick(models.Flow, stored), "nodes": nodes})
 
 
-def _summary(flow: Fields, task_status: str | None) -> models.FlowSummary:
-    run = None if task_status is None else Run(status=TaskStatus(task_status))
+def _summary(flow: Fields, task: tuple[str, int] | None) -> models.FlowSummary:
+    run, run_seq = None, 0
+    if task is not None:
+        status, run_seq = task
+        run = Run(status=TaskStatus.QUEUED if reopens(flow, run_seq) else TaskStatus(status))
     return models.FlowSummary(
         flow_id=flow["id"],
         caller_id=flow["caller_id"],
-        run_id=None if run is None else run_id(flow),
+        run_id=None if run is None else run_id(flow, run_seq),
         status=flow_status(run),
         jobs=len(flow["jobs"]),
         created_at=flow["created_at"],

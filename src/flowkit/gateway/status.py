@@ -379,6 +379,19 @@ def read_run(task: Mapping[str, Any], dispatches: Iterable[Mapping[str, Any]]) -
     )
 
 
+def renew(run: Run, generations: Mapping[int, int]) -> Run:
+    """Return a run whose nodes have these generations, by id of the job, at least.
+
+    A retry starts new generations. Until the task document shows them, it has the ends of the run before.
+    """
+    new = {
+        job: TaskNode(generation=generation)
+        for job, generation in generations.items()
+        if job in run.nodes and run.nodes[job].generation < generation
+    }
+    return replace(run, nodes={**run.nodes, **new}) if new else run
+
+
 def read_dispatch(row: Mapping[str, Any]) -> Dispatch:
     """Return the dispatch that a record describes."""
     return Dispatch(
