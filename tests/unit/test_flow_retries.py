@@ -137,7 +137,7 @@ async def test_a_retry_has_the_limits_of_a_job_that_was_replaced(world: World) -
     assert (limits["timeout_sec"], limits["retry_policy"]["max"]) == (7.0 + GRACE_SEC, 3)
 
 
-async def test_a_retry_ends_dispatches_for_whose_supervisors_nobody_waits(world: World) -> None:
+async def test_a_retry_ends_dispatches_for_whose_supervisors_no_attempt_waits(world: World) -> None:
     id = await world.put_dispatch(0)
     await world.retry()
     found = await world.store.load(MESSAGES, id) or {}

@@ -121,7 +121,9 @@ def test_status_of_a_flow() -> None:
 @pytest.mark.parametrize(("finished_at", "status"), [(None, "running"), (datetime.now(UTC), "failed")])
 async def test_a_run_ends_when_its_end_is_stored(finished_at: datetime | None, status: str) -> None:
     db: Any = memory_database()
-    await db.tasks.insert_one({"id": "flow:3:40/1", "status": "failed", "finished_at": finished_at, "run_seq": 1})
+    await db.tasks.insert_one(
+        {"id": "flow:3:40/1", "status": "failed", "finished_at": finished_at, "run_seq": 1}
+    )
     store = FlowStore(db)
     assert (await store.task("flow:3:40/1", ["status"]) or {})["status"] == status
     assert await store.task_statuses(["flow:3:40/1"]) == {"flow:3:40/1": (status, 1)}

@@ -103,7 +103,7 @@ class FlowEvents:
                 return flow_status(latest.run) is FlowStatus.STARTED
 
     async def _end_dispatches(self, latest: LatestRun) -> None:
-        """End the dispatches of an ended run for whose supervisors nobody waits any more."""
+        """End the dispatches of an ended run for whose supervisors no attempt waits any more."""
         assert latest.run is not None
         task_id = latest.flow["task_id"]
         if ids := [

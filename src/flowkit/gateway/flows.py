@@ -120,7 +120,7 @@ def dispatch_id(task_id: str, node_id: str, generation: int, retry: int) -> str:
 
 
 ABANDONED: Final = {"outcome": "abandoned", "status": MessageStatus.ERROR.value, "open_until": None}
-"""The fields of a dispatch for whose supervisor nobody waits any more."""
+"""The fields of a dispatch for whose supervisor no attempt waits any more."""
 
 
 def address_of(runner: Mapping[str, Any]) -> str:

@@ -502,7 +502,7 @@ class AttemptLog(Params):
     attempt: int
     transport_id: str
     outcome: Literal["completed", "failed", "abandoned"] | None = Field(
-        description="`abandoned` if nobody waits for the supervisor any more. Null until then."
+        description="`abandoned` if no attempt waits for the supervisor any more. Null until then."
     )
     logs: str | None = Field(description="Null if the supervisor has none.")
     error: str | None

@@ -3,7 +3,7 @@
 A node is the node of a FlowKit task, whose attempts the handler of the role `job` runs. Each attempt has a dispatch, the
 record of the job at its supervisor. A lost attempt continues its dispatch; a retry after a failure starts a new one.
 
-The handler writes what it learns about a dispatch as `advance` says. Everything else is derived when somebody looks.
+The handler writes what it learns about a dispatch as `advance` says. Everything else is derived by those who look.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Dispatch:
     state: NodeStatus = R
     """`Ready` before the supervisor has accepted the job, then `Dispatched` or `Running`."""
     outcome: str | None = None
-    """`completed`, `failed`, or `abandoned` if nobody waits for the supervisor any more; None until then."""
+    """`completed`, `failed`, or `abandoned` if no attempt waits for the supervisor any more; None until then."""
     epoch: int = 0
     """The latest attempt that has opened or changed the record."""
 
