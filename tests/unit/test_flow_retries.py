@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flowkit.adapters.flows import FLOWS, JOBS, MESSAGES, FlowStore, key
-from flowkit.attempt.workflows import ABSENT
+from flowkit.attempt.workflows import ABSENT, Found, WorkflowState
 from flowkit.gateway import models
 from flowkit.gateway.flows import GRACE_SEC, dispatch_id
 from flowkit.gateway.models import FlowStatus, NodeStatus
@@ -34,6 +34,7 @@ class World:
         client: Any = self
         nothing: Any = None
         self.gateway = Gateway(self.store, client, nothing, nothing)
+        self.workflow: Any = ABSENT
         self.limits: dict[str, Any] = {}
         self.meanwhile: dict[str, Any] = {}
         """What another call changes in the flow while the task starts again."""
@@ -44,7 +45,7 @@ class World:
 
     async def look_up(self, task_id: str) -> Any:
         """Return what Temporal says about a workflow."""
-        return ABSENT
+        return self.workflow
 
     async def start_task(self, task_id: str, **given: Any) -> bool:
         """Start a task that no engine opens."""
@@ -170,6 +171,14 @@ async def test_a_retry_changes_no_later_run_that_has_begun_meanwhile(world: Worl
     assert (await world.retry()).run_id == f"{RUN}.2"
     flow = await world.store.load(FLOWS, key(CONTEXT, FLOW)) or {}
     assert (flow["run_seq"], flow.get("renewed")) == (1, None)
+
+
+async def test_a_flow_that_was_started_is_so_before_an_engine_opens_its_run(world: World) -> None:
+    run = (await world.gateway.flow_start(OPERATOR, OWN)).run_id
+    assert await world.listed() == (None, FlowStatus.CREATED)
+    world.workflow = Found(state=WorkflowState.OPEN)
+    assert await world.statuses() == (run, FlowStatus.STARTED, [NodeStatus.READY, NodeStatus.PENDING])
+    assert await world.listed() == (run, FlowStatus.STARTED)
 
 
 async def test_the_numbers_of_events_continue_after_a_purge(world: World) -> None:

@@ -155,6 +155,12 @@ async def test_attempts_that_start_together_read_the_runners_once(world: World) 
     assert world.reads.count("page") == 1
 
 
+async def test_no_runner_is_busy_with_a_dispatch_that_has_failed_before(world: World) -> None:
+    await world.put_runner("http://a", executor="other")
+    assert [await world.run(1), await world.run(1)] == ["no_runner"] * 2
+    assert (await world.store.load(MESSAGES, f"{RUN}:1:0.0") or {})["open_until"] is None
+
+
 async def test_a_retry_of_the_flow_runs_the_job_that_replaces_another(world: World) -> None:
     await world.run(1)
     await world.put_job(1, "better")

@@ -198,6 +198,7 @@ class JobHandler(RoleHandler):
         record = await self._record(dispatch, ids, ctx, chosen, node)
         dispatch.known, dispatch.transport_id = read_dispatch(record), record["transport_id"]
         if record["outcome"] in {"failed", "abandoned"}:
+            await self._end_again(dispatch.id)
             raise JobFailed(
                 record.get("code") or reason_codes.JOB_FAILED,
                 record.get("error") or "a later attempt has begun",
@@ -209,6 +210,12 @@ class JobHandler(RoleHandler):
             runner = await self._find_runner(ids["context_id"], record["runner_id"])
         await self._address(dispatch, runner, url)
         return dispatch
+
+    async def _end_again(self, id: str) -> None:
+        """Note that no runner is busy with a dispatch that had ended when an attempt opened it."""
+        await retry_while_unavailable(
+            lambda: self._store.change_dispatch(id, {}, {"open_until": None}, time.time())
+        )
 
     async def _flow(self, ids: Fields, ctx: RunContext) -> FlowOfRun:
         """Return the flow whose run the task of this attempt is. Raise JobFailed if the node is not one of that run.

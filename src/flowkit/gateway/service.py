@@ -101,6 +101,9 @@ _TRIES: Final = 10
 _STARTING_SEC: Final = 60.0
 """How long a start that was interrupted counts as a run, and the next start of the flow completes it."""
 
+_UNOPENED_SEC: Final = 86_400.0
+"""How long a list asks Temporal for a run without a document: no engine has opened it yet, or it was deleted."""
+
 Fields = dict[str, Any]
 _Function = Callable[[Any, Any], Awaitable[Any]]
 
@@ -403,12 +406,23 @@ class Gateway:
         """List the flows of a context, in the order of their ids. With `status`, a page may have no entry and a next one."""
         await self._permit(call, "flow.list", params.context_id)
         found = await self._store.listing(FLOWS, _in(params), after=params.after, limit=params.limit)
-        statuses = await self._store.task_statuses(
-            [each["task_id"] for each in found.rows if each["task_id"]]
-        )
+        statuses = await self._statuses(found.rows)
         listed = [_summary(each, statuses.get(each["task_id"])) for each in found.rows]
         shown = [each for each in listed if params.status in {None, each.status}]
         return models.Flows(flows=shown, next=_next(found))
+
+    async def _statuses(self, flows: Sequence[Fields]) -> dict[str, tuple[str, int]]:
+        """Return status and `run_seq` of the latest run of each of these flows that has one, by id of the task."""
+        found = await self._store.task_statuses([each["task_id"] for each in flows if each["task_id"]])
+        since = time.time() - _UNOPENED_SEC
+        missing = [
+            each["task_id"]
+            for each in flows
+            if each["task_id"] and each["task_id"] not in found and each["started_at"] > since
+        ]
+        states = await asyncio.gather(*map(self._state_in_temporal, missing))
+        started = [id for id, state in zip(missing, states, strict=True) if state is RunState.OPEN]
+        return found | dict.fromkeys(started, (TaskStatus.QUEUED.value, 1))
 
     async def flow_status(self, call: Call, params: models.InContext) -> models.FlowView:
         """Return the state of the latest run of a flow."""
