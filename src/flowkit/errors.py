@@ -18,7 +18,7 @@ The first line of a class's docstring is its default message.
     + Fenced
     + EpochTaken
     + ActionRejected
-    + ActionUnanswered (also TimeoutError)   retryable
+    + ActionUnanswered (also TimeoutError)
     + AdmissionRejected
     + TaskIdTaken
     + RerunOutdated
@@ -210,7 +210,6 @@ class ActionRejected(FlowKitError):
 class ActionUnanswered(FlowKitError, TimeoutError):
     """No engine has applied the action within the timeout of the call. It may still be applied."""
 
-    retryable = True
     code = reason_codes.ACTION_UNANSWERED
 
     def __init__(self, task_id: str, action: str, timeout: float) -> None:
