@@ -98,6 +98,11 @@ class FlowStore:
         up = ASCENDING
         await asyncio.gather(
             ensure_index(self._db[RUNNERS], [("context_id", up), ("id", up)], "ix_flow_runner"),
+            ensure_index(
+                self._db[RUNNERS],
+                [("context_id", up), ("addresses", up), ("id", up)],
+                "ix_flow_runner_address",
+            ),
             ensure_index(self._db[JOBS], [("context_id", up), ("id", up)], "ix_flow_job"),
             ensure_index(self._db[FLOWS], [("context_id", up), ("id", up)], "ix_flow"),
             ensure_index(self._db[FLOWS], [("context_id", up), ("jobs", up)], "ix_flow_jobs"),
@@ -131,6 +136,16 @@ class FlowStore:
             return_document=ReturnDocument.AFTER,
         )
         return found
+
+    @translate_errors
+    async def insert(self, collection: str, id: str, fields: Fields, now: float) -> Fields | None:
+        """Create an entity, and return it; None if one with this id exists."""
+        made = {"_id": id, **fields, "created_at": int(now), "updated_at": int(now)}
+        try:
+            await self._db[collection].insert_one(made)
+        except DuplicateKeyError:
+            return None
+        return made
 
     @translate_errors
     async def load(self, collection: str, id: int | str) -> Fields | None:

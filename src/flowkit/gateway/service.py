@@ -32,6 +32,7 @@ from flowkit.gateway.flows import (
     RESULT_UID,
     LatestRun,
     address_of,
+    addresses_of,
     all_nodes,
     new_task_id,
     read_latest,
@@ -187,7 +188,9 @@ class Gateway:
         await self._permit(call, "runner.create", params.context_id)
         given = params.runner
         _check_address(given)
-        fields = {**given.model_dump(), "context_id": params.context_id, "secret": self._seal(call, given)}
+        runner = given.model_dump()
+        own = {"context_id": params.context_id, "addresses": addresses_of(runner)}
+        fields = {**runner, **own, "secret": self._seal(call, given)}
         id = key(params.context_id, given.id)
         return _runner(await self._store.put(RUNNERS, id, fields, time.time()))
 
@@ -601,18 +604,19 @@ class Gateway:
         given = params.message
         await self._permit_new(call, "message.create", params.context_id, "message", given)
         id = key(given.context_id, given.caller_id, given.id)
-        if await self._store.load(MESSAGES, id) is not None:
-            raise AlreadyExists(
-                f"actor {given.caller_id} has created message {given.id} before; use another id",
-                {"id": given.id},
-            )
         fields = {
             **given.model_dump(exclude={"job", "nodes"}),
             "nodes": [_dump(node) for node in given.nodes],
             "status": MessageStatus.CREATED.value,
             "transport_status": TransportStatus.QUEUED.value,
         }
-        return _message(await self._store.put(MESSAGES, id, fields, time.time()))
+        made = await self._store.insert(MESSAGES, id, fields, time.time())
+        if made is None:
+            raise AlreadyExists(
+                f"actor {given.caller_id} has created message {given.id} before; use another id",
+                {"id": given.id},
+            )
+        return _message(made)
 
     async def message_load(self, call: Call, params: models.ByMessage) -> models.Message:
         """Return a message, also a dispatch of a job."""

@@ -110,8 +110,17 @@ class Destination:
     kind: str
     """`http` or `mycelium`."""
     address: str
-    """A URL, or the public key or IPv6 address of a Mycelium node."""
+    """A URL, or the public key or IPv6 address of a Mycelium node, in lower case."""
     topic: str = DEFAULT_TOPIC
+
+    @property
+    def key(self) -> str:
+        """The address in one spelling, whichever it was given in. Paths that differ in a slash at the end are the same."""
+        if self.kind != "http":
+            return f"{self.kind}:{self.address}"
+        url = URL(self.address).with_fragment(None)
+        host = _canonical_host((url.host or "").rstrip("."))
+        return str(url.with_host(host).with_port(url.port).with_path(url.path.rstrip("/"), keep_query=True))
 
     @property
     def credentials(self) -> tuple[str, ...]:
@@ -132,12 +141,13 @@ _NUMERIC_HOST: Final = re.compile(r"[0-9.]+|0[xX].*")
 def parse_destination(text: str, *, topic: str = DEFAULT_TOPIC) -> Destination:
     """Return the destination that `http(s)://…` or `mycelium:…` names. Raise ValueError for any other text."""
     scheme, _, rest = text.partition(":")
+    scheme = scheme.lower()
     if scheme in {"http", "https"}:
         if not _has_host(text):
             raise ValueError("must be a URL with a host, such as http://10.0.0.8:3030")
         return Destination("http", text, topic)
     if scheme == "mycelium" and (_PUBLIC_KEY.fullmatch(rest) or _is_address(rest, ipaddress.IPv6Address)):
-        return Destination("mycelium", rest, topic)
+        return Destination("mycelium", _canonical_host(rest), topic)
     raise ValueError("must be http://…, https://…, or mycelium: with a public key or an IPv6 address")
 
 
@@ -151,6 +161,14 @@ def _has_host(text: str) -> bool:
     if not host or not port or any(char.isspace() for char in text):
         return False
     return not _NUMERIC_HOST.fullmatch(host) or _is_address(host, ipaddress.IPv4Address)
+
+
+def _canonical_host(text: str) -> str:
+    """Return a name, a key or an IP address in lower case, and IPv6 in its shortest form."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return text.lower()
 
 
 def _is_address(text: str, kind: Callable[[str], object]) -> bool:
