@@ -38,6 +38,7 @@ _MAX_LATE = 20
 _UNSHOWN: Final = {FLOWS: ("nodes", "env_vars"), MESSAGES: ("logs", "late", "error")}
 """Long fields that lists do not show."""
 _DISPATCH: Final = ("job_id", "generation", "retry", "state", "outcome")
+_EVENT: Final = ("seq", "task_id", "run_id", "node", "to", "generation", "retry")
 _ATTEMPT: Final = ("transport_id", "outcome", "logs", "error")
 _OLDEST_FIRST: Final = [("generation", ASCENDING), ("retry", ASCENDING)]
 
@@ -120,7 +121,7 @@ class FlowStore:
             ensure_index(
                 self._db[MESSAGES], [("context_id", up), ("open_until", up)], "ix_flow_message_open"
             ),
-            ensure_index(self._db[EVENTS], [("task_id", up)], "ix_flow_event_task"),
+            ensure_index(self._db[EVENTS], [("task_id", up), ("seq", up)], "ix_flow_event_task_seq"),
             ensure_index(self._db[EVENTS], [("flow", up), ("seq", up)], "uq_flow_event", unique=True),
         )
 
@@ -284,12 +285,9 @@ class FlowStore:
         )
 
     @translate_errors
-    async def dispatches(self, task_id: str, jobs: Collection[int] | None = None) -> list[Fields]:
-        """Return what the statuses of jobs depend on: the dispatches of a task, or of some of its jobs."""
-        wanted: Fields = {
-            "task_id": task_id,
-            "job_id": {"$exists": True} if jobs is None else {"$in": [*jobs]},
-        }
+    async def dispatches(self, task_id: str, jobs: Collection[int]) -> list[Fields]:
+        """Return what the statuses of jobs depend on: the dispatches of these jobs of a task."""
+        wanted: Fields = {"task_id": task_id, "job_id": {"$in": [*jobs]}}
         return [row async for row in self._db[MESSAGES].find(wanted, dict.fromkeys(_DISPATCH, 1))]
 
     @translate_errors
@@ -331,8 +329,21 @@ class FlowStore:
     # --- events
 
     @translate_errors
-    async def events(self, flow: str, after: int, limit: int = 0) -> list[Fields]:
-        """Return the events of a flow after a sequence number, in order. `limit` 0 means all."""
+    async def last_event(self, flow: str) -> int:
+        """Return the highest sequence number of the stored events of a flow; 0 if there are none."""
+        found = await self._db[EVENTS].find_one({"flow": flow}, {"seq": 1}, sort=[("seq", DESCENDING)])
+        return found["seq"] if found else 0
+
+    @translate_errors
+    async def events_of_task(self, task_id: str, after: int, limit: int) -> list[Fields]:
+        """Return what the next events of a run depend on: its events after a sequence number, in order."""
+        wanted = {"task_id": task_id, "seq": {"$gt": after}}
+        found = self._db[EVENTS].find(wanted, dict.fromkeys(_EVENT, 1)).sort("seq", ASCENDING).limit(limit)
+        return [document async for document in found]
+
+    @translate_errors
+    async def events(self, flow: str, after: int, limit: int) -> list[Fields]:
+        """Return the events of a flow after a sequence number, in order."""
         found = (
             self._db[EVENTS].find({"flow": flow, "seq": {"$gt": after}}).sort("seq", ASCENDING).limit(limit)
         )

@@ -14,7 +14,7 @@ from flowkit.models.ownership import OwnerKind
 from flowkit.models.tokens import JOB_ROLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from flowkit.adapters.flows import FlowStore
     from flowkit.gateway.models import FlowData
@@ -146,11 +146,13 @@ class LatestRun:
 
 
 async def read_latest(
-    store: FlowStore, flow: Mapping[str, Any], *, every_dispatch: bool = False
+    store: FlowStore,
+    flow: Mapping[str, Any],
+    choose: Callable[[Sequence[Mapping[str, Any]]], Collection[int]] | None = None,
 ) -> LatestRun | None:
     """Return the latest run of a flow; None if its task has no document.
 
-    The dispatches of nodes that run are included, and with `every_dispatch` those of all nodes.
+    `choose` returns the jobs whose dispatches to include, of the nodes of the task document: by default those that run.
     """
     if flow["task_id"] is None:
         return LatestRun(flow, None)
@@ -160,10 +162,10 @@ async def read_latest(
     reopens = task["run_seq"] < (flow.get("run_seq") or 0)
     if reopens:
         task = {**task, "status": "queued", "reason": None, "finished_at": None}
-    begun = None if every_dispatch else _begun(task["graph"]["nodes"])
+    jobs = (choose or _begun)(task["graph"]["nodes"])
     dispatches: Sequence[Mapping[str, Any]] = ()
-    if begun is None or begun:
-        dispatches = await store.dispatches(flow["task_id"], begun)
+    if jobs:
+        dispatches = await store.dispatches(flow["task_id"], jobs)
     return LatestRun(flow, read_run(task, dispatches), task["run_seq"])
 
 
