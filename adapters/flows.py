@@ -227,6 +227,19 @@ class FlowStore:
         return [document async for document in self._db[FLOWS].find(wanted, hidden)]
 
     @translate_errors
+    async def flow_without_nodes(self, id: str) -> Fields | None:
+        """Return a flow without its long fields; None if it does not exist."""
+        hidden = dict.fromkeys(("nodes", "jobs", "env_vars"), 0)
+        found: Fields | None = await self._db[FLOWS].find_one({"_id": id}, hidden)
+        return found
+
+    @translate_errors
+    async def nodes_of_flow(self, id: str) -> list[Fields]:
+        """Return the nodes of a flow."""
+        found = await self._db[FLOWS].find_one({"_id": id}, {"nodes": 1})
+        return found["nodes"] if found else []
+
+    @translate_errors
     async def flow_of_task(self, task_id: str) -> Fields | None:
         """Return the flow whose latest run is a task; None if there is none."""
         found: Fields | None = await self._db[FLOWS].find_one({"task_id": task_id})

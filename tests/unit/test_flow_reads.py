@@ -25,7 +25,8 @@ class Store(FlowStore):
     def __init__(self, db: Any) -> None:
         super().__init__(db)
         self.read_events = 0
-        self.jobs: list[list[int]] = []
+        self.asked: list[list[int]] = []
+        self.node_reads = 0
 
     async def events(self, *given: Any, **options: Any) -> list[dict[str, Any]]:
         """Return the events of a flow."""
@@ -39,9 +40,14 @@ class Store(FlowStore):
         self.read_events += len(found)
         return found
 
+    async def nodes_of_flow(self, id: str) -> list[dict[str, Any]]:
+        """Return the nodes of a flow."""
+        self.node_reads += 1
+        return await super().nodes_of_flow(id)
+
     async def dispatches(self, task_id: str, jobs: Any) -> list[dict[str, Any]]:
         """Return dispatches."""
-        self.jobs.append(sorted(jobs))
+        self.asked.append(sorted(jobs))
         return await super().dispatches(task_id, jobs)
 
 
@@ -59,7 +65,7 @@ class World:
         await self.store.prepare()
         nodes = [FlowNode(id=id).model_dump() for id in (1, 2)]
         flow = {"context_id": 3, "id": 40, "task_id": TASK, "run_seq": 1, "nodes": nodes, "last_event": 0}
-        await self.store.put(FLOWS, FLOW, flow, 0.0)
+        await self.store.put(FLOWS, FLOW, {**flow, "version": 1}, 0.0)
 
     async def write_run(self, status: str, *nodes: str, generation: int = 0) -> None:
         """Write the document of the run, whose nodes have these statuses, and their dispatches."""
@@ -83,11 +89,10 @@ class World:
 
     async def look(self) -> list[int]:
         """Look at the flow, and return the jobs whose dispatches were read."""
-        self.store.jobs.clear()
-        flow = await self.store.load(FLOWS, FLOW)
-        assert flow is not None
-        await self.events._look(self.log, flow)
-        return [job for jobs in self.store.jobs for job in jobs]
+        self.store.asked.clear()
+        self.log.next_look = 0.0
+        await self.events._look_together(self.log)
+        return [job for jobs in self.store.asked for job in jobs]
 
     async def changes(self) -> list[tuple[int, int | None, str]]:
         """Return the events of the run: their numbers, nodes and new statuses."""
@@ -141,6 +146,22 @@ async def test_a_job_that_runs_again_is_read_again(world: World) -> None:
     assert await world.look() == [1, 2]
     found = await world.changes()
     assert [to for _, node, to in found if node == 1][4:] == ["Ready", "Dispatched", "Running"]
+
+
+async def test_nodes_of_a_flow_are_read_when_it_has_changed(world: World) -> None:
+    await world.write_run("running", "running", "queued")
+    await world.look()
+    await world.look()
+    assert world.store.node_reads == 1
+    nodes = [FlowNode(id=id).model_dump() for id in (1, 2, 3)]
+    flow = await world.store.flow_without_nodes(FLOW)
+    assert flow is not None
+    assert "nodes" not in flow
+    await world.store.change_flow(flow, {"nodes": nodes}, 0.0)
+    await world.write_run("running", "running", "queued", "running")
+    assert await world.look() == [1, 3]
+    assert world.store.node_reads == 2
+    assert (3, "Running") in [(node, to) for _, node, to in await world.changes()]
 
 
 def test_all_satisfied_prerequisites_count_however_many_actions_a_task_has_had() -> None:

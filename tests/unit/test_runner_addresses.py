@@ -46,7 +46,8 @@ async def send(runner: dict[str, str], url: str) -> tuple[Destination, str]:
     nothing: Any = None
     gateway = Gateway(store, nothing, supervisors, SecretBox())
     await gateway.context_create(OPERATOR, models.ContextCreate(context=models.ContextData(id=3)))
-    given = models.RunnerData(id=71, secret="env:SUPERVISOR_SECRET", topic="own", **runner)
+    own = {"id": 71, "secret": "env:SUPERVISOR_SECRET", "topic": "own"}
+    given = models.RunnerData.model_validate({**own, **runner})
     await gateway.runner_create(OPERATOR, models.RunnerCreate(context_id=3, runner=given))
     job = models.JobData(id=1, caller_id=11, context_id=3, executor="echo", script="one")
     await store.put(JOBS, key(3, 11, 1), job.model_dump(), 0.0)

@@ -12,7 +12,6 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-from flowkit.adapters.flows import FLOWS
 from flowkit.gateway.flows import LatestRun, read_latest
 from flowkit.gateway.models import FlowEvent, FlowStatus, NodeStatus
 from flowkit.gateway.status import EDGES, Step, flow_status, levels, node_states, steps
@@ -68,9 +67,17 @@ class FlowEvents:
             if time.monotonic() < log.next_look:
                 return
             async with self._looks:
-                flow = await self._store.load(FLOWS, log.flow_id)
-                is_open = flow is not None and await self._look(log, flow)
+                flow = await self._store.flow_without_nodes(log.flow_id)
+                is_open = flow is not None and await self._look(log, await self._with_nodes(log, flow))
             log.next_look = time.monotonic() + (LOOK_SEC if is_open else IDLE_LOOK_SEC)
+
+    async def _with_nodes(self, log: EventLog, flow: Fields) -> Fields:
+        """Return a flow with its nodes, which are read only if the flow has changed since the latest look."""
+        version, nodes = log.nodes
+        if version != flow["version"]:
+            nodes = await self._store.nodes_of_flow(log.flow_id)
+            log.nodes = flow["version"], nodes
+        return {**flow, "nodes": nodes}
 
     async def _send_stored(
         self, log: EventLog, after: int, notify: Callable[[str, Fields], Awaitable[None]]
@@ -122,6 +129,8 @@ class EventLog:
         self.next_look = 0.0
         """When to look at the flow again, on the monotonic clock."""
         self.turn = asyncio.Lock()
+        self.nodes: tuple[int, list[Fields]] = (0, [])
+        """The version of the flow at the latest look, and its nodes."""
         self.last = 0
         """The highest sequence number that was read."""
         self._task_id: str | None = None
