@@ -118,7 +118,7 @@ class World:
         flow = await self.store.load(FLOWS, key(CONTEXT, FLOW))
         assert flow is not None
         await self.gateway.events.observe(flow)
-        rows = await self.store.events(key(CONTEXT, FLOW), 0)
+        rows = await self.store.events(key(CONTEXT, FLOW), 0, 1_000)
         return [(row["seq"], row["node"], row["to"]) for row in rows]
 
 
