@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -134,8 +135,13 @@ def test_an_engine_that_forgets_a_run_leaves_it_to_the_engine_that_has_it_now() 
     before.run(activation("initialize_workflow"))
     now.run(activation("initialize_workflow"))
     before.run(activation("remove_from_cache"))
-    assert "run" in engine_activations._GATES
-    now.run(activation("remove_from_cache"))
+    assert engine_activations._GATES["run"] is now._gate
+
+
+def test_nothing_is_left_of_a_run_that_an_engine_had_when_it_stopped() -> None:
+    """The SDK does not remove every run from its cache when a worker stops."""
+    Activations(Instance().run).run(activation("initialize_workflow"))
+    gc.collect()
     assert "run" not in engine_activations._GATES
 
 

@@ -26,6 +26,7 @@ import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, Interceptor, WorkflowRunner
@@ -131,8 +132,8 @@ class _Gate:
             self._through.discard(activity_id)
 
 
-_GATES: Final[dict[str, _Gate]] = {}
-"""By the id of the run, for the runs that the engine has in memory."""
+_GATES: Final[WeakValueDictionary[str, _Gate]] = WeakValueDictionary()
+"""By the id of the run, for the runs that an engine of the process has in memory; the latest, if several have it."""
 
 
 class _LocalActivity(NamedTuple):
@@ -164,10 +165,6 @@ class Activations:
     def run(self, activation: Any) -> Any:
         """Return the completion of an activation."""
         if any(job.HasField("remove_from_cache") for job in activation.jobs):
-            if (
-                _GATES.get(activation.run_id) is self._gate
-            ):  # another engine of this process may have the run now
-                del _GATES[activation.run_id]
             return self._run(activation)
         _GATES[activation.run_id] = self._gate
         if all(job.HasField("query_workflow") for job in activation.jobs):
