@@ -27,7 +27,9 @@ from flowkit.adapters.tasks.extend import Extending
 from flowkit.adapters.tasks.fields import (
     NODE_STATES,
     PAUSED,
+    PAUSED_SCOPES,
     PINNED,
+    RECORDED_AT,
     SATISFIED,
     WIRING,
     graph_difference,
@@ -556,7 +558,8 @@ def _check_graph(stored: dict[str, Any], opening: OpenTask) -> None:
 _NOT_ENDED = {"finished_at": None, "reason": None, "result": None, "coordinator.liveness": {"state": "ok"}}
 
 _REOPENED = {
-    **dict.fromkeys(("closed_run_id", "liveness", "status_history_omitted", PINNED), ""),
+    **dict.fromkeys(("closed_run_id", "liveness", "status_history_omitted"), ""),
+    **dict.fromkeys((PINNED, PAUSED_SCOPES, RECORDED_AT), ""),
     **UNSET_OF_TASK_FLAG,
 }
-"""`$unset` for a task that a run opens again: fields of an earlier end, and the versions that it has fixed."""
+"""`$unset` for a task that a run opens again: fields of an earlier end, and what only an earlier run has fixed or paused."""
