@@ -746,6 +746,19 @@ def _outcome_of(reply: Reply, to: Destination) -> JobOutcome:
     raise BadReply(f"the reply of the supervisor at {to} has neither success nor error")
 
 
+class _Sent:
+    """Whether a request is at its supervisor, and how often it was sent."""
+
+    def __init__(self) -> None:
+        self.at_supervisor = asyncio.Event()
+        self.number = 0
+
+    def begin(self) -> None:
+        """Note that the request was sent."""
+        self.number += 1
+        self.at_supervisor.set()
+
+
 @dataclass(slots=True)
 class _Delivery:
     """One job on its way."""
@@ -764,7 +777,7 @@ class _Delivery:
 
     async def run_and_wait(self, slow_sec: float) -> JobOutcome:
         """Call `job.run`. The job counts as running when the supervisor has had it for `slow_sec`."""
-        sent = asyncio.Event()
+        sent = _Sent()
         slow = asyncio.create_task(self._report_later(sent, slow_sec))
         try:
             reply = await self._ask("job.run", self._whole_job(), self.left, sent)
@@ -773,13 +786,13 @@ class _Delivery:
             await asyncio.wait([slow])
         return _outcome_of(reply, self.to)
 
-    async def _report_later(self, sent: asyncio.Event, seconds: float) -> None:
+    async def _report_later(self, sent: _Sent, seconds: float) -> None:
         """Report the job as running when it was sent, and the connection has held so long."""
-        is_held = False
-        while not is_held:
-            await sent.wait()
+        number = 0
+        while not (sent.at_supervisor.is_set() and number == sent.number):
+            await sent.at_supervisor.wait()
+            number = sent.number
             await asyncio.sleep(seconds)
-            is_held = sent.is_set()
         await self.on_state(JobState.RUNNING)
 
     async def create_and_poll(self, slow_sec: float, poll_sec: tuple[float, float]) -> JobOutcome:
@@ -857,24 +870,23 @@ class _Delivery:
         method: str,
         params: dict[str, Any],
         wait_sec: float | None = None,
-        sent: asyncio.Event | None = None,
+        sent: _Sent | None = None,
     ) -> Reply:
         """Send a request until there is a reply, or the time of the job is over. The pauses between double up to 5 s.
 
-        `sent` is set while the request is at the supervisor.
+        `sent` notes when the request is at the supervisor.
         """
-        pause, sent = 0.1, sent or asyncio.Event()
+        pause, sent = 0.1, sent or _Sent()
         while True:
-            sent.clear()
             try:
-                return await self.supervisors.ask(self.to, method, params, self.job.id, wait_sec, sent.set)
+                return await self.supervisors.ask(self.to, method, params, self.job.id, wait_sec, sent.begin)
             except SupervisorTimeout:
                 if wait_sec is not None or not self.left:
                     raise
             except SupervisorUnreachable:
                 if self.left <= pause:  # no time would be left for a reply
                     raise
-            sent.clear()
+            sent.at_supervisor.clear()
             await asyncio.sleep(min(pause, self.left))
             pause = min(pause * 2, 5.0)
             wait_sec = None if wait_sec is None else self.left or 0.001
