@@ -291,12 +291,8 @@ class Cluster:
     def restarted(self, kind: str) -> None:
         """Restart the external workers, as operators do: an outage may leave them deaf (H1, H28, H33)."""
         if kind in {KILL_KAFKA, RESTART_MONGO}:
-            self.restart_external()
-
-    def restart_external(self) -> None:
-        """Stop all external workers. They start again."""
-        for process in self.external:
-            process.end(signal.SIGTERM, 0.0)
+            for process in self.external:
+                process.end(signal.SIGTERM, 0.0)
 
     def freeze(self, process: ManagedProcess, away: float) -> None:
         """Freeze a process for this time, in the background."""

@@ -54,8 +54,6 @@ START_SEC = 120.0
 """Longest time in seconds until the first task with external nodes ends."""
 DRAIN_SEC = 240.0
 """Longest time in seconds that tasks may take to end after the last fault."""
-_WAIT_SEC = 60.0
-"""How long, after the last fault, nodes wait for a free external worker before the workers restart."""
 _ENDED = ("finished", "failed", "skipped", "cancelled")
 _MOST_SENDING = 3
 """Actions on one task that wait for their answers at the same time."""
@@ -89,8 +87,6 @@ class Figures:
     histories: int = 0
     inline: Counter[str] = field(default_factory=Counter)
     """Inline attempts, and those of them that fell back."""
-    blocked: set[str] = field(default_factory=set)
-    """Tasks that ended only after the external workers had restarted, because workers waited for each other."""
     worker_lost: list[str] = field(default_factory=list)
     """Nodes that failed as `worker_lost`. Their tasks are not compared."""
     statuses: Counter[str] = field(default_factory=Counter)
@@ -99,11 +95,10 @@ class Figures:
 
     def __str__(self) -> str:
         given_up = f", {len(self.worker_lost)} nodes with worker_lost" if self.worker_lost else ""
-        blocked = f", {len(self.blocked)} blocked" if self.blocked else ""
         inline = f"{listed(self.inline)}, " if self.inline else ""
         seconds = ", ".join(f"{seconds:.0f} s {what}" for what, seconds in self.seconds.items())
         return (
-            f"seed {self.seed}: {self.tasks} tasks{given_up}{blocked} ({listed(self.statuses)}), {self.nodes} nodes, "
+            f"seed {self.seed}: {self.tasks} tasks{given_up} ({listed(self.statuses)}), {self.nodes} nodes, "
             f"{self.attempts} attempts ({self.interrupted} again after a fault or a fallback), {inline}{self.batches} batches, {self.increments} increments; "
             f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; pauses: {listed(self.pauses)}; retried nodes: {listed(self.retries)}; {listed(self.changes)}; actions: {listed(self.actions)}; {self.histories} histories replayed; {seconds}"
         )
@@ -434,21 +429,10 @@ class Run:
         async def ended() -> bool:
             return not self._open
 
-        for timeout_sec in (_WAIT_SEC, _WAIT_SEC, DRAIN_SEC - 2 * _WAIT_SEC):
-            with suppress(AssertionError):
-                await eventually(ended, timeout_sec=timeout_sec)
-                return
-            waiting = await self._waiting_for_workers()
-            self.figures.blocked.update(waiting)
-            if waiting:
-                self.cluster.restart_external()
-        self.problems.append(f"tasks that do not end: {sorted(self._open)}")
-
-    async def _waiting_for_workers(self) -> list[str]:
-        """Return the open tasks with nodes that wait for an external worker: one that pulls from them may be theirs."""
-        waits = {"graph.nodes.waits_for": {"$regex": "^a free external worker"}}
-        rows = self.harness.db.tasks.find({"id": {"$in": [*self._open]}, **waits}, {"id": 1})
-        return [row["id"] async for row in rows]
+        try:
+            await eventually(ended, timeout_sec=DRAIN_SEC)
+        except AssertionError:
+            self.problems.append(f"tasks that do not end: {sorted(self._open)}")
 
     async def compare(self) -> None:
         """Compare everything stored of all tasks with the model, and replay their histories."""
