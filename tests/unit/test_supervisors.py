@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from tests.integration.harness import eventually, wait_seconds
 
+from flowkit.gateway import supervisors
 from flowkit.gateway.http_client import AllowedNetworks
 from flowkit.gateway.supervisors import (
     BadReply,
@@ -491,6 +492,20 @@ async def test_processes_that_share_a_node_leave_each_other_their_replies() -> N
         jobs = [side.run(job("sleep:0.1", id=f"{n}")) for n, side in enumerate(sides * 10)]
         assert {each.success for each in await asyncio.gather(*jobs)} == {True}
         await eventually(used.node.is_empty)
+
+
+async def test_a_request_for_a_busy_supervisor_of_the_same_node_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisors, "_FOREIGN_SEC", 0.0)
+    async with with_own_messages() as used:
+        request = json.dumps({"jsonrpc": "2.0", "id": "1.other", "method": "job.run", "params": []})
+        used.node.send(used.node, used.to.topic, request.encode())
+        with pytest.raises(SupervisorTimeout):
+            await used.run(job(), 0.5)
+        found = await used.node.pop(topic=used.to.topic)
+        assert found is not None
+        assert found.payload == request.encode()
 
 
 async def test_messages_that_no_one_takes_do_not_block_the_topic(caplog: pytest.LogCaptureFixture) -> None:

@@ -59,7 +59,7 @@ _IDLE_LOOK_SEC: Final = 1.0
 _SECOND_SEC: Final = 1.0
 """How long a second reply is waited for after one that came as a message of its own."""
 _FOREIGN_SEC: Final = 2.0
-"""How long a message of others may be the first one with a topic of this process."""
+"""How long a message of others, which is no request, may be the first one with a topic of this process."""
 _DELIVERIES: Final = 3
 """How often a job is delivered again to a supervisor that no longer knows it."""
 
@@ -301,14 +301,24 @@ class InboxMessage:
     sender: str
 
     @property
+    def is_request(self) -> bool:
+        """Whether the message is a JSON-RPC request."""
+        return "method" in self._content()
+
+    @property
     def request_id(self) -> str:
         """The id of the request to which the message replies; empty if it is no reply."""
-        try:
-            reply = json.loads(self.payload)
-        except (ValueError, RecursionError):
-            return ""
-        id = reply.get("id") if isinstance(reply, dict) and "method" not in reply else None
+        content = self._content()
+        id = None if "method" in content else content.get("id")
         return id if isinstance(id, str) else ""
+
+    def _content(self) -> dict[str, Any]:
+        """Return the JSON object in the message; an empty one if it has none."""
+        try:
+            found = json.loads(self.payload)
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 class MyceliumTransport:
@@ -474,17 +484,18 @@ class MyceliumTransport:
     def _is_abandoned(self, topic: str, message: InboxMessage) -> bool:
         """Return whether the reader of a message does not take it.
 
-        One message is enough to know that a process has ended: it may have left many.
+        The supervisor that shares the node may be busy, but the caller of a request gives up after a minute. Of a process
+        that has ended, one reply is enough to know that: it may have left many.
         """
         now, reader = time.monotonic(), _process_of(message) or message.sender
         id, since = self._heads.get(topic, ("", now))
         self._heads[topic] = message.id, since if id == message.id else now
         if now < self._gone.get(reader, 0.0):
             return True
-        if now < self._heads[topic][1] + _FOREIGN_SEC:
+        if now < self._heads[topic][1] + (SYNC_SEC if message.is_request else _FOREIGN_SEC):
             return False
         del self._heads[topic]
-        if reader:
+        if reader and not message.is_request:
             self._gone[reader] = now + SYNC_SEC
         while len(self._gone) > _REMEMBERED:
             self._gone.popitem(last=False)
