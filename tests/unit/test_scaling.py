@@ -58,6 +58,7 @@ from flowkit.workflows.scheduling.actions import (
     plan_rerun,
     result_of,
 )
+from flowkit.workflows.scheduling.conditions import Due
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.slots import Slots
 from flowkit.workflows.state_codec import columns_of, states_of
@@ -318,9 +319,17 @@ def decide(shape: str, count: int) -> Operation:
 
 
 def evaluate(shape: str, count: int) -> Operation:
-    """Make the inputs of the activities that evaluate the values by expression of all nodes."""
+    """Make the inputs of the activities that evaluate the values by expression and the conditions of each node alone."""
     scheduler = Subject(shape, count).schedule()
-    return lambda: [value_request(scheduler, node, "t", "") for node in scheduler.nodes if node.expressions]
+
+    def run() -> None:
+        for node in scheduler.nodes:
+            if node.expressions:
+                value_request(scheduler, node, "t", "")
+            if node.when:
+                requests(scheduler, [Due(node.index)], "t", "")
+
+    return run
 
 
 def rerun(shape: str, count: int) -> Operation:
