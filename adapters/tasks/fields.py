@@ -40,6 +40,12 @@ WAITS_FOR = "waits_for"
 PAUSED = "paused"
 """Field of a node that is paused and runs no attempt, if it follows a node with `max_ahead`."""
 
+PAUSED_SCOPES = "coordinator.paused"
+"""Field with the paused scopes of a task."""
+
+RECORDED_AT = "coordinator.recorded_at"
+"""Field with the time of the latest record that the workflow has written, by which older ones are recognised."""
+
 SATISFIED = "coordinator.satisfied"
 """Field with the prerequisites of a task that are satisfied; absent without any."""
 

@@ -260,6 +260,21 @@ def finish(shape: str, count: int) -> Operation:
     return run
 
 
+def finish_beside(shape: str, count: int) -> Operation:
+    """End all nodes but one, whose reset is in progress, so that those that use its results must not start."""
+    subject = Subject(shape, count)
+    scheduler = subject.schedule()
+    scheduler.resetting.add(count - 1)
+    scheduler.rebuild()
+
+    def run() -> None:
+        for index in reversed(subject.indexes):
+            scheduler.end(index, NodeStatus.FINISHED)
+        assert not scheduler.done
+
+    return run
+
+
 def fail(shape: str, count: int) -> Operation:
     subject = Subject(shape, count)
     scheduler = subject.schedule()
@@ -576,7 +591,7 @@ def stop(shape: str, count: int) -> Operation:
 
 OPERATIONS: tuple[Callable[[str, int], Operation], ...] = (
     *(normalize, schedule, finish, fail, hold, stream, decide, evaluate, rerun, retry_first, skip_last),
-    *(pause, satisfy, extend, deadlines, silence, show, write, carry, slots, attempt, stop),
+    *(pause, satisfy, finish_beside, extend, deadlines, silence, show, write, carry, slots, attempt, stop),
 )
 
 
