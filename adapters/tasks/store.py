@@ -44,6 +44,7 @@ from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.record import Recording, read_actions
 from flowkit.adapters.tasks.reset import Resetting, read_first_epochs
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.errors import RerunOutdated, StoreRefused, TaskIdTaken
 from flowkit.models import AttemptInput, EarlierRun, NodeStatus, TaskStatus
 from flowkit.models.columns import status_column
@@ -420,17 +421,30 @@ class TaskStore:
         a large document would be slow.
         """
         external = await external_runs(self.database, task_id, node_ids, at)
-        lasting = {"$not": {"$lt": int(at * 1000)}}
+        native = [node_id for node_id in node_ids if node_id not in external]
+        lasting = {"lease.deadline_ts_ms": {"$not": {"$lt": int(at * 1000)}}}
+        running = await self._find_native(task_id, native, lasting)
+        return running | {node_id for node_id, runs in external.items() if runs}
+
+    @translate_errors
+    async def native(self, task_id: str, node_ids: Sequence[str]) -> set[str]:
+        """Return which of these nodes are running or being cancelled, in attempts that no bridge has begun."""
+        return await self._find_native(task_id, node_ids, {})
+
+    async def _find_native(self, task_id: str, node_ids: Sequence[str], also: Mapping[str, Any]) -> set[str]:
+        """Return which of these nodes run, and are not held by a bridge.
+
+        A bridge begins an attempt before, or while, it stores the dispatch record.
+        """
+        holder = {"lease.worker_id": {"$not": {"$regex": f"^{BRIDGE_PREFIX}"}}}
 
         async def is_running(node_id: str) -> bool:
-            entry = {"node_id": node_id, "status": {"$in": _RUNNING}, "lease.deadline_ts_ms": lasting}
+            entry = {"node_id": node_id, "status": {"$in": _RUNNING}, **holder, **also}
             found = {"id": task_id, "graph.nodes": {"$elemMatch": entry}}
             return await self._tasks.find_one(found, {"_id": 1}) is not None
 
-        native = [node_id for node_id in node_ids if node_id not in external]
-        found = await asyncio.gather(*map(is_running, native))
-        running = external | dict(zip(native, found, strict=True))
-        return {node_id for node_id, runs in running.items() if runs}
+        found = await asyncio.gather(*map(is_running, node_ids))
+        return {node_id for node_id, runs in zip(node_ids, found, strict=True) if runs}
 
     @translate_errors
     async def paused(self, task_id: str, node_ids: Sequence[str]) -> set[str]:
