@@ -45,6 +45,7 @@ from flowkit.attempt.workflows import (
 from flowkit.connection import Namespace
 from flowkit.errors import (
     ActionRejected,
+    ActionUnanswered,
     AdmissionRejected,
     ConfigError,
     FlowKitError,
@@ -595,7 +596,13 @@ class TaskClient:
         )
 
     async def act(
-        self, task_id: str, name: str, given: Mapping[str, Any], update_id: str | None = None
+        self,
+        task_id: str,
+        name: str,
+        given: Mapping[str, Any],
+        update_id: str | None = None,
+        *,
+        wait_sec: float | None = None,
     ) -> dict[str, Any]:
         """Apply an action to a running task, and return its revision, the affected nodes and notes.
 
@@ -604,13 +611,17 @@ class TaskClient:
         update is sent again with the same id.
 
         Raise ActionRejected, which says why and what is allowed, if the task rejects the action or has ended, and
-        UnknownTask if it does not exist. Raise RPCError if Temporal does not respond; the action may be applied then.
+        UnknownTask if it does not exist. The action may still be applied after two other errors: ActionUnanswered, if no
+        engine applies it within `wait_sec` seconds, and RPCError, if Temporal does not respond.
         """
         parse_action(name, {**given})
         _check_keys(name, given)
         handle = await self._find_open(task_id, name)
         try:
-            result = await _send_update(handle, name, given, update_id or str(uuid.uuid4()))
+            async with asyncio.timeout(_bound_timeout(wait_sec)):
+                result = await _send_update(handle, name, given, update_id or str(uuid.uuid4()))
+        except TimeoutError:
+            raise ActionUnanswered(task_id, name, wait_sec or 0.0) from None
         except WorkflowUpdateFailedError as error:
             raise _read_rejection(error.cause) from None
         except RPCError as error:
