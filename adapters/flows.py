@@ -399,7 +399,7 @@ class FlowStore:
         return [document async for document in found]
 
     @translate_errors
-    async def events(self, flow: str, after: int, limit: int) -> list[Fields]:
+    async def events(self, flow: str, after: int, limit: int = 500) -> list[Fields]:
         """Return the events of a flow after a sequence number, in order."""
         found = (
             self._db[EVENTS].find({"flow": flow, "seq": {"$gt": after}}).sort("seq", ASCENDING).limit(limit)

@@ -70,10 +70,9 @@ _GRAPH = {
 }
 _RUNNING = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
 _BEFORE_ATTEMPT = [NodeStatus.QUEUED.value, NodeStatus.DEFERRED.value]
-_CONDITION_VALUES = {
-    "_id": 0,
-    "params": 1,
-    "coordinator.vars": 1,
+_CONDITION_VALUES = {"_id": 0, "params": 1, "coordinator.vars": 1}
+_CONDITION_VALUES_AND_NODES = {
+    **_CONDITION_VALUES,
     **{f"graph.nodes.{name}": 1 for name in ("node_id", "stats", "attempt_epoch", "first_epoch")},
 }
 _EARLIER = {
@@ -98,8 +97,6 @@ class StoredValues:
 
     params: dict[str, Any]
     variables: dict[str, Any]
-    node_ids: list[str]
-    """The ids of all nodes, in the order of the graph."""
     stats: dict[str, dict[str, Any]]
     """The stats of each node that has some, by node id."""
     begun: frozenset[str]
@@ -324,16 +321,19 @@ class TaskStore:
         return found
 
     @translate_errors
-    async def condition_values(self, task_id: str) -> StoredValues | None:
-        """Return what the conditions of a task can read: params, variables and stats. None if there is no document."""
-        stored = await self._tasks.find_one({"id": task_id}, _CONDITION_VALUES)
+    async def condition_values(self, task_id: str, *, with_nodes: bool) -> StoredValues | None:
+        """Return what the conditions of a task can read: params, variables and stats. None if there is no document.
+
+        Without its nodes, which are most of a large document, `stats` and `begun` are empty.
+        """
+        wanted = _CONDITION_VALUES_AND_NODES if with_nodes else _CONDITION_VALUES
+        stored = await self._tasks.find_one({"id": task_id}, wanted)
         if stored is None:
             return None
         nodes = nodes_of(stored)
         return StoredValues(
             params=stored.get("params") or {},
             variables=(stored.get("coordinator") or {}).get("vars") or {},
-            node_ids=[node["node_id"] for node in nodes],
             stats={node["node_id"]: node["stats"] for node in nodes if node.get("stats")},
             begun=frozenset(
                 node["node_id"]
