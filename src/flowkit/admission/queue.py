@@ -82,6 +82,8 @@ _POLL_SEC: Final = 0.02
 _KEPT_TIMES: Final = 100_000
 """How many times a process keeps for metrics that nobody reads."""
 _TRIES: Final = 5
+_LOOKS: Final = 20
+"""How often a dispatch looks at what is ready, while it lets requests wait apart."""
 
 _logger = logging.getLogger("flowkit.admission")
 
@@ -318,6 +320,8 @@ class AdmissionQueue:
         self._endings: GroupCommit[_Ending] = GroupCommit(self._end_one, self._end_group)
         self._starts: GroupCommit[Fields] = GroupCommit(self._note_start, self._note_starts)
         self._known_limits: tuple[float, Limits] | None = None
+        self._record_again: dict[tuple[str, str], float] | None = None
+        """When to record once more what tenants have whose limit is new, by their list; None before the first time."""
         self._relays = False
         """Whether a process sends the events of the queue, read with the limits."""
         self._submitting = 0
@@ -328,9 +332,41 @@ class AdmissionQueue:
         """Return the limits, at most two seconds old."""
         now = self.clock()
         if self._known_limits is None or now - self._known_limits[0] >= LIMITS_SEC:
-            self._known_limits = now, await self.store.limits()
+            limits = await self.store.limits()
             self._relays = await self.store.sends_events()
+            if self._known_limits is not None and limits != self._known_limits[1]:
+                await self._adapt(self._known_limits[1], limits)
+            self._known_limits = now, limits
         return self._known_limits[1]
+
+    async def _adapt(self, old: Limits, new: Limits) -> None:
+        """Count what is there against new limits, before they are used, and let go what they no longer hold back."""
+        lists = rules.tenant_lists(new) - rules.tenant_lists(old)
+        await self._record(new, lists)
+        if self._record_again is not None:
+            self._record_again |= dict.fromkeys(lists, self.clock() + 2 * LIMITS_SEC)
+        await self._wake_lanes(new, {})
+
+    async def keep_records(self) -> None:
+        """Record what tenants have whose limit is new to this process, and once more when every process knows the limit."""
+        limits, now = await self.limits(), self.clock()
+        lists = rules.tenant_lists(limits)
+        again = self._record_again
+        due = lists if again is None else {each for each, at in again.items() if at <= now} & lists
+        await self._record(limits, due)
+        later = again or {}
+        self._record_again = {each: at for each, at in later.items() if at > now}
+
+    async def _record(self, limits: Limits, lists: Collection[tuple[str, str]]) -> None:
+        """Add requests to lists of tenants that had no limit when the requests got their place or slot.
+
+        A request may end meanwhile. Its entry is then removed again.
+        """
+        tenants = {rules.tenant_of(holder) for holder, _ in lists}
+        async for items in self.store.open_items(tenants):
+            holds = [hold for item in items for hold in rules.holds_of(item) if hold[:2] in lists]
+            await self.store.hold([Hold(holder=each, list=name, entry=entry) for each, name, entry in holds])
+            await self._give_back(limits, await self._without_request(holds))
 
     # --- submitting
 
@@ -423,11 +459,15 @@ class AdmissionQueue:
         refused = await self._add("held", partial(rules.total_caps, group.limits), group.token, items)
         for item in items:
             if (full := refused.get(item["_id"])) is not None:
-                await self._reject(group, [item], full.holder, full.cap)
+                await self._reject(group, [item], full.holder, full.cap or 0)
         return [item for item in items if item["_id"] not in refused]
 
     async def _add(
-        self, name: str, caps_of: Callable[[str, str], dict[str, int]], token: str, items: Sequence[Fields]
+        self,
+        name: str,
+        caps_of: Callable[[str, str], Mapping[str, int | None]],
+        token: str,
+        items: Sequence[Fields],
     ) -> dict[str, Hold]:
         """Add the items to a list of their users and tenants. Return, by id, the first hold that does not fit."""
         wanted = [
@@ -831,33 +871,57 @@ class AdmissionQueue:
         return None
 
     async def _eligible(self, limits: Limits, most: int) -> list[Fields]:
-        """Return the first requests that are ready. Let those wait apart whose user or tenant has its share active."""
-        while True:
+        """Return the first requests that may start. Let those wait apart whose user or tenant has its share active."""
+        chosen: list[Fields] = []
+        for _ in range(_LOOKS):
             ready = await self.store.first_ready(most)
-            full = await self._full_holders(limits, ready)
-            if not full:
-                return ready
-            for holder in full:
-                await self.store.park(holder)
-            for holder in _active_caps_of(limits, ready):
-                await self._wake(limits, holder)
+            choice = rules.choose(ready, limits, await self._active_of(limits, ready))
+            chosen = choice.items
+            if choice.full:
+                await self._park(limits, choice)
+            elif (
+                len(ready) == most
+                or not rules.limits_active(limits)
+                or not await self._wake_lanes(limits, choice.taken)
+            ):
+                break
+        return chosen
 
-    async def _full_holders(self, limits: Limits, ready: Sequence[Fields]) -> list[str]:
-        """Return the users and tenants of these requests that cannot have another one active."""
-        caps = _active_caps_of(limits, ready)
+    async def _active_of(self, limits: Limits, items: Sequence[Fields]) -> dict[str, int]:
+        """Return how many requests the users and tenants of some requests have active, if they have a limit."""
+        holders = {
+            holder for item in items for holder in rules.active_caps(limits, item["tenant"], item["user_id"])
+        }
+        return await self.store.active_counts(holders) if holders else {}
+
+    async def _park(self, limits: Limits, choice: rules.Choice) -> None:
+        """Let the requests of full users and tenants wait apart, but for those that are chosen."""
+        for holder in choice.full:
+            await self.store.park(holder, [item["_id"] for item in choice.items])
+        # One of their requests may have ended in between, before there was one to be woken.
+        await self._wake(limits, choice.full, choice.taken)
+
+    async def _wake(self, limits: Limits, holders: Collection[str], taken: Mapping[str, int]) -> int:
+        """Let the first requests become ready that wait for holders and may start, beside those that are `taken`."""
+        caps = {holder: cap for holder in holders if (cap := rules.active_cap_of(limits, holder)) is not None}
         counts = await self.store.active_counts(caps.keys()) if caps else {}
-        return [holder for holder, cap in caps.items() if counts.get(holder, 0) >= cap]
+        woken = 0
+        for holder, cap in caps.items():
+            free = cap - counts.get(holder, 0) - taken.get(holder, 0)
+            woken += await self.store.unpark(holder, free) if free > 0 else 0
+        return woken
 
-    async def _wake(self, limits: Limits, holder: str) -> bool:
-        """Let the first request that waits for a holder become ready, if the holder may have another one active."""
-        cap = rules.active_cap_of(limits, holder)
-        counts = await self.store.active_counts([holder])
-        return (cap is None or counts.get(holder, 0) < cap) and await self.store.unpark(holder)
+    async def _wake_lanes(self, limits: Limits, taken: Mapping[str, int]) -> int:
+        """Do the same for all holders for which requests wait. Return the number of requests that have become ready."""
+        lanes = await self.store.lanes()
+        free = [lane for lane in lanes if rules.active_cap_of(limits, lane) is None]
+        woken = sum([await self.store.unpark(lane, None) for lane in free])
+        return woken + await self._wake(limits, lanes, taken)
 
     async def _start(self, token: str, items: Sequence[Fields]) -> list[Fields]:
         """Give the slots of a step to the requests that still wait and may have one. Return these requests."""
         limits, at = await self.limits(), self.clock()
-        refused = await self._add("active", partial(rules.active_caps, limits), token, items)
+        refused = await self._add("active", partial(rules.recorded_active, limits), token, items)
         allowed = [item for item in items if item["_id"] not in refused]
         changes = {item["_id"]: _start_of(item, token, at) for item in allowed}
         updates = [_change(item, *changes[item["_id"]]) for item in allowed]
@@ -924,12 +988,11 @@ class AdmissionQueue:
 
     async def _release(self, items: Sequence[Fields]) -> None:
         """Remove requests from what their users and tenants hold, and let the next ones of these become ready."""
-        holds = [hold for item in items for hold in rules.holds_of(item)]
+        await self._give_back(await self.limits(), [hold for item in items for hold in rules.holds_of(item)])
+
+    async def _give_back(self, limits: Limits, holds: Collection[tuple[str, str, str]]) -> None:
         await self.store.release(holds)
-        limits = await self.limits()
-        for holder in sorted({holder for holder, _, _ in holds}):
-            if rules.active_cap_of(limits, holder) is not None:
-                await self._wake(limits, holder)
+        await self._wake(limits, {holder for holder, _, _ in holds}, {})
 
     # --- ending what other processes have left behind
 
@@ -980,28 +1043,42 @@ class AdmissionQueue:
 
     async def wake_all(self) -> int:
         """Let requests become ready that wait for a user or tenant that may have another one active. Return their number."""
-        limits = await self.limits()
-        return sum([await self._wake(limits, lane) for lane in await self.store.lanes()])
+        return await self._wake_lanes(await self.limits(), {})
 
     async def drop_stray_holds(self) -> int:
         """Remove entries from what users and tenants hold whose requests do not have them. Return their number.
 
         Only a call that arrives late, from a process that then ends, leaves such an entry behind.
         """
-        counters, count = await self.store.counters(), 0
+        count = 0
         async for holder, lists in self.store.all_holders():
-            old = {
-                (holder, name, entry): id
-                for name, entries in lists.items()
-                for entry in entries
-                for token, id in (rules.parts_of(entry),)
-                if owner(token) not in counters["sessions"] and token not in counters["doubt"]
-            }
-            items = await self.store.load(set(old.values()), with_body=False) if old else {}
-            stray = [hold for hold, id in old.items() if not _has(items.get(id), hold)]
-            await self.store.release(stray)
-            count += len(stray)
+            count += await self._drop_strays(
+                [(holder, name, entry) for name, entries in lists.items() for entry in entries]
+            )
         return count
+
+    async def _drop_strays(self, holds: Sequence[tuple[str, str, str]]) -> int:
+        """Remove those of the entries that no step can use any more.
+
+        A step opens its session before it adds an entry. So the counters, read after the entries, have its session.
+        """
+        counters = await self.store.counters() if holds else {}
+        tokens = {hold: rules.parts_of(hold[2])[0] for hold in holds}
+        stray = await self._without_request(
+            [
+                hold
+                for hold, token in tokens.items()
+                if owner(token) not in counters["sessions"] and token not in counters["doubt"]
+            ]
+        )
+        await self._give_back(await self.limits(), stray)
+        return len(stray)
+
+    async def _without_request(self, holds: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+        """Return those of the entries that their requests do not have."""
+        ids = {hold: rules.parts_of(hold[2])[1] for hold in holds}
+        items = await self.store.load(set(ids.values()), with_body=False) if ids else {}
+        return [hold for hold, id in ids.items() if not _has(items.get(id), hold)]
 
     async def _guarded(self, step: Coroutine[Any, Any, T]) -> T:
         """Await a step. After an error or a cancel, use another session: a call that was cut off may still arrive."""
@@ -1137,13 +1214,6 @@ def _bands(counters: Fields) -> dict[int, int]:
 def _owed(item: Fields) -> int | None:
     """Return the rank of the place that a request owes; None if it owes a slot."""
     return item["rank"] if item["owes"] == "place" else None
-
-
-def _active_caps_of(limits: Limits, items: Sequence[Fields]) -> dict[str, int]:
-    caps: dict[str, int] = {}
-    for item in items:
-        caps |= rules.active_caps(limits, item["tenant"], item["user_id"])
-    return caps
 
 
 def _start_of(item: Fields, token: str, at: float) -> tuple[Fields, Sequence[Fields]]:
