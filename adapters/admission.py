@@ -37,7 +37,9 @@ Fields = dict[str, Any]
 
 _LOOK_AGAIN_SEC: Final = 10.0
 """How often an engine looks whether a queue has been created."""
-_WITHOUT_BODY: Final = {"body": 0, "events": 0}
+_WITHOUT_BODY: Final = {"body": 0}
+_BRIEF: Final = {**_WITHOUT_BODY, "events": 0}
+"""What is not read of a request unless somebody needs it: what it asks for, and the events about it."""
 KEPT_SERVICES: Final = 50
 """How many recent service times a queue keeps."""
 _MANY: Final = 500
@@ -188,13 +190,19 @@ class AdmissionStore:
         return set()
 
     @translate_errors
-    async def load(self, ids: Collection[str], *, with_body: bool = True) -> dict[str, Fields]:
-        """Return those of these requests that exist, by id: with their bodies and events, or without."""
-        shown = None if with_body else dict(_WITHOUT_BODY)
-        if len(ids) == 1:
-            found = await self._items.find_one({"_id": next(iter(ids))}, shown)
-            return {} if found is None else {found["_id"]: found}
-        return {item["_id"]: item async for item in self._items.find({"_id": {"$in": list(ids)}}, shown)}
+    async def load(self, ids: Collection[str], *, events: bool = False) -> dict[str, Fields]:
+        """Return those of these requests that exist, by id, without their bodies: with their events, or without."""
+        shown = dict(_WITHOUT_BODY if events else _BRIEF)
+        return {item["_id"]: item async for item in self._by_id(ids, shown)}
+
+    @translate_errors
+    async def bodies(self, ids: Collection[str]) -> dict[str, Fields]:
+        """Return what requests ask for, by id. It is empty for one whose body is no longer kept."""
+        return {item["_id"]: item["body"] async for item in self._by_id(ids, {"body": 1})}
+
+    def _by_id(self, ids: Collection[str], shown: Fields) -> Any:
+        wanted = {"$in": list(ids)} if len(ids) > 1 else next(iter(ids), None)
+        return self._items.find({"_id": wanted}, shown).limit(max(1, len(ids)))
 
     @translate_errors
     async def update(self, updates: Sequence[ItemUpdate], marker: tuple[str, Any]) -> set[str]:
@@ -211,15 +219,16 @@ class AdmissionStore:
         if done.matched_count == len(updates):
             return set(ids)
         name, value = marker
-        found = self._items.find({"_id": {"$in": ids}, name: value}, {"_id": 1})
+        found = self._items.find({"_id": {"$in": ids}, name: value}, {"_id": 1}).limit(len(ids))
         return {item["_id"] async for item in found}
 
     @translate_errors
     async def change(self, update: ItemUpdate) -> Fields | None:
-        """Apply one change, and return the request as it is then; None if it was not as expected."""
+        """Apply one change, and return the request as it is then, without body and events; None if it was not as expected."""
         found: Fields | None = await self._items.find_one_and_update(
             {"_id": update.id, "v": update.version},
             self._operators(update),
+            projection=dict(_BRIEF),
             return_document=ReturnDocument.AFTER,
         )
         return found
@@ -232,13 +241,12 @@ class AdmissionStore:
 
     @translate_errors
     async def first_ready(self, limit: int) -> list[Fields]:
-        """Return the first requests that wait for nothing but a slot: by band, then by arrival."""
+        """Return the first requests that wait for nothing but a slot: by band, then by arrival.
+
+        They have their bodies, so ask only for as many as can start at once.
+        """
         ready = {"queue": self.queue, "state": State.QUEUED.value, "lane": None}
-        found = (
-            self._items.find(ready, {"events": 0})
-            .sort([("rank", ASCENDING), ("seq", ASCENDING)])
-            .limit(limit)
-        )
+        found = self._items.find(ready).sort([("rank", ASCENDING), ("seq", ASCENDING)]).limit(limit)
         return [item async for item in found if item["state"] == State.QUEUED and item["lane"] is None]
 
     @translate_errors
@@ -252,8 +260,9 @@ class AdmissionStore:
 
     @translate_errors
     async def due(self, at: float, limit: int = _MANY) -> list[Fields]:
-        """Return requests whose time `due_at` has come."""
-        found = self._items.find({"queue": self.queue, "due_at": {"$lte": at}}).limit(limit)
+        """Return requests whose time `due_at` has come, the earliest first."""
+        due = {"queue": self.queue, "due_at": {"$lte": at}}
+        found = self._items.find(due, dict(_BRIEF)).sort("due_at", ASCENDING).limit(limit)
         return [item async for item in found if item["due_at"] is not None and item["due_at"] <= at]
 
     @translate_errors
@@ -264,19 +273,14 @@ class AdmissionStore:
             "state": {"$in": [each.value for each in states]},
             "_id": {"$gt": after},
         }
-        found = self._items.find(wanted).sort("_id", ASCENDING).limit(limit)
+        found = self._items.find(wanted, dict(_BRIEF)).sort("_id", ASCENDING).limit(limit)
         return [item async for item in found if item["state"] in states]
 
     @translate_errors
     async def page(self, wanted: Fields, *, skip: int, limit: int) -> tuple[list[Fields], int]:
         """Return some requests without their bodies, newest first, and the number of all that match."""
         query = {"queue": self.queue, "state": {"$ne": State.RESERVING.value}, **wanted}
-        found = (
-            self._items.find(query, dict(_WITHOUT_BODY))
-            .sort("requested_at", DESCENDING)
-            .skip(skip)
-            .limit(limit)
-        )
+        found = self._items.find(query, dict(_BRIEF)).sort("requested_at", DESCENDING).skip(skip).limit(limit)
         return [item async for item in found], await self._items.count_documents(query)
 
     # --- lanes: where requests wait whose user or tenant has all the active ones that it may have
@@ -313,7 +317,7 @@ class AdmissionStore:
     async def owing(self, limit: int) -> list[Fields]:
         """Return requests that have ended and owe their place or slot."""
         owing = {"queue": self.queue, "owes": {"$in": ["place", "slot"]}}
-        found = self._items.find(owing, dict(_WITHOUT_BODY)).limit(limit)
+        found = self._items.find(owing, dict(_BRIEF)).limit(limit)
         return [item async for item in found if item.get("owes")]
 
     @translate_errors
@@ -326,6 +330,13 @@ class AdmissionStore:
         lacking = {"_id": {"$in": list(ids)}, name: {"$ne": value}}
         await self._items.update_many(lacking, {"$inc": {"v": 1}})
         return await self.load(ids)
+
+    @translate_errors
+    async def drop_bodies(self, ids: Collection[str], at: float) -> None:
+        """Drop what ended requests asked for that were due at a time, unless they have been submitted again."""
+        if ids:
+            ended = {"_id": {"$in": list(ids)}, "due_at": {"$lte": at}, "ended_at": {"$ne": None}}
+            await self._items.update_many(ended, {"$set": {"body": {}, "due_at": None}})
 
     @translate_errors
     async def delete(self, id: str, version: int) -> None:
@@ -415,8 +426,14 @@ class AdmissionStore:
     @translate_errors
     async def counters(self) -> Fields:
         """Return the counters of the queue."""
-        found: Fields = await self._queues.find_one({"_id": self.queue}) or dict(_COUNTERS)
+        found: Fields = await self._queues.find_one({"_id": self.queue}, {"key_secret": 0}) or dict(_COUNTERS)
         return found
+
+    @translate_errors
+    async def used(self) -> Fields:
+        """Return how many requests the counters have as `pending` and `active`."""
+        found: Fields | None = await self._queues.find_one({"_id": self.queue}, {"pending": 1, "active": 1})
+        return found or dict(_COUNTERS)
 
     @translate_errors
     async def count(self, change: Count) -> Fields | None:
@@ -427,6 +444,7 @@ class AdmissionStore:
         found: Fields | None = await self._queues.find_one_and_update(
             {"_id": self.queue, **_conditions(change)},
             _increments(change),
+            projection={"key_secret": 0},
             return_document=ReturnDocument.AFTER,
         )
         return found
@@ -458,8 +476,8 @@ class AdmissionStore:
 
     @translate_errors
     async def unsent(self, limit: int = _MANY) -> list[Fields]:
-        """Return requests with events that have not been sent."""
-        found = self._items.find({"unsent": self.queue}).limit(limit)
+        """Return requests with events that have not been sent, without their bodies."""
+        found = self._items.find({"unsent": self.queue}, dict(_WITHOUT_BODY)).limit(limit)
         return [item async for item in found]
 
     @translate_errors
@@ -521,7 +539,7 @@ class AdmittedTasks:
         """
         if place is None or not await self._is_used():
             return
-        item = await self._db.admission_items.find_one({"_id": task_id}, dict(_WITHOUT_BODY))
+        item = await self._db.admission_items.find_one({"_id": task_id}, dict(_BRIEF))
         if item is None or item["place"] != place or State(item["state"]) in ENDED:
             return
         report = rules.report_of(status, reason)

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.adapters.admission import KEPT_SERVICES
-from flowkit.models.admission import PENDING, RUNNING, Limits, State
+from flowkit.models.admission import ENDED, PENDING, RUNNING, Limits, State
 
 if TYPE_CHECKING:
     import random
@@ -157,7 +157,21 @@ class MemoryStore:
 
         return await self._call(make)
 
-    async def load(self, ids: Collection[str], *, with_body: bool = True) -> dict[str, Fields]:
+    async def bodies(self, ids: Collection[str]) -> dict[str, Fields]:
+        return await self._call(
+            lambda: {id: self._shared.items[id]["body"] for id in ids if id in self._shared.items}
+        )
+
+    async def drop_bodies(self, ids: Collection[str], at: float) -> None:
+        def make() -> None:
+            for id in ids:
+                item = self._shared.items.get(id, {"state": ""})
+                if item["state"] in ENDED and (item.get("due_at") or at + 1) <= at:
+                    item |= {"body": {}, "due_at": None}
+
+        await self._call(make)
+
+    async def load(self, ids: Collection[str], *, events: bool = False) -> dict[str, Fields]:
         return await self._call(
             lambda: {id: dict(self._shared.items[id]) for id in ids if id in self._shared.items}
         )
@@ -308,6 +322,9 @@ class MemoryStore:
 
     async def counters(self) -> Fields:
         return await self._call(self._shared.known_counters)
+
+    async def used(self) -> Fields:
+        return await self.counters()
 
     async def count(self, change: Count) -> Fields | None:
         return await self._call(lambda: self._count(change))
