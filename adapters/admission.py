@@ -24,6 +24,7 @@ from flowkit.adapters.mongo import (
     ensure_index,
     translate_errors,
 )
+from flowkit.adapters.tasks.queries import aggregated
 from flowkit.admission import rules
 from flowkit.errors import StoreUnavailable
 from flowkit.models.admission import ENDED, Limits, Override, State
@@ -43,6 +44,9 @@ _BRIEF: Final = {**_WITHOUT_BODY, "events": 0}
 KEPT_SERVICES: Final = 50
 """How many recent service times a queue keeps."""
 _MANY: Final = 500
+_KNOWN_HOLDERS: Final = 100_000
+COUNTED: Final = 10_000
+"""As many requests are counted for reports, at most."""
 _SECRET_BYTES: Final = 32
 _COUNTERS: Final[Fields] = {
     "pending": 0,
@@ -131,6 +135,12 @@ class AdmissionStore:
             self._index([("queue", up), ("requested_at", DESCENDING)], "ix_admission_requested"),
             self._index([("queue", up), ("user_id", up), ("requested_at", DESCENDING)], "ix_admission_user"),
             self._index([("queue", up), ("owes", up)], "ix_admission_owes"),
+            self._index([("queue", up), ("started_at", up)], "ix_admission_started"),
+            self._index(
+                [("queue", up), ("queued_at", up)],
+                "ix_admission_waiting",
+                partialFilterExpression={"state": State.QUEUED.value},
+            ),
             self._index([("unsent", up)], "ix_admission_unsent", sparse=True),
             self._index([("purge_at", up)], "ttl_admission_items", expireAfterSeconds=0, sparse=True),
         )
@@ -350,11 +360,16 @@ class AdmissionStore:
         """Add each entry to its holder if the holder's list is shorter than its cap. Return which are in the list."""
         if not holds:
             return []
-        await self._create_holders({each.holder for each in holds})
-        done = await self._holders.bulk_write([self._add(each) for each in holds], ordered=False)
-        if done.modified_count == len(holds):
-            return [True] * len(holds)
-        return await self._are_held(holds)
+        while True:
+            await self._create_holders({each.holder for each in holds})
+            done = await self._holders.bulk_write([self._add(each) for each in holds], ordered=False)
+            if done.modified_count == len(holds):
+                return [True] * len(holds)
+            found = await self._held_by({each.holder for each in holds})
+            deleted = {each.holder for each in holds} - found.keys()
+            if not deleted:
+                return [each.entry in found[each.holder].get(each.list, ()) for each in holds]
+            self._known_holders -= deleted
 
     def _add(self, hold: Hold) -> UpdateOne:
         free = {
@@ -371,6 +386,8 @@ class AdmissionStore:
         """Create the documents that are missing. A process remembers those that exist."""
         missing = sorted(set(holders) - self._known_holders)
         if missing:
+            if len(self._known_holders) > _KNOWN_HOLDERS:
+                self._known_holders.clear()
             documents = [{"_id": self._holder_id(holder), "held": [], "active": []} for holder in missing]
             try:
                 await self._holders.insert_many(documents, ordered=False)
@@ -379,12 +396,11 @@ class AdmissionStore:
                     raise
             self._known_holders.update(missing)
 
-    async def _are_held(self, holds: Sequence[Hold]) -> list[bool]:
-        ids = sorted({self._holder_id(each.holder) for each in holds})
-        found = {each["_id"]: each async for each in self._holders.find({"_id": {"$in": ids}})}
-        return [
-            each.entry in found.get(self._holder_id(each.holder), {}).get(each.list, ()) for each in holds
-        ]
+    async def _held_by(self, holders: Collection[str]) -> dict[str, Fields]:
+        """Return the lists of those of these holders that exist."""
+        ids = sorted(map(self._holder_id, holders))
+        found = self._holders.find({"_id": {"$in": ids}}, {"held": 1, "active": 1}).limit(len(ids))
+        return {each["_id"].removeprefix(f"{self.queue}/"): each async for each in found}
 
     @translate_errors
     async def release(self, holds: Iterable[tuple[str, str, str]]) -> None:
@@ -403,23 +419,46 @@ class AdmissionStore:
     async def active_counts(self, holders: Collection[str]) -> dict[str, int]:
         """Return how many requests each of these holders has active."""
         ids = [self._holder_id(holder) for holder in holders]
-        found = self._holders.find({"_id": {"$in": ids}}, {"active": 1})
+        found = self._holders.find({"_id": {"$in": ids}}, {"active": 1}).limit(max(1, len(ids)))
         return {each["_id"].removeprefix(f"{self.queue}/"): len(each["active"]) async for each in found}
 
-    async def held_counts(self) -> dict[str, int]:
-        """Return how many requests each user has, pending and active together."""
-        return {
-            holder: len(lists["held"])
-            async for holder, lists in self.all_holders()
-            if holder.startswith("u/")
-        }
+    @translate_errors
+    async def top_users(self, most: int) -> list[tuple[str, int]]:
+        """Return the users with the most requests, pending and active together, and their numbers."""
+        users = self._range("u/")
+        size = {"$size": {"$ifNull": ["$held", []]}}
+        pipeline = [
+            {"$match": {"_id": users, "held.0": {"$exists": True}}},
+            {"$project": {"count": size}},
+            {"$sort": {"count": -1, "_id": 1}},
+            {"$limit": most},
+        ]
+        found = await aggregated(self._holders, pipeline)
+        return [(each["_id"].removeprefix(f"{self.queue}/"), each["count"]) for each in found]
 
     async def all_holders(self) -> AsyncIterator[tuple[str, dict[str, list[str]]]]:
         """Yield each holder with its lists."""
-        prefix = f"{self.queue}/"
-        query = {"_id": {"$gte": prefix, "$lt": f"{self.queue}0"}}
-        async for each in self._holders.find(query):
-            yield each["_id"].removeprefix(prefix), {name: each.get(name, []) for name in ("held", "active")}
+        after = ""
+        while page := await self._holders_after(after):
+            for each in page:
+                after = each["_id"].removeprefix(f"{self.queue}/")
+                yield after, {name: each.get(name, []) for name in ("held", "active")}
+
+    @translate_errors
+    async def _holders_after(self, holder: str) -> list[Fields]:
+        wanted = {**self._range(""), "$gt": self._holder_id(holder)}
+        found = self._holders.find({"_id": wanted}, {"held": 1, "active": 1}).sort("_id", ASCENDING)
+        return [each async for each in found.limit(_MANY)]
+
+    @translate_errors
+    async def drop_idle_holders(self) -> None:
+        """Delete the holders that hold nothing. They are created again when they are needed."""
+        await self._holders.delete_many({"_id": self._range(""), "held": [], "active": []})
+
+    def _range(self, kind: str) -> Fields:
+        """Return the condition that an id is that of a holder of this queue, of a kind."""
+        prefix = f"{self.queue}/{kind}"
+        return {"$gte": prefix, "$lt": f"{prefix[:-1]}0"}
 
     # --- counters
 
@@ -508,7 +547,7 @@ class AdmissionStore:
     @translate_errors
     async def oldest(self) -> float | None:
         """Return when the oldest waiting request was submitted."""
-        waiting = {"queue": self.queue, "state": State.QUEUED.value}
+        waiting = {"queue": self.queue, "state": State.QUEUED.value, "queued_at": {"$gt": 0}}
         found = self._items.find(waiting, {"queued_at": 1}).sort("queued_at", ASCENDING).limit(1)
         async for item in found:
             return float(item["queued_at"])
@@ -516,8 +555,8 @@ class AdmissionStore:
 
     @translate_errors
     async def count_items(self, wanted: Fields) -> int:
-        """Return the number of requests that match."""
-        return int(await self._items.count_documents({"queue": self.queue, **wanted}))
+        """Return the number of requests that match, at most `COUNTED`."""
+        return int(await self._items.count_documents({"queue": self.queue, **wanted}, limit=COUNTED))
 
 
 class AdmittedTasks:

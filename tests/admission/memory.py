@@ -314,6 +314,14 @@ class MemoryStore:
             lambda: {holder: len(self._shared.holders[holder]["active"]) for holder in holders}
         )
 
+    async def drop_idle_holders(self) -> None:
+        def make() -> None:
+            for holder, lists in list(self._shared.holders.items()):
+                if not any(lists.values()):
+                    del self._shared.holders[holder]
+
+        await self._call(make)
+
     async def all_holders(self) -> AsyncIterator[tuple[str, dict[str, list[str]]]]:
         for holder, lists in list(self._shared.holders.items()):
             yield holder, {name: list(entries) for name, entries in lists.items()}

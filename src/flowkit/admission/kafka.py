@@ -113,7 +113,8 @@ class AdmissionTopics:
     for commands, and a field says which type an event has."""
     prefix: str = ""
     """What every topic begins with, separator included. The system of which the events come used `pref`."""
-    group: str = GROUP
+    group: str | None = None
+    """The consumer group. By default, each queue has one of its own, so that each reads every record of its topics."""
     dead_letters: str = "dead_letters"
     """The topic of malformed records, without the prefix."""
     events: Collection[str] = frozenset(OPTIONAL)
@@ -123,7 +124,7 @@ class AdmissionTopics:
 
     def __post_init__(self) -> None:
         """Check names, events and rights."""
-        given = {"style": self.style, "group": self.group}
+        given = {"style": self.style, "group": GROUP if self.group is None else self.group}
         settings.check(
             "AdmissionTopics",
             given,
@@ -149,6 +150,10 @@ class AdmissionTopics:
     def rights_of(self, topic: str) -> TopicRights:
         """Return what the writers of a topic, whose name has the prefix, may do."""
         return self.rights.get(topic.removeprefix(self.prefix), EVERYTHING)
+
+    def group_of(self, queue: str) -> str:
+        """Return the consumer group of a queue."""
+        return f"{GROUP}-{queue}" if self.group is None else self.group
 
     @property
     def dead_letter_topic(self) -> str:
@@ -569,7 +574,7 @@ class AdmissionConsumer:
         chains: dict[str | Place, list[tuple[Record, Requested | Ended | BadRecord]]] = {}
         for record in in_order(records):
             if is_own(record, self._queue.store.queue):
-                self._queue.counts["kafka", "own_event"] += 1
+                self._queue.counts["ignored", "own_event"] += 1
                 continue
             try:
                 event = read(self._topics, record.topic, record.value)
@@ -577,7 +582,7 @@ class AdmissionConsumer:
                 chains[_place(record)] = [(record, bad)]
                 continue
             if event is None:
-                self._queue.counts["kafka", "other_event_type"] += 1
+                self._queue.counts["ignored", "other_event_type"] += 1
             else:
                 chains.setdefault(event.execution_id, []).append((record, event))
         results = await asyncio.gather(*map(self._handle_chain, chains.values()), return_exceptions=True)
@@ -606,7 +611,7 @@ class AdmissionConsumer:
         effect = _Effect(event, rights, self._queue.clock())
         await self._queue.end(event.execution_id, effect.end_of)
         if effect.missing is not None:
-            self._queue.counts["kafka", effect.missing] += 1
+            self._queue.counts["ignored", effect.missing] += 1
         elif effect.cancels and isinstance(event, Cancelled):
             await self._queue.cancel(event.execution_id, reason=event.why, by=event.by)
 
@@ -654,15 +659,16 @@ class AdmissionConsumer:
             "reason": error.reason,
             "error": str(error),
         }
-        await self._send(
+        sent = await self._send(
             record,
             self._topics.dead_letter_topic,
             None if record.key is None else record.key[:_DEAD_KEY_BYTES],
             (record.value or b"")[:DEAD_LETTER_BYTES],
             headers=[(name, clean(text).encode()) for name, text in headers.items()],
         )
-        self._queue.counts["kafka", error.reason] += 1
-        self._log(error.reason, record, error)
+        if sent:
+            self._queue.counts["dead_letter", error.reason] += 1
+            self._log(error.reason, record, error)
 
     async def _send(
         self,
@@ -671,13 +677,18 @@ class AdmissionConsumer:
         key: bytes | None,
         value: bytes,
         headers: Sequence[tuple[str, bytes]] = (),
-    ) -> None:
-        """Send what a record that cannot be handled leads to, or drop it, since the partition must go on."""
+    ) -> bool:
+        """Send what a record that cannot be handled leads to, or drop it, since the partition must go on.
+
+        Return whether it was sent.
+        """
         try:
             await self._producer.send(topic, key, value, headers=headers)
         except (CommandTooLarge, KafkaUnavailable) as error:
-            self._queue.counts["kafka", "dropped"] += 1
+            self._queue.counts["dropped", ""] += 1
             self._log("dropped", record, error)
+            return False
+        return True
 
     def _log(self, reason: str, record: Record, error: Exception) -> None:
         now = time.monotonic()

@@ -75,7 +75,9 @@ class AdmissionProcess:
             return None
         topics = self._settings.topics
         consumer = AdmissionConsumer(self.queue, topics, self._producer)
-        return RecordConsumer(self._connection, topics.consumed(), topics.group, consumer.handle)
+        return RecordConsumer(
+            self._connection, topics.consumed(), topics.group_of(self._settings.queue), consumer.handle
+        )
 
     @property
     def ports(self) -> list[int]:

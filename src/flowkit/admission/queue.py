@@ -635,8 +635,8 @@ class AdmissionQueue:
         items, total = await self.store.page(wanted, skip=skip, limit=limit)
         return Page(tickets=[rules.ticket_of(item) for item in items], total=total)
 
-    async def status(self) -> QueueStatus:
-        """Return the state of the queue."""
+    async def status(self, *, users: bool = True) -> QueueStatus:
+        """Return the state of the queue: with its top users, or without."""
         counters, limits = await self.store.counters(), await self.limits()
         oldest = await self.store.oldest()
         waiting = _bands(counters)
@@ -646,7 +646,7 @@ class AdmissionQueue:
             active=counters["active"],
             by_priority={name: waiting[rank] for name, rank in RANKS.items() if waiting.get(rank)},
             limits=limits,
-            top_users=await self._top_users(),
+            top_users=await self._top_users() if users else (),
             oldest_age_sec=None if oldest is None else max(0.0, self.clock() - oldest),
             started_last_minute=await self.store.count_items({"started_at": {"$gt": self.clock() - 60}}),
             mean_service_sec=rules.mean_service(counters["services"]),
@@ -655,13 +655,12 @@ class AdmissionQueue:
         )
 
     async def _top_users(self, most: int = 10) -> list[UserLoad]:
-        held = sorted((-count, holder) for holder, count in (await self.store.held_counts()).items() if count)
         loads = []
-        for count, holder in held[:most]:
+        for holder, count in await self.store.top_users(most):
             _, tenant, user_id = holder.split("/", 2)
             running = {"user_id": user_id, "tenant": tenant, "state": {"$in": ["starting", "active"]}}
-            active = min(-count, await self.store.count_items(running))
-            loads.append(UserLoad(tenant=tenant, user_id=user_id, active=active, pending=-count - active))
+            active = min(count, await self.store.count_items(running))
+            loads.append(UserLoad(tenant=tenant, user_id=user_id, active=active, pending=count - active))
         return loads
 
     # --- changing requests
@@ -1099,6 +1098,7 @@ class AdmissionQueue:
     async def drop_stray_holds(self) -> int:
         """Remove entries from what users and tenants hold whose requests do not have them. Return their number.
 
+        Delete holders that hold nothing.
         Only a call that arrives late, from a process that then ends, leaves such an entry behind.
         """
         counters, count = await self.store.counters(), 0
@@ -1114,6 +1114,7 @@ class AdmissionQueue:
             stray = [hold for hold, id in old.items() if not _has(items.get(id), hold)]
             await self.store.release(stray)
             count += len(stray)
+        await self.store.drop_idle_holders()
         return count
 
     async def _guarded(self, step: Coroutine[Any, Any, T]) -> T:
