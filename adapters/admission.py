@@ -24,6 +24,7 @@ from flowkit.adapters.mongo import (
     ensure_index,
     translate_errors,
 )
+from flowkit.adapters.tasks.queries import aggregated
 from flowkit.admission import rules
 from flowkit.errors import StoreUnavailable
 from flowkit.models.admission import ENDED, Limits, Override, State
@@ -37,10 +38,15 @@ Fields = dict[str, Any]
 
 _LOOK_AGAIN_SEC: Final = 10.0
 """How often an engine looks whether a queue has been created."""
-_WITHOUT_BODY: Final = {"body": 0, "events": 0}
+_WITHOUT_BODY: Final = {"body": 0}
+_BRIEF: Final = {**_WITHOUT_BODY, "events": 0}
+"""What is not read of a request unless somebody needs it: what it asks for, and the events about it."""
 KEPT_SERVICES: Final = 50
 """How many recent service times a queue keeps."""
 _MANY: Final = 500
+_KNOWN_HOLDERS: Final = 100_000
+COUNTED: Final = 10_000
+"""As many requests are counted for reports, at most."""
 _SECRET_BYTES: Final = 32
 _COUNTERS: Final[Fields] = {
     "pending": 0,
@@ -130,6 +136,12 @@ class AdmissionStore:
             self._index([("queue", up), ("requested_at", DESCENDING)], "ix_admission_requested"),
             self._index([("queue", up), ("user_id", up), ("requested_at", DESCENDING)], "ix_admission_user"),
             self._index([("queue", up), ("owes", up)], "ix_admission_owes"),
+            self._index([("queue", up), ("started_at", up)], "ix_admission_started"),
+            self._index(
+                [("queue", up), ("queued_at", up)],
+                "ix_admission_waiting",
+                partialFilterExpression={"state": State.QUEUED.value},
+            ),
             self._index([("unsent", up)], "ix_admission_unsent", sparse=True),
             self._index([("purge_at", up)], "ttl_admission_items", expireAfterSeconds=0, sparse=True),
         )
@@ -189,13 +201,19 @@ class AdmissionStore:
         return set()
 
     @translate_errors
-    async def load(self, ids: Collection[str], *, with_body: bool = True) -> dict[str, Fields]:
-        """Return those of these requests that exist, by id: with their bodies and events, or without."""
-        shown = None if with_body else dict(_WITHOUT_BODY)
-        if len(ids) == 1:
-            found = await self._items.find_one({"_id": next(iter(ids))}, shown)
-            return {} if found is None else {found["_id"]: found}
-        return {item["_id"]: item async for item in self._items.find({"_id": {"$in": list(ids)}}, shown)}
+    async def load(self, ids: Collection[str], *, events: bool = False) -> dict[str, Fields]:
+        """Return those of these requests that exist, by id, without their bodies: with their events, or without."""
+        shown = dict(_WITHOUT_BODY if events else _BRIEF)
+        return {item["_id"]: item async for item in self._by_id(ids, shown)}
+
+    @translate_errors
+    async def bodies(self, ids: Collection[str]) -> dict[str, Fields]:
+        """Return what requests ask for, by id. It is empty for one whose body is no longer kept."""
+        return {item["_id"]: item["body"] async for item in self._by_id(ids, {"body": 1})}
+
+    def _by_id(self, ids: Collection[str], shown: Fields) -> Any:
+        wanted = {"$in": list(ids)} if len(ids) > 1 else next(iter(ids), None)
+        return self._items.find({"_id": wanted}, shown).limit(max(1, len(ids)))
 
     @translate_errors
     async def update(self, updates: Sequence[ItemUpdate], marker: tuple[str, Any]) -> set[str]:
@@ -212,15 +230,16 @@ class AdmissionStore:
         if done.matched_count == len(updates):
             return set(ids)
         name, value = marker
-        found = self._items.find({"_id": {"$in": ids}, name: value}, {"_id": 1})
+        found = self._items.find({"_id": {"$in": ids}, name: value}, {"_id": 1}).limit(len(ids))
         return {item["_id"] async for item in found}
 
     @translate_errors
     async def change(self, update: ItemUpdate) -> Fields | None:
-        """Apply one change, and return the request as it is then; None if it was not as expected."""
+        """Apply one change, and return the request as it is then, without body and events; None if it was not as expected."""
         found: Fields | None = await self._items.find_one_and_update(
             {"_id": update.id, "v": update.version},
             self._operators(update),
+            projection=dict(_BRIEF),
             return_document=ReturnDocument.AFTER,
         )
         return found
@@ -232,14 +251,14 @@ class AdmissionStore:
         return operators
 
     @translate_errors
-    async def first_ready(self, limit: int) -> list[Fields]:
-        """Return the first requests that wait for nothing but a slot: by band, then by arrival."""
+    async def first_ready(self, limit: int, *, with_body: bool = True) -> list[Fields]:
+        """Return the first requests that wait for nothing but a slot: by band, then by arrival.
+
+        Ask for their bodies only if all of them can start at once.
+        """
         ready = {"queue": self.queue, "state": State.QUEUED.value, "lane": None}
-        found = (
-            self._items.find(ready, {"events": 0})
-            .sort([("rank", ASCENDING), ("seq", ASCENDING)])
-            .limit(limit)
-        )
+        shown = None if with_body else dict(_WITHOUT_BODY)
+        found = self._items.find(ready, shown).sort([("rank", ASCENDING), ("seq", ASCENDING)]).limit(limit)
         return [item async for item in found if item["state"] == State.QUEUED and item["lane"] is None]
 
     @translate_errors
@@ -253,8 +272,9 @@ class AdmissionStore:
 
     @translate_errors
     async def due(self, at: float, limit: int = _MANY) -> list[Fields]:
-        """Return requests whose time `due_at` has come."""
-        found = self._items.find({"queue": self.queue, "due_at": {"$lte": at}}).limit(limit)
+        """Return requests whose time `due_at` has come, the earliest first."""
+        due = {"queue": self.queue, "due_at": {"$lte": at}}
+        found = self._items.find(due, dict(_BRIEF)).sort("due_at", ASCENDING).limit(limit)
         return [item async for item in found if item["due_at"] is not None and item["due_at"] <= at]
 
     @translate_errors
@@ -265,19 +285,14 @@ class AdmissionStore:
             "state": {"$in": [each.value for each in states]},
             "_id": {"$gt": after},
         }
-        found = self._items.find(wanted).sort("_id", ASCENDING).limit(limit)
+        found = self._items.find(wanted, dict(_BRIEF)).sort("_id", ASCENDING).limit(limit)
         return [item async for item in found if item["state"] in states]
 
     @translate_errors
     async def page(self, wanted: Fields, *, skip: int, limit: int) -> tuple[list[Fields], int]:
         """Return some requests without their bodies, newest first, and the number of all that match."""
         query = {"queue": self.queue, "state": {"$ne": State.RESERVING.value}, **wanted}
-        found = (
-            self._items.find(query, dict(_WITHOUT_BODY))
-            .sort("requested_at", DESCENDING)
-            .skip(skip)
-            .limit(limit)
-        )
+        found = self._items.find(query, dict(_BRIEF)).sort("requested_at", DESCENDING).skip(skip).limit(limit)
         return [item async for item in found], await self._items.count_documents(query)
 
     # --- lanes: where requests wait whose user or tenant has all the active ones that it may have
@@ -320,7 +335,7 @@ class AdmissionStore:
     async def owing(self, limit: int) -> list[Fields]:
         """Return requests that have ended and owe their place or slot."""
         owing = {"queue": self.queue, "owes": {"$in": ["place", "slot"]}}
-        found = self._items.find(owing, dict(_WITHOUT_BODY)).limit(limit)
+        found = self._items.find(owing, dict(_BRIEF)).limit(limit)
         return [item async for item in found if item.get("owes")]
 
     @translate_errors
@@ -333,6 +348,13 @@ class AdmissionStore:
         lacking = {"_id": {"$in": list(ids)}, name: {"$ne": value}}
         await self._items.update_many(lacking, {"$inc": {"v": 1}})
         return await self.load(ids)
+
+    @translate_errors
+    async def drop_bodies(self, ids: Collection[str], at: float) -> None:
+        """Drop what ended requests asked for that were due at a time, unless they have been submitted again."""
+        if ids:
+            ended = {"_id": {"$in": list(ids)}, "due_at": {"$lte": at}, "ended_at": {"$ne": None}}
+            await self._items.update_many(ended, {"$set": {"body": {}, "due_at": None}})
 
     @translate_errors
     async def delete(self, id: str, version: int) -> None:
@@ -363,11 +385,16 @@ class AdmissionStore:
         """Add each entry to its holder if the holder's list is shorter than the cap. Return which are in the list."""
         if not holds:
             return []
-        await self._create_holders({each.holder for each in holds})
-        done = await self._holders.bulk_write([self._add(each) for each in holds], ordered=False)
-        if done.modified_count == len(holds):
-            return [True] * len(holds)
-        return await self._are_held(holds)
+        while True:
+            await self._create_holders({each.holder for each in holds})
+            done = await self._holders.bulk_write([self._add(each) for each in holds], ordered=False)
+            if done.modified_count == len(holds):
+                return [True] * len(holds)
+            found = await self._held_by({each.holder for each in holds})
+            deleted = {each.holder for each in holds} - found.keys()
+            if not deleted:
+                return [each.entry in found[each.holder].get(each.list, ()) for each in holds]
+            self._known_holders -= deleted
 
     def _add(self, hold: Hold) -> UpdateOne:
         free: Fields = {"_id": self._holder_id(hold.holder), hold.list: {"$ne": hold.entry}}
@@ -382,6 +409,8 @@ class AdmissionStore:
         """Create the documents that are missing. A process remembers those that exist."""
         missing = sorted(set(holders) - self._known_holders)
         if missing:
+            if len(self._known_holders) > _KNOWN_HOLDERS:
+                self._known_holders.clear()
             documents = [{"_id": self._holder_id(holder), "held": [], "active": []} for holder in missing]
             try:
                 await self._holders.insert_many(documents, ordered=False)
@@ -390,12 +419,11 @@ class AdmissionStore:
                     raise
             self._known_holders.update(missing)
 
-    async def _are_held(self, holds: Sequence[Hold]) -> list[bool]:
-        ids = sorted({self._holder_id(each.holder) for each in holds})
-        found = {each["_id"]: each async for each in self._holders.find({"_id": {"$in": ids}})}
-        return [
-            each.entry in found.get(self._holder_id(each.holder), {}).get(each.list, ()) for each in holds
-        ]
+    async def _held_by(self, holders: Collection[str]) -> dict[str, Fields]:
+        """Return the lists of those of these holders that exist."""
+        ids = sorted(map(self._holder_id, holders))
+        found = self._holders.find({"_id": {"$in": ids}}, {"held": 1, "active": 1}).limit(len(ids))
+        return {each["_id"].removeprefix(f"{self.queue}/"): each async for each in found}
 
     @translate_errors
     async def release(self, holds: Iterable[tuple[str, str, str]]) -> None:
@@ -414,31 +442,60 @@ class AdmissionStore:
     async def active_counts(self, holders: Collection[str]) -> dict[str, int]:
         """Return how many requests each of these holders has active."""
         ids = [self._holder_id(holder) for holder in holders]
-        found = self._holders.find({"_id": {"$in": ids}}, {"active": 1})
+        found = self._holders.find({"_id": {"$in": ids}}, {"active": 1}).limit(max(1, len(ids)))
         return {each["_id"].removeprefix(f"{self.queue}/"): len(each["active"]) async for each in found}
 
-    async def held_counts(self) -> dict[str, int]:
-        """Return how many requests each user has, pending and active together."""
-        return {
-            holder: len(lists["held"])
-            async for holder, lists in self.all_holders()
-            if holder.startswith("u/")
-        }
+    @translate_errors
+    async def top_users(self, most: int) -> list[tuple[str, int]]:
+        """Return the users with the most requests, pending and active together, and their numbers."""
+        users = self._range("u/")
+        size = {"$size": {"$ifNull": ["$held", []]}}
+        pipeline = [
+            {"$match": {"_id": users, "held.0": {"$exists": True}}},
+            {"$project": {"count": size}},
+            {"$sort": {"count": -1, "_id": 1}},
+            {"$limit": most},
+        ]
+        found = await aggregated(self._holders, pipeline)
+        return [(each["_id"].removeprefix(f"{self.queue}/"), each["count"]) for each in found]
 
     async def all_holders(self) -> AsyncIterator[tuple[str, dict[str, list[str]]]]:
         """Yield each holder with its lists."""
-        prefix = f"{self.queue}/"
-        query = {"_id": {"$gte": prefix, "$lt": f"{self.queue}0"}}
-        async for each in self._holders.find(query):
-            yield each["_id"].removeprefix(prefix), {name: each.get(name, []) for name in ("held", "active")}
+        after = ""
+        while page := await self._holders_after(after):
+            for each in page:
+                after = each["_id"].removeprefix(f"{self.queue}/")
+                yield after, {name: each.get(name, []) for name in ("held", "active")}
+
+    @translate_errors
+    async def _holders_after(self, holder: str) -> list[Fields]:
+        wanted = {**self._range(""), "$gt": self._holder_id(holder)}
+        found = self._holders.find({"_id": wanted}, {"held": 1, "active": 1}).sort("_id", ASCENDING)
+        return [each async for each in found.limit(_MANY)]
+
+    @translate_errors
+    async def drop_idle_holders(self) -> None:
+        """Delete the holders that hold nothing. They are created again when they are needed."""
+        await self._holders.delete_many({"_id": self._range(""), "held": [], "active": []})
+
+    def _range(self, kind: str) -> Fields:
+        """Return the condition that an id is that of a holder of this queue, of a kind."""
+        prefix = f"{self.queue}/{kind}"
+        return {"$gte": prefix, "$lt": f"{prefix[:-1]}0"}
 
     # --- counters
 
     @translate_errors
     async def counters(self) -> Fields:
         """Return the counters of the queue."""
-        found: Fields = await self._queues.find_one({"_id": self.queue}) or dict(_COUNTERS)
+        found: Fields = await self._queues.find_one({"_id": self.queue}, {"key_secret": 0}) or dict(_COUNTERS)
         return found
+
+    @translate_errors
+    async def used(self) -> Fields:
+        """Return how many requests the counters have as `pending` and `active`."""
+        found: Fields | None = await self._queues.find_one({"_id": self.queue}, {"pending": 1, "active": 1})
+        return found or dict(_COUNTERS)
 
     @translate_errors
     async def count(self, change: Count) -> Fields | None:
@@ -449,6 +506,7 @@ class AdmissionStore:
         found: Fields | None = await self._queues.find_one_and_update(
             {"_id": self.queue, **_conditions(change)},
             _increments(change),
+            projection={"key_secret": 0},
             return_document=ReturnDocument.AFTER,
         )
         return found
@@ -480,8 +538,8 @@ class AdmissionStore:
 
     @translate_errors
     async def unsent(self, limit: int = _MANY) -> list[Fields]:
-        """Return requests with events that have not been sent."""
-        found = self._items.find({"unsent": self.queue}).limit(limit)
+        """Return requests with events that have not been sent, without their bodies."""
+        found = self._items.find({"unsent": self.queue}, dict(_WITHOUT_BODY)).limit(limit)
         return [item async for item in found]
 
     @translate_errors
@@ -512,7 +570,7 @@ class AdmissionStore:
     @translate_errors
     async def oldest(self) -> float | None:
         """Return when the oldest waiting request was submitted."""
-        waiting = {"queue": self.queue, "state": State.QUEUED.value}
+        waiting = {"queue": self.queue, "state": State.QUEUED.value, "queued_at": {"$gt": 0}}
         found = self._items.find(waiting, {"queued_at": 1}).sort("queued_at", ASCENDING).limit(1)
         async for item in found:
             return float(item["queued_at"])
@@ -520,8 +578,8 @@ class AdmissionStore:
 
     @translate_errors
     async def count_items(self, wanted: Fields) -> int:
-        """Return the number of requests that match."""
-        return int(await self._items.count_documents({"queue": self.queue, **wanted}))
+        """Return the number of requests that match, at most `COUNTED`."""
+        return int(await self._items.count_documents({"queue": self.queue, **wanted}, limit=COUNTED))
 
 
 class AdmittedTasks:
@@ -543,7 +601,7 @@ class AdmittedTasks:
         """
         if place is None or not await self._is_used():
             return
-        item = await self._db.admission_items.find_one({"_id": task_id}, dict(_WITHOUT_BODY))
+        item = await self._db.admission_items.find_one({"_id": task_id}, dict(_BRIEF))
         if item is None or item["place"] != place or State(item["state"]) in ENDED:
             return
         report = rules.report_of(status, reason)

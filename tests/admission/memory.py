@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.adapters.admission import KEPT_SERVICES
-from flowkit.models.admission import PENDING, RUNNING, Limits, State
+from flowkit.models.admission import ENDED, PENDING, RUNNING, Limits, State
 
 if TYPE_CHECKING:
     import random
@@ -162,7 +162,21 @@ class MemoryStore:
 
         return await self._call(make)
 
-    async def load(self, ids: Collection[str], *, with_body: bool = True) -> dict[str, Fields]:
+    async def bodies(self, ids: Collection[str]) -> dict[str, Fields]:
+        return await self._call(
+            lambda: {id: self._shared.items[id]["body"] for id in ids if id in self._shared.items}
+        )
+
+    async def drop_bodies(self, ids: Collection[str], at: float) -> None:
+        def make() -> None:
+            for id in ids:
+                item = self._shared.items.get(id, {"state": ""})
+                if item["state"] in ENDED and (item.get("due_at") or at + 1) <= at:
+                    item |= {"body": {}, "due_at": None}
+
+        await self._call(make)
+
+    async def load(self, ids: Collection[str], *, events: bool = False) -> dict[str, Fields]:
         return await self._call(
             lambda: {id: dict(self._shared.items[id]) for id in ids if id in self._shared.items}
         )
@@ -192,8 +206,9 @@ class MemoryStore:
     async def change(self, update: ItemUpdate) -> Fields | None:
         return await self._call(lambda: self._apply(update))
 
-    async def first_ready(self, limit: int) -> list[Fields]:
-        return await self._call(lambda: [dict(item) for item in self._shared.first(None, limit)])
+    async def first_ready(self, limit: int, *, with_body: bool = True) -> list[Fields]:
+        found = await self._call(lambda: [dict(item) for item in self._shared.first(None, limit)])
+        return found if with_body else [_without_body(item) for item in found]
 
     async def count_before(self, item: Fields) -> int:
         def make() -> int:
@@ -310,6 +325,14 @@ class MemoryStore:
             lambda: {holder: len(self._shared.holders[holder]["active"]) for holder in holders}
         )
 
+    async def drop_idle_holders(self) -> None:
+        def make() -> None:
+            for holder, lists in list(self._shared.holders.items()):
+                if not any(lists.values()):
+                    del self._shared.holders[holder]
+
+        await self._call(make)
+
     async def all_holders(self) -> AsyncIterator[tuple[str, dict[str, list[str]]]]:
         for holder, lists in list(self._shared.holders.items()):
             yield holder, {name: list(entries) for name, entries in lists.items()}
@@ -318,6 +341,9 @@ class MemoryStore:
 
     async def counters(self) -> Fields:
         return await self._call(self._shared.known_counters)
+
+    async def used(self) -> Fields:
+        return await self.counters()
 
     async def count(self, change: Count) -> Fields | None:
         return await self._call(lambda: self._count(change))
@@ -364,3 +390,7 @@ class MemoryStore:
             return False
 
         return await self._call(make)
+
+
+def _without_body(item: Fields) -> Fields:
+    return {name: value for name, value in item.items() if name != "body"}

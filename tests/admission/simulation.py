@@ -345,9 +345,9 @@ class Simulation:
     async def _end_runs(self) -> None:
         """End runs at random."""
         while True:
-            for id in list(self.shared.in_state[State.ACTIVE]):
-                if self.chance.random() < 0.3:
-                    await self._report(id, self.chance.choice([State.COMPLETED, State.FAILED]))
+            ended = [id for id in self.shared.in_state[State.ACTIVE] if self.chance.random() < 0.3]
+            states = (State.COMPLETED, State.FAILED)
+            await asyncio.gather(*(self._report(id, self.chance.choice(states)) for id in ended))
             await self._pause(1)
 
     async def _report(self, id: str, state: State) -> None:

@@ -72,6 +72,7 @@ class Dispatcher:
         self._missing: dict[str, float] = {}
         """When the workflow of an active request was first not found, in seconds of the monotonic clock."""
         queue.on_change = self.wake
+        queue.dispatches = True
         self._outage = OutageLogger("work on the admission queue")
         expected = Expected(errors=(StoreUnavailable,), log=self._outage.failed)
         steps = (
@@ -90,9 +91,8 @@ class Dispatcher:
         return [loop.health for loop in self._loops]
 
     def wake(self) -> None:
-        """Look at the queue at once."""
+        """Look at the queue at once. The relay follows, since requests that start have further events."""
         self._wake.set()
-        self._on_events()
 
     async def start(self) -> None:
         """Begin to work."""
@@ -108,11 +108,11 @@ class Dispatcher:
 
     async def _dispatch(self) -> None:
         self._wake.clear()
-        popped = await self._queue.dispatch()
-        if popped:
+        for item in await self._queue.dispatch():
+            self._start_soon(item)
+        if self._queue.outbox:
             self._on_events()
-            for item in popped:
-                self._start_soon(item)
+        if self._queue.more:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(IDLE_SEC if self._queue.idle else POLL_SEC):
@@ -129,8 +129,8 @@ class Dispatcher:
 
         A call that arrives late does not start a task again that has ended.
         """
-        body = item["body"]
         try:
+            body = item.get("body") or await self._queue.body(item["_id"])
             await self._tasks.start_task(
                 item["_id"],
                 owner=await self._owner_of(item),
@@ -167,8 +167,6 @@ class Dispatcher:
             await self._cancel(item)
         for item in due.starts:
             self._start_soon(item)
-        if due.ended:
-            self._on_events()
         self._outage.recovered()
 
     async def _cancel(self, item: Fields) -> None:

@@ -39,6 +39,8 @@ OVERDUE_SEC: Final = 300.0
 """After this time beyond its `timeout_seconds`, an execution about which nothing was heard counts as lost."""
 KEEP_SEC: Final = 30 * 86_400.0
 """How long an ended request is kept, so that a second one with its id is recognised."""
+KEEP_BODY_SEC: Final = 86_400.0
+"""How long the queue keeps what an ended request asked for, so that it can be repeated."""
 START_TRIES: Final = 8
 """How often a task is started before its request fails."""
 _START_PAUSE_SEC: Final = 1.0
@@ -149,12 +151,14 @@ class Choice:
     """The holders that prevent the others: users, then tenants."""
 
 
-def choose(ready: Sequence[Fields], limits: Limits, active: Mapping[str, int]) -> Choice:
-    """Choose the requests that may start. `active` has what users and tenants with a limit have active."""
+def choose(ready: Sequence[Fields], most: int, limits: Limits, active: Mapping[str, int]) -> Choice:
+    """Choose the first requests that may start. `active` has what users and tenants with a limit have active."""
     taken: Counter[str] = Counter()
     chosen: list[Fields] = []
     full: set[str] = set()
     for item in ready:
+        if len(chosen) == most:
+            break
         caps = active_caps(limits, item["tenant"], item["user_id"])
         over = [holder for holder, cap in caps.items() if active.get(holder, 0) + taken[holder] >= cap]
         if over:
@@ -311,7 +315,7 @@ def parts_of(entry: str) -> tuple[str, str]:
 
 def overdue_at(item: Fields, started_at: float) -> float | None:
     """Return when an execution counts as lost: some minutes after the time that it may take. None without such a time."""
-    seconds = item["body"].get("timeout_seconds")
+    seconds = item["timeout_sec"]
     return None if not seconds else started_at + seconds + OVERDUE_SEC
 
 
@@ -361,8 +365,22 @@ def ending(item: Fields, report: Report, at: float) -> Fields:
         "error": report.error,
         "report": report.fields,
         "ended_at": at,
+        "due_at": at + KEEP_BODY_SEC,
         "purge_at": purge_at(at),
         "owes": "place" if item["state"] == State.QUEUED else "slot",
+    }
+
+
+def rejecting(reason: str, text: str, retry_after_sec: float, at: float) -> Fields:
+    """Return what changes in a request that gets no place. Its caller has what it asked for, so the queue drops that."""
+    return {
+        "state": State.REJECTED.value,
+        "reason": reason,
+        "error": text,
+        "retry_after_sec": retry_after_sec,
+        "ended_at": at,
+        "purge_at": purge_at(at),
+        "body": {},
     }
 
 
@@ -394,7 +412,7 @@ def ended(item: Fields, at: float, state: State, text: str) -> Fields:
     if state is State.CANCELLED:
         return cancelled(item, at, text, "flowkit")
     if state is State.TIMEOUT:
-        return timed_out(item, at, item["body"].get("timeout_seconds") or 0, text)
+        return timed_out(item, at, item["timeout_sec"] or 0, text)
     return event(FAILED, item, at, exit_code=1, error_type="script_error", error_message=text, **output)
 
 

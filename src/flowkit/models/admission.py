@@ -191,6 +191,8 @@ class Changed(StrEnum):
     """The request no longer waits, so its priority stays."""
     ENDED = "ended"
     """The request has ended already."""
+    REFUSED = "refused"
+    """The request does not end, because the caller may not end it as it is."""
     UNKNOWN = "unknown"
 
 

@@ -159,7 +159,8 @@ async def test_malformed_records_become_dead_letters_and_block_nothing(
         "error": "timeout_seconds: Input should be greater than or equal to 1",
     }
     counts = {
-        name: door.queue.counts["kafka", name] for name in ("not_json", "invalid_field", "not_an_object")
+        name: door.queue.counts["dead_letter", name]
+        for name in ("not_json", "invalid_field", "not_an_object")
     }
     assert counts == {"not_json": 2, "invalid_field": 1, "not_an_object": 1}
     assert caplog.text.count("a malformed record was set aside") == 3, "once for each reason"
@@ -188,7 +189,7 @@ async def test_a_record_that_cannot_become_a_dead_letter_is_dropped(
     topic = door.topics.topic("execution_requested")
     good = json.dumps(requested("good")).encode()
     await door.consumer.handle([record(topic, 0, value=b"{"), record(topic, 1, value=good)])
-    assert door.queue.counts["kafka", "dropped"] == 1
+    assert door.queue.counts["dropped", ""] == 1
     assert await door.queue.find("good") is not None
 
 
@@ -327,14 +328,16 @@ async def test_while_mongodb_is_away_nothing_is_committed_and_then_each_record_c
         await until_state(door, "e", State.QUEUED)
         await door.until_read()
     assert offsets == [{0: None, 1: None}] * 2
-    assert door.queue.counts["kafka", "not_json"] == 1, "the dead letter is not sent again"
+    assert door.queue.counts["dead_letter", "not_json"] == 1, "the dead letter is not sent again"
 
 
 async def committed(door: Door) -> dict[int, int | None]:
     """Return the offsets that the group has committed for the requests."""
     offsets = Offsets(door.connection)
     try:
-        return await offsets.read_committed(door.topics.group, door.topics.topic("execution_requested"))
+        return await offsets.read_committed(
+            door.topics.group_of("q"), door.topics.topic("execution_requested")
+        )
     finally:
         await offsets.close()
 
