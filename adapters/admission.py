@@ -45,6 +45,8 @@ KEPT_SERVICES: Final = 50
 """How many recent service times a queue keeps."""
 _MANY: Final = 500
 _KNOWN_HOLDERS: Final = 100_000
+LISTED: Final = 200_000
+"""As many requests are counted for a list, at most."""
 COUNTED: Final = 10_000
 """As many requests are counted for reports, at most."""
 _SECRET_BYTES: Final = 32
@@ -290,10 +292,10 @@ class AdmissionStore:
 
     @translate_errors
     async def page(self, wanted: Fields, *, skip: int, limit: int) -> tuple[list[Fields], int]:
-        """Return some requests without their bodies, newest first, and the number of all that match."""
+        """Return some requests without their bodies, newest first, and the number of all that match, up to `LISTED`."""
         query = {"queue": self.queue, "state": {"$ne": State.RESERVING.value}, **wanted}
         found = self._items.find(query, dict(_BRIEF)).sort("requested_at", DESCENDING).skip(skip).limit(limit)
-        return [item async for item in found], await self._items.count_documents(query)
+        return [item async for item in found], await self._items.count_documents(query, limit=LISTED)
 
     # --- lanes: where requests wait whose user or tenant has all the active ones that it may have
     #
@@ -450,7 +452,7 @@ class AdmissionStore:
         """Return the users with the most requests, pending and active together, and their numbers."""
         users = self._range("u/")
         size = {"$size": {"$ifNull": ["$held", []]}}
-        pipeline = [
+        pipeline: list[Fields] = [
             {"$match": {"_id": users, "held.0": {"$exists": True}}},
             {"$project": {"count": size}},
             {"$sort": {"count": -1, "_id": 1}},

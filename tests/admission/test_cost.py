@@ -34,6 +34,9 @@ class CountingDatabase:
         self._db = memory_database()
 
     def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+    def __getitem__(self, name: str) -> Any:
         return _CountingCollection(self, name, self._db[name])
 
 
@@ -74,8 +77,9 @@ class Queue:
         self.limits = replace(Limits(), **limits)
         self.now = time.time()
         self.queue = AdmissionQueue(AdmissionStore(self.db, queue="q"), clock=lambda: self.now)
-        self.producer: Any = Producer()
-        self.relay = EventRelay(self.queue, AdmissionTopics(), self.producer)
+        self.producer = Producer()
+        producer: Any = self.producer
+        self.relay = EventRelay(self.queue, AdmissionTopics(), producer)
 
     async def prepared(self) -> Queue:
         """Create what the queue needs."""

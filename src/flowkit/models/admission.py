@@ -179,6 +179,7 @@ class Page:
 
     tickets: Sequence[Ticket]
     total: int
+    """The number of all that match, counted up to 200,000."""
 
 
 class Changed(StrEnum):
