@@ -598,7 +598,7 @@ class AdmissionQueue:
         changes = {}
         for item in items:
             full = refused.get(item["_id"])
-            holder, cap = (None, group.limits.max_pending) if full is None else (full.holder, full.cap)
+            holder, cap = (None, group.limits.max_pending) if full is None else (full.holder, full.cap or 0)
             code, text = rules.rejection(holder, cap)
             fields = rules.rejecting(code, text, retry_after, at) | {"rejected_by": group.token}
             changes[item["_id"]] = fields, [rules.rejected(item, at, text, counters["pending"])]
@@ -848,6 +848,9 @@ class AdmissionQueue:
         """End a request that is as it was read. Return it; None if it has changed meanwhile."""
         fields = rules.ending(item, report, self.clock())
         ended = await self.store.change(_change(item, fields, events))
+        if ended is not None and item["state"] == State.QUEUED:
+            # It may have been the next one of its user.
+            await self._wake(await self.limits(), {holder for holder, _, _ in rules.holds_of(item)}, {})
         if ended is not None:
             self._announce(events)
         return ended
@@ -879,6 +882,10 @@ class AdmissionQueue:
             return await self.refuse(item, error)
         fields = {"tries": tries, "due_at": self.clock() + rules.start_pause(tries), "error": error}
         return await self.store.change(_change(item, fields))
+
+    async def hand_over(self, item: Fields) -> Fields | None:
+        """Let another process start a task at once, since this one has not noted that it has started."""
+        return await self.store.change(_change(item, {"due_at": self.clock()}))
 
     async def refuse(
         self, item: Fields, error: str, *, reason: str = reason_codes.START_FAILED
@@ -922,11 +929,13 @@ class AdmissionQueue:
         return await self._end(item, report, [rules.timed_out(item, self.clock(), waited, text)])
 
     async def _lose(self, item: Fields) -> Fields | None:
-        """End an execution about which nothing was heard for too long."""
+        """End an execution about which nothing was heard for too long, and stop it in case it still runs."""
         seconds = item["timeout_sec"]
         text = f"the executor has not reported the end within {seconds:g} s and {rules.OVERDUE_SEC:g} s more"
         report = Report(state=State.TIMEOUT, reason=reason_codes.TIMED_OUT, error=text)
-        return await self._end(item, report, [rules.timed_out(item, self.clock(), seconds, text)])
+        at = self.clock()
+        events = [rules.delete_pod(item, at, text), rules.timed_out(item, at, seconds, text)]
+        return await self._end(item, report, events)
 
     # --- giving slots
 
