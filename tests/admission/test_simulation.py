@@ -41,7 +41,7 @@ def _poll_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_without_faults_caps_order_and_ends_are_exact(seed: int) -> None:
     figures = await Simulation(Plan(seed=seed, requests=2_500, users=40, limits=LIMITS)).run()
-    assert figures["started"] > 1_000
+    assert figures["started"] > 800
     assert figures["most pending"] >= 299
 
 
@@ -61,7 +61,7 @@ async def test_with_few_users_at_their_limits_the_order_is_exact_and_no_slot_sta
 async def test_with_killed_processes_and_late_calls_caps_order_and_ends_are_exact(seed: int) -> None:
     plan = Plan(seed=seed, requests=1_800, users=40, faults=0.01, kills=8, limits=LIMITS)
     figures = await Simulation(plan).run()
-    assert figures["started"] > 1_000
+    assert figures["started"] > 800
     assert figures["kills"] == 8
     assert figures["recovered steps"] > 100
 
