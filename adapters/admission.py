@@ -80,7 +80,8 @@ class Hold:
     holder: str
     list: str
     entry: str
-    cap: int = 0
+    cap: int | None = None
+    """The list gets no longer than this; None for any length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,13 +253,14 @@ class AdmissionStore:
         return operators
 
     @translate_errors
-    async def first_ready(self, limit: int) -> list[Fields]:
+    async def first_ready(self, limit: int, *, bodies: bool = False) -> list[Fields]:
         """Return the first requests that wait for nothing but a slot: by band, then by arrival.
 
-        They have their bodies, so ask only for as many as can start at once.
+        Ask for their bodies only if all of them start at once.
         """
         ready = {"queue": self.queue, "state": State.QUEUED.value, "lane": None}
-        found = self._items.find(ready).sort([("rank", ASCENDING), ("seq", ASCENDING)]).limit(limit)
+        order = [("rank", ASCENDING), ("seq", ASCENDING)]
+        found = self._items.find(ready, None if bodies else dict(_WITHOUT_BODY)).sort(order).limit(limit)
         return [item async for item in found if item["state"] == State.QUEUED and item["lane"] is None]
 
     @translate_errors
@@ -296,26 +298,32 @@ class AdmissionStore:
         return [item async for item in found], await self._items.count_documents(query, limit=LISTED)
 
     # --- lanes: where requests wait whose user or tenant has all the active ones that it may have
+    #
+    # A lane only spares dispatchers from reading such requests. It is no part of what a request is, so a change that was
+    # planned with an earlier lane is still valid.
 
     @translate_errors
-    async def park(self, holder: str) -> int:
-        """Let the ready requests of a holder wait until it may have another one active. Return their number."""
+    async def park(self, holder: str, keep: Collection[str]) -> None:
+        """Let the ready requests of a holder wait until it may have another one active, apart from the ids `keep`.
+
+        Those of a user that wait for its tenant wait for the user from now on.
+        """
         kind, tenant, *user_id = holder.split("/", 2)
         ready: Fields = {"queue": self.queue, "state": State.QUEUED.value, "lane": None, "tenant": tenant}
         if kind == "u":
-            ready["user_id"] = user_id[0]
-        done = await self._items.update_many(ready, {"$set": {"lane": holder}, "$inc": {"v": 1}})
-        return int(done.modified_count)
+            ready |= {"lane": {"$in": [None, rules.tenant_holder(tenant)]}, "user_id": user_id[0]}
+        await self._items.update_many({**ready, "_id": {"$nin": list(keep)}}, {"$set": {"lane": holder}})
 
     @translate_errors
-    async def unpark(self, holder: str) -> bool:
-        """Let the first request that waits for a holder become ready. Return False if there is none."""
-        waiting = {"queue": self.queue, "state": State.QUEUED.value, "lane": holder}
-        order = [("rank", ASCENDING), ("seq", ASCENDING)]
-        found = await self._items.find_one_and_update(
-            waiting, {"$set": {"lane": None}, "$inc": {"v": 1}}, sort=order, projection={"_id": 1}
-        )
-        return found is not None
+    async def unpark(self, holder: str, most: int | None) -> int:
+        """Let the first requests that wait for a holder become ready, or all of them. Return their number."""
+        waiting: Fields = {"queue": self.queue, "state": State.QUEUED.value, "lane": holder}
+        if most is not None:
+            order = [("rank", ASCENDING), ("seq", ASCENDING)]
+            first = self._items.find(waiting, {"_id": 1}).sort(order).limit(most)
+            waiting["_id"] = {"$in": [item["_id"] async for item in first]}
+        done = await self._items.update_many(waiting, {"$set": {"lane": None}})
+        return int(done.modified_count)
 
     @translate_errors
     async def lanes(self) -> list[str]:
@@ -355,11 +363,28 @@ class AdmissionStore:
         """Delete a request that has this version."""
         await self._items.delete_one({"_id": id, "v": version})
 
+    async def open_items(self, tenants: Collection[str], limit: int = _MANY) -> AsyncIterator[list[Fields]]:
+        """Yield the requests of tenants that have a place or a slot, some at a time, without their bodies."""
+        states = [State.QUEUED.value, State.STARTING.value, State.ACTIVE.value]
+        open_ones = [{"state": {"$in": states}}, {"owes": {"$in": ["place", "slot"]}}]
+        after = ""
+        while tenants and (items := await self._open_after(sorted(tenants), open_ones, after, limit)):
+            yield items
+            after = items[-1]["_id"]
+
+    @translate_errors
+    async def _open_after(
+        self, tenants: list[str], open_ones: list[Fields], after: str, limit: int
+    ) -> list[Fields]:
+        wanted = {"queue": self.queue, "tenant": {"$in": tenants}, "$or": open_ones, "_id": {"$gt": after}}
+        found = self._items.find(wanted, dict(_BRIEF)).sort("_id", ASCENDING).limit(limit)
+        return [item async for item in found]
+
     # --- holders
 
     @translate_errors
     async def hold(self, holds: Sequence[Hold]) -> list[bool]:
-        """Add each entry to its holder if the holder's list is shorter than its cap. Return which are in the list."""
+        """Add each entry to its holder if the holder's list is shorter than the cap. Return which are in the list."""
         if not holds:
             return []
         while True:
@@ -374,11 +399,9 @@ class AdmissionStore:
             self._known_holders -= deleted
 
     def _add(self, hold: Hold) -> UpdateOne:
-        free = {
-            "_id": self._holder_id(hold.holder),
-            hold.list: {"$ne": hold.entry},
-            f"{hold.list}.{hold.cap - 1}": {"$exists": False},
-        }
+        free: Fields = {"_id": self._holder_id(hold.holder), hold.list: {"$ne": hold.entry}}
+        if hold.cap is not None:
+            free[f"{hold.list}.{hold.cap - 1}"] = {"$exists": False}
         return UpdateOne(free, {"$push": {hold.list: hold.entry}})
 
     def _holder_id(self, holder: str) -> str:
@@ -425,18 +448,17 @@ class AdmissionStore:
         return {each["_id"].removeprefix(f"{self.queue}/"): len(each["active"]) async for each in found}
 
     @translate_errors
-    async def top_users(self, most: int) -> list[tuple[str, int]]:
-        """Return the users with the most requests, pending and active together, and their numbers."""
+    async def top_users(self, most: int) -> list[tuple[str, int, int]]:
+        """Return the users with the most requests: how many they have, pending and active together, and active."""
         users = self._range("u/")
-        size = {"$size": {"$ifNull": ["$held", []]}}
         pipeline: list[Fields] = [
             {"$match": {"_id": users, "held.0": {"$exists": True}}},
-            {"$project": {"count": size}},
-            {"$sort": {"count": -1, "_id": 1}},
+            {"$project": {"held": {"$size": "$held"}, "active": {"$size": "$active"}}},
+            {"$sort": {"held": -1, "_id": 1}},
             {"$limit": most},
         ]
         found = await aggregated(self._holders, pipeline)
-        return [(each["_id"].removeprefix(f"{self.queue}/"), each["count"]) for each in found]
+        return [(each["_id"].removeprefix(f"{self.queue}/"), each["held"], each["active"]) for each in found]
 
     async def all_holders(self) -> AsyncIterator[tuple[str, dict[str, list[str]]]]:
         """Yield each holder with its lists."""

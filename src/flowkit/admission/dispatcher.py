@@ -161,7 +161,7 @@ class Dispatcher:
         """Do what is due by the clock, and complete what other processes have left behind."""
         queue = self._queue
         await queue.recover()
-        await queue.wake_all()
+        await queue.keep_records()
         due = await queue.take_due()
         for item in due.cancels:
             await self._cancel(item)
@@ -188,7 +188,11 @@ class Dispatcher:
             _logger.warning("task %s cannot be cancelled now: %s", item["_id"], error)
 
     async def _reconcile(self) -> None:
-        """Look at the workflows of active tasks, and end the requests whose workflow has ended."""
+        """Look at the workflows of active tasks, and end the requests whose workflow has ended.
+
+        Requests that wait apart by mistake, after a call that arrived late, may start, too.
+        """
+        await self._queue.wake_all()
         limit, after = asyncio.Semaphore(_CHECKS), ""
         active: set[str] = set()
 

@@ -85,6 +85,8 @@ _TRIES: Final = 5
 _OUTBOX_ITEMS: Final = 500
 _KEPT_EVENTS: Final = 100
 """How many events of its earlier tries a request keeps that are not sent."""
+_LOOKS: Final = 20
+"""How often a dispatch looks at what is ready, while it lets requests wait apart."""
 
 _logger = logging.getLogger("flowkit.admission")
 
@@ -223,11 +225,19 @@ class Session:
         self._seen = counted
         return counted
 
-    async def used(self) -> tuple[int, int]:
+    @property
+    def has_seen(self) -> bool:
+        """Whether an update of this process has found the counters since they were last used."""
+        return self._seen is not None
+
+    async def used(self, *, fresh: bool) -> tuple[int, int]:
         """Return how many places and how many slots are taken, without those that become free with the next update.
 
-        They are those that an update of this process has found since the last call, or are read.
+        Without `fresh`, they are those that the last update of this process has found, if it was since the last call.
         """
+        if fresh:
+            self._seen = None
+            await self.end_due()
         seen, self._seen = self._seen, None
         counters = seen or await self._store.used()
         pending = counters["pending"] - sum(self._due.returned.values())
@@ -366,6 +376,8 @@ class AdmissionQueue:
         self._starts: GroupCommit[Fields] = GroupCommit(self._note_start, self._note_starts)
         self.outbox = Outbox()
         self._known_limits: tuple[float, Limits] | None = None
+        self._record_again: dict[tuple[str, str], float] | None = None
+        """When to record once more what tenants have whose limit is new, by their list; None before the first time."""
         self._relays = False
         """Whether a process sends the events of the queue, read with the limits."""
         self._submitting = 0
@@ -380,9 +392,41 @@ class AdmissionQueue:
         """Return the limits, at most two seconds old."""
         now = self.clock()
         if self._known_limits is None or now - self._known_limits[0] >= LIMITS_SEC:
-            self._known_limits = now, await self.store.limits()
+            limits = await self.store.limits()
             self._relays = await self.store.sends_events()
+            if self._known_limits is not None and limits != self._known_limits[1]:
+                await self._adapt(self._known_limits[1], limits)
+            self._known_limits = now, limits
         return self._known_limits[1]
+
+    async def _adapt(self, old: Limits, new: Limits) -> None:
+        """Count what is there against new limits, before they are used, and let go what they no longer hold back."""
+        lists = rules.tenant_lists(new) - rules.tenant_lists(old)
+        await self._record(new, lists)
+        if self._record_again is not None:
+            self._record_again |= dict.fromkeys(lists, self.clock() + 2 * LIMITS_SEC)
+        await self._wake_lanes(new, {})
+
+    async def keep_records(self) -> None:
+        """Record what tenants have whose limit is new to this process, and once more when every process knows the limit."""
+        limits, now = await self.limits(), self.clock()
+        lists = rules.tenant_lists(limits)
+        again = self._record_again
+        due = lists if again is None else {each for each, at in again.items() if at <= now} & lists
+        await self._record(limits, due)
+        later = again or {}
+        self._record_again = {each: at for each, at in later.items() if at > now}
+
+    async def _record(self, limits: Limits, lists: Collection[tuple[str, str]]) -> None:
+        """Add requests to lists of tenants that had no limit when the requests got their place or slot.
+
+        A request may end meanwhile. Its entry is then removed again.
+        """
+        tenants = {rules.tenant_of(holder) for holder, _ in lists}
+        async for items in self.store.open_items(tenants):
+            holds = [hold for item in items for hold in rules.holds_of(item) if hold[:2] in lists]
+            await self.store.hold([Hold(holder=each, list=name, entry=entry) for each, name, entry in holds])
+            await self._give_back(limits, await self._without_request(holds))
 
     # --- submitting
 
@@ -481,7 +525,11 @@ class AdmissionQueue:
         return [item for item in items if item["_id"] not in refused]
 
     async def _add(
-        self, name: str, caps_of: Callable[[str, str], dict[str, int]], token: str, items: Sequence[Fields]
+        self,
+        name: str,
+        caps_of: Callable[[str, str], Mapping[str, int | None]],
+        token: str,
+        items: Sequence[Fields],
     ) -> dict[str, Hold]:
         """Add the items to a list of their users and tenants. Return, by id, the first hold that does not fit."""
         wanted = [
@@ -558,7 +606,7 @@ class AdmissionQueue:
         changes = {}
         for item in items:
             full = refused.get(item["_id"])
-            holder, cap = (None, group.limits.max_pending) if full is None else (full.holder, full.cap)
+            holder, cap = (None, group.limits.max_pending) if full is None else (full.holder, full.cap or 0)
             code, text = rules.rejection(holder, cap)
             fields = rules.rejecting(code, text, retry_after, at) | {"rejected_by": group.token}
             changes[item["_id"]] = fields, [rules.rejected(item, at, text, counters["pending"])]
@@ -656,11 +704,11 @@ class AdmissionQueue:
 
     async def _top_users(self, most: int = 10) -> list[UserLoad]:
         loads = []
-        for holder, count in await self.store.top_users(most):
+        for holder, held, active in await self.store.top_users(most):
             _, tenant, user_id = holder.split("/", 2)
-            running = {"user_id": user_id, "tenant": tenant, "state": {"$in": ["starting", "active"]}}
-            active = min(count, await self.store.count_items(running))
-            loads.append(UserLoad(tenant=tenant, user_id=user_id, active=active, pending=count - active))
+            loads.append(
+                UserLoad(tenant=tenant, user_id=user_id, active=active, pending=max(0, held - active))
+            )
         return loads
 
     # --- changing requests
@@ -903,9 +951,7 @@ class AdmissionQueue:
 
     async def _dispatch(self, most: int) -> list[Fields]:
         limits = await self.limits()
-        pending, active = await self.session.used()
-        free = min(most, GROUP, limits.max_active - active)
-        ready = await self._eligible(limits, free) if pending > 0 and free > 0 else []
+        pending, active, ready = await self._look(limits, min(most, GROUP))
         # Requests that have ended count until they are settled, so there are some only if others than those are counted.
         owing = await self.store.owing(GROUP) if pending + active > len(ready) else []
         self.idle = not owing and pending <= len(ready)
@@ -919,11 +965,24 @@ class AdmissionQueue:
             popped, _ = await asyncio.gather(self._start(*slots), self._settle(*ends, owing))
         else:
             await self._settle(*ends, owing)
-        unused = limits.max_active - active - len(ready)
-        self.more = pending > len(ready) and bool(owing or (ready and unused > 0))
+        self.more = pending > len(ready) and (bool(owing) or GROUP == len(ready) < limits.max_active - active)
         if not popped:
             await self.session.end_due()
         return popped
+
+    async def _look(self, limits: Limits, most: int) -> tuple[int, int, list[Fields]]:
+        """Return how many requests have places and slots, and the first ones that can start.
+
+        What this process has just seen of the counters is enough if slots are left over. Otherwise it looks again.
+        """
+        fresh = not self.session.has_seen
+        while True:
+            pending, active = await self.session.used(fresh=fresh)
+            free = limits.max_active - active
+            ready = await self._eligible(limits, min(most, free)) if pending > 0 and free > 0 else []
+            if fresh or len(ready) == most or (ready and len(ready) < free):
+                return pending, active, ready
+            fresh = True
 
     async def _take_slots(
         self, limits: Limits, ready: Sequence[Fields], ends: tuple[str, Fields]
@@ -941,34 +1000,55 @@ class AdmissionQueue:
         return None
 
     async def _eligible(self, limits: Limits, most: int) -> list[Fields]:
-        """Return the first requests that are ready. Let those wait apart whose user or tenant has its share active."""
-        while True:
-            ready = await self.store.first_ready(most)
-            full = await self._full_holders(limits, ready)
-            if not full:
-                return ready
-            for holder in full:
-                await self.store.park(holder)
-            for holder in _active_caps_of(limits, ready):
-                await self._wake(limits, holder)
+        """Return the first requests that may start. Let those wait apart whose user or tenant has its share active."""
+        chosen: list[Fields] = []
+        for _ in range(_LOOKS):
+            ready = await self.store.first_ready(most, bodies=not rules.limits_active(limits))
+            choice = rules.choose(ready, limits, await self._active_of(limits, ready))
+            chosen = choice.items
+            if choice.full:
+                await self._park(limits, choice)
+            elif not rules.limits_active(limits) or not await self._wake_lanes(limits, choice.taken):
+                break
+        return chosen
 
-    async def _full_holders(self, limits: Limits, ready: Sequence[Fields]) -> list[str]:
-        """Return the users and tenants of these requests that cannot have another one active."""
-        caps = _active_caps_of(limits, ready)
+    async def _active_of(self, limits: Limits, items: Sequence[Fields]) -> dict[str, int]:
+        """Return how many requests the users and tenants of some requests have active, if they have a limit."""
+        holders = {
+            holder for item in items for holder in rules.active_caps(limits, item["tenant"], item["user_id"])
+        }
+        return await self.store.active_counts(holders) if holders else {}
+
+    async def _park(self, limits: Limits, choice: rules.Choice) -> None:
+        """Let the requests of full users and tenants wait apart, but for those that are chosen."""
+        for holder in choice.full:
+            await self.store.park(holder, [item["_id"] for item in choice.items])
+        # One of their requests may have ended in between, before there was one to be woken.
+        await self._wake(limits, choice.full, choice.taken)
+
+    async def _wake(self, limits: Limits, holders: Collection[str], taken: Mapping[str, int]) -> int:
+        """Let the first requests become ready that wait for holders and may start, beside those that are `taken`."""
+        caps = {holder: cap for holder in holders if (cap := rules.active_cap_of(limits, holder)) is not None}
         counts = await self.store.active_counts(caps.keys()) if caps else {}
-        return [holder for holder, cap in caps.items() if counts.get(holder, 0) >= cap]
+        woken = 0
+        for holder, cap in caps.items():
+            free = cap - counts.get(holder, 0) - taken.get(holder, 0)
+            woken += await self.store.unpark(holder, free) if free > 0 else 0
+        return woken
 
-    async def _wake(self, limits: Limits, holder: str) -> bool:
-        """Let the first request that waits for a holder become ready, if the holder may have another one active."""
-        cap = rules.active_cap_of(limits, holder)
-        counts = await self.store.active_counts([holder])
-        return (cap is None or counts.get(holder, 0) < cap) and await self.store.unpark(holder)
+    async def _wake_lanes(self, limits: Limits, taken: Mapping[str, int]) -> int:
+        """Do the same for all holders for which requests wait. Return the number of requests that have become ready."""
+        lanes = await self.store.lanes()
+        free = [lane for lane in lanes if rules.active_cap_of(limits, lane) is None]
+        woken = sum([await self.store.unpark(lane, None) for lane in free])
+        return woken + await self._wake(limits, lanes, taken)
 
     async def _start(self, token: str, items: Sequence[Fields]) -> list[Fields]:
         """Give the slots of a step to the requests that still wait and may have one. Return these requests."""
         limits, at = await self.limits(), self.clock()
-        refused = await self._add("active", partial(rules.active_caps, limits), token, items)
+        refused = await self._add("active", partial(rules.recorded_active, limits), token, items)
         allowed = [item for item in items if item["_id"] not in refused]
+        await self._add_bodies(allowed)
         changes = {item["_id"]: _start_of(item, token, at) for item in allowed}
         updates = [_change(item, *changes[item["_id"]]) for item in allowed]
         done = await self.store.update(updates, ("slot", token))
@@ -983,6 +1063,13 @@ class AdmissionQueue:
         self.waits += [(item["rank"], at - item["queued_at"]) for item in popped]
         self.counts["popped", ""] += len(popped)
         return popped
+
+    async def _add_bodies(self, items: Sequence[Fields]) -> None:
+        """Read what requests ask for that get their slots now, unless it is at hand."""
+        lacking = [item for item in items if "body" not in item]
+        bodies = await self.store.bodies([item["_id"] for item in lacking]) if lacking else {}
+        for item in lacking:
+            item["body"] = bodies.get(item["_id"], {})
 
     async def _settle(self, token: str, step: Fields, owing: Sequence[Fields]) -> None:
         """Give back what requests owe, in a step that has begun."""
@@ -1035,12 +1122,11 @@ class AdmissionQueue:
 
     async def _release(self, items: Sequence[Fields]) -> None:
         """Remove requests from what their users and tenants hold, and let the next ones of these become ready."""
-        holds = [hold for item in items for hold in rules.holds_of(item)]
+        await self._give_back(await self.limits(), [hold for item in items for hold in rules.holds_of(item)])
+
+    async def _give_back(self, limits: Limits, holds: Collection[tuple[str, str, str]]) -> None:
         await self.store.release(holds)
-        limits = await self.limits()
-        for holder in sorted({holder for holder, _, _ in holds}):
-            if rules.active_cap_of(limits, holder) is not None:
-                await self._wake(limits, holder)
+        await self._wake(limits, {holder for holder, _, _ in holds}, {})
 
     # --- ending what other processes have left behind
 
@@ -1092,8 +1178,7 @@ class AdmissionQueue:
 
     async def wake_all(self) -> int:
         """Let requests become ready that wait for a user or tenant that may have another one active. Return their number."""
-        limits = await self.limits()
-        return sum([await self._wake(limits, lane) for lane in await self.store.lanes()])
+        return await self._wake_lanes(await self.limits(), {})
 
     async def drop_stray_holds(self) -> int:
         """Remove entries from what users and tenants hold whose requests do not have them. Return their number.
@@ -1101,21 +1186,36 @@ class AdmissionQueue:
         Delete holders that hold nothing.
         Only a call that arrives late, from a process that then ends, leaves such an entry behind.
         """
-        counters, count = await self.store.counters(), 0
+        count = 0
         async for holder, lists in self.store.all_holders():
-            old = {
-                (holder, name, entry): id
-                for name, entries in lists.items()
-                for entry in entries
-                for token, id in (rules.parts_of(entry),)
-                if owner(token) not in counters["sessions"] and token not in counters["doubt"]
-            }
-            items = await self.store.load(set(old.values())) if old else {}
-            stray = [hold for hold, id in old.items() if not _has(items.get(id), hold)]
-            await self.store.release(stray)
-            count += len(stray)
+            count += await self._drop_strays(
+                [(holder, name, entry) for name, entries in lists.items() for entry in entries]
+            )
         await self.store.drop_idle_holders()
         return count
+
+    async def _drop_strays(self, holds: Sequence[tuple[str, str, str]]) -> int:
+        """Remove those of the entries that no step can use any more.
+
+        A step opens its session before it adds an entry. So the counters, read after the entries, have its session.
+        """
+        counters = await self.store.counters() if holds else {}
+        tokens = {hold: rules.parts_of(hold[2])[0] for hold in holds}
+        stray = await self._without_request(
+            [
+                hold
+                for hold, token in tokens.items()
+                if owner(token) not in counters["sessions"] and token not in counters["doubt"]
+            ]
+        )
+        await self._give_back(await self.limits(), stray)
+        return len(stray)
+
+    async def _without_request(self, holds: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+        """Return those of the entries that their requests do not have."""
+        ids = {hold: rules.parts_of(hold[2])[1] for hold in holds}
+        items = await self.store.load(set(ids.values())) if ids else {}
+        return [hold for hold, id in ids.items() if not _has(items.get(id), hold)]
 
     async def _guarded(self, step: Coroutine[Any, Any, T]) -> T:
         """Await a step. After an error or a cancel, use another session: a call that was cut off may still arrive."""
@@ -1253,13 +1353,6 @@ def _bands(counters: Fields) -> dict[int, int]:
 def _owed(item: Fields) -> int | None:
     """Return the rank of the place that a request owes; None if it owes a slot."""
     return item["rank"] if item["owes"] == "place" else None
-
-
-def _active_caps_of(limits: Limits, items: Sequence[Fields]) -> dict[str, int]:
-    caps: dict[str, int] = {}
-    for item in items:
-        caps |= rules.active_caps(limits, item["tenant"], item["user_id"])
-    return caps
 
 
 def _start_of(item: Fields, token: str, at: float) -> tuple[Fields, Sequence[Fields]]:
