@@ -377,7 +377,7 @@ class AdmissionStore:
         self, tenants: list[str], open_ones: list[Fields], after: str, limit: int
     ) -> list[Fields]:
         wanted = {"queue": self.queue, "tenant": {"$in": tenants}, "$or": open_ones, "_id": {"$gt": after}}
-        found = self._items.find(wanted, dict(_WITHOUT_BODY)).sort("_id", ASCENDING).limit(limit)
+        found = self._items.find(wanted, dict(_BRIEF)).sort("_id", ASCENDING).limit(limit)
         return [item async for item in found]
 
     # --- holders
@@ -448,18 +448,17 @@ class AdmissionStore:
         return {each["_id"].removeprefix(f"{self.queue}/"): len(each["active"]) async for each in found}
 
     @translate_errors
-    async def top_users(self, most: int) -> list[tuple[str, int]]:
-        """Return the users with the most requests, pending and active together, and their numbers."""
+    async def top_users(self, most: int) -> list[tuple[str, int, int]]:
+        """Return the users with the most requests: how many they have, pending and active together, and active."""
         users = self._range("u/")
-        size = {"$size": {"$ifNull": ["$held", []]}}
         pipeline: list[Fields] = [
             {"$match": {"_id": users, "held.0": {"$exists": True}}},
-            {"$project": {"count": size}},
-            {"$sort": {"count": -1, "_id": 1}},
+            {"$project": {"held": {"$size": "$held"}, "active": {"$size": "$active"}}},
+            {"$sort": {"held": -1, "_id": 1}},
             {"$limit": most},
         ]
         found = await aggregated(self._holders, pipeline)
-        return [(each["_id"].removeprefix(f"{self.queue}/"), each["count"]) for each in found]
+        return [(each["_id"].removeprefix(f"{self.queue}/"), each["held"], each["active"]) for each in found]
 
     async def all_holders(self) -> AsyncIterator[tuple[str, dict[str, list[str]]]]:
         """Yield each holder with its lists."""

@@ -22,7 +22,7 @@ def _read(collection: str, method: str, *fields: str) -> Read:
 
 _ITEMS: Final = "admission_items"
 ALLOWED: Final[dict[Read, str]] = {
-    _read(_ITEMS, "find", "queue", "state", "lane"): "requests that start, at most as many as slots are free",
+    _read(_ITEMS, "find", "queue", "state", "lane"): "requests that start, as many as slots are free",
     _read(
         _ITEMS, "count_documents", "queue", "state", "rank"
     ): "a position counts what waits, up to max_pending",

@@ -143,7 +143,9 @@ class Model:
         item, shared = self._shared.items[id], self._shared
         holders = self.active_caps(item)
         full = tuple(shared.full[holder] + shared.parked[holder] for holder in holders)
-        return First((item["rank"], item["seq"]), id, item["v"], full, shared.slots_full)
+        # A dispatch that only reads that no slot is free leaves no trace, so the request starts to wait for one then.
+        slots_full = -1 if shared.counters["active"] >= self._limits.max_active else shared.slots_full
+        return First((item["rank"], item["seq"]), id, item["v"], full, slots_full)
 
     def still(self, first: First, *, slots: bool = False) -> bool:
         """Return whether a request could have started at any time since it was first: with `slots`, there also was a slot."""

@@ -225,11 +225,19 @@ class Session:
         self._seen = counted
         return counted
 
-    async def used(self) -> tuple[int, int]:
+    @property
+    def has_seen(self) -> bool:
+        """Whether an update of this process has found the counters since they were last used."""
+        return self._seen is not None
+
+    async def used(self, *, fresh: bool) -> tuple[int, int]:
         """Return how many places and how many slots are taken, without those that become free with the next update.
 
-        They are those that an update of this process has found since the last call, or are read.
+        Without `fresh`, they are those that the last update of this process has found, if it was since the last call.
         """
+        if fresh:
+            self._seen = None
+            await self.end_due()
         seen, self._seen = self._seen, None
         counters = seen or await self._store.used()
         pending = counters["pending"] - sum(self._due.returned.values())
@@ -696,11 +704,11 @@ class AdmissionQueue:
 
     async def _top_users(self, most: int = 10) -> list[UserLoad]:
         loads = []
-        for holder, count in await self.store.top_users(most):
+        for holder, held, active in await self.store.top_users(most):
             _, tenant, user_id = holder.split("/", 2)
-            running = {"user_id": user_id, "tenant": tenant, "state": {"$in": ["starting", "active"]}}
-            active = min(count, await self.store.count_items(running))
-            loads.append(UserLoad(tenant=tenant, user_id=user_id, active=active, pending=count - active))
+            loads.append(
+                UserLoad(tenant=tenant, user_id=user_id, active=active, pending=max(0, held - active))
+            )
         return loads
 
     # --- changing requests
@@ -952,9 +960,7 @@ class AdmissionQueue:
 
     async def _dispatch(self, most: int) -> list[Fields]:
         limits = await self.limits()
-        pending, active = await self.session.used()
-        free = min(most, GROUP, limits.max_active - active)
-        ready = await self._eligible(limits, free) if pending > 0 and free > 0 else []
+        pending, active, ready = await self._look(limits, min(most, GROUP))
         # Requests that have ended count until they are settled, so there are some only if others than those are counted.
         owing = await self.store.owing(GROUP) if pending + active > len(ready) else []
         self.idle = not owing and pending <= len(ready)
@@ -968,11 +974,24 @@ class AdmissionQueue:
             popped, _ = await asyncio.gather(self._start(*slots), self._settle(*ends, owing))
         else:
             await self._settle(*ends, owing)
-        unused = limits.max_active - active - len(ready)
-        self.more = pending > len(ready) and bool(owing or (ready and unused > 0))
+        self.more = pending > len(ready) and (bool(owing) or GROUP == len(ready) < limits.max_active - active)
         if not popped:
             await self.session.end_due()
         return popped
+
+    async def _look(self, limits: Limits, most: int) -> tuple[int, int, list[Fields]]:
+        """Return how many requests have places and slots, and the first ones that can start.
+
+        What this process has just seen of the counters is enough if slots are left over. Otherwise it looks again.
+        """
+        fresh = not self.session.has_seen
+        while True:
+            pending, active = await self.session.used(fresh=fresh)
+            free = limits.max_active - active
+            ready = await self._eligible(limits, min(most, free)) if pending > 0 and free > 0 else []
+            if fresh or len(ready) == most or (ready and len(ready) < free):
+                return pending, active, ready
+            fresh = True
 
     async def _take_slots(
         self, limits: Limits, ready: Sequence[Fields], ends: tuple[str, Fields]
@@ -1048,6 +1067,7 @@ class AdmissionQueue:
         limits, at = await self.limits(), self.clock()
         refused = await self._add("active", partial(rules.recorded_active, limits), token, items)
         allowed = [item for item in items if item["_id"] not in refused]
+        await self._add_bodies(allowed)
         changes = {item["_id"]: _start_of(item, token, at) for item in allowed}
         updates = [_change(item, *changes[item["_id"]]) for item in allowed]
         done = await self.store.update(updates, ("slot", token))
@@ -1062,6 +1082,13 @@ class AdmissionQueue:
         self.waits += [(item["rank"], at - item["queued_at"]) for item in popped]
         self.counts["popped", ""] += len(popped)
         return popped
+
+    async def _add_bodies(self, items: Sequence[Fields]) -> None:
+        """Read what requests ask for that get their slots now, unless it is at hand."""
+        lacking = [item for item in items if "body" not in item]
+        bodies = await self.store.bodies([item["_id"] for item in lacking]) if lacking else {}
+        for item in lacking:
+            item["body"] = bodies.get(item["_id"], {})
 
     async def _settle(self, token: str, step: Fields, owing: Sequence[Fields]) -> None:
         """Give back what requests owe, in a step that has begun."""
