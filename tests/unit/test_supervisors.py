@@ -494,6 +494,32 @@ async def test_processes_that_share_a_node_leave_each_other_their_replies() -> N
         await eventually(used.node.is_empty)
 
 
+async def test_a_request_that_begins_while_the_inbox_is_read_does_not_wait_for_the_next_idle_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisors, "_IDLE_LOOK_SEC", 60.0)
+    async with with_own_messages() as used:
+        looks, begun = asyncio.Event(), asyncio.Event()
+        pop, seen = used.node.pop, used.supervisor.requests
+
+        async def slow_pop(*, topic: str | None = None, wait_sec: float = 0.0, peek: bool = False) -> Any:
+            if topic is not None and peek and not used.calls._transports["mycelium"]._pending:  # type: ignore[attr-defined]
+                looks.set()
+                await begun.wait()
+            return await pop(topic=topic, wait_sec=wait_sec, peek=peek)
+
+        async def second() -> bool:
+            return len(seen) == 2
+
+        used.node.pop = slow_pop  # type: ignore[method-assign]
+        assert (await used.run(job())).success
+        await asyncio.wait_for(looks.wait(), 10)
+        running = asyncio.create_task(used.run(job("sleep:0.2", id="2")))
+        await eventually(second)
+        begun.set()
+        assert (await running).success
+
+
 async def test_a_request_for_a_busy_supervisor_of_the_same_node_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -508,7 +534,44 @@ async def test_a_request_for_a_busy_supervisor_of_the_same_node_stays(
         assert found.payload == request.encode()
 
 
-async def test_messages_that_no_one_takes_do_not_block_the_topic(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_reply_arrives_while_a_late_one_cannot_be_stored() -> None:
+    async with with_own_messages() as used:
+        arrived = asyncio.Event()
+
+        async def hang(job_id: str, reply: str) -> None:
+            arrived.set()
+            await asyncio.Event().wait()
+
+        used.calls.on_late = hang
+        used.supervisor.misbehave("twice", Misbehavior.TWICE)
+        assert (await used.run(job(id="twice"))).success
+        await asyncio.wait_for(arrived.wait(), 10)
+        assert (await used.run(job())).success
+
+
+async def test_a_process_that_seemed_to_have_ended_keeps_its_next_replies(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisors, "_FOREIGN_SEC", 0.1)
+    async with with_own_messages() as used:
+        reply = json.dumps({"jsonrpc": "2.0", "id": "1.other", "result": {"success": "done"}})
+        used.node.send(used.node, used.to.topic, reply.encode())
+        assert (await used.run(job())).success
+        assert caplog.text.count("no one takes a message") == 1
+        monkeypatch.setattr(supervisors, "_FOREIGN_SEC", 60.0)
+        assert (await used.run(job(id="2"))).success
+        used.node.send(used.node, used.to.topic, reply.encode())
+        with pytest.raises(SupervisorTimeout):
+            await used.run(job(id="3"), 0.5)
+        found = await used.node.pop(topic=used.to.topic)
+        assert found is not None
+        assert found.payload == reply.encode()
+
+
+async def test_messages_that_no_one_takes_do_not_block_the_topic(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisors, "_FOREIGN_SEC", 0.5)
     async with with_own_messages() as used:
         for n in range(50):
             reply = {"jsonrpc": "2.0", "id": f"{n}.ended", "result": {"success": SECRET}}

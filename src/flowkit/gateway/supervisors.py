@@ -58,8 +58,13 @@ _LOOK_SEC: Final = 0.1
 _IDLE_LOOK_SEC: Final = 1.0
 _SECOND_SEC: Final = 1.0
 """How long a second reply is waited for after one that came as a message of its own."""
-_FOREIGN_SEC: Final = 2.0
-"""How long a message of others, which is no request, may be the first one with a topic of this process."""
+_FOREIGN_SEC: Final = 5.0
+"""How long a message of others, which is no request, may be the first one with a topic of this process.
+
+A process looks each second at least, so that only one that has ended, or hangs, leaves its replies so long.
+"""
+_LATE_AT_ONCE: Final = 100
+"""How many late replies are reported at the same time. Further ones are dropped."""
 _DELIVERIES: Final = 3
 """How often a job is delivered again to a supervisor that no longer knows it."""
 
@@ -351,11 +356,16 @@ class MyceliumTransport:
         """The topics of the latest requests, and until when to read them."""
         self._heads: dict[str, tuple[str, float]] = {}
         """The first message of each topic if it is of others, and since when it is the first."""
-        self._gone: OrderedDict[str, float] = OrderedDict()
-        """Processes and senders whose messages no one takes, and until when to remove these at once."""
+        self._gone: dict[str, dict[str, float]] = {}
+        """By topic, processes and senders whose messages no one takes, and until when to remove these at once.
+
+        Only messages that have waited behind the first one are removed so: once there is none with the topic, a process that
+        had seemed to have ended may send requests, and get replies.
+        """
         self._asked = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
+        self._late: set[asyncio.Task[None]] = set()
 
     async def request(
         self,
@@ -396,7 +406,7 @@ class MyceliumTransport:
         }
         found = await self._call("pushMessage", [message, max(1, math.ceil(wait_sec))], wait_sec + 5.0)
         if (payload := _payload(found)) is not None:
-            await self._deliver(request["id"], payload)
+            self._deliver(request["id"], payload)
 
     async def _call(self, method: str, params: Sequence[Any], wait_sec: float) -> Any:
         """Return the result of a method of the node; None for the errors that mean that there is no message."""
@@ -425,8 +435,11 @@ class MyceliumTransport:
         while True:
             now = time.monotonic()
             self._topics = {topic: until for topic, until in self._topics.items() if now < until}
+            self._heads = {topic: head for topic, head in self._heads.items() if topic in self._topics}
+            self._gone = {topic: readers for topic, readers in self._gone.items() if topic in self._topics}
             if not self._topics:
                 return
+            self._asked.clear()
             pause = _LOOK_SEC if self._pending else _IDLE_LOOK_SEC
             try:
                 if any([await self._take_next(topic) for topic in (*self._topics, None)]):
@@ -434,7 +447,6 @@ class MyceliumTransport:
             except SupervisorError as error:
                 _logger.debug("the inbox cannot be read: %s", error)
                 pause = _IDLE_LOOK_SEC
-            self._asked.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._asked.wait()
@@ -443,9 +455,10 @@ class MyceliumTransport:
         """Take the first message with a topic, or of all, if it is for this process. Return whether there may be more."""
         first = await self._pop(topic, peek=True)
         if first is None:
+            self._gone.pop(topic or "", None)
             return False
         if self._is_own(first):
-            await self._deliver(first.request_id, first.payload)
+            self._deliver(first.request_id, first.payload)
         elif topic is None or not self._is_abandoned(topic, first):
             return False
         else:
@@ -456,12 +469,12 @@ class MyceliumTransport:
         if (
             removed is not None and removed.id != first.id
         ):  # the node has removed the first one when it was shown
-            await self._take_removed(removed)
+            self._take_removed(removed)
         return bool(first.id)
 
-    async def _take_removed(self, message: InboxMessage) -> None:
+    def _take_removed(self, message: InboxMessage) -> None:
         if self._is_own(message):
-            await self._deliver(message.request_id, message.payload)
+            self._deliver(message.request_id, message.payload)
         else:
             _logger.warning(
                 "the Mycelium node has removed a message that is not for this process; it is dropped"
@@ -490,27 +503,32 @@ class MyceliumTransport:
         now, reader = time.monotonic(), _process_of(message) or message.sender
         id, since = self._heads.get(topic, ("", now))
         self._heads[topic] = message.id, since if id == message.id else now
-        if now < self._gone.get(reader, 0.0):
+        gone = self._gone.setdefault(topic, {})
+        if now < gone.get(reader, 0.0):
             return True
         if now < self._heads[topic][1] + (SYNC_SEC if message.is_request else _FOREIGN_SEC):
             return False
         del self._heads[topic]
         if reader and not message.is_request:
-            self._gone[reader] = now + SYNC_SEC
-        while len(self._gone) > _REMEMBERED:
-            self._gone.popitem(last=False)
+            gone[reader] = now + SYNC_SEC
         return True
 
-    async def _deliver(self, request_id: str, reply: bytes) -> None:
+    def _deliver(self, request_id: str, reply: bytes) -> None:
         pending = self._pending.get(request_id)
         if pending is not None and not pending.done():
             pending.set_result(reply)
+        elif (
+            len(self._late) < _LATE_AT_ONCE
+        ):  # whoever keeps late replies may be slow, and the others do not wait
+            late = asyncio.create_task(self._on_late(request_id, reply.decode(errors="replace")))
+            self._late.add(late)
+            late.add_done_callback(self._late.discard)
         else:
-            await self._on_late(request_id, reply.decode(errors="replace"))
+            _logger.warning("%d late replies are not stored yet; another one is dropped", _LATE_AT_ONCE)
 
     async def close(self) -> None:
         """Stop to read the inbox, and close all connections."""
-        tasks = [*self._ending, *([self._reader] if self._reader else [])]
+        tasks = [*self._ending, *self._late, *([self._reader] if self._reader else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

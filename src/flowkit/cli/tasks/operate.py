@@ -43,9 +43,9 @@ from flowkit.text import count_of, printed
 from flowkit.validation.arguments import choice_problem, require
 
 _SHOWN = 40
+"""Maximum number of affected nodes in the table; --json has up to 1,000."""
 _ENGINE_SEC = 60.0
 """How long an action waits for an engine."""
-"""Maximum number of affected nodes in the table; --json has up to 1,000."""
 
 _SCOPES = "node:ID, below:ID (all nodes that depend on the node) or role:NAME. Repeatable."
 
