@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 
 from flowkit.adapters.flows import FLOWS, JOBS, MESSAGES, FlowStore, key
 from flowkit.attempt.workflows import ABSENT, Found, WorkflowState
-from flowkit.gateway import models
+from flowkit.errors import ActionRejected
+from flowkit.gateway import models, service
 from flowkit.gateway.flows import GRACE_SEC, dispatch_id
 from flowkit.gateway.models import FlowStatus, NodeStatus
 from flowkit.gateway.service import Gateway
 from flowkit.models.tokens import Right
 from flowkit.server.auth import Caller
-from flowkit.server.rpc import Call
+from flowkit.server.rpc import Call, InvalidTransition, RpcError, StorageError
 from flowkit.testing import memory_database
 
 CONTEXT, CALLER, FLOW = 3, 11, 40
@@ -198,3 +200,55 @@ async def test_the_numbers_of_events_continue_after_a_purge(world: World) -> Non
         }
     )
     assert (await world.look())[0] == (len(before) + 1, None, "Started")
+
+
+async def test_no_other_call_starts_or_replaces_a_flow_while_a_retry_starts_its_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_BUSY_SEC", 0.0)
+    refused: list[type[RpcError]] = []
+    rerun, flow = world.rerun, models.FlowData(id=FLOW, caller_id=CALLER, context_id=CONTEXT, jobs=[1])
+
+    async def rerun_beside_others(*given: Any, **more: Any) -> dict[str, Any]:
+        others = [
+            world.gateway.flow_start(OPERATOR, OWN),
+            world.gateway.flow_create(OPERATOR, models.FlowCreate(context_id=CONTEXT, flow=flow)),
+            world.retry(),
+        ]
+        for each in others:
+            with pytest.raises(RpcError) as caught:
+                await each
+            refused.append(caught.type)
+        return await rerun(*given, **more)
+
+    monkeypatch.setattr(world, "rerun", rerun_beside_others)
+    assert (await world.retry()).run_id == f"{RUN}.2"
+    assert refused == [StorageError, InvalidTransition, StorageError]
+
+
+async def test_a_retry_that_is_rejected_leaves_the_flow_to_the_next_call(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    async def reject(*given: Any, **more: Any) -> None:
+        raise ActionRejected("nothing would start")
+
+    monkeypatch.setattr(world, "rerun", reject)
+    with pytest.raises(InvalidTransition):
+        await world.retry()
+    assert (await world.gateway.flow_start(OPERATOR, OWN)).run_id == "flow:1f2e3d4c:3:40/2"
+
+
+async def test_a_retry_that_was_interrupted_after_it_had_started_the_run_counts_as_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    async def interrupt(*given: Any, **more: Any) -> None:
+        world.workflow = Found(state=WorkflowState.OPEN)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(world, "rerun", interrupt)
+    with pytest.raises(asyncio.CancelledError):
+        await world.retry()
+    begun = await world.gateway.flow_start(OPERATOR, OWN)
+    assert (begun.started, begun.run_id) == (False, RUN)

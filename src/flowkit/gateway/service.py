@@ -23,6 +23,7 @@ from flowkit.errors import (
     ConfigError,
     GraphError,
     RejectionCause,
+    StoreUnavailable,
     TaskIdTaken,
     UnknownTask,
 )
@@ -111,7 +112,7 @@ _TRIES: Final = 10
 """How often a change of a flow is tried that other calls change at the same time."""
 
 _STARTING_SEC: Final = 60.0
-"""How long a start that was interrupted counts as a run, and the next start of the flow completes it."""
+"""How long a start or a retry that was interrupted counts as a run. The next start of the flow completes such a start."""
 
 _UNOPENED_SEC: Final = 86_400.0
 """How long a list asks Temporal for a run without a document: no engine has opened it yet, or it was deleted."""
@@ -354,7 +355,7 @@ class Gateway:
         await self._require_ended(flow, "replaced")
         await self.events.observe(flow)
         cleared = {
-            **dict.fromkeys(("task_id", "run_seq", "renewed", "started_at")),
+            **dict.fromkeys(("task_id", "run_seq", "renewed", "started_at", "retrying_at")),
             "is_starting": False,
         }
         return await self._store.change_flow(flow, {**fields, **cleared}, time.time()) is not None
@@ -499,9 +500,12 @@ class Gateway:
             state = await self._run_state(flow)
             if state is RunState.OPEN:
                 return _started(flow, begun=False)
-            await self.events.observe(flow)
-            if (started := await self._start_run(flow, state)) is not None:
-                return _started(started, begun=True)
+            if _may_retry(flow):
+                await asyncio.sleep(_BUSY_SEC)
+            else:
+                await self.events.observe(flow)
+                if (started := await self._start_run(flow, state)) is not None:
+                    return _started(started, begun=True)
             flow = await self._flow(params.context_id, params.id)
         raise _busy(params.id)
 
@@ -535,7 +539,7 @@ class Gateway:
         run = flow["run"] + 1
         at, task_id = time.time(), new_task_id(flow, run, await self._tasks.deployment())
         claim = {"run": run, "task_id": task_id, "started_at": int(at), "is_starting": True}
-        claim |= {"run_seq": 1, "renewed": None}
+        claim |= {"run_seq": 1, "renewed": None, "retrying_at": None}
         return await self._store.change_flow(flow, claim, at)
 
     async def flow_cancel(self, call: Call, params: models.FlowCancel) -> models.Cancelled:
@@ -550,22 +554,49 @@ class Gateway:
     async def flow_retry(self, call: Call, params: models.FlowRetry) -> models.Started:
         """Run jobs of an ended run again, and those that depend on them: by default those that did not complete."""
         flow = await self._permitted(call, "flow.retry", params)
-        if flow["task_id"] is None:
-            raise InvalidTransition(
-                f"flow {flow['id']} has no run; start it with flow.start", {"id": flow["id"]}
-            )
+        for _ in range(_TRIES):
+            if flow["task_id"] is None:
+                raise InvalidTransition(
+                    f"flow {flow['id']} has no run; start it with flow.start", {"id": flow["id"]}
+                )
+            if _may_retry(flow):
+                break
+            if (started := await self._retry(call, flow, params.nodes)) is not None:
+                return started
+            flow = await self._flow(params.context_id, params.id)
+        raise _busy(params.id)
+
+    async def _retry(self, call: Call, flow: Fields, jobs: Sequence[int]) -> models.Started | None:
+        """Run jobs of an ended run again. Return None if another call has changed the flow meanwhile.
+
+        The flow notes the attempt before, so that no other call starts or replaces it at the same time.
+        """
         try:
             if await self._run_state(flow) is RunState.OPEN:  # wait for its end if it is ending
-                await self._rerun(call, flow, params.nodes, dry_run=True)
+                await self._rerun(call, flow, jobs, dry_run=True)
             await self.events.observe(flow)
             generations = await self._generations(flow)
-            made = await self._rerun(call, flow, params.nodes)
+            at = time.time()
+            claimed = await self._store.change_flow(flow, {"retrying_at": int(at)}, at)
+            if claimed is None:
+                return None
+            made = await self._rerun_claimed(call, claimed, jobs)
         except ActionRejected as error:
             raise InvalidTransition(str(error), {"id": flow["id"], "run_id": run_id(flow)}) from None
         again = [int(each["node_id"]) for each in made["affected"]]
         renewed = [[job, generations.get(job, 0) + 1] for job in again]
-        await self._note_retry(flow, made["run_seq"], renewed)
+        await self._note_retry(claimed, made["run_seq"], renewed)
         return _started({**flow, "run_seq": made["run_seq"]}, begun=True)
+
+    async def _rerun_claimed(self, call: Call, flow: Fields, jobs: Sequence[int]) -> Fields:
+        """Run the task of a flow again, which notes that. Remove the note if the task has certainly not started."""
+        try:
+            return await self._rerun(call, flow, jobs)
+        except (StoreUnavailable, TemporalUnavailable, TemporalError):
+            raise
+        except Exception:
+            await self._store.change_flow(flow, {"retrying_at": None}, time.time())
+            raise
 
     async def _rerun(self, call: Call, flow: Fields, jobs: Sequence[int], *, dry_run: bool = False) -> Fields:
         """Run the task of a flow again, with the limits that its jobs have now."""
@@ -581,7 +612,7 @@ class Gateway:
 
     async def _note_retry(self, flow: Fields, run_seq: int, renewed: list[list[int]]) -> None:
         """Note the number of the run that a retry has started, and the generations that it starts."""
-        noted = {"run_seq": run_seq, "renewed": renewed}
+        noted = {"run_seq": run_seq, "renewed": renewed, "retrying_at": None}
         for _ in range(_TRIES):
             if await self._store.change_flow(flow, noted, time.time()) is not None:
                 return
@@ -799,7 +830,7 @@ class Gateway:
             return await self._state_in_temporal(task_id)
         if not TaskStatus(task["status"]).closed:
             return RunState.OPEN
-        if not reopens(flow, task["run_seq"]):
+        if not reopens(flow, task["run_seq"]) and not flow.get("retrying_at"):
             return RunState.ENDED
         is_open = await self._state_in_temporal(task_id) is RunState.OPEN
         return RunState.OPEN if is_open else RunState.ENDED
@@ -814,7 +845,7 @@ class Gateway:
 
     async def _require_ended(self, flow: Fields, what: str) -> None:
         state = await self._run_state(flow)
-        if state is RunState.OPEN or _may_start(flow, state):
+        if state is RunState.OPEN or _may_start(flow, state) or _may_retry(flow):
             raise InvalidTransition(
                 f"flow {flow['id']} runs as {run_id(flow)}; it can be {what} when the run has ended",
                 {"id": flow["id"], "run_id": run_id(flow)},
@@ -1108,6 +1139,11 @@ def _may_start(flow: Mapping[str, Any], state: RunState) -> bool:
     """Return whether the latest run of a flow, which was claimed, may start any moment."""
     is_recent = state is RunState.ABSENT and time.time() < flow["started_at"] + _STARTING_SEC
     return is_recent and bool(flow["is_starting"])
+
+
+def _may_retry(flow: Mapping[str, Any]) -> bool:
+    """Return whether a retry of a flow may start its latest run again any moment."""
+    return time.time() < (flow.get("retrying_at") or 0) + _STARTING_SEC
 
 
 def _started(flow: Fields, *, begun: bool) -> models.Started:
