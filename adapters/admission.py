@@ -253,14 +253,14 @@ class AdmissionStore:
         return operators
 
     @translate_errors
-    async def first_ready(self, limit: int, *, bodies: bool = False) -> list[Fields]:
+    async def first_ready(self, limit: int, *, with_body: bool = True) -> list[Fields]:
         """Return the first requests that wait for nothing but a slot: by band, then by arrival.
 
-        Ask for their bodies only if all of them start at once.
+        Ask for their bodies only if all of them can start at once.
         """
         ready = {"queue": self.queue, "state": State.QUEUED.value, "lane": None}
-        order = [("rank", ASCENDING), ("seq", ASCENDING)]
-        found = self._items.find(ready, None if bodies else dict(_WITHOUT_BODY)).sort(order).limit(limit)
+        shown = None if with_body else dict(_WITHOUT_BODY)
+        found = self._items.find(ready, shown).sort([("rank", ASCENDING), ("seq", ASCENDING)]).limit(limit)
         return [item async for item in found if item["state"] == State.QUEUED and item["lane"] is None]
 
     @translate_errors

@@ -206,8 +206,9 @@ class MemoryStore:
     async def change(self, update: ItemUpdate) -> Fields | None:
         return await self._call(lambda: self._apply(update))
 
-    async def first_ready(self, limit: int, *, bodies: bool = False) -> list[Fields]:
-        return await self._call(lambda: [dict(item) for item in self._shared.first(None, limit)])
+    async def first_ready(self, limit: int, *, with_body: bool = True) -> list[Fields]:
+        found = await self._call(lambda: [dict(item) for item in self._shared.first(None, limit)])
+        return found if with_body else [_without_body(item) for item in found]
 
     async def count_before(self, item: Fields) -> int:
         def make() -> int:
@@ -389,3 +390,7 @@ class MemoryStore:
             return False
 
         return await self._call(make)
+
+
+def _without_body(item: Fields) -> Fields:
+    return {name: value for name, value in item.items() if name != "body"}

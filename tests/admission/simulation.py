@@ -34,7 +34,9 @@ from tests.admission.memory import MemoryStore, Outage, Shared, turn
 
 TICK_SEC = 0.05
 LOOKS = 4
-"""How often a process may look until a request has started that could start."""
+"""How often a process may look until a request has started that could start before others."""
+IN_VAIN = 8
+"""How often a process may look and find nothing while the same request is first. Others may start it first each time."""
 _PRIORITIES = list(Priority)
 
 
@@ -329,16 +331,16 @@ class Simulation:
 
         A single look may fail, because another process starts or parks requests at the same time.
         """
-        seen: deque[list[First]] = deque(maxlen=LOOKS)
+        seen: deque[list[First]] = deque(maxlen=IN_VAIN)
         in_vain = 0
         while True:
             queue = self._queues[number]
             seen.append(self.model.first_eligible())
             try:
                 popped = await queue.dispatch(self.chance.choice([1, 5, 100]))
-                self.model.check_pop(seen[0] if len(seen) == LOOKS else [], popped)
+                self.model.check_pop(seen[-LOOKS] if len(seen) >= LOOKS else [], popped)
                 in_vain = 0 if popped else in_vain + 1
-                self.model.check_no_slot_is_left(seen[0] if min(len(seen), in_vain) == LOOKS else [])
+                self.model.check_no_slot_is_left(seen[0][:1] if min(len(seen), in_vain) == IN_VAIN else [])
                 self.figures["started"] += len(popped)
             except (Outage, StoreUnavailable):
                 seen.clear()

@@ -856,6 +856,9 @@ class AdmissionQueue:
         """End a request that is as it was read. Return it; None if it has changed meanwhile."""
         fields = rules.ending(item, report, self.clock())
         ended = await self.store.change(_change(item, fields, events))
+        if ended is not None and item["state"] == State.QUEUED:
+            # It may have been the next one of its user.
+            await self._wake(await self.limits(), {holder for holder, _, _ in rules.holds_of(item)}, {})
         if ended is not None:
             self._announce(events)
         return ended
@@ -887,6 +890,10 @@ class AdmissionQueue:
             return await self.refuse(item, error)
         fields = {"tries": tries, "due_at": self.clock() + rules.start_pause(tries), "error": error}
         return await self.store.change(_change(item, fields))
+
+    async def hand_over(self, item: Fields) -> Fields | None:
+        """Let another process start a task at once, since this one has not noted that it has started."""
+        return await self.store.change(_change(item, {"due_at": self.clock()}))
 
     async def refuse(
         self, item: Fields, error: str, *, reason: str = reason_codes.START_FAILED
@@ -930,11 +937,13 @@ class AdmissionQueue:
         return await self._end(item, report, [rules.timed_out(item, self.clock(), waited, text)])
 
     async def _lose(self, item: Fields) -> Fields | None:
-        """End an execution about which nothing was heard for too long."""
+        """End an execution about which nothing was heard for too long, and stop it in case it still runs."""
         seconds = item["timeout_sec"]
         text = f"the executor has not reported the end within {seconds:g} s and {rules.OVERDUE_SEC:g} s more"
         report = Report(state=State.TIMEOUT, reason=reason_codes.TIMED_OUT, error=text)
-        return await self._end(item, report, [rules.timed_out(item, self.clock(), seconds, text)])
+        at = self.clock()
+        events = [rules.delete_pod(item, at, text), rules.timed_out(item, at, seconds, text)]
+        return await self._end(item, report, events)
 
     # --- giving slots
 
@@ -1001,16 +1010,26 @@ class AdmissionQueue:
 
     async def _eligible(self, limits: Limits, most: int) -> list[Fields]:
         """Return the first requests that may start. Let those wait apart whose user or tenant has its share active."""
+        limited = rules.limits_active(limits)
         chosen: list[Fields] = []
         for _ in range(_LOOKS):
-            ready = await self.store.first_ready(most, bodies=not rules.limits_active(limits))
-            choice = rules.choose(ready, limits, await self._active_of(limits, ready))
+            ready = await self._first_ready(most, limited=limited)
+            choice = rules.choose(ready, most, limits, await self._active_of(limits, ready))
             chosen = choice.items
             if choice.full:
                 await self._park(limits, choice)
-            elif not rules.limits_active(limits) or not await self._wake_lanes(limits, choice.taken):
+            if not limited:
+                break
+            # Requests that wait apart may be earlier than those that are chosen.
+            if not choice.full and not await self._wake_lanes(limits, _wanted(limits, ready)):
                 break
         return chosen
+
+    async def _first_ready(self, most: int, *, limited: bool) -> list[Fields]:
+        """Return requests that wait for a slot: with their bodies if there is nothing else for which they may have to wait."""
+        if limited:
+            return await self.store.first_ready(GROUP, with_body=False)
+        return await self.store.first_ready(most)
 
     async def _active_of(self, limits: Limits, items: Sequence[Fields]) -> dict[str, int]:
         """Return how many requests the users and tenants of some requests have active, if they have a limit."""
@@ -1348,6 +1367,13 @@ def _shift(old: int, new: int) -> Counter[int]:
 
 def _bands(counters: Fields) -> dict[int, int]:
     return {int(rank): count for rank, count in counters["bands"].items()}
+
+
+def _wanted(limits: Limits, ready: Sequence[Fields]) -> Counter[str]:
+    """Return how many ready requests there are of each user and tenant that may have only so many active."""
+    return Counter(
+        holder for item in ready for holder in rules.active_caps(limits, item["tenant"], item["user_id"])
+    )
 
 
 def _owed(item: Fields) -> int | None:

@@ -151,12 +151,14 @@ class Choice:
     """The holders that prevent the others: users, then tenants."""
 
 
-def choose(ready: Sequence[Fields], limits: Limits, active: Mapping[str, int]) -> Choice:
-    """Choose the requests that may start. `active` has what users and tenants with a limit have active."""
+def choose(ready: Sequence[Fields], most: int, limits: Limits, active: Mapping[str, int]) -> Choice:
+    """Choose the first requests that may start. `active` has what users and tenants with a limit have active."""
     taken: Counter[str] = Counter()
     chosen: list[Fields] = []
     full: set[str] = set()
     for item in ready:
+        if len(chosen) == most:
+            break
         caps = active_caps(limits, item["tenant"], item["user_id"])
         over = [holder for holder, cap in caps.items() if active.get(holder, 0) + taken[holder] >= cap]
         if over:
