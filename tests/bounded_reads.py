@@ -97,7 +97,7 @@ class _Collection:
     def aggregate(self, pipeline: Any, **options: Any) -> Any:
         stages = {name for stage in pipeline for name in stage}
         shown = stages & {"$project", "$group"}
-        matched = next((stage["$match"] for stage in pipeline if "$match" in stage), {})
+        matched: dict[str, Any] = next((stage["$match"] for stage in pipeline if "$match" in stage), {})
         self._note("aggregate", matched, limit="$limit" in stages, projection=shown)
         return self._collection.aggregate(pipeline, **options)
 

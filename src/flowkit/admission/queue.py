@@ -82,11 +82,11 @@ _POLL_SEC: Final = 0.02
 _KEPT_TIMES: Final = 100_000
 """How many times a process keeps for metrics that nobody reads."""
 _TRIES: Final = 5
-_LOOKS: Final = 20
-"""How often a dispatch looks at what is ready, while it lets requests wait apart."""
 _OUTBOX_ITEMS: Final = 500
 _KEPT_EVENTS: Final = 100
 """How many events of its earlier tries a request keeps that are not sent."""
+_LOOKS: Final = 20
+"""How often a dispatch looks at what is ready, while it lets requests wait apart."""
 
 _logger = logging.getLogger("flowkit.admission")
 
@@ -1018,10 +1018,10 @@ class AdmissionQueue:
             chosen = choice.items
             if choice.full:
                 await self._park(limits, choice)
-            if not limited or len(chosen) == most:
+            if not limited:
                 break
-            all_seen = not choice.full and len(ready) < GROUP
-            if all_seen and not await self._wake_lanes(limits, choice.taken):
+            # Requests that wait apart may be earlier than those that are chosen.
+            if not choice.full and not await self._wake_lanes(limits, _wanted(limits, ready)):
                 break
         return chosen
 
@@ -1367,6 +1367,13 @@ def _shift(old: int, new: int) -> Counter[int]:
 
 def _bands(counters: Fields) -> dict[int, int]:
     return {int(rank): count for rank, count in counters["bands"].items()}
+
+
+def _wanted(limits: Limits, ready: Sequence[Fields]) -> Counter[str]:
+    """Return how many ready requests there are of each user and tenant that may have only so many active."""
+    return Counter(
+        holder for item in ready for holder in rules.active_caps(limits, item["tenant"], item["user_id"])
+    )
 
 
 def _owed(item: Fields) -> int | None:
