@@ -38,7 +38,11 @@ def _problems(history: History, timeline: Timeline, call: Call) -> Iterator[str]
         if call.method in _CHANGES and _concerns_run(timeline, call) and timeline.lives(call):
             yield "accepted although a run is open"
         yield from _EFFECTS.get(call.method, _nothing)(history, timeline, call)
-    elif call.repeats and not call.is_uncertain and (call.method != "node.satisfy" or timeline.lives(call)):
+    elif (
+        call.repeats
+        and not call.is_uncertain
+        and (call.method != "node.satisfy" or not _is_justified(history, timeline, call))
+    ):
         yield "rejected although an identical call was accepted before"
     elif not call.is_uncertain and not _is_justified(history, timeline, call):
         yield "rejected without a reason"
@@ -62,9 +66,10 @@ def _is_justified(history: History, timeline: Timeline, call: Call) -> bool:
         case "flow.add_nodes":
             return any(timeline.may_begin(key) <= call.answered for key in timeline.seen)
         case "flow.retry":
-            return timeline.may_live(call) or _may_have_no_run(history, call)
+            keeps_failures = bool(call.params.get("nodes")) and not timeline.had_completed(call)
+            return timeline.may_live(call) or _may_have_no_run(history, call) or keeps_failures
         case "node.satisfy":
-            return not timeline.lives(call)
+            return not timeline.lives(call) or timeline.may_be_ending(call)
     return False
 
 

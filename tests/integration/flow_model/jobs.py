@@ -57,15 +57,16 @@ def _time_problems(timeline: Timeline, delivery: Delivery, wire: WireId) -> Iter
         yield "the run had ended"
     if wire.generation >= len(keys):
         yield f"the generation is not among those of {keys}"
-    node = timeline.nodes_at(delivery.at).get(wire.job)
+    nodes = [nodes.get(wire.job) for _, nodes in timeline.definitions_at(delivery.at)]
+    found = [[*_order_problems(timeline, node, keys[-1], delivery.at)] for node in nodes]
+    yield from min(found, key=len)
+
+
+def _order_problems(timeline: Timeline, node: Fields | None, key: RunKey, at: float) -> Iterator[str]:
+    """Yield what a job had to wait for when its supervisor received it."""
     if node is None:
         yield "the flow does not have the job"
-    else:
-        yield from _order_problems(timeline, node, keys[-1], delivery.at)
-
-
-def _order_problems(timeline: Timeline, node: Fields, key: RunKey, at: float) -> Iterator[str]:
-    """Yield what a job had to wait for when its supervisor received it."""
+        return
     for name in node.get("prerequisites", ()):
         if timeline.satisfied(key, name)[0] > at:
             yield f"nobody had satisfied {name}"
@@ -95,7 +96,7 @@ def _is_of(id: str, job: int, run: int) -> bool:
 def _content_problems(timeline: Timeline, delivery: Delivery, wire: WireId) -> Iterator[str]:
     """Yield what differs from every definition of the job that may have been in force."""
     jobs = timeline.jobs_at(wire.job, delivery.at)
-    env = timeline.flow_at(delivery.at).get("env_vars", {})
+    envs = [flow.get("env_vars", {}) for flow, _ in timeline.definitions_at(delivery.at)]
     sent = {name: delivery.job[name] for name in ("payload", "timeout", "executor", "env_vars")}
     wanted = [
         {
@@ -105,6 +106,7 @@ def _content_problems(timeline: Timeline, delivery: Delivery, wire: WireId) -> I
             "env_vars": {**env, **job["env_vars"]},
         }
         for job in jobs
+        for env in envs
     ]
     if sent not in wanted:
         yield f"the job is {sent}, but must be one of {wanted}"

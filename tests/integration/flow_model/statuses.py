@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 ARROWS: Final = {
     PENDING: {READY, CANCELLED},
-    READY: {DISPATCHED, CANCELLED},
-    DISPATCHED: {RUNNING, CANCELLED},
+    READY: {DISPATCHED, FAILED, CANCELLED},
+    DISPATCHED: {RUNNING, FAILED, CANCELLED},
     RUNNING: {COMPLETED, FAILED, CANCELLED},
     FAILED: {READY},
     COMPLETED: set[str](),
@@ -79,6 +79,7 @@ def _steps(timeline: Timeline, before: View, after: View) -> Iterator[str]:
     old, new = before.state["run_id"], after.state["run_id"]
     if old == new:
         yield from _steps_in_run(before.state, after.state)
+        yield from _lost_jobs(timeline, before, after)
     elif new is None and not _may_forget(timeline, before, after):
         yield f"the run {old} is gone, although nobody deleted it or replaced the flow"
     elif None not in (old, new) and timeline.key(new) < timeline.key(old):
@@ -89,11 +90,15 @@ def _steps_in_run(old: Fields, new: Fields) -> Iterator[str]:
     if not reachable(old["status"], new["status"], FLOW_ARROWS):
         yield f"the run {new['run_id']} moves against the arrows"
     for id, node in old["nodes"].items():
-        following = new["nodes"].get(id)
-        if following is None and old["run_id"] is not None:
-            yield f"the job {id} is gone"
-        elif following is not None and not _follows(node, following):
+        if id in new["nodes"] and not _follows(node, new["nodes"][id]):
             yield f"the job {id} moves against the arrows in the run {new['run_id']}"
+
+
+def _lost_jobs(timeline: Timeline, before: View, after: View) -> Iterator[str]:
+    """Yield jobs that are gone, unless they were to be added, and nobody has said that they were."""
+    for id in before.state["nodes"].keys() - after.state["nodes"].keys():
+        if before.state["run_id"] is not None and timeline.is_certain(int(id), before.sent):
+            yield f"the job {id} is gone"
 
 
 def _follows(node: Fields, following: Fields) -> bool:
@@ -184,18 +189,35 @@ def _end_problems(timeline: Timeline, key: RunKey, view: View) -> Iterator[str]:
     everything = {node["node_status"] for node in state["nodes"].values()} <= {COMPLETED}
     if state["status"] != (FINISHED if everything and not is_cancelled else ERROR):
         yield "the flow has another status than its jobs say"
-    nodes, failed = timeline.nodes_of(key), set(failed_jobs(state))
-    stops = timeline.flow_at(view.answered).get("on_failure", "finish_running") == "finish_running"
     for id, node in state["nodes"].items():
-        if node["node_status"] != CANCELLED:
+        if node["node_status"] != CANCELLED or _was_kept(timeline, key, id, node):
             continue
-        allowed = {
-            "cancelled": is_cancelled,
-            "upstream_failed": bool(above(nodes, int(id)) & failed),
-            "flow_failed": stops and bool(failed),
-        }
-        if not allowed.get(node["cause"], False):
+        if node["cause"] not in _causes(timeline, key, view, int(id)):
             yield f"the job {id} is Cancelled with the cause {node['cause']}"
+
+
+def _was_kept(timeline: Timeline, key: RunKey, id: str, node: Fields) -> bool:
+    """Return whether a retry has left a job as it was."""
+    before, restarted = timeline.last_view((key[0], key[1] - 1)), timeline.restarted(key)
+    if before is None or (restarted is not None and int(id) in restarted):
+        return False
+    old = before.state["nodes"].get(id, {})
+    return bool((old.get("node_status"), old.get("cause")) == (node["node_status"], node["cause"]))
+
+
+def _causes(timeline: Timeline, key: RunKey, view: View, job: int) -> set[str]:
+    """Return why a job may be cancelled at the end of a run."""
+    nodes, found = view.state["nodes"], set[str]()
+    failed = failed_jobs(view.state)
+    broken = {*failed, *(int(id) for id, node in nodes.items() if node["node_status"] == CANCELLED)}
+    if view.state["cause"] == "cancelled":
+        found.add("cancelled")
+    if above(timeline.nodes_of(key), job) & broken:
+        found.add("upstream_failed")
+    flows = [flow for flow, _ in timeline.definitions_at(view.answered)]
+    if failed and any(flow.get("on_failure") != "continue" for flow in flows):
+        found.add("flow_failed")
+    return found
 
 
 # --- events

@@ -6,12 +6,20 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tests.integration.flow_model.records import ALREADY_EXISTS, ENDS, FAILED, STARTED, run_key
+from tests.integration.flow_model.records import (
+    ALREADY_EXISTS,
+    COMPLETED,
+    ENDS,
+    FAILED,
+    STARTED,
+    run_key,
+    wire_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tests.integration.flow_model.records import Call, Fields, History, RunKey, View
+    from tests.integration.flow_model.records import Call, Delivery, Fields, History, RunKey, View
 
 BEGINS = ("flow.start", "flow.retry")
 """The methods that begin runs."""
@@ -91,6 +99,35 @@ class Timeline:
     def _shown_open(self, key: RunKey, at: float) -> bool:
         return any(view.sent >= at and view.state["status"] == STARTED for view in self.views_of(key))
 
+    def may_be_ending(self, call: Call) -> bool:
+        """Return whether a run may have been about to end, after a failed job or a cancel, when a call was answered."""
+        failed = {wire_id(each.id).run for each in self._last_failures if each.at <= call.answered}
+        cancelled = (
+            key for key in self.seen if any(each.sent <= call.answered for each in self.cancels(key))
+        )
+        return bool(self._open_runs(call) & (failed | {key[0] for key in cancelled}))
+
+    @cached_property
+    def _last_failures(self) -> list[Delivery]:
+        """What the supervisor has received of attempts that fail, after which the job may have no retry left."""
+        failed = (each for each in self.history.deliveries if not each.succeeds)
+        return [each for each in failed if wire_id(each.id).retry >= self.fewest_retries(each)]
+
+    def fewest_retries(self, delivery: Delivery) -> int:
+        """Return the least number of retries that a job may have had when its supervisor received it."""
+        jobs = self.jobs_at(wire_id(delivery.id).job, delivery.at)
+        return min((job["retries"] for job in jobs), default=0)
+
+    def _open_runs(self, call: Call) -> set[int]:
+        return {key[0] for key in self.seen if self.ended.get(key, math.inf) >= call.sent}
+
+    def had_completed(self, call: Call) -> bool:
+        """Return whether all jobs but those that a call names were completed before it."""
+        views = [view for view in self.history.views if view.answered <= call.sent]
+        nodes = views[-1].state["nodes"] if views else {}
+        others = {id: node for id, node in nodes.items() if int(id) not in call.params["nodes"]}
+        return all(node["node_status"] == COMPLETED for node in others.values())
+
     def views_of(self, key: RunKey) -> list[View]:
         """Return the views of a run, in order."""
         return self._views.get(key, [])
@@ -147,27 +184,32 @@ class Timeline:
                 found.append(call.params["job"])
         return found
 
-    def nodes_at(self, at: float) -> dict[int, Fields]:
-        """Return the nodes that the flow may have had at this moment, by id of the job."""
-        found: dict[int, Fields] = {}
-        for call in self._effective:
-            if call.sent > at:
-                continue
-            if call.method == "flow.create":
-                found = _nodes(call.params["flow"]["nodes"])
-            elif call.method == "flow.add_nodes":
-                found |= _nodes(call.params["nodes"])
-        return found
+    def definitions_at(self, at: float) -> list[tuple[Fields, dict[int, Fields]]]:
+        """Return the flow, with its nodes by id of the job, as it may have been defined at this moment."""
+        before = [call for call in self._effective if call.answered <= at]
+        begun = [call for call in self._effective if call.sent <= at]
+        return [_defined(before), _defined(begun)] if len(begun) > len(before) else [_defined(before)]
 
-    def flow_at(self, at: float) -> Fields:
-        """Return the flow as its client has created it before this moment."""
-        made = [call for call in self.history.calls if call.method == "flow.create" and call.accepted]
-        flows: list[Fields] = [call.params["flow"] for call in made if call.sent <= at]
-        return flows[-1] if flows else {}
+    def nodes_at(self, at: float) -> dict[int, Fields]:
+        """Return the latest nodes that the flow may have had at this moment, by id of the job."""
+        return self.definitions_at(at)[-1][1]
 
     def nodes_of(self, key: RunKey) -> dict[int, Fields]:
-        """Return the nodes that a run may have had until its end."""
-        return self.nodes_at(self.ended.get(key, math.inf))
+        """Return the nodes that a run may have had until its end. No flow is replaced while it runs."""
+        end, begun = self.ended.get(key, math.inf), self.seen[key]
+        calls = [call for call in self._effective if call.sent <= end]
+        made = [call for call in calls if call.method != "flow.create" or call.sent < begun]
+        return _defined(made)[1]
+
+    def is_certain(self, job: int, at: float) -> bool:
+        """Return whether the flow certainly had a job at this moment."""
+        nodes: dict[int, Fields] = {}
+        for call in self._effective:
+            if call.sent <= at and call.method == "flow.create":
+                nodes = _nodes(call.params["flow"]["nodes"])
+            elif call.accepted and call.answered <= at and call.method == "flow.add_nodes":
+                nodes = nodes | _nodes(call.params["nodes"])
+        return job in nodes
 
     def restarted(self, key: RunKey) -> set[int] | None:
         """Return the jobs that a retry has started again: all in a first run. None if it is not known."""
@@ -178,7 +220,7 @@ class Timeline:
         if before is None or len(causes) != 1:
             return None
         chosen = causes[0].params.get("nodes") or [
-            int(id) for id, node in before.state["nodes"].items() if node["node_status"] != "Completed"
+            int(id) for id, node in before.state["nodes"].items() if node["node_status"] != COMPLETED
         ]
         return below(nodes, chosen)
 
@@ -203,6 +245,18 @@ class Timeline:
 
     def _begun(self, key: RunKey) -> float:
         return self.seen.get((key[0], 1), math.inf)
+
+
+def _defined(calls: Iterable[Call]) -> tuple[Fields, dict[int, Fields]]:
+    """Return the flow and its nodes after these calls."""
+    flow: Fields = {}
+    nodes: dict[int, Fields] = {}
+    for call in calls:
+        if call.method == "flow.create":
+            flow, nodes = call.params["flow"], _nodes(call.params["flow"]["nodes"])
+        elif call.method == "flow.add_nodes":
+            nodes = nodes | _nodes(call.params["nodes"])
+    return flow, nodes
 
 
 def _nodes(listed: Iterable[Fields]) -> dict[int, Fields]:
