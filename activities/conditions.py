@@ -33,7 +33,7 @@ from flowkit.limits import (
     REPORT_BYTES,
 )
 from flowkit.models import ConditionResults, EvaluateConditions, temporal_names
-from flowkit.models.columns import statuses_of, unpack
+from flowkit.models.columns import unpack
 from flowkit.text import truncate_utf8
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class ConditionActivities:
 
     async def _read(self, due: EvaluateConditions) -> StoredValues:
         await check_database(self._tasks, due.task_id, due.deployment)
-        stored = await self._tasks.condition_values(due.task_id)
+        stored = await self._tasks.condition_values(due.task_id, with_nodes=_needs_nodes(due))
         if stored is None:
             raise StoreRefused(
                 f"the document of task {due.task_id!r} does not exist; a condition needs its values"
@@ -161,6 +161,11 @@ class ConditionActivities:
             return self._detector.hits([(path, value)]) > 0
         except AdapterError:
             return True
+
+
+def _needs_nodes(due: EvaluateConditions) -> bool:
+    """Return whether the evaluation needs the stats of nodes, or whether an attempt of its node has begun."""
+    return bool(due.map_over or (due.nodes and any(STATS in cel.find_names(text) for text in due.texts)))
 
 
 def _key_of(due: EvaluateConditions) -> tuple[str, str, int]:
@@ -179,20 +184,11 @@ def _collect_values(due: EvaluateConditions, stored: StoredValues) -> dict[str, 
     """Return the values of the variables. Statuses and reason codes come from the workflow, all others from MongoDB."""
     values: dict[str, Any] = {cel.PARAMS: stored.params, cel.VARS: stored.variables, cel.NODES: {}}
     if due.nodes:
-        facts = unpack(due.nodes)
-        statuses = statuses_of(facts["status"])
-        if len(statuses) > len(
-            stored.node_ids
-        ):  # New nodes may be in the document before the workflow knows.
-            raise StoreRefused(f"the document of task {due.task_id!r} holds another graph")
-        nodes = [
-            {STATUS: status.value, ERROR_CODE: "", STATS: stored.stats.get(node_id, {})}
-            for node_id, status in zip(stored.node_ids, statuses, strict=False)
-        ]
-        for code, places in facts["error_codes"]:
-            for place in places:
-                nodes[place][ERROR_CODE] = code or ""
-        values[cel.NODES] = dict(zip(stored.node_ids, nodes, strict=False))
+        values[cel.NODES] = {
+            node_id: {STATUS: status, ERROR_CODE: code or "", STATS: stored.stats.get(node_id, {})}
+            for status, code, ids in unpack(due.nodes)
+            for node_id in ids
+        }
     return values
 
 

@@ -22,6 +22,7 @@ from flowkit.adapters.vars import changes, rules
 from flowkit.core.user_code import Contained
 from flowkit.errors import AdapterError, StoreUnavailable
 from flowkit.text import shown
+from flowkit.validation.json_keys import with_lists
 from flowkit.validation.values import is_unicode
 
 if TYPE_CHECKING:
@@ -95,8 +96,9 @@ class ArtifactsWriter:
             time.time(),
             self._fence_of(batch_uid),
         )
+        given = with_lists(meta)
         await retry_while_unavailable(
-            lambda: self._store.upsert_partial(attempt, batch_uid, meta, worker_id, now, fence=fence)
+            lambda: self._store.upsert_partial(attempt, batch_uid, given, worker_id, now, fence=fence)
         )
         self._on_batch(batch_uid)
         return {**self._ref(), "batch_uid": batch_uid}
@@ -113,19 +115,20 @@ class ArtifactsWriter:
         if self._attempt.shard:
             raise ValueError("a shard cannot write the complete marker of its node; write it in finalize")
         attempt, now = self._attempt, time.time()
+        given, ref = with_lists(meta), with_lists(artifacts_ref)
         await retry_while_unavailable(
             lambda: self._store.mark_complete(
                 attempt.task_id,
                 attempt.node_id,
                 attempt.epoch,
-                meta,
+                given,
                 now,
                 worker_id=self._worker_id,
-                artifacts_ref=artifacts_ref,
+                artifacts_ref=ref,
                 confirmed=False,
             )
         )
-        return artifacts_ref or self._ref()
+        return ref or self._ref()
 
     async def partials(self) -> AsyncIterator[dict[str, Any]]:
         """Yield `batch_uid` and `meta` of each batch that this node has stored, in earlier attempts too."""

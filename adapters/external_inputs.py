@@ -125,15 +125,17 @@ class ExternalInputs:
         """Return the uids of the node's own batches whose results are stored: the artifact, and the metrics if it has any.
 
         A worker writes the artifact itself, while the bridge writes the metrics when it receives the event about the
-        batch. The events of an attempt that has ended, for example because it was cancelled, are ignored.
+        batch. The events of an attempt that has ended, for example because it was cancelled, are ignored. The metrics row of
+        a batch that failed before then still says so.
         """
         generation = of_generation(attempt.first_epoch)
         own = {"task_id": attempt.task_id, "node_id": attempt.node_id, **generation}
         first_epochs = {attempt.node_id: attempt.first_epoch}
         stored = (await self._read_stored(attempt.task_id, [attempt.node_id], first_epochs))[attempt.node_id]
-        measured = self._metrics.find(own, {"_id": 0, "batch_uid": 1})
-        unmeasured = sorted(stored - {uid_text(row.get("batch_uid")) async for row in measured})
-        lost: Uids = set()
+        rows = self._metrics.find(own, {"_id": 0, "batch_uid": 1, "failed": 1})
+        failed = {uid_text(row.get("batch_uid")): bool(row.get("failed")) async for row in rows}
+        unmeasured = sorted(stored - failed.keys())
+        lost = {uid for uid in stored if failed.get(uid)}
         for start in range(0, len(unmeasured), _AT_ONCE):
             wanted = {
                 "batch_uid": {"$in": unmeasured[start : start + _AT_ONCE]},

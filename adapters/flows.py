@@ -38,6 +38,7 @@ _MAX_LATE = 20
 _UNSHOWN: Final = {FLOWS: ("nodes", "env_vars"), MESSAGES: ("logs", "late", "error")}
 """Long fields that lists do not show."""
 _DISPATCH: Final = ("job_id", "generation", "retry", "state", "outcome")
+_EVENT: Final = ("seq", "task_id", "run_id", "node", "to", "generation", "retry")
 _ATTEMPT: Final = ("transport_id", "outcome", "logs", "error")
 _OLDEST_FIRST: Final = [("generation", ASCENDING), ("retry", ASCENDING)]
 
@@ -98,6 +99,11 @@ class FlowStore:
         up = ASCENDING
         await asyncio.gather(
             ensure_index(self._db[RUNNERS], [("context_id", up), ("id", up)], "ix_flow_runner"),
+            ensure_index(
+                self._db[RUNNERS],
+                [("context_id", up), ("addresses", up), ("id", up)],
+                "ix_flow_runner_address",
+            ),
             ensure_index(self._db[JOBS], [("context_id", up), ("id", up)], "ix_flow_job"),
             ensure_index(self._db[FLOWS], [("context_id", up), ("id", up)], "ix_flow"),
             ensure_index(self._db[FLOWS], [("context_id", up), ("jobs", up)], "ix_flow_jobs"),
@@ -115,7 +121,7 @@ class FlowStore:
             ensure_index(
                 self._db[MESSAGES], [("context_id", up), ("open_until", up)], "ix_flow_message_open"
             ),
-            ensure_index(self._db[EVENTS], [("task_id", up)], "ix_flow_event_task"),
+            ensure_index(self._db[EVENTS], [("task_id", up), ("seq", up)], "ix_flow_event_task_seq"),
             ensure_index(self._db[EVENTS], [("flow", up), ("seq", up)], "uq_flow_event", unique=True),
         )
 
@@ -131,6 +137,16 @@ class FlowStore:
             return_document=ReturnDocument.AFTER,
         )
         return found
+
+    @translate_errors
+    async def insert(self, collection: str, id: str, fields: Fields, now: float) -> Fields | None:
+        """Create an entity, and return it; None if one with this id exists."""
+        made = {"_id": id, **fields, "created_at": int(now), "updated_at": int(now)}
+        try:
+            await self._db[collection].insert_one(made)
+        except DuplicateKeyError:
+            return None
+        return made
 
     @translate_errors
     async def load(self, collection: str, id: int | str) -> Fields | None:
@@ -211,6 +227,19 @@ class FlowStore:
         return [document async for document in self._db[FLOWS].find(wanted, hidden)]
 
     @translate_errors
+    async def flow_without_nodes(self, id: str) -> Fields | None:
+        """Return a flow without its long fields; None if it does not exist."""
+        hidden = dict.fromkeys(("nodes", "jobs", "env_vars"), 0)
+        found: Fields | None = await self._db[FLOWS].find_one({"_id": id}, hidden)
+        return found
+
+    @translate_errors
+    async def nodes_of_flow(self, id: str) -> list[Fields]:
+        """Return the nodes of a flow."""
+        found = await self._db[FLOWS].find_one({"_id": id}, {"nodes": 1})
+        return found["nodes"] if found else []
+
+    @translate_errors
     async def flow_of_task(self, task_id: str) -> Fields | None:
         """Return the flow whose latest run is a task; None if there is none."""
         found: Fields | None = await self._db[FLOWS].find_one({"task_id": task_id})
@@ -269,12 +298,9 @@ class FlowStore:
         )
 
     @translate_errors
-    async def dispatches(self, task_id: str, jobs: Collection[int] | None = None) -> list[Fields]:
-        """Return what the statuses of jobs depend on: the dispatches of a task, or of some of its jobs."""
-        wanted: Fields = {
-            "task_id": task_id,
-            "job_id": {"$exists": True} if jobs is None else {"$in": [*jobs]},
-        }
+    async def dispatches(self, task_id: str, jobs: Collection[int]) -> list[Fields]:
+        """Return what the statuses of jobs depend on: the dispatches of these jobs of a task."""
+        wanted: Fields = {"task_id": task_id, "job_id": {"$in": [*jobs]}}
         return [row async for row in self._db[MESSAGES].find(wanted, dict.fromkeys(_DISPATCH, 1))]
 
     @translate_errors
@@ -316,8 +342,21 @@ class FlowStore:
     # --- events
 
     @translate_errors
-    async def events(self, flow: str, after: int, limit: int = 0) -> list[Fields]:
-        """Return the events of a flow after a sequence number, in order. `limit` 0 means all."""
+    async def last_event(self, flow: str) -> int:
+        """Return the highest sequence number of the stored events of a flow; 0 if there are none."""
+        found = await self._db[EVENTS].find_one({"flow": flow}, {"seq": 1}, sort=[("seq", DESCENDING)])
+        return found["seq"] if found else 0
+
+    @translate_errors
+    async def events_of_task(self, task_id: str, after: int, limit: int) -> list[Fields]:
+        """Return what the next events of a run depend on: its events after a sequence number, in order."""
+        wanted = {"task_id": task_id, "seq": {"$gt": after}}
+        found = self._db[EVENTS].find(wanted, dict.fromkeys(_EVENT, 1)).sort("seq", ASCENDING).limit(limit)
+        return [document async for document in found]
+
+    @translate_errors
+    async def events(self, flow: str, after: int, limit: int = 500) -> list[Fields]:
+        """Return the events of a flow after a sequence number, in order."""
         found = (
             self._db[EVENTS].find({"flow": flow, "seq": {"$gt": after}}).sort("seq", ASCENDING).limit(limit)
         )

@@ -6,6 +6,7 @@ must see the same types whichever kind of worker ran its source.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import bson
@@ -17,7 +18,7 @@ from flowkit.adapters.batch_uids import BadBatchUid
 from flowkit.errors import FlowKitError
 from flowkit.limits import BATCH_META_BYTES, METRICS_LEVELS
 from flowkit.text import truncate
-from flowkit.validation.json_keys import EqualKeys, to_json_types
+from flowkit.validation.json_keys import EqualKeys, to_json_types, with_lists
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,7 +27,7 @@ EMPTY_BYTES = len(bson.encode({}))
 """Size of empty metrics in bytes."""
 
 _INT64 = range(-(2**63), 2**63)
-_CONTAINERS = (dict, list, tuple, set, frozenset)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _REFUSALS = (ValueError, TypeError, OverflowError, RecursionError, BSONError)
 """Exceptions that pydantic and bson raise for values that they cannot convert."""
 
@@ -57,6 +58,7 @@ def storable(what: str, given: Any) -> tuple[dict[str, Any], int]:
         raise BadMetrics(f"{what} must be an object, not {_type_name(given)}")
     if not given:
         return {}, EMPTY_BYTES
+    given = with_lists(given)
     try:
         converted = to_json_types(given, inf_nan_mode="null")
         size = len(bson.encode(converted))

@@ -63,6 +63,9 @@ _LOCAL_GRAPH_NODES = 500
 Such a write costs one event of the history instead of six, but delays the commands of its workflow task.
 """
 
+_MILLISECOND = 0.001
+"""The precision of times in MongoDB, in seconds."""
+
 _SUMMARY_NODES = 3
 """How many nodes the summary of a write names."""
 
@@ -225,7 +228,7 @@ class TaskDocument:
             task_id=workflow.info().workflow_id,
             run_id=workflow.info().run_id,
             run_seq=self._state.opened.run_seq,
-            at=workflow.now().timestamp(),
+            at=self._next_time(),
             nodes=nodes,
             status=self._publisher.status,
             status_history=self._publisher.history,
@@ -241,6 +244,11 @@ class TaskDocument:
         self._actions_changed = False
         for part in split_record(record):
             await record_document(part, of_nodes=len(self._scheduler.nodes))
+
+    def _next_time(self) -> float:
+        """Return the time of a new record, later than that of the one before also if the server's clock was set back."""
+        self._state.recorded_at = max(workflow.now().timestamp(), self._state.recorded_at + _MILLISECOND)
+        return self._state.recorded_at
 
     def _make_action_record(self) -> ActionRecord:
         """Return the record of the actions, with those that no earlier record has: a task may have thousands."""

@@ -14,7 +14,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from flowkit import reason_codes
-from flowkit.graph.cel import NODES
+from flowkit.graph.cel import NODES, find_names
 from flowkit.graph.expressions import MAP_OVER
 from flowkit.limits import CONDITIONS_SEC
 from flowkit.models import (
@@ -34,11 +34,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from flowkit.models import Node, NodeState
+    from flowkit.models.columns import Packed
     from flowkit.workflows.scheduling.conditions import Due
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
-_PART_BYTES = 1_000_000
-"""Largest input of one activity. Most groups fit into one."""
+_PART_BYTES = 600_000
+"""Largest expressions of one activity. Most groups fit into one.
+
+The nodes that the expressions name, and their reason codes, add less than Temporal's limit of 2 MB leaves.
+"""
 
 _READ_SEC = 60.0
 """Time limit of an activity, in addition to the time that the evaluation may take."""
@@ -60,13 +64,12 @@ def requests(
 ) -> list[EvaluateConditions]:
     """Return the inputs of the activities that evaluate a group. They contain each expression once."""
     texts = list(dict.fromkeys(scheduler.text_of(each) for each in due))
-    nodes = facts_of(scheduler.states) if any(NODES in text for text in texts) else {}
-    parts = list(split_by_size(texts, json_size, _PART_BYTES - json_size(nodes)))
+    parts = list(split_by_size(texts, json_size, _PART_BYTES))
     return [
         EvaluateConditions(
             task_id=task_id,
             texts=part,
-            nodes=nodes,
+            nodes=_facts(scheduler, part),
             seconds=CONDITIONS_SEC / len(parts),
             deployment=deployment,
         )
@@ -74,14 +77,22 @@ def requests(
     ]
 
 
+def _facts(scheduler: Scheduler, texts: Iterable[str]) -> Packed:
+    """Return what these expressions can read of nodes. Each of them contains the ids of these nodes as text."""
+    reading = [text for text in texts if NODES in text]
+    names = dict.fromkeys(name for text in reading for name in find_names(text))
+    index_of, states = scheduler.index_of, scheduler.states
+    found = {name: states[index_of[name]] for name in names if name in index_of}
+    return facts_of(found) if found else {}
+
+
 def value_request(scheduler: Scheduler, node: Node, task_id: str, deployment: str) -> EvaluateConditions:
     """Return the input of the activity that evaluates the values by expression of a node."""
     state = scheduler.states[node.index]
-    nodes = facts_of(scheduler.states) if any(NODES in text for _, text in node.expressions) else {}
     return EvaluateConditions(
         task_id=task_id,
         texts=_input_texts(node),
-        nodes=nodes,
+        nodes=_facts(scheduler, [text for _, text in node.expressions]),
         deployment=deployment,
         node_id=node.node_id,
         generation=state.generation,

@@ -105,12 +105,8 @@ MAX_ROLES = 200
 MOST_EVALUATIONS = 50
 """How many nodes of a task have their values by expression evaluated at once.
 
-Their activities count, with those of the attempts, towards the 2,000 pending activities that Temporal allows a workflow. In
-a large graph, fewer are evaluated at once: each input may have the statuses of all nodes, which takes 17 ms for 5,000.
+Their activities count, with those of the attempts, towards the 2,000 pending activities that Temporal allows a workflow.
 """
-
-_EVALUATED_STATUSES = 100_000
-"""How many statuses of nodes the inputs of the evaluations in progress may have together."""
 
 _FLAG_TIMEOUT_SEC = 1.0
 """How long an attempt continues until its cancel flag has reached MongoDB, from which it learns the cancel reason."""
@@ -164,7 +160,7 @@ class RunningNodes:
         self.local = self._find_local()
         self.concurrency = concurrency_slots_of(state, is_draining=self.starts_no_attempts, on_change=wake)
         self._task_slots = TaskSlots(Slots(limit=settings.max_in_flight, window=settings.window))
-        self.evaluations = asyncio.Semaphore(most_evaluations(len(scheduler.nodes)))
+        self.evaluations = asyncio.Semaphore(MOST_EVALUATIONS)
         """Limits the evaluations of values by expression. A node holds no slot meanwhile, so it cannot block others."""
         self._flights: Counter[int] = Counter()
         self.retry_waits = RetryWaits()
@@ -632,11 +628,6 @@ class RunningNodes:
                 each.exception()  # Mark the exception as retrieved; otherwise, asyncio logs it.
         self._running.clear()
         self.flying.clear()
-
-
-def most_evaluations(nodes: int) -> int:
-    """Return how many nodes of a task with so many nodes have their values by expression evaluated at once."""
-    return min(MOST_EVALUATIONS, max(_EVALUATED_STATUSES // nodes, 1))
 
 
 def cancel_requested() -> bool:

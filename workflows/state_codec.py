@@ -69,6 +69,8 @@ class TaskState:
     """What starts again in an ended task. Only in its first run."""
     pins: dict[str, str] = field(default_factory=dict)
     """For each role, the version that the task has fixed, as far as the workflow knows; the document has them all."""
+    recorded_at: float = 0.0
+    """Time of the latest record for the document."""
 
 
 def is_state(value: object) -> TypeGuard[dict[str, Any]]:
@@ -110,6 +112,7 @@ def encode_state(state: TaskState) -> dict[str, Any]:
         "opened": _opened_adapter().dump_python(replace(state.opened, epochs=[]), mode="json"),
         "status_history": [[change.from_, change.to, change.at] for change in state.status_history],
         "status_history_omitted": state.status_history_omitted,
+        "recorded_at": state.recorded_at,
         **({"versions": state.versions} if state.versions else {}),
         **({"pins": state.pins} if state.pins else {}),
     }
@@ -139,6 +142,7 @@ def parse_state(value: dict[str, Any], task: dict[str, Any] | None = None) -> Ta
         versions=value.get("versions", {}),
         actions=_actions_adapter().validate_python(value.get("actions", {})),
         pins=value.get("pins", {}),
+        recorded_at=value.get("recorded_at", 0.0),
     )
 
 

@@ -758,15 +758,18 @@ class Sources:
     async def _any_running(self) -> bool:
         """Return whether a worker runs a source. The command of an external one may still wait for its worker.
 
-        Whether an attempt is native does not change, so its dispatch record is looked for once.
+        Whether an attempt is native does not change, so that is looked for once. A bridge may have begun an external one that
+        has no dispatch record yet.
         """
         begun = {name: self._states[name][1] for name in self._names if self._get_status(name) in _BEGUN}
         if any(self._native.get(name) == epoch for name, epoch in begun.items()):
             return True
         task_id, db = self._attempt.task_id, self._tasks.database
         external = await retry_while_unavailable(lambda: external_runs(db, task_id, [*begun], time.time()))
-        self._native |= {name: epoch for name, epoch in begun.items() if name not in external}
-        return any(external.get(name, True) for name in begun)
+        others = [name for name in begun if name not in external]
+        native = await retry_while_unavailable(lambda: self._tasks.native(task_id, others))
+        self._native |= {name: begun[name] for name in native}
+        return bool(native) or any(external.values())
 
     def _get_status(self, name: str) -> NodeStatus:
         return self._states.get(name, (NodeStatus.QUEUED, 0))[0]

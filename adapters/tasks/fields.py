@@ -13,7 +13,6 @@ from flowkit.adapters.mongo import iso, moment
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.validation import parents_by_node
 from flowkit.models import RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
-from flowkit.models.actions import SATISFY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -40,6 +39,12 @@ WAITS_FOR = "waits_for"
 PAUSED = "paused"
 """Field of a node that is paused and runs no attempt, if it follows a node with `max_ahead`."""
 
+PAUSED_SCOPES = "coordinator.paused"
+"""Field with the paused scopes of a task."""
+
+RECORDED_AT = "coordinator.recorded_at"
+"""Field with the time of the latest record that the workflow has written, by which older ones are recognised."""
+
 SATISFIED = "coordinator.satisfied"
 """Field with the prerequisites of a task that are satisfied; absent without any."""
 
@@ -60,13 +65,9 @@ WIRING: Fields = {
 
 
 def read_satisfied(stored: Mapping[str, Any]) -> list[str]:
-    """Return the satisfied prerequisites that a document lists, or else those of the actions that it lists."""
-    coordinator = stored.get("coordinator") or {}
-    listed, actions = coordinator.get("satisfied"), coordinator.get("actions")
-    if not isinstance(listed, list):
-        actions = actions if isinstance(actions, list) else []
-        listed = [each.get("what") for each in actions if each.get("action") == SATISFY]
-    return [each for each in listed if isinstance(each, str)]
+    """Return the satisfied prerequisites that a document lists."""
+    listed = (stored.get("coordinator") or {}).get("satisfied")
+    return [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
 
 
 def new_task(

@@ -2,6 +2,9 @@
 
 One update contains the transitions of many nodes. If one of these nodes has changed meanwhile, the update does not
 match. FlowKit then reads the document and writes only the transitions that are still missing.
+
+A workflow has one record written at a time. One that was given up and arrives late is older than what the document shows,
+and changes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +18,16 @@ from pymongo import UpdateOne
 from flowkit.adapters.entries import utc
 from flowkit.adapters.mongo import fits, moment
 from flowkit.adapters.tasks.cancel_flags import set_of_node_flag, set_of_task_flag
-from flowkit.adapters.tasks.fields import NODE_STATES, PAUSED, SATISFIED, WAITS_FOR, history, nodes_of
+from flowkit.adapters.tasks.fields import (
+    NODE_STATES,
+    PAUSED,
+    PAUSED_SCOPES,
+    RECORDED_AT,
+    SATISFIED,
+    WAITS_FOR,
+    history,
+    nodes_of,
+)
 from flowkit.limits import APPLIED_ACTIONS
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
 from flowkit.models.actions import AppliedAction
@@ -32,7 +44,6 @@ T = TypeVar("T")
 NODES_OF_ONE_UPDATE = 100
 
 ACTIONS, REVISION = "coordinator.actions", "coordinator.revision"
-PAUSED_SCOPES, PAUSED_AT = "coordinator.paused", "coordinator.paused_at"
 
 SILENT = "silent"
 """The `liveness` of a task, and of its nodes, whose attempts send no heartbeats."""
@@ -56,8 +67,6 @@ class Recording:
             await fits(self._tasks.update_one(_task_filter(record), satisfied))
         if record.actions.applied and not await fits(self._add_actions(record)):
             _logger.warning("task %s: its document is too large to list the latest actions", record.task_id)
-        if record.actions.revision:
-            await fits(self._pause(record))
         if await fits(self._write(record)):
             return
         lean = replace(record, nodes=[replace(node, last_error=None) for node in record.nodes])
@@ -76,14 +85,6 @@ class Recording:
             done = await self._tasks.update_one(lacks, added)
             if done.matched_count or await self._correct_actions(record):
                 return
-
-    async def _pause(self, record: RecordTask) -> None:
-        """Show the paused scopes. A write that was given up and arrives late changes nothing that a newer one has shown."""
-        at = moment(record.at)
-        older = {**_task_filter(record), PAUSED_AT: {"$not": {"$gt": at}}}
-        await self._tasks.update_one(
-            older, {"$set": {PAUSED_SCOPES: list_paused(record.actions), PAUSED_AT: at}}
-        )
 
     async def _correct_actions(self, record: RecordTask) -> bool:
         """Replace actions of a history that a *Reset* has discarded. Others have their revisions since.
@@ -124,7 +125,7 @@ class Recording:
         return bool(done.matched_count)
 
     async def _missing(self, record: RecordTask, nodes: Sequence[NodeRecord]) -> list[NodeRecord] | None:
-        """Return the nodes that the document lacks; None if the task has ended or belongs to a newer run."""
+        """Return the nodes that the document lacks; None if the task has ended, or has a newer run or record."""
         stored = await self._tasks.find_one(_task_filter(record), NODE_STATES)
         if stored is None:
             return None
@@ -138,11 +139,12 @@ class Recording:
 
 
 def _task_filter(record: RecordTask) -> Fields:
-    """Return the filter for the task's own fields: the task is open and no newer run has opened it."""
+    """Return the filter of a record: the task is open, no newer run has opened it, and it has no newer record."""
     return {
         "id": record.task_id,
         "run_seq": {"$lte": record.run_seq},
         "finished_at": None,
+        RECORDED_AT: {"$not": {"$gt": moment(record.at)}},
     }
 
 
@@ -152,8 +154,11 @@ def _task_fields(record: RecordTask) -> Fields:
         "status": record.status.value,
         "status_history": history(record.status_history),
         "updated_at": moment(record.at),
+        RECORDED_AT: moment(record.at),
         **omitted_changes(record),
     }
+    if record.actions.revision:
+        fields[PAUSED_SCOPES] = list_paused(record.actions)
     if record.reason is not None:
         fields["reason"] = record.reason
     if record.cancel_reason is not None:

@@ -27,7 +27,9 @@ from flowkit.adapters.tasks.extend import Extending
 from flowkit.adapters.tasks.fields import (
     NODE_STATES,
     PAUSED,
+    PAUSED_SCOPES,
     PINNED,
+    RECORDED_AT,
     SATISFIED,
     WIRING,
     graph_difference,
@@ -42,6 +44,7 @@ from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.record import Recording, read_actions
 from flowkit.adapters.tasks.reset import Resetting, read_first_epochs
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.errors import RerunOutdated, StoreRefused, TaskIdTaken
 from flowkit.models import AttemptInput, EarlierRun, NodeStatus, TaskStatus
 from flowkit.models.columns import status_column
@@ -67,10 +70,9 @@ _GRAPH = {
 }
 _RUNNING = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
 _BEFORE_ATTEMPT = [NodeStatus.QUEUED.value, NodeStatus.DEFERRED.value]
-_CONDITION_VALUES = {
-    "_id": 0,
-    "params": 1,
-    "coordinator.vars": 1,
+_CONDITION_VALUES = {"_id": 0, "params": 1, "coordinator.vars": 1}
+_CONDITION_VALUES_AND_NODES = {
+    **_CONDITION_VALUES,
     **{f"graph.nodes.{name}": 1 for name in ("node_id", "stats", "attempt_epoch", "first_epoch")},
 }
 _EARLIER = {
@@ -95,8 +97,6 @@ class StoredValues:
 
     params: dict[str, Any]
     variables: dict[str, Any]
-    node_ids: list[str]
-    """The ids of all nodes, in the order of the graph."""
     stats: dict[str, dict[str, Any]]
     """The stats of each node that has some, by node id."""
     begun: frozenset[str]
@@ -321,16 +321,19 @@ class TaskStore:
         return found
 
     @translate_errors
-    async def condition_values(self, task_id: str) -> StoredValues | None:
-        """Return what the conditions of a task can read: params, variables and stats. None if there is no document."""
-        stored = await self._tasks.find_one({"id": task_id}, _CONDITION_VALUES)
+    async def condition_values(self, task_id: str, *, with_nodes: bool) -> StoredValues | None:
+        """Return what the conditions of a task can read: params, variables and stats. None if there is no document.
+
+        Without its nodes, which are most of a large document, `stats` and `begun` are empty.
+        """
+        wanted = _CONDITION_VALUES_AND_NODES if with_nodes else _CONDITION_VALUES
+        stored = await self._tasks.find_one({"id": task_id}, wanted)
         if stored is None:
             return None
         nodes = nodes_of(stored)
         return StoredValues(
             params=stored.get("params") or {},
             variables=(stored.get("coordinator") or {}).get("vars") or {},
-            node_ids=[node["node_id"] for node in nodes],
             stats={node["node_id"]: node["stats"] for node in nodes if node.get("stats")},
             begun=frozenset(
                 node["node_id"]
@@ -418,17 +421,30 @@ class TaskStore:
         a large document would be slow.
         """
         external = await external_runs(self.database, task_id, node_ids, at)
-        lasting = {"$not": {"$lt": int(at * 1000)}}
+        native = [node_id for node_id in node_ids if node_id not in external]
+        lasting = {"lease.deadline_ts_ms": {"$not": {"$lt": int(at * 1000)}}}
+        running = await self._find_native(task_id, native, lasting)
+        return running | {node_id for node_id, runs in external.items() if runs}
+
+    @translate_errors
+    async def native(self, task_id: str, node_ids: Sequence[str]) -> set[str]:
+        """Return which of these nodes are running or being cancelled, in attempts that no bridge has begun."""
+        return await self._find_native(task_id, node_ids, {})
+
+    async def _find_native(self, task_id: str, node_ids: Sequence[str], also: Mapping[str, Any]) -> set[str]:
+        """Return which of these nodes run, and are not held by a bridge.
+
+        A bridge begins an attempt before, or while, it stores the dispatch record.
+        """
+        holder = {"lease.worker_id": {"$not": {"$regex": f"^{BRIDGE_PREFIX}"}}}
 
         async def is_running(node_id: str) -> bool:
-            entry = {"node_id": node_id, "status": {"$in": _RUNNING}, "lease.deadline_ts_ms": lasting}
+            entry = {"node_id": node_id, "status": {"$in": _RUNNING}, **holder, **also}
             found = {"id": task_id, "graph.nodes": {"$elemMatch": entry}}
             return await self._tasks.find_one(found, {"_id": 1}) is not None
 
-        native = [node_id for node_id in node_ids if node_id not in external]
-        found = await asyncio.gather(*map(is_running, native))
-        running = external | dict(zip(native, found, strict=True))
-        return {node_id for node_id, runs in running.items() if runs}
+        found = await asyncio.gather(*map(is_running, node_ids))
+        return {node_id for node_id, runs in zip(node_ids, found, strict=True) if runs}
 
     @translate_errors
     async def paused(self, task_id: str, node_ids: Sequence[str]) -> set[str]:
@@ -542,7 +558,8 @@ def _check_graph(stored: dict[str, Any], opening: OpenTask) -> None:
 _NOT_ENDED = {"finished_at": None, "reason": None, "result": None, "coordinator.liveness": {"state": "ok"}}
 
 _REOPENED = {
-    **dict.fromkeys(("closed_run_id", "liveness", "status_history_omitted", PINNED), ""),
+    **dict.fromkeys(("closed_run_id", "liveness", "status_history_omitted"), ""),
+    **dict.fromkeys((PINNED, PAUSED_SCOPES, RECORDED_AT), ""),
     **UNSET_OF_TASK_FLAG,
 }
-"""`$unset` for a task that a run opens again: fields of an earlier end, and the versions that it has fixed."""
+"""`$unset` for a task that a run opens again: fields of an earlier end, and what only an earlier run has fixed or paused."""

@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from temporalio import exceptions as temporal
 from temporalio.client import (
@@ -32,10 +33,19 @@ from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
 from flowkit.admission.queue import AdmissionQueue, queue_with, request_of
 from flowkit.attempt.pollers import bridged_problems
-from flowkit.attempt.workflows import ABSENT, Found, WorkflowState, is_absent, look_up, read_marker
+from flowkit.attempt.workflows import (
+    ABSENT,
+    Found,
+    WorkflowState,
+    is_absent,
+    look_up,
+    read_input_digest,
+    read_marker,
+)
 from flowkit.connection import Namespace
 from flowkit.errors import (
     ActionRejected,
+    ActionUnanswered,
     AdmissionRejected,
     ConfigError,
     FlowKitError,
@@ -60,7 +70,7 @@ from flowkit.models import (
 )
 from flowkit.models.actions import PREVIEW_QUERY
 from flowkit.models.admission import ENDED, Changed, State
-from flowkit.models.ownership import Owner, OwnerKind, belongs_here, reserved_for, task_owner
+from flowkit.models.ownership import INPUT_MEMO, Owner, OwnerKind, belongs_here, reserved_for, task_owner
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
     check_wait,
@@ -194,6 +204,14 @@ class Start(Enum):
     HAS_ENDED = "has ended"
 
 
+class Started(NamedTuple):
+    """The workflow of a task, as a call that starts it has found it."""
+
+    start: Start
+    digest: Mapping[str, str] = MappingProxyType({})
+    """The hashes of the input with which the task started, from its memo; empty if it has none."""
+
+
 class TaskClient:
     """Starts, awaits, lists and cancels the tasks of one deployment."""
 
@@ -242,37 +260,68 @@ class TaskClient:
         task_id = str(uuid.uuid4()) if task_id is None else task_id
         _check_new_id(task_id)
         given = await self._convert(task_id, params, graph, functions)
+        own = await asyncio.to_thread(input_digest, given["params"], given["graph"])
         if not is_new:
             with suppress(StoreUnavailable):  # a new task starts all the same
-                await self._compare(task_id, given)
+                await self._compare(task_id, own)
+        try:
+            workflow_input = await self._checked_input(task_id, given)
+        except StoreUnavailable:
+            if is_new or not await self._has_started(task_id, own):
+                raise
+            return task_id
         reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY
-        workflow_input = await self._checked_input(task_id, given)
-        started = await self._start(task_id, given, workflow_input, reuse, Priority.default, None)
-        if started is Start.STARTED or await self._lacks_document(task_id, given, workflow_input, started):
+        started = await self._start(task_id, given, own, workflow_input, reuse, Priority.default, None)
+        if started.start is Start.STARTED or await self._lacks_document(
+            task_id, own, workflow_input, started
+        ):
             await self._write_document(task_id, given)
-        if started is Start.HAS_ENDED:
+        if started.start is Start.HAS_ENDED:
             _logger.info("task %s has already finished; it does not run again", task_id)
         return task_id
 
-    async def _compare(self, task_id: str, given: dict[str, Any]) -> bool:
+    async def _compare(self, task_id: str, own: Mapping[str, str]) -> bool:
         """Return whether there is a document of the task. Raise TaskIdTaken if it started with another input."""
         stored = await self._catalog.input_digest(task_id)
         if stored is not None:
-            _check_same(task_id, stored, given)
+            _check_same(task_id, stored, own)
         return stored is not None
 
+    async def _has_started(self, task_id: str, own: Mapping[str, str]) -> bool:
+        """Return whether Temporal knows that a task with this id and this input runs or has finished.
+
+        Raise TaskIdTaken if a task with this id started with another input, or belongs to another deployment.
+        """
+        found = await look_up(self._client, task_id)
+        if found.description is None:
+            return False
+        await self._check_owner(task_id, found, None)
+        digest = await read_input_digest(found.description)
+        _check_same(task_id, digest, own)
+        finished = found.description.status is WorkflowExecutionStatus.COMPLETED
+        return bool(digest) and (finished or found.state is WorkflowState.OPEN)
+
     async def _lacks_document(
-        self, task_id: str, given: dict[str, Any], workflow_input: dict[str, Any], found: Start
+        self, task_id: str, own: Mapping[str, str], workflow_input: dict[str, Any], found: Started
     ) -> bool:
         """Return whether an existing task runs with this input and has no document yet.
 
-        Raise TaskIdTaken if it started with another input.
+        Raise TaskIdTaken if it started with another input. Raise StoreUnavailable if only the document knows its input.
         """
-        if await self._compare(task_id, given):
-            return False
-        first, runs = await self._read_input(task_id), found is Start.RUNS
+        _check_same(task_id, found.digest, own)
+        try:
+            if await self._compare(task_id, own):
+                return False
+        except StoreUnavailable:
+            if found.digest:
+                return False
+            raise
+        runs = found.start is Start.RUNS
+        if found.digest:
+            return runs
+        first = await self._read_input(task_id)
         if isinstance(first, dict) and isinstance(first.get("graph"), dict):
-            _check_same(task_id, input_digest(first.get("params") or {}, first["graph"]), given)
+            _check_same(task_id, input_digest(first.get("params") or {}, first["graph"]), own)
             return runs
         return runs and bool(first == workflow_input)
 
@@ -304,11 +353,12 @@ class TaskClient:
         """
         _check_new_id(task_id, owner.kind)
         given = await self._convert(task_id, params, graph, functions)
+        own = await asyncio.to_thread(input_digest, given["params"], given["graph"])
         workflow_input = await self._checked_input(task_id, given)
-        started = await self._start(task_id, given, workflow_input, reuse, priority, owner)
-        if started is not Start.HAS_ENDED:
+        started = await self._start(task_id, given, own, workflow_input, reuse, priority, owner)
+        if started.start is not Start.HAS_ENDED:
             await self._write_document(task_id, given)
-        return started is not Start.HAS_ENDED
+        return started.start is not Start.HAS_ENDED
 
     async def submit_task(
         self,
@@ -385,11 +435,12 @@ class TaskClient:
         self,
         task_id: str,
         given: dict[str, Any],
+        digest: dict[str, str],
         workflow_input: dict[str, Any],
         reuse: WorkflowIDReusePolicy,
         priority: Priority,
         owner: Owner | None,
-    ) -> Start:
+    ) -> Started:
         """Start the workflow, unless it runs, or has ended and is not to start again.
 
         Raise TaskIdTaken if the workflow with this id belongs to another deployment or, with `owner`, to another owner.
@@ -407,19 +458,20 @@ class TaskClient:
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
                 static_summary=truncate(name, 100) if name else None,
                 priority=priority,
-                memo=marker.as_memo() if marker else None,
+                memo=_memo(marker, digest),
             )
         except WorkflowAlreadyStartedError:
             found = await look_up(self._client, task_id)
             await self._check_owner(task_id, found, owner)
-            return Start.RUNS if found.state is WorkflowState.OPEN else Start.HAS_ENDED
+            start = Start.RUNS if found.state is WorkflowState.OPEN else Start.HAS_ENDED
+            return Started(start, await read_input_digest(found.description) if found.description else {})
         except RPCError as error:
             error.add_note(
                 f"task {task_id!r} may have started anyway: call again with task_id={task_id!r}, which starts it "
                 "only if it has not started"
             )
             raise
-        return Start.STARTED
+        return Started(Start.STARTED)
 
     async def deployment(self) -> str:
         """Return the id of the database, which distinguishes deployments in one namespace. Raise StoreUnavailable."""
@@ -544,7 +596,13 @@ class TaskClient:
         )
 
     async def act(
-        self, task_id: str, name: str, given: Mapping[str, Any], update_id: str | None = None
+        self,
+        task_id: str,
+        name: str,
+        given: Mapping[str, Any],
+        update_id: str | None = None,
+        *,
+        wait_sec: float | None = None,
     ) -> dict[str, Any]:
         """Apply an action to a running task, and return its revision, the affected nodes and notes.
 
@@ -553,13 +611,17 @@ class TaskClient:
         update is sent again with the same id.
 
         Raise ActionRejected, which says why and what is allowed, if the task rejects the action or has ended, and
-        UnknownTask if it does not exist. Raise RPCError if Temporal does not respond; the action may be applied then.
+        UnknownTask if it does not exist. The action may still be applied after two other errors: ActionUnanswered, if no
+        engine applies it within `wait_sec` seconds, and RPCError, if Temporal does not respond.
         """
         parse_action(name, {**given})
         _check_keys(name, given)
         handle = await self._find_open(task_id, name)
         try:
-            result = await _send_update(handle, name, given, update_id or str(uuid.uuid4()))
+            async with asyncio.timeout(_bound_timeout(wait_sec)):
+                result = await _send_update(handle, name, given, update_id or str(uuid.uuid4()))
+        except TimeoutError:
+            raise ActionUnanswered(task_id, name, wait_sec or 0.0) from None
         except WorkflowUpdateFailedError as error:
             raise _read_rejection(error.cause) from None
         except RPCError as error:
@@ -675,6 +737,7 @@ class TaskClient:
         latest = await self._closed_run(task_id, rerun.closed_run_id)
         marker = None if latest is None else await read_marker(latest)
         marker = marker or task_owner(task_id, await self.deployment())
+        digest = await self._catalog.input_digest(task_id)
         content = await asyncio.to_thread(pack_task, given)
         ids = {
             "namespace_id": await self._namespace.id(),
@@ -689,7 +752,7 @@ class TaskClient:
                 task_queue=self._queue if latest is None else latest.task_queue,
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
-                memo=marker.as_memo(),
+                memo=_memo(marker, digest),
             )
         except WorkflowAlreadyStartedError:
             await self._check_owner(task_id, await look_up(self._client, task_id), None)
@@ -936,9 +999,16 @@ def _check_new_id(task_id: str, kind: OwnerKind = OwnerKind.TASK) -> None:
     raise_if([problem] if (problem := new_task_id_problem(task_id, kind=kind)) else [])
 
 
-def _check_same(task_id: str, started: Mapping[str, str], given: Mapping[str, Any]) -> None:
-    """Raise TaskIdTaken if a task started with another input. `started` is its digest; empty if it is not known."""
-    own = input_digest(given["params"], given["graph"])
+def _memo(marker: Owner | None, digest: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return the memo of the workflow of a task."""
+    return {**(marker.as_memo() if marker else {}), **({INPUT_MEMO: digest} if digest else {})}
+
+
+def _check_same(task_id: str, started: Mapping[str, str], own: Mapping[str, str]) -> None:
+    """Raise TaskIdTaken if a task started with an input other than `own`.
+
+    `started` has the hashes of its input; empty if they are not known.
+    """
     differ = [name for name, digest in own.items() if started.get(name, digest) != digest]
     if differ:
         names = {"params": "other params", "graph": "another graph"}

@@ -18,6 +18,7 @@ The first line of a class's docstring is its default message.
     + Fenced
     + EpochTaken
     + ActionRejected
+    + ActionUnanswered (also TimeoutError)
     + AdmissionRejected
     + TaskIdTaken
     + RerunOutdated
@@ -189,6 +190,8 @@ class RejectionCause(StrEnum):
     """The task is not ready for the action yet; the same action may be allowed later."""
     ENDED = "ended"
     """The task has ended or is ending."""
+    TAKEN = "taken"
+    """The task has a node with the id of a node that the action would add."""
 
 
 class ActionRejected(FlowKitError):
@@ -202,6 +205,19 @@ class ActionRejected(FlowKitError):
         self.cause = cause
         """Why the task rejects the action, for programs."""
         super().__init__(message)
+
+
+class ActionUnanswered(FlowKitError, TimeoutError):
+    """No engine has applied the action within the timeout of the call. It may still be applied."""
+
+    code = reason_codes.ACTION_UNANSWERED
+
+    def __init__(self, task_id: str, action: str, timeout: float) -> None:
+        self.task_id = task_id
+        super().__init__(
+            f"no engine has applied {action} to task {task_id!r} within {timeout:g} s, and it may be applied later; check that "
+            "an engine runs, and look at the task before you repeat the action"
+        )
 
 
 class AdmissionRejected(FlowKitError):

@@ -44,6 +44,21 @@ async def test_batch_whose_metrics_no_bridge_has_stored_is_unfinished(db: Any) -
     assert await inputs.find_unfinished(sink, PULL) == {"u": {"lost"}}
 
 
+async def test_batch_that_failed_before_an_outdated_worker_stored_it_is_unfinished(db: Any) -> None:
+    """The worker replaces the artifact of the failed batch. Its event is ignored, so that the metrics row says: failed."""
+    artifacts, inputs = ArtifactStore(db), ExternalInputs(db)
+    sink, claim = attempt("sink"), {"task_id": TASK, "consumer_node": "sink", "from_node": "u"}
+    for uid, meta in (("lost", {"n": 1}), ("empty", {})):
+        await artifacts.upsert_partial(attempt("u"), uid, {}, "w", AT)
+        await artifacts.store_failed_batch(sink, uid, "unexpected_error", AT)
+        await db.stream_progress.insert_one({**claim, "batch_uid": uid})
+        overwritten = {"status": "partial", "meta": meta}
+        await db.artifacts.update_one({"node_id": "sink", "batch_uid": uid}, {"$set": overwritten})
+    assert await inputs.find_unfinished(sink, PULL) == {"u": {"lost", "empty"}}
+    await inputs.release_claims(sink, PULL)
+    assert await db.stream_progress.count_documents({}) == 0
+
+
 # --- the oldest batches (H20) -------------------------------------------------------------------------------------
 
 

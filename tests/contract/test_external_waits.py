@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.builders import AT, RUN, TASK, attempt, opened, stored_node
 
+from flowkit.activities.batches import puller
 from flowkit.adapters.dispatches import Dispatch, DispatchStore, Outcome, OutcomeKind, WorkerLease
 from flowkit.adapters.tasks.queries import ExternalRun, TaskQueries
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 
 if TYPE_CHECKING:
     from flowkit.adapters.tasks.store import TaskStore
 
-BRIDGE = "bridge-1"
+BRIDGE = f"{BRIDGE_PREFIX}1"
 QUEUE = "flowkit"
 LEASE = {"worker_id": "w-1", "lease_id": "l", "deadline_ts_ms": 5}
 
@@ -30,7 +32,7 @@ async def _begun(tasks: TaskStore) -> None:
 
 async def show(tasks: TaskStore, text: str | None, *, epoch: int = 1, run: str = RUN) -> None:
     """Show what node `a` waits for."""
-    await tasks.attempts.show_wait(attempt(epoch=epoch), run, text, holders="bridge-")
+    await tasks.attempts.show_wait(attempt(epoch=epoch), run, text, holders=BRIDGE_PREFIX)
 
 
 def dispatch(node_id: str = "a", index: int = 0) -> Dispatch:
@@ -79,7 +81,7 @@ async def test_wait_disappears_after_the_end_and_with_the_next_attempt(db: Any, 
     await tasks.attempts.finish(attempt(), RUN, AT)
     await show(tasks, None)
     assert "waits_for" not in await stored_node(db)
-    await tasks.attempts.show_wait(attempt("b", index=1), RUN, "a worker", holders="bridge-")
+    await tasks.attempts.show_wait(attempt("b", index=1), RUN, "a worker", holders=BRIDGE_PREFIX)
     await tasks.attempts.begin(attempt("b", index=1, epoch=2), RUN, LEASE, AT)
     assert "waits_for" not in await stored_node(db, 1)
 
@@ -117,3 +119,16 @@ async def test_unfinished_attempts_are_counted_with_an_example(db: Any) -> None:
     assert (await store.find_unfinished("crawler", QUEUE))[0] == 2
     await store.end(first.key, done)
     assert await store.find_unfinished("crawler", QUEUE) == (1, second)
+
+
+async def test_attempt_that_a_bridge_has_begun_does_not_run_before_it_has_a_record(
+    tasks: TaskStore, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bridge begins an attempt while it stores the record, or waits for a worker of an earlier attempt before."""
+    monkeypatch.setattr(puller, "_YIELD_AFTER_SEC", -1.0)
+    sources = puller.Sources(tasks, attempt("sink"), ["a"])
+    await sources.find_end({})
+    assert await tasks.running(TASK, ["a"], AT) == set()
+    await DispatchStore(db).insert(dispatch())
+    with pytest.raises(puller.SourcesIdle):
+        await sources.check_idle()

@@ -15,7 +15,8 @@ from flowkit.attempt.storage import resolve
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import BadExpression
 from flowkit.graph.expressions import divide
-from flowkit.models import EvaluateConditions, NodeIO
+from flowkit.models import EvaluateConditions, NodeIO, NodeState, NodeStatus
+from flowkit.workflows.scheduling.conditions import facts_of
 
 if TYPE_CHECKING:
     from flowkit.adapters.tasks.store import TaskStore
@@ -130,3 +131,16 @@ async def test_items_stay_when_another_run_evaluates_the_values_of_the_generatio
     assert await evaluate(db, tasks, 2, "params.n") == {"params.n": 2, "items": [2]}
     await begun(tasks, attempt("a"))
     assert await evaluate(db, tasks, 3, "params.n") == {"params.n": 3, "items": [2]}
+
+
+@pytest.mark.usefixtures("open_task")
+async def test_values_read_stats_of_the_document_and_statuses_of_the_workflow(
+    db: Any, tasks: TaskStore
+) -> None:
+    await db.tasks.update_one({"id": TASK}, {"$set": {"graph.nodes.1.stats": {"rows": 7}}})
+    text = r"[nodes.b.status, nodes['b']['\x73tats'].rows]"
+    facts = facts_of({"b": NodeState(status=NodeStatus.FINISHED)})
+    activities = ConditionActivities(tasks=tasks, portal=LoopPortal(), detector=Detector())
+    due = EvaluateConditions(task_id=TASK, texts=[text], nodes=facts, node_id="a")
+    assert (await ActivityEnvironment().run(activities.evaluate_conditions, due)).results == [True]
+    assert await tasks.values.get(attempt("a")) == {text: ["finished", 7]}

@@ -38,7 +38,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "open_task": lambda tasks: tasks.open_task(opening("a")),
     "reject_task": lambda tasks: tasks.reject_task(opening("a"), "invalid_graph"),
     "reopen": lambda tasks: tasks.reopen(TASK, RUN),
-    "condition_values": lambda tasks: tasks.condition_values(TASK),
+    "condition_values": lambda tasks: tasks.condition_values(TASK, with_nodes=True),
     "variables": lambda tasks: tasks.variables(TASK),
     "wiring": lambda tasks: tasks.wiring(TASK),
     "have_restarted": lambda tasks: tasks.have_restarted(TASK, {"a": 1}),

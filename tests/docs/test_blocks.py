@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import json
 import re
@@ -163,12 +164,18 @@ def simple_commands(text: str) -> Iterator[list[str]]:
     yield words
 
 
+@functools.cache
+def flowkit_group() -> Any:
+    """Return the commands of the app. Building them takes time."""
+    return typer.main.get_command(app)
+
+
 def parse(arguments: list[str], *, whole: bool = True) -> None:
     """Parse a command line as the app does, without running it; raises an error if it is invalid.
 
     If `whole` is false, the command is part of a sentence and may lack arguments.
     """
-    group: Any = typer.main.get_command(app)
+    group = flowkit_group()
     if not arguments or arguments[0] in {"--version", "--help"}:
         return
     with group.make_context("flowkit", list(arguments)) as context:

@@ -217,11 +217,11 @@ async def test_evaluation_is_retried_while_mongodb_does_not_respond(
     calls: list[str] = []
     read = TaskStore.condition_values
 
-    async def fails_twice(self: TaskStore, task_id: str) -> StoredValues | None:
+    async def fails_twice(self: TaskStore, task_id: str, **given: bool) -> StoredValues | None:
         calls.append(task_id)
         if len(calls) < 3:
             raise StoreUnavailable("no server is available")
-        found: StoredValues | None = await read(self, task_id)
+        found: StoredValues | None = await read(self, task_id, **given)
         return found
 
     monkeypatch.setattr(TaskStore, "condition_values", fails_twice)
@@ -236,7 +236,7 @@ async def test_cancel_stops_a_task_whose_conditions_are_being_evaluated(
 ) -> None:
     begun = asyncio.Event()
 
-    async def blocks(self: TaskStore, task_id: str) -> StoredValues | None:
+    async def blocks(self: TaskStore, task_id: str, **given: bool) -> StoredValues | None:
         begun.set()
         await asyncio.Event().wait()
         return None
@@ -299,9 +299,9 @@ async def test_node_that_waits_for_its_condition_is_queued(
     released = asyncio.Event()
     read = TaskStore.condition_values
 
-    async def waits(self: TaskStore, task_id: str) -> StoredValues | None:
+    async def waits(self: TaskStore, task_id: str, **given: bool) -> StoredValues | None:
         await released.wait()
-        found: StoredValues | None = await read(self, task_id)
+        found: StoredValues | None = await read(self, task_id, **given)
         return found
 
     monkeypatch.setattr(TaskStore, "condition_values", waits)

@@ -52,6 +52,8 @@ async def test_id_of_a_task_belongs_to_the_input_with_which_it_started(harness: 
     await harness.result(task_id)
     assert (await harness.document(task_id))["params"]["day"] == 3
     assert await create(params=params, graph=GRAPH, task_id=task_id) == task_id
+    await harness.db.tasks.delete_one({"id": task_id})  # the workflow of a rerun knows the first input, too
+    await refused(harness, task_id, {"day": 3}, GRAPH, "other params")
 
 
 async def test_task_that_temporals_client_started_and_that_failed_keeps_its_id(harness: Harness) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
+import pytest
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 
@@ -94,11 +96,17 @@ def test_a_local_activity_that_ends_within_a_workflow_task_does_not_wait() -> No
 class Local(Instance):
     """Starts a local activity for each signal, whose number is the number of the activation."""
 
+    def __init__(self, *, limit_sec: int = 60) -> None:
+        super().__init__()
+        self._limit_sec = limit_sec
+
     def run(self, activation: WorkflowActivation) -> WorkflowActivationCompletion:
         completion = super().run(activation)
         for job in activation.jobs:
             if job.HasField("signal_workflow"):
-                completion.successful.commands.add().schedule_local_activity.seq = len(self.activations)
+                started = completion.successful.commands.add().schedule_local_activity
+                started.seq = len(self.activations)
+                started.schedule_to_close_timeout.FromSeconds(self._limit_sec)
         return completion
 
 
@@ -127,6 +135,22 @@ def test_an_engine_that_forgets_a_run_leaves_it_to_the_engine_that_has_it_now() 
     before.run(activation("initialize_workflow"))
     now.run(activation("initialize_workflow"))
     before.run(activation("remove_from_cache"))
-    assert "run" in engine_activations._GATES
-    now.run(activation("remove_from_cache"))
+    assert engine_activations._GATES["run"] is now._gate
+
+
+def test_nothing_is_left_of_a_run_that_an_engine_had_when_it_stopped() -> None:
+    """The SDK does not remove every run from its cache when a worker stops."""
+    Activations(Instance().run).run(activation("initialize_workflow"))
+    gc.collect()
     assert "run" not in engine_activations._GATES
+
+
+@pytest.mark.parametrize(("limit_sec", "answers"), [(60, 1), (0, 0)])
+def test_a_query_has_no_answer_that_could_arrive_after_a_local_activity_has_timed_out(
+    limit_sec: int, answers: int
+) -> None:
+    """The SDK does not hold back a timeout, and completes the workflow task with it and with the answer."""
+    activations = Activations(Local(limit_sec=limit_sec).run)
+    activations.run(activation("signal_workflow"))
+    done = activations.run(activation("query_workflow"))
+    assert len(done.successful.commands) == answers

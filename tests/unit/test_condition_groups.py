@@ -104,11 +104,11 @@ def test_preparation_searches_each_expression_once_whatever_the_number_of_nodes(
     assert Text.searches <= len(texts)
 
 
-def test_group_sends_equal_expressions_once_and_the_nodes_as_one_column() -> None:
+def test_group_sends_equal_expressions_once_and_only_the_nodes_that_they_name() -> None:
     scheduler = fan_out(*["nodes.first.status == 'finished'"] * 12_000)
     (request,) = requests(scheduler, scheduler.pop_due(), "t", "")
     assert request.texts == ["nodes.first.status == 'finished'"]
-    assert unpack(request.nodes) == {"status": "f" + "q" * 12_000, "error_codes": []}
+    assert unpack(request.nodes) == [["finished", None, ["first"]]]
     assert json_size(without_defaults(request)) < 1_000
 
 
@@ -116,17 +116,30 @@ def test_parts_of_a_group_are_small_and_share_its_time() -> None:
     scheduler = fan_out(*(f"""params.x == '{'"' * 1_900}{i}'""" for i in range(600)))
     due = scheduler.pop_due()
     parts = requests(scheduler, due, "t", "")
-    assert len(parts) == 3
+    assert len(parts) == 4
     assert [text for part in parts for text in part.texts] == [scheduler.text_of(each) for each in due]
     assert max(json_size(without_defaults(part)) for part in parts) <= 1_000_000
     assert sum(part.seconds for part in parts) == pytest.approx(CONDITIONS_SEC)
 
 
+def test_parts_of_a_group_contain_the_nodes_that_they_name() -> None:
+    texts = [f"nodes.n{i}.status == '{'x' * 1_900}'" for i in range(400)]
+    scheduler = scheduler_of(
+        function("first"), *(function(f"n{i}", when=text) for i, text in enumerate(texts))
+    )
+    parts = requests(scheduler, [Due(index) for index in range(1, 401)], "t", "")
+    named = [[node for _, _, ids in unpack(part.nodes) for node in ids] for part in parts]
+    assert [len(each) for each in named] == [len(part.texts) for part in parts] == [311, 89]
+
+
 def test_reason_codes_of_thousands_of_nodes_are_shortened() -> None:
     states = [NodeState(status=NodeStatus.FAILED, reason_code=f"{i:05}" * 20) for i in range(5_000)]
     states += [NodeState(status=NodeStatus.FAILED, reason_code="same")] * 3 + [NodeState()]
-    facts = unpack(facts_of(states))
-    assert (len(facts["status"]), facts["error_codes"][-1]) == (5_004, ["same", [5_000, 5_001, 5_002]])
+    facts = unpack(facts_of({f"n{i}": state for i, state in enumerate(states)}))
+    assert (len(facts), facts[-2:]) == (
+        5_002,
+        [["failed", "same", ["n5000", "n5001", "n5002"]], ["queued", None, ["n5003"]]],
+    )
     assert json_size(facts) < 400_000
 
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import BaseModel
 
 from flowkit.adapters.metrics import BadMetrics, storable
 from flowkit.cli.json_files import read_params, read_task, read_value
 from flowkit.config import CoordinatorConfig
 from flowkit.errors import ConfigError, GraphError
 from flowkit.graph.submission import convert_to_json
-from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json, to_json_types
+from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json, to_json_types, with_lists
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -25,7 +28,13 @@ if TYPE_CHECKING:
 class Counts:
     """A value with an object inside."""
 
-    by_name: dict[Any, int] = field(default_factory=dict)
+    by_name: Any = field(default_factory=dict)
+
+
+class Row(BaseModel):
+    """A value with fields."""
+
+    items: Any
 
 
 @pytest.mark.parametrize(
@@ -39,6 +48,7 @@ class Counts:
         ({"rows": [{"a": 1}, {"b": {2: 1, "2": 2}}]}, "rows[1].b has the keys 2 and '2'"),
         ({"rows": (0, {"a": {2: 1, "2": 2}})}, "rows[1].a has the keys 2 and '2'"),
         ({"counts": Counts({1: 1, "1": 2})}, "counts.by_name has the key '1' twice"),
+        ({"rows": deque([{2: 1, "2": 2}])}, "rows[0] has the keys 2 and '2'"),
         ({"half": "\ud800", "b": {1: 1, "1": 2}}, "b has the keys 1 and '1'"),
     ],
 )
@@ -52,6 +62,48 @@ def test_two_keys_that_become_equal_are_named(value: dict[Any, Any], place: str)
     with pytest.raises(GraphError) as rejected:
         convert_to_json("params", value)
     assert str(rejected.value).startswith(f"params: {place}")
+
+
+@pytest.mark.parametrize(
+    ("make", "place"),
+    [
+        (lambda rows: (each for each in rows), "rows[0] has the keys 1 and '1'"),
+        (iter, "rows[0] has the keys 1 and '1'"),
+        (lambda rows: [map(iter, [rows])], "rows[0][0][0] has the keys 1 and '1'"),
+        (lambda rows: Counts(iter(rows)), "rows.by_name[0] has the key '1' twice"),
+        (lambda rows: Row(items=(iter(rows),)), "rows.items[0][0] has the key '1' twice"),
+    ],
+    ids=["generator", "iterator", "nested", "dataclass", "model"],
+)
+def test_equal_keys_in_what_can_be_read_only_once_are_named(make: Callable[[Any], Any], place: str) -> None:
+    with pytest.raises(EqualKeys) as raised:
+        to_json_types({"rows": make([{1: "int", "1": "text"}])})
+    assert str(raised.value).startswith(place)
+
+
+def test_iterators_become_lists_beside_a_long_duration() -> None:
+    given = {
+        "long": timedelta(days=400),
+        "g": (timedelta(days=each) for each in (1, 400)),
+        "d": deque([timedelta(days=366)]),
+        "row": Row(items=iter([1])),
+        "counts": Counts(iter([2])),
+    }
+    read = with_lists(given)
+    kept = {
+        "long": "P400D",
+        "g": ["P1D", "P400D"],
+        "d": ["P366D"],
+        "row": {"items": [1]},
+        "counts": {"by_name": [2]},
+    }
+    assert storable("metrics", read)[0] == storable("metrics", read)[0] == kept
+
+
+def test_a_value_without_iterators_is_not_copied() -> None:
+    given: dict[str, Any] = {"a": [1, {"b": (2, {3})}], "row": Row(items=[1])}
+    given["self"] = [given, given]
+    assert with_lists(given) is given
 
 
 def test_other_keys_become_text_and_values_stay() -> None:

@@ -13,7 +13,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit import client as flowkit_client
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.client import TaskClient
-from flowkit.errors import ActionRejected
+from flowkit.errors import ActionRejected, ActionUnanswered
 from flowkit.models import temporal_names
 from flowkit.testing import memory_database
 
@@ -64,10 +64,22 @@ def timed_out(cause: BaseException) -> WorkflowUpdateRPCTimeoutOrCancelledError:
     return error
 
 
-async def act(temporal: Any, update_id: str | None = None) -> dict[str, Any]:
+class Silent(Temporal):
+    """A client of one open task whose engine is stopped. As Temporal's SDK does, it has an error of its own for a cancel."""
+
+    async def execute_update(self, *_: object, id: str, result_type: type) -> dict[str, Any]:
+        """Wait for ever."""
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            raise WorkflowUpdateRPCTimeoutOrCancelledError from error
+        return {}
+
+
+async def act(temporal: Any, update_id: str | None = None, wait_sec: float | None = None) -> dict[str, Any]:
     """Pause the task."""
     tasks = TaskClient(temporal, TaskStore(memory_database()), queue="q")
-    return await tasks.act("t", "pause", {}, update_id)
+    return await tasks.act("t", "pause", {}, update_id, wait_sec=wait_sec)
 
 
 @pytest.fixture(autouse=True)
@@ -111,3 +123,10 @@ async def test_the_cancellation_of_a_caller_is_no_lost_answer() -> None:
     with pytest.raises(asyncio.CancelledError):
         await act(temporal)
     assert len(temporal.ids) == 1
+
+
+async def test_an_action_that_no_engine_applies_in_time_says_that_it_may_be_applied_later() -> None:
+    with pytest.raises(
+        ActionUnanswered, match="no engine has applied pause to task 't' within 0.05 s.*later"
+    ):
+        await asyncio.wait_for(act(Silent(), wait_sec=0.05), 30)

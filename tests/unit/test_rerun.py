@@ -10,17 +10,18 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from flowkit import client as flowkit_client
-from flowkit.adapters.tasks.fields import new_task
+from flowkit.adapters.tasks.fields import input_digest, new_task
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.connection import Namespace
 from flowkit.errors import ActionRejected
 from flowkit.models import temporal_names
-from flowkit.models.ownership import MEMO, Owner, OwnerKind
+from flowkit.models.ownership import INPUT_MEMO, MEMO, Owner, OwnerKind
 from flowkit.testing import memory_database
 
 CLOSED = datetime.now(UTC)
 MARKER = Owner(kind=OwnerKind.ADMISSION, deployment="d", id="7-1")
+GRAPH: dict[str, Any] = {"nodes": [{"node_id": "a", "type": "quick", "depends_on": []}]}
 
 
 @dataclass
@@ -73,8 +74,7 @@ async def rerun(temporal: Any, monkeypatch: pytest.MonkeyPatch) -> int:
 
     monkeypatch.setattr(Namespace, "id", namespace_id)
     db: Any = memory_database()
-    graph = {"nodes": [{"node_id": "a", "type": "quick", "depends_on": []}]}
-    task = new_task("t", {}, graph, 0.0, namespace_id="n", database_id="d")
+    task = new_task("t", {}, GRAPH, 0.0, namespace_id="n", database_id="d")
     task["graph"]["nodes"][0]["status"] = "failed"
     ended = {"status": "failed", "finished_at": CLOSED, "closed_run_id": "first", "run_seq": 1}
     await db.tasks.insert_one({**task, **ended})
@@ -97,7 +97,7 @@ async def test_rerun_waits_until_the_workflow_of_the_ended_run_has_closed(
     temporal = Temporal(looks)
     assert await rerun(temporal, monkeypatch) == 2
     assert temporal.started == [(1, "of the task")]
-    assert temporal.memos == [MARKER.as_memo()]
+    assert temporal.memos == [MARKER.as_memo() | {INPUT_MEMO: input_digest({}, GRAPH)}]
 
 
 async def test_rerun_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:

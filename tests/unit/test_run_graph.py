@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.errors import ConfigError, GraphError
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.errors import ConfigError, GraphError, StoreUnavailable
 from flowkit.testing import memory_database, run_graph
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
 
@@ -275,3 +276,31 @@ def test_time_grows_with_the_nodes_and_not_faster() -> None:
         if many < 6 * few:
             return
     pytest.fail(f"50 nodes took {few:.1f} s of processor time, and 200 nodes {many:.1f} s")
+
+
+class Lazy(RoleHandler):
+    """Returns generators in place of lists."""
+
+    role = "lazy"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Store one batch itself, and return another."""
+        await ctx.artifacts.upsert_partial("own", {"n": (each for each in range(3))})
+        return BatchResult(success=True, metrics={"n": iter(range(3))}, artifacts_ref={"n": iter([4])})
+
+
+async def test_write_that_is_retried_stores_all_items_of_a_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    write, failed = ArtifactStore._store_partial, []
+
+    async def fails_once(self: ArtifactStore, attempt: Any, uid: str, *given: Any) -> None:
+        if uid not in failed:
+            failed.append(uid)
+            raise StoreUnavailable("the primary stepped down")
+        await write(self, attempt, uid, *given)
+
+    monkeypatch.setattr(ArtifactStore, "_store_partial", fails_once)
+    db = memory_database()
+    await run_graph({"nodes": [{"node_id": "a", "type": "lazy"}]}, Lazy(), db=db)
+    rows = {row.get("batch_uid"): row async for row in db.artifacts.find({})}
+    assert [rows[uid]["meta"] for uid in failed] == [{"n": [0, 1, 2]}] * 2
+    assert rows[failed[1]]["artifacts_ref"] == {"n": [4]}

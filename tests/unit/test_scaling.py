@@ -47,7 +47,7 @@ from flowkit.workflows.display.task_status import (
     status_view,
 )
 from flowkit.workflows.document import fit_into_close, node_record, pulled_nodes, split_record
-from flowkit.workflows.evaluations import NoResult, apply_results, requests
+from flowkit.workflows.evaluations import NoResult, apply_results, requests, value_request
 from flowkit.workflows.node import attempt_input
 from flowkit.workflows.scheduling.actions import (
     Plan,
@@ -58,6 +58,7 @@ from flowkit.workflows.scheduling.actions import (
     plan_rerun,
     result_of,
 )
+from flowkit.workflows.scheduling.conditions import Due
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.slots import Slots
 from flowkit.workflows.state_codec import columns_of, states_of
@@ -101,7 +102,7 @@ def wide(count: int) -> dict[str, Any]:
         "when": "nodes.root.status == 'finished'",
         "prerequisites": ["all", "more"],
         "deadline_sec": 60,
-        "io": {"input_inline": {"value": "{{ params.a }}"}, "max_ahead": 2},
+        "io": {"input_inline": {"value": {"$cel": "nodes.root.status"}}, "max_ahead": 2},
     }
     edges = [{"from": "root", "to": each, "when": "params.a > 0", "mode": "async"} for each in inner]
     edges += [
@@ -142,8 +143,19 @@ def batches(count: int) -> dict[str, Any]:
 
 def chain(count: int) -> dict[str, Any]:
     """Return a graph in which each node streams from the one before."""
-    link = {"type": "x", "io": {"input_inline": PULL, "start_when": "first_batch"}, "hold_on_failure": True}
-    nodes = [{"node_id": f"n{place}", **link, "depends_on": [f"n{place - 1}"]} for place in range(1, count)]
+    nodes = [
+        {
+            "node_id": f"n{place}",
+            "type": "x",
+            "io": {
+                "input_inline": {**PULL, "above": {"$cel": f"nodes.n{place - 1}.status"}},
+                "start_when": "first_batch",
+            },
+            "hold_on_failure": True,
+            "depends_on": [f"n{place - 1}"],
+        }
+        for place in range(1, count)
+    ]
     return {"on_node_failure": "continue", "nodes": [{"node_id": "n0", "type": "x"}, *nodes]}
 
 
@@ -248,6 +260,21 @@ def finish(shape: str, count: int) -> Operation:
     return run
 
 
+def finish_beside(shape: str, count: int) -> Operation:
+    """End all nodes but one, whose reset is in progress, so that those that use its results must not start."""
+    subject = Subject(shape, count)
+    scheduler = subject.schedule()
+    scheduler.resetting.add(count - 1)
+    scheduler.rebuild()
+
+    def run() -> None:
+        for index in reversed(subject.indexes):
+            scheduler.end(index, NodeStatus.FINISHED)
+        assert not scheduler.done
+
+    return run
+
+
 def fail(shape: str, count: int) -> Operation:
     subject = Subject(shape, count)
     scheduler = subject.schedule()
@@ -302,6 +329,20 @@ def decide(shape: str, count: int) -> Operation:
         parts = requests(scheduler, due, "t", "")
         texts = [text for part in parts for text in part.texts]
         apply_results(scheduler, due, dict.fromkeys(texts, NoResult("bad_condition", "no")))
+
+    return run
+
+
+def evaluate(shape: str, count: int) -> Operation:
+    """Make the inputs of the activities that evaluate the values by expression and the conditions of each node alone."""
+    scheduler = Subject(shape, count).schedule()
+
+    def run() -> None:
+        for node in scheduler.nodes:
+            if node.expressions:
+                value_request(scheduler, node, "t", "")
+            if node.when:
+                requests(scheduler, [Due(node.index)], "t", "")
 
     return run
 
@@ -549,8 +590,8 @@ def stop(shape: str, count: int) -> Operation:
 
 
 OPERATIONS: tuple[Callable[[str, int], Operation], ...] = (
-    *(normalize, schedule, finish, fail, hold, stream, decide, rerun, retry_first, skip_last, pause, satisfy),
-    *(extend, deadlines, silence, show, write, carry, slots, attempt, stop),
+    *(normalize, schedule, finish, fail, hold, stream, decide, evaluate, rerun, retry_first, skip_last),
+    *(pause, satisfy, finish_beside, extend, deadlines, silence, show, write, carry, slots, attempt, stop),
 )
 
 

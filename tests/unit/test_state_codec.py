@@ -96,6 +96,7 @@ def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = N
         ),
         versions={"crawler": {"1.4": "w-1", "1.5": "w-2"}},
         pins={"crawler": "1.4"},
+        recorded_at=NOW,
     )
 
 

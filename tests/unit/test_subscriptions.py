@@ -27,15 +27,24 @@ class Store:
         self.waiting = 0
         self.reads = 0
 
-    async def load(self, collection: str, flow_id: str) -> dict[str, Any]:
+    async def flow_without_nodes(self, flow_id: str) -> dict[str, Any]:
         """Return a flow."""
         self.looks += 1
         self.waiting += 1
         await self.opened.wait()
         self.waiting -= 1
-        return {"_id": flow_id, "task_id": None, "nodes": []}
+        return {"_id": flow_id, "task_id": None, "version": 1}
 
-    async def events(self, flow_id: str, after: int, limit: int = 0) -> list[dict[str, Any]]:
+    async def nodes_of_flow(self, flow_id: str) -> list[dict[str, Any]]:
+        """Return the nodes of a flow."""
+        return []
+
+    async def last_event(self, flow_id: str) -> int:
+        """Return the number of the event of a flow."""
+        self.reads += 1
+        return 1
+
+    async def events(self, flow_id: str, after: int, limit: int) -> list[dict[str, Any]]:
         """Return the event of a flow."""
         self.reads += 1
         return [] if after else [event_of(flow_id)]

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from tests.integration.harness import eventually, wait_seconds
 
+from flowkit.gateway import supervisors
 from flowkit.gateway.http_client import AllowedNetworks
 from flowkit.gateway.supervisors import (
     BadReply,
@@ -49,8 +50,11 @@ def job(payload: str = "hello", id: str = "3:11:501", **fields: Any) -> WireJob:
 class Side:
     """The calls of a supervisor that listens."""
 
-    def __init__(self, calls: Supervisors, supervisor: Supervisor, to: Destination) -> None:
+    def __init__(
+        self, calls: Supervisors, supervisor: Supervisor, to: Destination, node: MyceliumNode | None = None
+    ) -> None:
         self.calls, self.supervisor, self.to = calls, supervisor, to
+        self._node = node
         self.states: list[JobState] = []
 
     async def run(self, job: WireJob, timeout_sec: float = 5.0, secret: str = SECRET) -> JobOutcome:
@@ -60,6 +64,12 @@ class Side:
             self.states.append(state)
 
         return await self.calls.run(self.to, job, secret, timeout_sec=timeout_sec, on_state=note)
+
+    @property
+    def node(self) -> MyceliumNode:
+        """The Mycelium node of the caller."""
+        assert self._node is not None
+        return self._node
 
 
 @asynccontextmanager
@@ -74,21 +84,29 @@ async def over_http(sync_sec: float = 60.0, **options: Any) -> AsyncIterator[Sid
 
 @asynccontextmanager
 async def over_mycelium(
-    sync_sec: float = 60.0, says_errors: bool = False, **options: Any
+    sync_sec: float = 60.0, node: dict[str, bool] | None = None, **options: Any
 ) -> AsyncIterator[Side]:
-    """Yield a supervisor that is called through two Mycelium nodes."""
+    """Yield a supervisor that is called through two Mycelium nodes. `node` are the options of ours."""
     network: dict[str, MyceliumNode] = {}
-    ours, theirs = (MyceliumNode(network, says_errors=says_errors) for _ in range(2))
+    ours, theirs = MyceliumNode(network, **(node or {})), MyceliumNode(network)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(ours)
         await stack.enter_async_context(theirs)
         supervisor = await stack.enter_async_context(Supervisor(secrets=[SECRET], node=theirs, **options))
         calls = Supervisors(mycelium_url=ours.url, sync_sec=sync_sec, **QUICK)
         await stack.enter_async_context(calls)
-        yield Side(calls, supervisor, parse_destination(f"mycelium:{theirs.key}"))
+        yield Side(calls, supervisor, parse_destination(f"mycelium:{theirs.key}"), ours)
+
+
+def with_own_messages(**options: Any) -> Any:
+    """Return a supervisor that is called through two Mycelium nodes, and replies with messages of its own."""
+    return over_mycelium(own_messages=True, **options)
 
 
 BOTH = pytest.mark.parametrize("side", [over_http, over_mycelium], ids=["http", "mycelium"])
+EVERY = pytest.mark.parametrize(
+    "side", [over_http, over_mycelium, with_own_messages], ids=["http", "mycelium", "own_messages"]
+)
 
 
 # --- destinations -----------------------------------------------------------------------------------------------
@@ -124,7 +142,7 @@ def test_other_texts_are_no_destination(text: str) -> None:
 # --- forms of calls ---------------------------------------------------------------------------------------------
 
 
-@BOTH
+@EVERY
 async def test_a_short_job_is_one_call(side: Any) -> None:
     async with side() as used:
         outcome = await used.run(job("env:REGION", env_vars={"REGION": "eu"}))
@@ -199,14 +217,14 @@ async def test_ping_and_stop() -> None:
 async def test_a_supervisor_cannot_guess_the_ids_of_other_requests() -> None:
     async with over_http() as used:
         await asyncio.gather(*(used.run(job(id=f"{n}")) for n in range(20)))
-        ids = [each["id"] for each in used.supervisor.requests]
+        ids = [each["id"].partition(".")[0] for each in used.supervisor.requests]
         assert len({id[:8] for id in ids}) == len({id[-8:] for id in ids}) == 20
 
 
 # --- misbehavior ------------------------------------------------------------------------------------------------
 
 
-@BOTH
+@EVERY
 async def test_text_that_cannot_be_stored_is_no_reply(side: Any) -> None:
     async with side() as made:
         with pytest.raises(BadReply, match="is not JSON: unexpected end of hex escape"):
@@ -411,7 +429,7 @@ async def late_replies(*, says_errors: bool) -> None:
     async def note(job_id: str, reply: str) -> None:
         late.put_nowait(job_id)
 
-    async with over_mycelium(says_errors=says_errors, late_sec=1.3) as used:
+    async with over_mycelium(node={"says_errors": says_errors}, late_sec=1.3) as used:
         used.calls.on_late = note
         for id, how in (
             ("twice", Misbehavior.TWICE),
@@ -442,6 +460,53 @@ async def test_messages_of_others_stay_in_the_inbox() -> None:
             with pytest.raises(SupervisorTimeout):
                 await Side(calls, used.supervisor, gone).run(job(), 1.0)
             assert await node.pop() is not None
+
+
+NODES = pytest.mark.parametrize("node", [{}, {"removes_shown": True}], ids=["documented", "removes_shown"])
+
+
+@NODES
+async def test_messages_of_others_before_a_reply_do_not_delay_it(node: dict[str, bool]) -> None:
+    async with with_own_messages(node=node) as used:
+        for topic in (None, "chat"):
+            used.node.send(used.node, topic, b"hello")
+        found = await asyncio.gather(*(used.run(job(id=f"{n}")) for n in range(5)))
+        assert {each.success for each in found} == {True}
+        assert [await used.node.pop(topic=topic) for topic in (None, "chat")] != [None, None]
+
+
+async def test_processes_that_share_a_node_leave_each_other_their_replies() -> None:
+    async with with_own_messages() as used, Supervisors(mycelium_url=used.node.url, **QUICK) as other:
+        sides = [used, Side(other, used.supervisor, used.to)]
+        jobs = [side.run(job("sleep:0.1", id=f"{n}")) for n, side in enumerate(sides * 10)]
+        assert {each.success for each in await asyncio.gather(*jobs)} == {True}
+        await eventually(used.node.is_empty)
+
+
+async def test_a_request_for_a_busy_supervisor_of_the_same_node_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisors, "_FOREIGN_SEC", 0.0)
+    async with with_own_messages() as used:
+        request = json.dumps({"jsonrpc": "2.0", "id": "1.other", "method": "job.run", "params": []})
+        used.node.send(used.node, used.to.topic, request.encode())
+        with pytest.raises(SupervisorTimeout):
+            await used.run(job(), 0.5)
+        found = await used.node.pop(topic=used.to.topic)
+        assert found is not None
+        assert found.payload == request.encode()
+
+
+async def test_messages_that_no_one_takes_do_not_block_the_topic(caplog: pytest.LogCaptureFixture) -> None:
+    async with with_own_messages() as used:
+        for n in range(50):
+            reply = {"jsonrpc": "2.0", "id": f"{n}.ended", "result": {"success": SECRET}}
+            used.node.send(used.node, used.to.topic, json.dumps(reply).encode())
+        used.node.send(used.node, used.to.topic, b"x" * 9_000_000)
+        assert (await used.run(job(), 20.0)).success
+        await eventually(used.node.is_empty)
+    assert caplog.text.count("no one takes a message with the topic 'supervisor.rpc'") == 51
+    assert SECRET not in caplog.text
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------

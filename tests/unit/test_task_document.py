@@ -173,6 +173,16 @@ async def test_each_write_of_an_action_is_small_and_the_close_has_the_list(sent:
     assert [each.revision for each in sent.closes[0].applied] == [*range(6, APPLIED_ACTIONS + 6)]
 
 
+async def test_each_record_is_later_than_the_one_before_also_if_the_clock_stands_still(sent: Sent) -> None:
+    """The server's clock may be set back between two runs. The document takes an earlier record for one that is late."""
+    document, _ = ended(1, status=NodeStatus.RUNNING)
+    for _ in range(3):
+        document.write_node(0)
+        await document.flush()
+    first, second, third = (each.at for each in sent.records)
+    assert first < second < third == pytest.approx(first + 0.002)
+
+
 async def test_close_omits_early_actions_with_long_texts(sent: Sent) -> None:
     document, _ = ended(1, status=NodeStatus.RUNNING)
     text = "\N{GRINNING FACE}" * ACTION_TEXT_CHARS

@@ -10,7 +10,7 @@ from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.models import ConditionResults, NodeState
 from flowkit.workflows import node as node_module
-from flowkit.workflows.node import MOST_EVALUATIONS, most_evaluations, run_node
+from flowkit.workflows.node import MOST_EVALUATIONS, run_node
 
 if TYPE_CHECKING:
     import pytest
@@ -88,7 +88,3 @@ async def test_a_task_that_drains_starts_no_further_evaluation(monkeypatch: pyte
     evaluations.gate.set()
     ended = [await each for each in running]
     assert (evaluations.started, ended.count(None)) == (MOST_EVALUATIONS, NODES - MOST_EVALUATIONS)
-
-
-def test_a_large_graph_evaluates_fewer_nodes_at_once() -> None:
-    assert [most_evaluations(nodes) for nodes in (1, 2_000, 20_000, 200_000)] == [50, 50, 5, 1]

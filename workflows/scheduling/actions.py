@@ -1138,7 +1138,8 @@ def _plan_graph_change(action: ChangeGraph, task: Task) -> Plan:
     if taken := [node_id for node_id in new if node_id in known]:
         raise ActionRejected(
             f"the task has the {'node' if len(taken) == 1 else 'nodes'} {names(taken)} already; give new nodes other ids, "
-            "or name nodes that have not started in changes"
+            "or name nodes that have not started in changes",
+            RejectionCause.TAKEN,
         )
     edges = [*((each[0], each[1]) for each in action.edges), *((e["from"], e["to"]) for e in action.edges_ex)]
     if problem := edge_problem({*new}, edges):

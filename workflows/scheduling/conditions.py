@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from flowkit.models import NodeState, NodeStatus, SkipReason
-from flowkit.models.columns import pack, status_column
+from flowkit.models.columns import pack
 from flowkit.workflows.payloads import truncate_longest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from flowkit.models import Node
     from flowkit.models.columns import Packed
@@ -102,16 +102,16 @@ _CODES_BYTES = 200_000
 """Largest reason codes in the input of an evaluation. Only thousands of different codes need more and are truncated."""
 
 
-def facts_of(states: Sequence[NodeState]) -> Packed:
-    """Return what conditions can read of the nodes with these states (see `EvaluateConditions.nodes`)."""
-    places: dict[str, list[int]] = {}
-    for index, state in enumerate(states):
-        if state.status is NodeStatus.FAILED and state.reason_code:
-            places.setdefault(state.reason_code, []).append(index)
-    codes = truncate_longest(list(places), _CODES_BYTES)
+def facts_of(states: Mapping[str, NodeState]) -> Packed:
+    """Return what expressions can read of these nodes, by node id (see `EvaluateConditions.nodes`)."""
+    found: dict[tuple[NodeStatus, str | None], list[str]] = {}
+    for node_id, state in states.items():
+        code = state.reason_code if state.status is NodeStatus.FAILED else None
+        found.setdefault((state.status, code), []).append(node_id)
+    codes = truncate_longest([code for _, code in found], _CODES_BYTES)
     return pack(
-        {
-            "status": status_column(state.status for state in states),
-            "error_codes": list(zip(codes, places.values(), strict=True)),
-        }
+        [
+            [status.value, code, ids]
+            for (status, _), code, ids in zip(found, codes, found.values(), strict=True)
+        ]
     )

@@ -103,6 +103,8 @@ class Scheduler:
         self._hard_failure: int | None = None
         self._ready: list[int] = []
         self._made_ready: set[int] = {*active}
+        self._sources: dict[int, frozenset[int]] = {}
+        """For each node that was to start during a reset, the nodes whose results it uses."""
         self._rebuild()
         self._skip_unreachable()
 
@@ -589,12 +591,15 @@ class Scheduler:
         opened = (route is None or route.is_open) and is_open(self.nodes[index], self._gates[index])
         if not opened or (self.nodes[index].prerequisites and self.missing_prerequisites(index)):
             return False
-        return not self.resetting or not self._uses_outdated(self.nodes[index])
+        return not self.resetting or index in self._made_ready or not self._uses_outdated(index)
 
-    def _uses_outdated(self, node: Node) -> bool:
+    def _uses_outdated(self, index: int) -> bool:
         """Return whether a node would use what another one has stored that is being reset, and may not depend on it."""
-        sources = (*node.pulls_from, *list_function_sources(node))
-        return any(self.index_of.get(source) in self.resetting for source in sources)
+        if index not in self._sources:
+            node = self.nodes[index]
+            named = (self.index_of.get(each) for each in (*node.pulls_from, *list_function_sources(node)))
+            self._sources[index] = frozenset(each for each in named if each is not None)
+        return not self._sources[index].isdisjoint(self.resetting)
 
     def _is_gate_closed(self, index: int) -> bool:
         route = self.routing.gate(index)

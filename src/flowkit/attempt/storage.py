@@ -16,6 +16,7 @@ from flowkit.adapters.vars.changes import final_increments
 from flowkit.adapters.vars.store import Variables
 from flowkit.errors import AdapterError, BadVars, WrongDeployment
 from flowkit.graph.expressions import with_values
+from flowkit.validation.json_keys import with_lists
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
@@ -97,13 +98,13 @@ async def mark(
     exists: bool = False,
 ) -> None:
     """Write the complete marker of the attempt's node, which probably `exists`. Wait while MongoDB is unavailable."""
-    now = time.time()
+    given, now = with_lists(meta), time.time()
     await retry_while_unavailable(
         lambda: artifacts.mark_complete(
             attempt.task_id,
             attempt.node_id,
             attempt.epoch,
-            meta,
+            given,
             now,
             worker_id=worker_id,
             artifacts_ref=artifacts_ref,
@@ -184,10 +185,9 @@ class AttemptStorage:
         `fence` is the fencing number of the batch in a shard.
         """
         now, artifacts, attempt, worker_id = time.time(), self._artifacts, self._attempt, self._worker_id
+        meta, ref = with_lists(metrics), with_lists(artifacts_ref)
         await retry_while_unavailable(
-            lambda: artifacts.store_batch(
-                attempt, uid, metrics, worker_id, now, artifacts_ref=artifacts_ref, fence=fence
-            )
+            lambda: artifacts.store_batch(attempt, uid, meta, worker_id, now, artifacts_ref=ref, fence=fence)
         )
 
     async def store_failed_batch(

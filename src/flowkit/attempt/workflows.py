@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit.models.ownership import MEMO, Owner, read_owner
+from flowkit.models.ownership import INPUT_MEMO, MEMO, Owner, read_owner
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -78,3 +78,11 @@ async def read_marker(description: WorkflowExecutionDescription) -> Owner | None
     with suppress(Exception):  # another converter wrote it
         return read_owner(await description.memo_value(MEMO, None))
     return None
+
+
+async def read_input_digest(description: WorkflowExecutionDescription) -> dict[str, str]:
+    """Return the hashes of the params and the graph with which a task started; `{}` if its workflow has none."""
+    with suppress(Exception):  # another converter wrote it
+        found = await description.memo_value(INPUT_MEMO, None)
+        return {name: found[name] for name in ("params", "graph") if isinstance(found[name], str)}
+    return {}

@@ -64,6 +64,7 @@ _ENDS: dict[str, tuple[Exit, str]] = {
     reason_codes.INVALID_CONFIG: (Exit.USAGE, ""),
     reason_codes.CHECKS_BUSY: (Exit.TIMED_OUT, "try again"),
     reason_codes.ACTION_REJECTED: (Exit.USAGE, ""),
+    reason_codes.ACTION_UNANSWERED: (Exit.TIMED_OUT, ""),
     reason_codes.TASK_ID_TAKEN: (Exit.USAGE, "choose another id"),
     reason_codes.ADAPTER_ERROR: (Exit.USAGE, "docs/variables.md has the rules of variables"),
     reason_codes.MONGO_UNAVAILABLE: (Exit.UNREACHABLE, "start MongoDB, or set MONGO_URL"),

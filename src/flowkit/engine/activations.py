@@ -15,8 +15,8 @@ It divides a history into activations in another way in a replay than in an engi
 
 All lead to commands in another order, so that the history could never be replayed. Here, events wait for their workflow
 task, the updates of an activation come last, and updates wait while a local activity runs. Such an activity is short. The
-result of a local activity waits until queries are answered. If it is on its way already, the queries stay without an answer,
-and the server sends them again.
+result of a local activity waits until queries are answered. If it is on its way already, or the activity is about to time
+out, which does not wait, the queries stay without an answer, and the server sends them again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import asyncio
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, Interceptor, WorkflowRunner
@@ -35,6 +36,7 @@ from flowkit.models import temporal_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from google.protobuf.duration_pb2 import Duration
     from temporalio.worker import ExecuteActivityInput, WorkflowInstance, WorkflowInstanceDetails
 
 _TERMINAL = (
@@ -45,6 +47,7 @@ _TERMINAL = (
 )
 _ANSWER_SEC = 0.2
 """Time for the answer to a query from the workflow to the SDK. Results of local activities take the same way."""
+_TIMEOUTS = ("schedule_to_close_timeout", "schedule_to_start_timeout", "start_to_close_timeout")
 _LEGACY_QUERY = "legacy"
 """The id of a query that comes without a workflow task."""
 
@@ -129,8 +132,16 @@ class _Gate:
             self._through.discard(activity_id)
 
 
-_GATES: Final[dict[str, _Gate]] = {}
-"""By the id of the run, for the runs that the engine has in memory."""
+_GATES: Final[WeakValueDictionary[str, _Gate]] = WeakValueDictionary()
+"""By the id of the run, for the runs that an engine of the process has in memory; the latest, if several have it."""
+
+
+class _LocalActivity(NamedTuple):
+    """A local activity that runs."""
+
+    activity_id: str
+    ends_by: float
+    """The time, by `time.monotonic`, before which the SDK does not let it time out."""
 
 
 class Activations:
@@ -147,17 +158,13 @@ class Activations:
         """Jobs that wait for their workflow task."""
         self._updates: list[Any] = []
         """Updates that wait until no local activity runs."""
-        self._local: dict[int, str] = {}
-        """The ids of the local activities that run, by sequence number."""
+        self._local: dict[int, _LocalActivity] = {}
+        """The local activities that run, by sequence number."""
         self._gate = _Gate()
 
     def run(self, activation: Any) -> Any:
         """Return the completion of an activation."""
         if any(job.HasField("remove_from_cache") for job in activation.jobs):
-            if (
-                _GATES.get(activation.run_id) is self._gate
-            ):  # another engine of this process may have the run now
-                del _GATES[activation.run_id]
             return self._run(activation)
         _GATES[activation.run_id] = self._gate
         if all(job.HasField("query_workflow") for job in activation.jobs):
@@ -171,15 +178,17 @@ class Activations:
         return self._run_in_order(activation)
 
     def _answer(self, activation: Any) -> Any:
-        """Run queries, unless the result of a local activity could arrive before their answers."""
+        """Run queries. Leave out their answers if a local activity could end before these arrive."""
         if not self._local or any(job.query_workflow.query_id == _LEGACY_QUERY for job in activation.jobs):
             return self._run(activation)
-        if not self._gate.close(self._local.values()):
-            return self._run(_with_jobs(activation, []))
-        try:
-            return self._run(activation)
-        finally:
-            self._gate.open()
+        if self._gate.close([each.activity_id for each in self._local.values()]):
+            try:
+                answers = self._run(activation)
+            finally:
+                self._gate.open()
+            if time.monotonic() + 2 * _ANSWER_SEC < min(each.ends_by for each in self._local.values()):
+                return answers
+        return self._run(_with_jobs(activation, []))
 
     def _is_ahead(self, activation: Any) -> bool:
         """Return whether an activation has events for which no workflow task has started.
@@ -218,16 +227,23 @@ class Activations:
     def _run_jobs(self, activation: Any, jobs: Sequence[Any]) -> Any:
         """Return the completion of an activation with these jobs, and note the local activities that end or start."""
         ended = (job.resolve_activity for job in jobs if job.HasField("resolve_activity"))
-        for seq in [each.seq for each in ended if each.is_local]:
-            self._gate.forget(self._local.pop(seq, ""))
+        for seq in [each.seq for each in ended if each.is_local and each.seq in self._local]:
+            self._gate.forget(self._local.pop(seq).activity_id)
         completion = self._run(_with_jobs(activation, jobs))
         if completion.HasField("successful"):
             commands = completion.successful.commands
             started = (
                 each.schedule_local_activity for each in commands if each.HasField("schedule_local_activity")
             )
-            self._local.update((each.seq, each.activity_id) for each in started)
+            self._local.update((each.seq, _running(each)) for each in started)
         return completion
+
+
+def _running(command: Any) -> _LocalActivity:
+    """Return the local activity that a command starts."""
+    limits: list[Duration] = [getattr(command, name) for name in _TIMEOUTS if command.HasField(name)]
+    seconds = min((each.ToTimedelta().total_seconds() for each in limits), default=math.inf)
+    return _LocalActivity(command.activity_id, time.monotonic() + seconds)
 
 
 def _with_jobs(activation: Any, jobs: Sequence[Any]) -> Any:

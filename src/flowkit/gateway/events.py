@@ -12,15 +12,16 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-from flowkit.adapters.flows import FLOWS
 from flowkit.gateway.flows import LatestRun, read_latest
 from flowkit.gateway.models import FlowEvent, FlowStatus, NodeStatus
 from flowkit.gateway.status import EDGES, Step, flow_status, levels, node_states, steps
+from flowkit.models import NodeStatus as TaskNodeStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from flowkit.adapters.flows import FlowStore
+    from flowkit.gateway.status import Run, TaskNode
 
 LOOK_SEC: Final = 0.25
 """How often a gateway looks at a flow with subscribers."""
@@ -66,9 +67,17 @@ class FlowEvents:
             if time.monotonic() < log.next_look:
                 return
             async with self._looks:
-                flow = await self._store.load(FLOWS, log.flow_id)
-                is_open = flow is not None and await self._look(log, flow)
+                flow = await self._store.flow_without_nodes(log.flow_id)
+                is_open = flow is not None and await self._look(log, await self._with_nodes(log, flow))
             log.next_look = time.monotonic() + (LOOK_SEC if is_open else IDLE_LOOK_SEC)
+
+    async def _with_nodes(self, log: EventLog, flow: Fields) -> Fields:
+        """Return a flow with its nodes, which are read only if the flow has changed since the latest look."""
+        version, nodes = log.nodes
+        if version != flow["version"]:
+            nodes = await self._store.nodes_of_flow(log.flow_id)
+            log.nodes = flow["version"], nodes
+        return {**flow, "nodes": nodes}
 
     async def _send_stored(
         self, log: EventLog, after: int, notify: Callable[[str, Fields], Awaitable[None]]
@@ -90,25 +99,29 @@ class FlowEvents:
     async def _look(self, log: EventLog, flow: Fields) -> bool:
         """Store the missing events of a flow, and return whether its run is open."""
         while True:
-            await self._read(log)
-            latest = await read_latest(self._store, flow, every_dispatch=True)
+            await self._read(log, flow["task_id"])
+            latest = await read_latest(self._store, flow, log.unsettled)
             if latest is None or latest.run is None:
                 return False
             new = log.missing(latest, time.time())
             if not new or await self._store.append_events(new):
                 log.read(new)
+                log.settle(latest.run)
                 return flow_status(latest.run) is FlowStatus.STARTED
 
-    async def _read(self, log: EventLog) -> None:
-        """Read the events that were stored since the latest look."""
-        while rows := await self._store.events(log.flow_id, log.last, _READ_AT_ONCE):
+    async def _read(self, log: EventLog, task_id: str | None) -> None:
+        """Read the events of a run that were stored since the latest look. Those of other runs do not matter."""
+        last = await self._store.last_event(log.flow_id)
+        after = log.follow(task_id)
+        while task_id is not None and after < last:
+            rows = await self._store.events_of_task(task_id, after, _READ_AT_ONCE)
             log.read(rows)
-            if len(rows) < _READ_AT_ONCE:
-                return
+            after = rows[-1]["seq"] if len(rows) == _READ_AT_ONCE else last
+        log.last = max(log.last, last)
 
 
 class EventLog:
-    """What a gateway has read of the stored events of one flow, so that it reads only new ones."""
+    """What a gateway has read of the stored events of the latest run of a flow, so that it reads only new ones."""
 
     def __init__(self, flow_id: str) -> None:
         self.flow_id = flow_id
@@ -116,10 +129,44 @@ class EventLog:
         self.next_look = 0.0
         """When to look at the flow again, on the monotonic clock."""
         self.turn = asyncio.Lock()
+        self.nodes: tuple[int, list[Fields]] = (0, [])
+        """The version of the flow at the latest look, and its nodes."""
         self.last = 0
         """The highest sequence number that was read."""
+        self._task_id: str | None = None
         self._known: set[tuple[str, int | None, Step | FlowStatus]] = set()
         self._latest: dict[tuple[str, int], Step] = {}
+        self._is_closed = False
+        self._settled: dict[int, tuple[str, int, int]] = {}
+        """The jobs that have ended and whose events are stored: their status, generation and epoch."""
+
+    def follow(self, task_id: str | None) -> int:
+        """Follow a run, and forget any other. Return the number up to which the events of this one were read."""
+        if task_id == self._task_id:
+            return self.last
+        self._task_id = task_id
+        self._known.clear()
+        self._latest.clear()
+        self._settled.clear()
+        return 0
+
+    def unsettled(self, nodes: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the jobs that have begun and are not settled, of the nodes of a task document."""
+        return [
+            int(node["node_id"])
+            for node in nodes
+            if (node["status"] != TaskNodeStatus.QUEUED or node.get("generation"))
+            and self._settled.get(int(node["node_id"])) != _state_of(node)
+        ]
+
+    def settle(self, run: Run) -> None:
+        """Note which jobs have ended: all their events are stored. After the end of a run, all are read once more."""
+        if run.status.closed is not self._is_closed:
+            self._is_closed = run.status.closed
+            self._settled.clear()
+            return
+        ended = {job: node for job, node in run.nodes.items() if node.status.ended}
+        self._settled = {job: _state_in(node) for job, node in ended.items()}
 
     def read(self, rows: Sequence[Fields]) -> None:
         """Add events that are stored."""
@@ -166,7 +213,10 @@ class EventLog:
         states = node_states(latest.nodes, latest.run)
         found: list[Fields] = []
         task_id = latest.flow["task_id"]
+        nodes = latest.run.nodes
         for job in chain.from_iterable(levels(latest.nodes)):
+            if job in nodes and self._settled.get(job) == _state_in(nodes[job]):
+                continue
             passed = steps(states[job], latest.run.dispatches.get(job) or ())
             before = self._latest.get((task_id, job))
             for number, step in enumerate(passed, 1):
@@ -177,6 +227,16 @@ class EventLog:
 
 
 _EVENT_FIELDS: Final = tuple(FlowEvent.model_fields)
+
+
+def _state_of(node: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Return status, generation and epoch of a node in a task document."""
+    return node["status"], node.get("generation") or 0, node.get("attempt_epoch") or 0
+
+
+def _state_in(node: TaskNode) -> tuple[str, int, int]:
+    """Return status, generation and epoch of a node in a run."""
+    return node.status.value, node.generation, node.epoch
 
 
 def _follows(before: Step | None, step: Step) -> bool:

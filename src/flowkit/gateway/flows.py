@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit.gateway.models import FlowNode
 from flowkit.gateway.status import RUN_FIELDS, read_run
+from flowkit.gateway.supervisors import parse_destination
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import OnNodeFailure
 from flowkit.models.ownership import OwnerKind
 from flowkit.models.tokens import JOB_ROLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from flowkit.adapters.flows import FlowStore
     from flowkit.gateway.models import FlowData
@@ -28,6 +30,7 @@ GRACE_SEC: Final = 60.0
 """How much longer than the timeout of its job an attempt may take, for the exchange with the supervisor."""
 
 _DEPLOYMENT_CHARS: Final = 8
+_SCHEME: Final = re.compile(r"mycelium:|[a-z]+://", re.IGNORECASE)
 _BACKOFF: Final = {"backoff_sec": 1.0, "backoff_coefficient": 2.0, "max_backoff_sec": 60.0}
 
 
@@ -111,8 +114,24 @@ def address_of(runner: Mapping[str, Any]) -> str:
     """Return the address of a runner's supervisor: its public key, or else its address."""
     if runner["pubkey"]:
         return f"mycelium:{runner['pubkey']}"
-    address: str = runner["address"]
-    return address if "://" in address else f"mycelium:{address}"
+    return _with_scheme(runner["address"])
+
+
+def addresses_of(runner: Mapping[str, Any]) -> list[str]:
+    """Return the addresses of a runner in one spelling, by which a node that names an address finds its runner."""
+    return [*map(canonical_address, filter(None, (runner["pubkey"], runner["address"])))]
+
+
+def canonical_address(address: str) -> str:
+    """Return an address in one spelling, or as it is if it names no supervisor."""
+    try:
+        return parse_destination(_with_scheme(address)).key
+    except ValueError:
+        return address
+
+
+def _with_scheme(address: str) -> str:
+    return address if _SCHEME.match(address) else f"mycelium:{address}"
 
 
 class LatestRun:
@@ -127,11 +146,13 @@ class LatestRun:
 
 
 async def read_latest(
-    store: FlowStore, flow: Mapping[str, Any], *, every_dispatch: bool = False
+    store: FlowStore,
+    flow: Mapping[str, Any],
+    choose: Callable[[Sequence[Mapping[str, Any]]], Collection[int]] | None = None,
 ) -> LatestRun | None:
     """Return the latest run of a flow; None if its task has no document.
 
-    The dispatches of nodes that run are included, and with `every_dispatch` those of all nodes.
+    `choose` returns the jobs whose dispatches to include, of the nodes of the task document: by default those that run.
     """
     if flow["task_id"] is None:
         return LatestRun(flow, None)
@@ -141,10 +162,10 @@ async def read_latest(
     reopens = task["run_seq"] < (flow.get("run_seq") or 0)
     if reopens:
         task = {**task, "status": "queued", "reason": None, "finished_at": None}
-    begun = None if every_dispatch else _begun(task["graph"]["nodes"])
+    jobs = (choose or _begun)(task["graph"]["nodes"])
     dispatches: Sequence[Mapping[str, Any]] = ()
-    if begun is None or begun:
-        dispatches = await store.dispatches(flow["task_id"], begun)
+    if jobs:
+        dispatches = await store.dispatches(flow["task_id"], jobs)
     return LatestRun(flow, read_run(task, dispatches), task["run_seq"])
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -321,8 +322,10 @@ class JobHandler(RoleHandler):
         """Set where a dispatch goes, and its secret. Let the attempt fail if the address or the secret is not usable."""
         try:
             if runner is None:
-                dispatch.destination = parse_destination(url)
-                runner = await self._runner_at(dispatch.job["context_id"], url)
+                destination = parse_destination(url)
+                runner = await self._runner_at(dispatch.job["context_id"], destination)
+                topic = runner["topic"] if runner else destination.topic
+                dispatch.destination = replace(destination, topic=topic)
             else:
                 dispatch.destination = parse_destination(address_of(runner), topic=runner["topic"])
             dispatch.secret = self._secrets.open(runner["secret"] if runner else None)
@@ -331,9 +334,9 @@ class JobHandler(RoleHandler):
         except ValueError as error:
             await self._fail(dispatch, JobFailed(reason_codes.BAD_INPUT, str(error), permanent=True))
 
-    async def _runner_at(self, context_id: int, url: str) -> Fields | None:
-        """Return the runner of a context that has this address, whose secret the supervisor expects."""
-        wanted = {"context_id": context_id, "address": url}
+    async def _runner_at(self, context_id: int, destination: Destination) -> Fields | None:
+        """Return the runner of a context at this address, whose secret the supervisor expects."""
+        wanted = {"context_id": context_id, "addresses": destination.key}
         found = await retry_while_unavailable(lambda: self._store.page(RUNNERS, wanted, after=None, limit=1))
         return found[0] if found else None
 

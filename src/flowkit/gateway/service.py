@@ -9,20 +9,30 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from temporalio.service import RPCError
+from temporalio.exceptions import TemporalError
 
 from flowkit import reason_codes
 from flowkit.adapters.flows import ACTORS, CONTEXTS, FLOWS, JOBS, MESSAGES, RUNNERS, Listing, key
 from flowkit.attempt.workflows import WorkflowState
 from flowkit.connection import TemporalUnavailable
 from flowkit.core.utils import dumps
-from flowkit.errors import ActionRejected, ConfigError, GraphError, RejectionCause, TaskIdTaken
+from flowkit.errors import (
+    ActionRejected,
+    ActionUnanswered,
+    ChecksBusy,
+    ConfigError,
+    GraphError,
+    RejectionCause,
+    TaskIdTaken,
+    UnknownTask,
+)
 from flowkit.gateway import models
 from flowkit.gateway.events import FlowEvents
 from flowkit.gateway.flows import (
     RESULT_UID,
     LatestRun,
     address_of,
+    addresses_of,
     all_nodes,
     new_task_id,
     read_latest,
@@ -89,6 +99,8 @@ _CONTEXT_SEC: Final = 2.0
 _CONTEXTS: Final = 1_000
 _ENGINE_SEC: Final = 30.0
 """How long an action waits for an engine."""
+_BUSY_SEC: Final = 0.2
+"""The pause before an action is sent again to a task that applies another one."""
 _NAMED: Final = 20
 """How many flows an error names."""
 _ERRORS_CHARS: Final = 2_000_000
@@ -176,7 +188,9 @@ class Gateway:
         await self._permit(call, "runner.create", params.context_id)
         given = params.runner
         _check_address(given)
-        fields = {**given.model_dump(), "context_id": params.context_id, "secret": self._seal(call, given)}
+        runner = given.model_dump()
+        own = {"context_id": params.context_id, "addresses": addresses_of(runner)}
+        fields = {**runner, **own, "secret": self._seal(call, given)}
         id = key(params.context_id, given.id)
         return _runner(await self._store.put(RUNNERS, id, fields, time.time()))
 
@@ -353,40 +367,73 @@ class Gateway:
 
     async def _add_nodes(self, flow: Fields, added: Sequence[FlowNode]) -> Fields | None:
         """Add nodes to a flow and its run. Return None if another call has changed the flow meanwhile."""
-        known = {node["id"] for node in flow["nodes"]}
-        if taken := sorted(known & {node.id for node in added}):
-            raise AlreadyExists(f"flow {flow['id']} has the jobs {taken} already", {"nodes": taken})
-        nodes = [*(FlowNode(**node) for node in flow["nodes"]), *added]
-        self._check_nodes(nodes)
-        jobs = await self._jobs(flow, [node.id for node in added])
+        new = _new_nodes(flow, added)
+        ids = [node.id for node in added]
+        if new:
+            self._check_nodes([*(FlowNode(**node) for node in flow["nodes"]), *new])
+        jobs = await self._jobs(flow, ids)
         state = await self._run_state(flow)
+        if state is not RunState.NONE and not new and await self._run_has(flow, ids):
+            return flow
         if state not in {RunState.NONE, RunState.OPEN}:
             raise InvalidTransition(
                 f"flow {flow['id']} has ended; replace it with flow.create, or start it again",
                 {"id": flow["id"]},
             )
-        dumped = [_dump(node) for node in nodes]
-        changed = await self._store.change_flow(
-            flow, {"nodes": dumped, "jobs": [node.id for node in nodes]}, time.time()
-        )
+        changed: Fields | None = flow
+        if new:
+            nodes = [*flow["nodes"], *map(_dump, new)]
+            with_jobs = {"nodes": nodes, "jobs": [node["id"] for node in nodes]}
+            changed = await self._store.change_flow(flow, with_jobs, time.time())
         if changed is None:
             return None
         await self._store.assign_jobs(flow["context_id"], flow["caller_id"], [*jobs], flow["id"])
         if state is RunState.OPEN:
-            await self._extend_run(
-                changed, flow, [task_node(flow, n, jobs[n.id], flow["run"]) for n in added]
-            )
+            await self._extend_run(changed, [task_node(flow, n, jobs[n.id], flow["run"]) for n in added])
         return changed
 
-    async def _extend_run(self, changed: Fields, before: Fields, nodes: list[Fields]) -> None:
-        """Add nodes to the task of a flow. Restore the flow if the task rejects them."""
+    async def _run_has(self, flow: Fields, ids: Collection[int]) -> bool:
+        """Return whether the task of a flow has the nodes of these jobs."""
+        task = await self._store.task(flow["task_id"], ["graph.nodes.node_id"])
+        known = {node["node_id"] for node in task["graph"]["nodes"]} if task else set()
+        return known.issuperset(map(str, ids))
+
+    async def _extend_run(self, flow: Fields, nodes: list[Fields]) -> None:
+        """Add nodes, which the flow has, to its task. Remove them from the flow if the task rejects them.
+
+        A call that is repeated, because an engine was late to apply the change, may find that the task has the nodes, or
+        is about to add them.
+        """
         edges = [(parent, node["node_id"]) for node in nodes for parent in node.pop("depends_on")]
         try:
-            await self._act(changed, CHANGE_GRAPH, {"nodes": nodes, "edges": edges, "by": "gateway"})
+            await self._change_graph(flow, {"nodes": nodes, "edges": edges, "by": "gateway"})
         except (ActionRejected, GraphError) as error:
-            kept = {"nodes": before["nodes"], "jobs": before["jobs"]}
-            await self._store.change_flow(changed, kept, time.time())
-            raise InvalidTransition(str(error), {"id": changed["id"]}) from None
+            ids = [int(node["node_id"]) for node in nodes]
+            is_taken = isinstance(error, ActionRejected) and error.cause is RejectionCause.TAKEN
+            if is_taken or await self._run_has(flow, ids):
+                return
+            await self._remove_nodes(flow, ids)
+            raise InvalidTransition(str(error), {"id": flow["id"]}) from None
+
+    async def _remove_nodes(self, flow: Fields, ids: Collection[int]) -> None:
+        for _ in range(_TRIES):
+            kept = [node for node in flow["nodes"] if node["id"] not in ids]
+            fields = {"nodes": kept, "jobs": [node["id"] for node in kept]}
+            if await self._store.change_flow(flow, fields, time.time()) is not None:
+                return
+            flow = await self._flow(flow["context_id"], flow["id"])
+        raise _busy(flow["id"])
+
+    async def _change_graph(self, flow: Fields, change: Fields) -> None:
+        """Change the graph of the task of a flow, after other changes that are in progress. Raise as `_act` does."""
+        until = time.monotonic() + _ENGINE_SEC
+        while True:
+            try:
+                return await self._act(flow, CHANGE_GRAPH, change)
+            except ActionRejected as error:
+                if error.cause is not RejectionCause.BUSY or time.monotonic() > until:
+                    raise
+            await asyncio.sleep(_BUSY_SEC)
 
     async def flow_load(self, call: Call, params: models.InContext) -> models.Flow:
         """Return a flow with its status."""
@@ -557,18 +604,19 @@ class Gateway:
         given = params.message
         await self._permit_new(call, "message.create", params.context_id, "message", given)
         id = key(given.context_id, given.caller_id, given.id)
-        if await self._store.load(MESSAGES, id) is not None:
-            raise AlreadyExists(
-                f"actor {given.caller_id} has created message {given.id} before; use another id",
-                {"id": given.id},
-            )
         fields = {
             **given.model_dump(exclude={"job", "nodes"}),
             "nodes": [_dump(node) for node in given.nodes],
             "status": MessageStatus.CREATED.value,
             "transport_status": TransportStatus.QUEUED.value,
         }
-        return _message(await self._store.put(MESSAGES, id, fields, time.time()))
+        made = await self._store.insert(MESSAGES, id, fields, time.time())
+        if made is None:
+            raise AlreadyExists(
+                f"actor {given.caller_id} has created message {given.id} before; use another id",
+                {"id": given.id},
+            )
+        return _message(made)
 
     async def message_load(self, call: Call, params: models.ByMessage) -> models.Message:
         """Return a message, also a dispatch of a job."""
@@ -763,10 +811,16 @@ class Gateway:
     async def _act(self, flow: Fields, action: str, given: Fields) -> None:
         """Apply an action to the run of a flow. Raise ActionRejected, and StorageError if no engine responds in time."""
         try:
-            await asyncio.wait_for(self._tasks.act(flow["task_id"], action, given), _ENGINE_SEC)
-        except TimeoutError:
+            await self._tasks.act(flow["task_id"], action, given, wait_sec=_ENGINE_SEC)
+        except (ActionUnanswered, TemporalError) as error:
+            cause = (
+                f"no engine has applied the action within {_ENGINE_SEC:.0f} s"
+                if isinstance(error, ActionUnanswered)
+                else f"Temporal does not respond ({one_line(error)})"
+            )
             raise StorageError(
-                f"no engine has applied the action within {_ENGINE_SEC:.0f} s; it may be applied later",
+                f"{cause}; it may be applied later: flow.status shows the jobs and what they wait for, and the same call "
+                "can be repeated",
                 {"id": flow["id"]},
             ) from None
 
@@ -833,7 +887,13 @@ def _translated(call: _Function) -> _Function:
             return await call(made, params)
         except (GraphError, ConfigError) as error:
             raise InvalidParams(str(error)) from None
-        except (TemporalUnavailable, RPCError) as error:
+        except UnknownTask:
+            raise InvalidTransition(
+                "the run of the flow was deleted; start the flow with flow.start"
+            ) from None
+        except ChecksBusy as error:
+            raise StorageError(str(error)) from None
+        except (TemporalUnavailable, TemporalError) as error:
             raise StorageError(
                 f"Temporal does not respond, or rejects the request: {one_line(error)}"
             ) from None
@@ -865,6 +925,32 @@ def _invalid(field: str, value: object, problem: str) -> InvalidParams:
     return InvalidParams(
         f"{field} {problem}", {"problems": [{"field": field, "value": repr(value)[:100], "problem": problem}]}
     )
+
+
+def _new_nodes(flow: Mapping[str, Any], added: Sequence[FlowNode]) -> list[FlowNode]:
+    """Return the nodes to add to a flow; none if it has all of them, because the call is repeated.
+
+    Raise AlreadyExists, which names what differs, if the flow has some of them, or has them with another content.
+    """
+    known = {node["id"]: FlowNode(**node) for node in flow["nodes"]}
+    taken = {node.id: _differences(known[node.id], node) for node in added if node.id in known}
+    if not taken:
+        return [*added]
+    differ = {id: names for id, names in taken.items() if names}
+    if not differ and len(taken) == len(added):
+        return []
+    more = "".join(f"; job {id} differs in {', '.join(names)}" for id, names in [*differ.items()][:_NAMED])
+    raise AlreadyExists(
+        f"flow {flow['id']} has the jobs {[*taken][:_NAMED]} already{more}; leave them out, or pass exactly the nodes of an "
+        "earlier call",
+        {"nodes": sorted(taken), "differ": differ},
+    )
+
+
+def _differences(known: FlowNode, given: FlowNode) -> list[str]:
+    """Return the names of the fields in which two nodes of a job differ."""
+    before, after = _dump(known), _dump(given)
+    return [name for name, value in after.items() if before[name] != value]
 
 
 def _not_found(name: str, **ids: int) -> NotFound:

@@ -322,8 +322,7 @@ def read_run(task: Mapping[str, Any], dispatches: Iterable[Mapping[str, Any]]) -
 
 
 RUN_FIELDS: Final = (
-    *("status", "reason", "finished_at", "coordinator.actions.action", "coordinator.actions.what"),
-    SATISFIED,
+    *("status", "reason", "finished_at", SATISFIED),
     *(f"graph.nodes.{name}" for name in ("node_id", "status", "generation", "skip_reason", "held_until_ms")),
     *(f"graph.nodes.{name}" for name in ("attempt_epoch", "last_error", "next_retry_at_ms", "finished_at")),
 )

@@ -12,6 +12,7 @@ import contextlib
 import ipaddress
 import json
 import logging
+import math
 import re
 import secrets as random
 import time
@@ -36,7 +37,7 @@ from flowkit.gateway.http_client import (
     open_session,
     read_body,
 )
-from flowkit.text import shown_address, truncate
+from flowkit.text import printed, shown_address, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -52,6 +53,13 @@ _UNKNOWN_METHOD: Final = -32601
 _REMEMBERED: Final = 10_000
 _FAMILY_SEC: Final = 600.0
 _LATE_CHARS: Final = 10_000
+_LOOK_SEC: Final = 0.1
+"""How often the inbox of a Mycelium node is read while a request waits for a reply."""
+_IDLE_LOOK_SEC: Final = 1.0
+_SECOND_SEC: Final = 1.0
+"""How long a second reply is waited for after one that came as a message of its own."""
+_FOREIGN_SEC: Final = 2.0
+"""How long a message of others, which is no request, may be the first one with a topic of this process."""
 _DELIVERIES: Final = 3
 """How often a job is delivered again to a supervisor that no longer knows it."""
 
@@ -102,8 +110,17 @@ class Destination:
     kind: str
     """`http` or `mycelium`."""
     address: str
-    """A URL, or the public key or IPv6 address of a Mycelium node."""
+    """A URL, or the public key or IPv6 address of a Mycelium node, in lower case."""
     topic: str = DEFAULT_TOPIC
+
+    @property
+    def key(self) -> str:
+        """The address in one spelling, whichever it was given in. Paths that differ in a slash at the end are the same."""
+        if self.kind != "http":
+            return f"{self.kind}:{self.address}"
+        url = URL(self.address).with_fragment(None)
+        host = _canonical_host((url.host or "").rstrip("."))
+        return str(url.with_host(host).with_port(url.port).with_path(url.path.rstrip("/"), keep_query=True))
 
     @property
     def credentials(self) -> tuple[str, ...]:
@@ -124,12 +141,13 @@ _NUMERIC_HOST: Final = re.compile(r"[0-9.]+|0[xX].*")
 def parse_destination(text: str, *, topic: str = DEFAULT_TOPIC) -> Destination:
     """Return the destination that `http(s)://…` or `mycelium:…` names. Raise ValueError for any other text."""
     scheme, _, rest = text.partition(":")
+    scheme = scheme.lower()
     if scheme in {"http", "https"}:
         if not _has_host(text):
             raise ValueError("must be a URL with a host, such as http://10.0.0.8:3030")
         return Destination("http", text, topic)
     if scheme == "mycelium" and (_PUBLIC_KEY.fullmatch(rest) or _is_address(rest, ipaddress.IPv6Address)):
-        return Destination("mycelium", rest, topic)
+        return Destination("mycelium", _canonical_host(rest), topic)
     raise ValueError("must be http://…, https://…, or mycelium: with a public key or an IPv6 address")
 
 
@@ -143,6 +161,14 @@ def _has_host(text: str) -> bool:
     if not host or not port or any(char.isspace() for char in text):
         return False
     return not _NUMERIC_HOST.fullmatch(host) or _is_address(host, ipaddress.IPv4Address)
+
+
+def _canonical_host(text: str) -> str:
+    """Return a name, a key or an IP address in lower case, and IPv6 in its shortest form."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return text.lower()
 
 
 def _is_address(text: str, kind: Callable[[str], object]) -> bool:
@@ -252,55 +278,105 @@ def _connection_error(side: str, error: Exception) -> SupervisorError:
     return SupervisorUnreachable(f"no reply from {side} ({type(error).__name__})")
 
 
+@dataclass(frozen=True, slots=True)
+class InboxMessage:
+    """A message in the inbox of a Mycelium node."""
+
+    id: str
+    payload: bytes
+    sender: str
+
+    @property
+    def is_request(self) -> bool:
+        """Whether the message is a JSON-RPC request."""
+        return "method" in self._content()
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request to which the message replies; empty if it is no reply."""
+        content = self._content()
+        id = None if "method" in content else content.get("id")
+        return id if isinstance(id, str) else ""
+
+    def _content(self) -> dict[str, Any]:
+        """Return the JSON object in the message; an empty one if it has none."""
+        try:
+            found = json.loads(self.payload)
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
 class MyceliumTransport:
     """Sends requests through a Mycelium node.
 
-    `pushMessage` waits for the reply. A reply that comes later is in the inbox of the node, which processes share: one
-    loop looks at the next message there, and takes it only if it replies to a request of this process.
+    A supervisor replies with `pushMessageReply`, and `pushMessage` returns the reply, or with a message of its own. That one
+    arrives in the inbox of the node, as late replies do. One loop reads the inbox for all requests of the process: by the
+    topics of its requests, and the first message of all. Processes share the inbox, so it takes only replies to this
+    process. It leaves other messages to their readers, but removes one with a topic of its own that no one takes, because
+    the API shows no message behind it.
     """
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, on_late: Callable[[str, Any], Awaitable[None]]
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        process: str,
+        on_late: Callable[[str, str], Awaitable[None]],
     ) -> None:
+        """Prepare the calls. The ids of all requests of this process, and of no other, end with `process`.
+
+        `on_late` is called with the id of a request and the reply that came too late, or twice.
+        """
         self._http = HttpTransport(session, "Mycelium node")
         self._node = Destination("http", url.rstrip("/") + "/rpc")
+        self._process = process
         self._on_late = on_late
-        self._pending: dict[Any, asyncio.Future[Any]] = {}
-        self._answered: OrderedDict[Any, None] = OrderedDict()
-        self._loop: asyncio.Task[None] | None = None
-        self._idle_at = 0.0
+        self._pending: dict[str, asyncio.Future[bytes]] = {}
+        self._topics: dict[str, float] = {}
+        """The topics of the latest requests, and until when to read them."""
+        self._heads: dict[str, tuple[str, float]] = {}
+        """The first message of each topic if it is of others, and since when it is the first."""
+        self._gone: OrderedDict[str, float] = OrderedDict()
+        """Processes and senders whose messages no one takes, and until when to remove these at once."""
+        self._asked = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def request(self, to: Destination, request: dict[str, Any], wait_sec: float) -> Any:
         """Return the reply to a request, parsed."""
-        id, deadline = request["id"], time.monotonic() + wait_sec
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending[id] = reply
-        self._keep_looking(wait_sec)
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._pending[request["id"]] = reply
+        self._read_for(to.topic, wait_sec + SYNC_SEC)
+        push = asyncio.create_task(self._push(to, request, wait_sec))
+        ways: tuple[asyncio.Future[Any], ...] = (push, reply)
         try:
-            if (body := await self._push(to, request, wait_sec)) is not None:
-                return _parse(body, f"the supervisor at {to}")
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                return await reply
+            async with asyncio.timeout(wait_sec):
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                if not reply.done():
+                    push.result()
+                return _parse(await reply, f"the supervisor at {to}")
         except TimeoutError:
             raise SupervisorTimeout(
                 f"the supervisor at {to} has not replied within {wait_sec:.0f} s"
             ) from None
         finally:
-            del self._pending[id]
-            self._answered[id] = None
-            while len(self._answered) > _REMEMBERED:
-                self._answered.popitem(last=False)
+            ending = asyncio.create_task(_end_soon(push))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            del self._pending[request["id"]]
 
-    async def _push(self, to: Destination, request: dict[str, Any], wait_sec: float) -> bytes | None:
-        """Send a message. Return the payload of the reply, or None if there is none in time."""
+    async def _push(self, to: Destination, request: dict[str, Any], wait_sec: float) -> None:
+        """Send a message, and wait for the reply. Deliver it if there is one in time."""
         kind = "pk" if _PUBLIC_KEY.fullmatch(to.address) else "ip"
         message = {
             "dst": {kind: to.address},
             "topic": _encode(to.topic.encode()),
             "payload": _encode(json.dumps(request).encode()),
         }
-        found = await self._call("pushMessage", [message, max(1, int(wait_sec))], wait_sec + 5.0)
-        return _payload(found)
+        found = await self._call("pushMessage", [message, max(1, math.ceil(wait_sec))], wait_sec + 5.0)
+        if (payload := _payload(found)) is not None:
+            await self._deliver(request["id"], payload)
 
     async def _call(self, method: str, params: Sequence[Any], wait_sec: float) -> Any:
         """Return the result of a method of the node; None for the errors that mean that there is no message."""
@@ -313,53 +389,127 @@ class MyceliumTransport:
             raise SupervisorUnreachable(f"the Mycelium node at {self._node} rejects {method}")
         return found.get("result")
 
-    def _keep_looking(self, seconds: float) -> None:
-        """Look for late replies for some time."""
-        self._idle_at = max(self._idle_at, time.monotonic() + seconds + SYNC_SEC)
-        if self._loop is None or self._loop.done():
-            self._loop = asyncio.create_task(self._look())
+    def _read_for(self, topic: str, seconds: float) -> None:
+        """Read the messages with a topic for some time."""
+        self._topics[topic] = max(self._topics.get(topic, 0.0), time.monotonic() + seconds)
+        if len(self._pending) == 1:
+            self._asked.set()
+        if self._reader is None or self._reader.done():
+            self._reader = asyncio.create_task(self._read_inbox())
 
-    async def _look(self) -> None:
-        while time.monotonic() < self._idle_at:
+    async def _read_inbox(self) -> None:
+        """Take the replies to this process until no request was open for a while.
+
+        No call waits at the node for a message: while one does, the node may serve no other call.
+        """
+        while True:
+            now = time.monotonic()
+            self._topics = {topic: until for topic, until in self._topics.items() if now < until}
+            if not self._topics:
+                return
+            pause = _LOOK_SEC if self._pending else _IDLE_LOOK_SEC
             try:
-                await self._look_once()
+                if any([await self._take_next(topic) for topic in (*self._topics, None)]):
+                    continue
             except SupervisorError as error:
-                _logger.debug("no late replies: %s", error)
-                await asyncio.sleep(1.0)
+                _logger.debug("the inbox cannot be read: %s", error)
+                pause = _IDLE_LOOK_SEC
+            self._asked.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._asked.wait()
 
-    async def _look_once(self) -> None:
-        """Take the next message of the inbox if it replies to a request of this process."""
-        if not await self._take(peek=True):
-            await asyncio.sleep(0.2)
-            return
-        await self._take(peek=False)
-
-    async def _take(self, *, peek: bool) -> bool:
-        """Read the next message. Return whether it replies to a request of this process."""
-        payload = _payload(await self._call("popMessage", [peek, 1], 10.0))
-        reply = None
-        with contextlib.suppress(ValueError):
-            reply = _read_json(payload or b"null")
-        id = reply.get("id") if isinstance(reply, dict) else None
-        if not isinstance(id, str) or not (id in self._pending or id in self._answered):
+    async def _take_next(self, topic: str | None) -> bool:
+        """Take the first message with a topic, or of all, if it is for this process. Return whether there may be more."""
+        first = await self._pop(topic, peek=True)
+        if first is None:
             return False
-        if not peek:
-            await self._deliver(id, reply)
+        if self._is_own(first):
+            await self._deliver(first.request_id, first.payload)
+        elif topic is None or not self._is_abandoned(topic, first):
+            return False
+        else:
+            _logger.warning(
+                "no one takes a message with the topic %s from the inbox; it is dropped", printed(topic)
+            )
+        removed = await self._pop(topic, peek=False)
+        if (
+            removed is not None and removed.id != first.id
+        ):  # the node has removed the first one when it was shown
+            await self._take_removed(removed)
+        return bool(first.id)
+
+    async def _take_removed(self, message: InboxMessage) -> None:
+        if self._is_own(message):
+            await self._deliver(message.request_id, message.payload)
+        else:
+            _logger.warning(
+                "the Mycelium node has removed a message that is not for this process; it is dropped"
+            )
+
+    async def _pop(self, topic: str | None, *, peek: bool) -> InboxMessage | None:
+        """Return the first message with a topic, or of all, and remove it unless `peek`. A huge one has no payload."""
+        params = [peek, 0] if topic is None else [peek, 0, _encode(topic.encode())]
+        try:
+            found = await self._call("popMessage", params, 10.0)
+        except BadReply:
+            return InboxMessage("", b"", "")
+        if not isinstance(found, dict):
+            return None
+        return InboxMessage(str(found.get("id")), _payload(found) or b"", str(found.get("srcPk")))
+
+    def _is_own(self, message: InboxMessage) -> bool:
+        return _process_of(message) == self._process
+
+    def _is_abandoned(self, topic: str, message: InboxMessage) -> bool:
+        """Return whether the reader of a message does not take it.
+
+        The supervisor that shares the node may be busy, but the caller of a request gives up after a minute. Of a process
+        that has ended, one reply is enough to know that: it may have left many.
+        """
+        now, reader = time.monotonic(), _process_of(message) or message.sender
+        id, since = self._heads.get(topic, ("", now))
+        self._heads[topic] = message.id, since if id == message.id else now
+        if now < self._gone.get(reader, 0.0):
+            return True
+        if now < self._heads[topic][1] + (SYNC_SEC if message.is_request else _FOREIGN_SEC):
+            return False
+        del self._heads[topic]
+        if reader and not message.is_request:
+            self._gone[reader] = now + SYNC_SEC
+        while len(self._gone) > _REMEMBERED:
+            self._gone.popitem(last=False)
         return True
 
-    async def _deliver(self, id: str, reply: Any) -> None:
-        pending = self._pending.get(id)
+    async def _deliver(self, request_id: str, reply: bytes) -> None:
+        pending = self._pending.get(request_id)
         if pending is not None and not pending.done():
             pending.set_result(reply)
         else:
-            await self._on_late(id, reply)
+            await self._on_late(request_id, reply.decode(errors="replace"))
 
     async def close(self) -> None:
-        """Stop looking for late replies, and close all connections."""
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.wait([self._loop])
+        """Stop to read the inbox, and close all connections."""
+        tasks = [*self._ending, *([self._reader] if self._reader else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._http.close()
+
+
+async def _end_soon(push: asyncio.Task[None]) -> None:
+    """End a call of `pushMessage` that may still return a second reply."""
+    try:
+        await asyncio.wait([push], timeout=_SECOND_SEC)
+    finally:
+        push.cancel()
+        await asyncio.gather(push, return_exceptions=True)
+
+
+def _process_of(message: InboxMessage) -> str:
+    """Return the process to whose request a message replies; empty if it is no reply to one of a gateway."""
+    _, _, process = message.request_id.partition(".")
+    return process
 
 
 def _encode(data: bytes) -> str:
@@ -432,6 +582,7 @@ class Supervisors:
         self._poll_sec = poll_sec
         self._slow_sec = slow_sec
         self._margin_sec = margin_sec
+        self._process = random.token_hex(8)
         self._transports: dict[str, Transport] = {}
         self._families: OrderedDict[Destination, tuple[float, Names | None]] = OrderedDict()
         self._jobs: OrderedDict[str, tuple[str, Sequence[str]]] = OrderedDict()
@@ -443,7 +594,7 @@ class Supervisors:
         to_node = open_session(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60))
         self._transports = {
             "http": HttpTransport(open_session(connector=guarded_connector(self._networks))),
-            "mycelium": MyceliumTransport(to_node, self._mycelium_url, self._late),
+            "mycelium": MyceliumTransport(to_node, self._mycelium_url, self._process, self._late),
         }
         return self
 
@@ -509,7 +660,7 @@ class Supervisors:
 
         No supervisor can guess the ids of requests to others, to which it could otherwise reply over Mycelium.
         """
-        id = random.token_hex(16)
+        id = f"{random.token_hex(16)}.{self._process}"
         self._jobs[id] = job_id, (params["secret"], *to.credentials)
         while len(self._jobs) > _REMEMBERED:
             self._jobs.popitem(last=False)
@@ -529,10 +680,13 @@ class Supervisors:
         while len(self._families) > _REMEMBERED:
             self._families.popitem(last=False)
 
-    async def _late(self, id: str, reply: Any) -> None:
-        job_id, secrets = self._jobs.get(id, ("", ()))
+    async def _late(self, id: str, reply: str) -> None:
+        if id not in self._jobs:
+            _logger.warning("a reply to no request of the latest %d was dropped", _REMEMBERED)
+            return
+        job_id, secrets = self._jobs[id]
         if self.on_late is not None and job_id:
-            await self.on_late(job_id, truncate(mask(json.dumps(reply), secrets), _LATE_CHARS))
+            await self.on_late(job_id, truncate(mask(reply, secrets), _LATE_CHARS))
 
 
 def mask(text: str, secrets: Sequence[str]) -> str:

@@ -1,12 +1,13 @@
 """Compile expressions in CEL, the Common Expression Language, find the values that they name, and evaluate them. Pure.
 
 The CEL package loads 50 MB of native code, so FlowKit imports it only when a graph contains an expression, and never in
-workflow code."""
+workflow code, which may use only `find_names`."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -55,6 +56,20 @@ _INSTEAD = {
     "False": "false",
 }
 """CEL's operators and constants by those of other languages."""
+_NAME = re.compile(
+    r"""
+    //[^\n]*                                                  # a comment
+    | `(?P<quoted>[^`]*)`
+    | [bB]?[rR](?P<mark>\"{3}|'{3}|["'])(?P<raw>.*?)(?P=mark)
+    | (?P<quote>\"{3}|'{3}|["'])(?P<text>(?:\\.|[^\\])*?)(?P=quote)
+    | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+"""The names and the texts of an expression."""
+_ESCAPE = re.compile(
+    r"\\(?:[xX]([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00[01][0-9a-fA-F]{5})|([0-3][0-7]{2})|(.))"
+)
 _NOT_UNICODE = "the expression is not valid Unicode"
 _PACKAGE = "flowkit.cel"
 _TEXT, _NUMBER, _FLAG = "TYPE_STRING", "TYPE_INT64", "TYPE_BOOL"
@@ -131,6 +146,26 @@ def compile_value(text: str) -> Expression:
     if expression.kind.partition("<")[0] in _REMEDIES:
         raise BadCondition(add_caret(_explain_type(expression.kind.partition("<")[0]), text, 0))
     return expression
+
+
+def find_names(text: str) -> Iterator[str]:
+    """Yield the names and the texts in a valid expression. Each node id that its accesses name is among them.
+
+    This needs no CEL package. Texts that contain control characters are not exact, because no id contains any.
+    """
+    for match in _NAME.finditer(text):
+        kind = match.lastgroup
+        if kind is not None:
+            yield _ESCAPE.sub(_unescape, match[kind]) if kind == "text" else match[kind]
+
+
+def _unescape(sequence: re.Match[str]) -> str:
+    """Return the character that an escape sequence stands for."""
+    byte, short, long, octal, itself = sequence.groups()
+    if itself is not None:
+        return itself
+    code = int(octal, 8) if octal else int(byte or short or long, 16)
+    return chr(code) if code <= sys.maxunicode else ""
 
 
 @lru_cache(maxsize=_COMPILED)

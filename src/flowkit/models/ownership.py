@@ -1,4 +1,4 @@
-"""Who owns a workflow: the marker in its memo, and the ids that are reserved for the workflows of one kind of owner."""
+"""What the memo of a workflow says: who owns it, and with which input it started; and ids reserved for one kind of owner."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Final
 
 MEMO: Final = "flowkit_owner"
 """Key of the marker in the memo of a workflow. Continue-as-new, *Reset* and a rerun keep the memo."""
+
+
+INPUT_MEMO: Final = "flowkit_input"
+"""Key of the hashes of the params and of the graph with which a task started, in the same memo."""
 
 
 class OwnerKind(StrEnum):

@@ -461,10 +461,9 @@ class EvaluateConditions:
     texts: list[str]
     """The expressions, each once."""
     nodes: dict[str, Any] = field(default_factory=dict)
-    """What an expression can read of nodes, packed; empty if none does. The task document may be older.
+    """What the expressions can read of nodes, packed; empty if they read none. The task document may be older.
 
-    `status` is a column with the statuses of all nodes. `error_codes` are the reason codes of failed nodes: pairs of a
-    code and the indexes of its nodes.
+    Each row is a status, a reason code if the status is `failed`, and the ids of the nodes that have both.
     """
     seconds: float = CONDITIONS_SEC
     """Most time that the evaluation may take."""

@@ -105,6 +105,8 @@ class Supervisor:
     """The Mycelium node from which it takes requests, too."""
     plan: dict[str, list[Misbehavior | None]] = field(default_factory=dict)
     """What it does wrong with the next deliveries of a job, by id of the job. `*` is for all jobs without a plan."""
+    own_messages: bool = False
+    """Whether it replies over Mycelium with messages of its own, and not with `pushMessageReply`."""
     late_sec: float = 1.0
     redirect_to: str = ""
     redirect_status: int = 307
@@ -210,7 +212,10 @@ class Supervisor:
         if how is Misbehavior.LATE:
             await asyncio.sleep(self.late_sec)
         for _ in range(1 + (how is Misbehavior.TWICE)):
-            node.reply(received, reply.encode())
+            if self.own_messages:
+                node.send(received.source, TOPIC, reply.encode())
+            else:
+                node.reply(received, reply.encode())
 
     def _start(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -410,12 +415,16 @@ class MyceliumNode:
     """A stand-in for a Mycelium node: its HTTP API, and messages between the nodes of one process.
 
     `says_errors` chooses between the two ways in which nodes report that there is no message or no reply: the errors
-    204 and 408 of the written API, or a result without a payload.
+    204 and 408 of the written API, or a result without a payload. A node that `removes_shown` removes messages that are
+    read by topic even if they are only looked at, as Mycelium 0.7 does.
     """
 
-    def __init__(self, network: dict[str, MyceliumNode], *, says_errors: bool = False) -> None:
+    def __init__(
+        self, network: dict[str, MyceliumNode], *, says_errors: bool = False, removes_shown: bool = False
+    ) -> None:
         self.key = os.urandom(32).hex()
         self.says_errors = says_errors
+        self.removes_shown = removes_shown
         self.port = 0
         self.states: dict[str, str] = {}
         self.redirect_to = ""
@@ -435,7 +444,8 @@ class MyceliumNode:
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=16_000_000)
         app.router.add_post("/rpc", self._post)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        # A reply to a caller that has gone stays in the inbox.
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, HOST, self.port, reuse_address=True).start()
         self.port = self._runner.addresses[0][1]
@@ -488,7 +498,8 @@ class MyceliumNode:
         self, peek: bool = False, wait_sec: float = 0.0, topic: str | None = None
     ) -> Message | int | None:
         wanted = base64.b64decode(topic).decode() if topic else None
-        found = await self.pop(topic=wanted, wait_sec=wait_sec, peek=peek)
+        stays = peek and not (wanted and self.removes_shown)
+        found = await self.pop(topic=wanted, wait_sec=wait_sec, peek=stays)
         if found is None:
             return 204 if self.says_errors else None
         payload = base64.b64encode(found.payload).decode()
@@ -516,6 +527,10 @@ class MyceliumNode:
                 async with asyncio.timeout(left):
                     await self._arrived.wait()
 
+    async def is_empty(self) -> bool:
+        """Return whether the inbox has no message."""
+        return not self._inbox
+
     def deliver(self, message: Received) -> None:
         """Receive a message."""
         waiting = self._waiting.get(message.id) if message.is_reply else None
@@ -524,6 +539,10 @@ class MyceliumNode:
             return
         self._inbox.append(message)
         self._arrived.set()
+
+    def send(self, to: MyceliumNode, topic: str | None, payload: bytes) -> None:
+        """Send a message."""
+        to.deliver(Received(os.urandom(8).hex(), self, topic, payload))
 
     def reply(self, to: Received, payload: bytes) -> None:
         """Reply to a message."""

@@ -5,27 +5,29 @@ JSON has text keys only, so 1 and "1" become the same key, as True and "true" do
 
 from __future__ import annotations
 
+import copy
 import json
+import operator
 import re
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from math import isinf
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic_core import from_json, to_json, to_jsonable_python
 
 from flowkit.text import printed, shown_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _YEAR_DAYS = 365
 _YEARS = re.compile(rb'"-?P[0-9]+Y')
 """A duration that pydantic writes with years of 365 days."""
 _LEVELS = 200
-"""Levels in which the place of equal keys is searched."""
+"""Levels in which equal keys and iterators are searched."""
+_LEAVES = frozenset([str, int, float, bool, bytes, type(None)])
 
 
 class EqualKeys(ValueError):
@@ -34,6 +36,7 @@ class EqualKeys(ValueError):
 
 def to_json_types(value: Any, *, inf_nan_mode: Any = "constants") -> Any:
     """Return a copy of `value` in JSON types, as `to_jsonable_python` does. Raise EqualKeys if it would drop a value."""
+    value = with_lists(value)
     converted = to_jsonable_python(value, inf_nan_mode=inf_nan_mode)
     try:
         text = to_json(value, inf_nan_mode="null")
@@ -47,12 +50,59 @@ def to_json_types(value: Any, *, inf_nan_mode: Any = "constants") -> Any:
     return converted
 
 
+def with_lists(value: Any) -> Any:
+    """Return `value`, or a copy of it with lists in place of iterators such as generators, which can be read only once.
+
+    Call this for what user code returns before anything that reads the value twice, such as a write that may be retried.
+    """
+    return _with_lists(value, set())
+
+
+def _with_lists(value: Any, above: set[int]) -> Any:
+    """Return `with_lists`. `above` has the identities of the values that contain this one, since one may contain itself."""
+    if type(value) in _LEAVES or len(above) > _LEVELS or id(value) in above:
+        return value
+    above.add(id(value))
+    try:
+        if isinstance(value, dict):
+            read = {key: _with_lists(held, above) for key, held in value.items()}
+            return value if all(read[key] is held for key, held in value.items()) else read
+        if isinstance(value, Iterator):
+            return [_with_lists(each, above) for each in value]
+        if isinstance(value, (list, tuple, set, frozenset, deque)):
+            items = [_with_lists(each, above) for each in value]
+            return value if all(map(operator.is_, items, value)) else items
+        return _with_lists_in_fields(value, above)
+    finally:
+        above.discard(id(value))
+
+
+def _with_lists_in_fields(value: Any, above: set[int]) -> Any:
+    """Return a dataclass or a pydantic model, or a copy of it, as `with_lists` does; any other value as it is."""
+    held = {name: getattr(value, name, None) for name in _field_names(value)}
+    read = _with_lists(held, above)
+    if read is held:
+        return value
+    copied = copy.copy(value)
+    for name, each in read.items():
+        object.__setattr__(copied, name, each)
+    return copied
+
+
+def _field_names(value: Any) -> list[str]:
+    if isinstance(value, BaseModel):
+        return [*type(value).model_fields]
+    return (
+        [each.name for each in fields(value)] if is_dataclass(value) and not isinstance(value, type) else []
+    )
+
+
 def _in_days(value: Any) -> Any:
     """Return a copy of a value in which durations are ISO 8601 text in days: a year has no fixed length."""
     match value:
         case dict():
             return {key: _in_days(held) for key, held in value.items()}
-        case list() | tuple() | set() | frozenset():
+        case list() | tuple() | set() | frozenset() | deque():
             return [_in_days(held) for held in value]
         case timedelta(days=days) if abs(days) >= _YEAR_DAYS:
             rest = TypeAdapter(timedelta).dump_python(abs(value) % timedelta(days=1), mode="json")
@@ -70,7 +120,7 @@ A text for each value would take time and memory in proportion to the length of 
 
 
 def _equal_keys(value: Any, path: _Path, level: int) -> Iterator[str]:
-    """Yield each pair of equal keys in dicts, lists and tuples."""
+    """Yield each pair of equal keys in dicts, lists, tuples and deques."""
     if level > _LEVELS:
         return
     if isinstance(value, dict):
@@ -82,7 +132,7 @@ def _equal_keys(value: Any, path: _Path, level: int) -> Iterator[str]:
                 yield f"{_place(path)} has the keys {first} and {second}, which are the same key in JSON; rename one"
             seen[text] = key
             yield from _equal_keys(held, (path, f".{text}"), level + 1)
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, deque)):
         for index, held in enumerate(value):
             yield from _equal_keys(held, (path, f"[{index}]"), level + 1)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.adapters.tokens import TokenStore
+from flowkit.gateway import service
 from flowkit.gateway.client import GatewayClient
 from flowkit.models.tokens import Right
 from flowkit.testing.supervisor import Misbehavior
@@ -63,6 +64,32 @@ async def test_engine_and_handler_are_killed_and_the_flow_finishes_with_each_job
     for job in (1, 2, 3, 4):
         stored = {"task_id": world.run_id(), "node_id": str(job), "status": "partial"}
         assert await world.harness.db.artifacts.count_documents(stored) == 1
+
+
+async def test_a_call_that_no_engine_answered_is_repeated_and_takes_effect_once(
+    world: FlowWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_ENGINE_SEC", 1.0)
+    await world.start(engine=False)
+    engine = await world.harness.engine()
+    await world.create({1: {}, 2: {"prerequisites": ["go"]}})
+    await world.create_job(3)
+    await world.call("flow.start", **world.own)
+    await world.until_node(1, "Completed")
+    await engine.stop()
+    added = {**world.own, "nodes": [{"id": 3, "depends": [1]}]}
+    for _ in range(2):
+        error = await world.error("flow.add_nodes", **added)
+        assert error.rpc_code == -32010
+        assert "may be applied later" in str(error)
+    monkeypatch.setattr(service, "_ENGINE_SEC", 60.0)
+    await world.harness.engine()
+    assert (await world.call("flow.add_nodes", **added))["edges"] == [[1, 3]]
+    await world.until_node(3, "Completed")
+    await world.call("node.satisfy", **world.own, prerequisite="go")
+    await world.until("Finished")
+    assert (await world.call("flow.add_nodes", **added))["status"] == "Finished"
+    assert world.supervisor.executions == {world.wire_id(job): 1 for job in (1, 2, 3)}
 
 
 async def test_the_secret_reaches_the_supervisor_and_nobody_else(

@@ -43,6 +43,8 @@ from flowkit.text import count_of, printed
 from flowkit.validation.arguments import choice_problem, require
 
 _SHOWN = 40
+_ENGINE_SEC = 60.0
+"""How long an action waits for an engine."""
 """Maximum number of affected nodes in the table; --json has up to 1,000."""
 
 _SCOPES = "node:ID, below:ID (all nodes that depend on the node) or role:NAME. Repeatable."
@@ -517,5 +519,6 @@ async def _send(
     from flowkit.cli.servers import servers
 
     async with servers(where) as both:
-        call = both.tasks.preview if dry_run else both.tasks.act
-        return await call(task, name, given)
+        if dry_run:
+            return await both.tasks.preview(task, name, given)
+        return await both.tasks.act(task, name, given, wait_sec=_ENGINE_SEC)
