@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.integration.flow_model.limits import Era, limit_problems
 from tests.integration.flow_model.records import (
     Call,
     Delivery,
@@ -459,6 +460,34 @@ def test_a_planted_error_is_reported(name: str) -> None:
     plant(history)
     found = problems_of(history)
     assert any(text in problem for problem in found), found
+
+
+# --- the limit of jobs in flight
+
+
+def _beside(history: History, begun: float, ended: float) -> None:
+    """Run another job of the first run."""
+    history.executions.append(Execution(id=f"{OWN}:7", token="beside", begun=begun, ended=ended))
+
+
+@pytest.mark.parametrize(
+    ("eras", "begun", "is_reported"),
+    [
+        ([Era(limit=1, begun=0.0)], 35.5, True),
+        ([Era(limit=1, begun=0.0)], 36.5, False),
+        ([Era(limit=2, begun=0.0)], 35.5, False),
+        ([Era(limit=None, begun=0.0)], 35.5, False),
+        ([Era(limit=None, begun=0.0, ended=20.0), Era(limit=1, begun=20.0)], 35.5, False),
+        ([Era(limit=2, begun=0.0, ended=20.0), Era(limit=1, begun=20.0)], 35.5, True),
+        ([Era(limit=2, begun=0.0, ended=34.0), Era(limit=1, begun=34.0)], 35.5, False),
+    ],
+)
+def test_a_limit_holds_once_it_is_there_for_runs_that_it_concerns(
+    eras: list[Era], begun: float, *, is_reported: bool
+) -> None:
+    history = story()
+    _beside(history, begun, 40.0)
+    assert bool([*limit_problems([history], eras)]) is is_reported
 
 
 # --- the supervisors

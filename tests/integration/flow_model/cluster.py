@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from flowkit.local.ports import free_port
+from tests.integration.flow_model.limits import Era
 
 if TYPE_CHECKING:
     from tests.fork_server import ForkedProcess
@@ -29,17 +31,19 @@ class Cluster:
         self._mycelium_url = mycelium_url
         self._ports = {part: free_port() for part in (Part.GATEWAY, Part.JOBS)}
         self._running: dict[Part, ForkedProcess] = {}
-        self.limits: list[tuple[float, float, int | None]] = []
-        """The limits of jobs in flight: from when on an engine had it, until when it may have had it, and the limit."""
+        self.eras: list[Era] = []
+        """The engines, one after the other."""
 
     @property
     def urls(self) -> list[str]:
         """The addresses of the gateways, always the same."""
         return [f"http://127.0.0.1:{port}" for port in self._ports.values()]
 
-    def start(self, part: Part) -> None:
-        """Start a process."""
+    def start(self, part: Part, limit: int | None = None) -> None:
+        """Start a process. An engine has this limit of attempts of jobs in flight."""
         if part is Part.ENGINE:
+            self.harness.settings["max_type_concurrency"] = {} if limit is None else {"job": limit}
+            self.eras.append(Era(limit=limit, begun=time.monotonic()))
             self._running[part] = self.harness.engine_process()
             return
         jobs = "--jobs" if part is Part.JOBS else "--no-jobs"
@@ -47,11 +51,13 @@ class Cluster:
         options = ("--supervisor-networks", "loopback", "--mycelium-url", self._mycelium_url)
         self._running[part] = self.harness.process("gateway", jobs, *ports, *options)
 
-    async def kill(self, part: Part, away: float) -> None:
-        """Kill a process, and start it again after this time."""
+    async def kill(self, part: Part, away: float, limit: int | None) -> None:
+        """Kill a process, and start it again after this time. An engine then has this limit."""
+        if part is Part.ENGINE:
+            self.eras[-1].ended = time.monotonic()
         self._running[part].kill()
         self._running[part].wait(20)
         await asyncio.sleep(away)
         if part is Part.ENGINE:
             await self.harness.release_tasks()
-        self.start(part)
+        self.start(part, limit)

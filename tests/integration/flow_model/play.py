@@ -23,6 +23,7 @@ from flowkit.models.tokens import Right
 from flowkit.testing.supervisor import MyceliumNode
 from tests.integration.flow_model.client import FlowClient
 from tests.integration.flow_model.cluster import Cluster, Part
+from tests.integration.flow_model.limits import limit_problems
 from tests.integration.flow_model.records import History, Place
 from tests.integration.flow_model.supervisors import RecordingSupervisor
 from tests.integration.flow_model.verify import problems_of, written
@@ -112,7 +113,7 @@ class Play:
         self._harness.settings["lease_ttl_sec"] = 2
         await self._harness.name_deployment()
         for part in Part:
-            self._cluster.start(part)
+            self._cluster.start(part, limit=2)
         tenants = await create_tenants(self._harness.db, first=FIRST, second=SECOND)
         gateways = {
             token: [await self._gateway(url, token) for url in self._cluster.urls]
@@ -215,7 +216,8 @@ class Play:
                 await self._interrupt(self._chance.choice([*SECRETS]))
                 continue
             longest = 6.0 if part is Part.ENGINE else 1.0
-            await self._cluster.kill(part, self._chance.choice([0.0, self._chance.uniform(0.0, longest)]))
+            away = self._chance.choice([0.0, self._chance.uniform(0.0, longest)])
+            await self._cluster.kill(part, away, self._chance.choice([None, 1, 1, 2]))
             self.counts[f"killed {part}"] += 1
 
     async def _interrupt(self, actor: int) -> None:
@@ -259,6 +261,9 @@ class Play:
             self.problems += [f"{client.history.place}: {each}" for each in client.problems]
             self.problems += problems_of(client.history)
         self.problems += self._foreign_deliveries()
+        assert self._cluster is not None
+        killed = [client.history for client in self._clients if not client.history.is_calm]
+        self.problems += limit_problems(killed, self._cluster.eras)
 
     def _share_out(self, history: History) -> None:
         """Give a history what its supervisor has received and run of its flow."""
