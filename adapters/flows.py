@@ -37,7 +37,7 @@ _MAX_LATE = 20
 """Largest number of late replies that the record of a dispatch keeps."""
 _UNSHOWN: Final = {FLOWS: ("nodes", "env_vars"), MESSAGES: ("logs", "late", "error")}
 """Long fields that lists do not show."""
-_DISPATCH: Final = ("job_id", "generation", "retry", "state", "outcome")
+_DISPATCH: Final = ("job_id", "generation", "retry", "state", "outcome", "epoch")
 _EVENT: Final = ("seq", "task_id", "run_id", "node", "to", "generation", "retry")
 _ATTEMPT: Final = ("transport_id", "outcome", "logs", "error")
 _OLDEST_FIRST: Final = [("generation", ASCENDING), ("retry", ASCENDING)]
@@ -198,7 +198,8 @@ class FlowStore:
     @translate_errors
     async def insert_flow(self, fields: Fields, now: float) -> bool:
         """Create a flow. Return False if one with its id exists."""
-        own = {"_id": key(fields["context_id"], fields["id"]), "version": 1, "run": 0, "task_id": None}
+        own = {"_id": key(fields["context_id"], fields["id"]), "version": 1, "run": 0}
+        own |= {"task_id": None, "is_starting": False, "last_event": 0}
         try:
             await self._db[FLOWS].insert_one(
                 {**own, **fields, "created_at": int(now), "updated_at": int(now)}
@@ -216,6 +217,13 @@ class FlowStore:
             return_document=ReturnDocument.AFTER,
         )
         return found
+
+    @translate_errors
+    async def note_started(self, task_id: str) -> None:
+        """Note that the task of the latest run of a flow exists, or has existed."""
+        await self._db[FLOWS].update_one(
+            {"task_id": task_id, "is_starting": True}, {"$set": {"is_starting": False}}
+        )
 
     @translate_errors
     async def flows_of_job(self, context_id: int, job_id: int, caller_id: int | None) -> list[Fields]:
@@ -253,11 +261,11 @@ class FlowStore:
         return None if found is None else {**found, "status": _status_of(found)}
 
     @translate_errors
-    async def task_statuses(self, task_ids: Collection[str]) -> dict[str, str]:
-        """Return the statuses of those of these tasks that have a document, by id."""
-        wanted = {"_id": 0, "id": 1, **dict.fromkeys(_STATUS, 1)}
+    async def task_statuses(self, task_ids: Collection[str]) -> dict[str, tuple[str, int]]:
+        """Return status and `run_seq` of those of these tasks that have a document, by id."""
+        wanted = {"_id": 0, "id": 1, "run_seq": 1, **dict.fromkeys(_STATUS, 1)}
         found = self._db.tasks.find({"id": {"$in": [*task_ids]}}, wanted)
-        return {document["id"]: _status_of(document) async for document in found}
+        return {document["id"]: (_status_of(document), document["run_seq"]) async for document in found}
 
     @translate_errors
     async def result(self, task_id: str, node_id: str, batch_uid: str) -> Fields | None:
@@ -269,13 +277,19 @@ class FlowStore:
     # --- dispatches
 
     @translate_errors
-    async def open_dispatch(self, id: str, fields: Fields, set_fields: Fields, now: float) -> Fields:
-        """Return the record of a dispatch. Create it with `fields` if needed, and set `set_fields` in any case."""
+    async def open_dispatch(
+        self, id: str, fields: Fields, epoch: int, set_fields: Fields, now: float
+    ) -> Fields:
+        """Return the record of a dispatch. Create it with `fields` if needed, and set `set_fields` in any case.
+
+        An earlier attempt than the latest one that has opened it changes no epoch.
+        """
         found: Fields = await self._db[MESSAGES].find_one_and_update(
             {"_id": id},
             {
                 "$setOnInsert": {**fields, "created_at": int(now)},
                 "$set": {**set_fields, "updated_at": int(now)},
+                "$max": {"epoch": epoch},
             },
             upsert=True,
             return_document=ReturnDocument.AFTER,
@@ -283,10 +297,39 @@ class FlowStore:
         return found
 
     @translate_errors
-    async def change_dispatch(self, task_id: str, id: str, fields: Fields, now: float) -> None:
-        """Change the record of a dispatch of a task, unless it has an outcome."""
-        await self._db[MESSAGES].update_one(
-            {"_id": id, "task_id": task_id, "outcome": None}, {"$set": {**fields, "updated_at": int(now)}}
+    async def dispatch(self, task_id: str, id: str) -> Fields | None:
+        """Return what the status of a job depends on of a dispatch of a task; None if the task has no such dispatch."""
+        own = {"_id": id, "task_id": task_id}
+        found: Fields | None = await self._db[MESSAGES].find_one(own, dict.fromkeys(_DISPATCH, 1))
+        return found
+
+    @translate_errors
+    async def change_dispatch(self, id: str, before: Fields, fields: Fields, now: float) -> bool:
+        """Change the record of a dispatch that has the fields `before`. Return False if they have changed."""
+        done = await self._db[MESSAGES].update_one(
+            {"_id": id, **before}, {"$set": {**fields, "updated_at": int(now)}}
+        )
+        return bool(done.matched_count)
+
+    @translate_errors
+    async def abandon_dispatches(self, ids: Iterable[str], fields: Fields, now: float) -> None:
+        """Change the records of these dispatches, unless they have an outcome."""
+        await self._abandon({"_id": {"$in": [*ids]}}, fields, now)
+
+    @translate_errors
+    async def abandon_earlier(
+        self, task_id: str, job: int, generation: int, retry: int, fields: Fields, now: float
+    ) -> None:
+        """Change the records of earlier attempts of a job, unless they have an outcome."""
+        earlier = [
+            {"generation": {"$lt": generation}},
+            {"generation": generation, "retry": {"$lt": retry}},
+        ]
+        await self._abandon({"task_id": task_id, "job_id": job, "$or": earlier}, fields, now)
+
+    async def _abandon(self, wanted: Fields, fields: Fields, now: float) -> None:
+        await self._db[MESSAGES].update_many(
+            {**wanted, "outcome": None}, {"$set": {**fields, "updated_at": int(now)}}
         )
 
     @translate_errors
@@ -310,11 +353,12 @@ class FlowStore:
         return await _listed(found.sort(_OLDEST_FIRST).skip(skip), limit)
 
     @translate_errors
-    async def latest_error(self, task_id: str, job: int) -> str | None:
-        """Return the error of the latest attempt of a job; None if it has none."""
-        latest = [(name, DESCENDING) for name, _ in _OLDEST_FIRST]
+    async def latest_error(self, task_id: str, job: int, generation: int) -> str | None:
+        """Return the error of the latest attempt of a job in a generation; None if it has none."""
         found = await self._db[MESSAGES].find_one(
-            {"task_id": task_id, "job_id": job}, {"error": 1}, sort=latest
+            {"task_id": task_id, "job_id": job, "generation": generation},
+            {"error": 1},
+            sort=[("retry", DESCENDING)],
         )
         return (found or {}).get("error")
 
@@ -361,6 +405,11 @@ class FlowStore:
             self._db[EVENTS].find({"flow": flow, "seq": {"$gt": after}}).sort("seq", ASCENDING).limit(limit)
         )
         return [document async for document in found]
+
+    @translate_errors
+    async def note_events(self, flow: str, last: int) -> None:
+        """Note the highest sequence number of the events of a flow, which outlives the events."""
+        await self._db[FLOWS].update_one({"_id": flow}, {"$max": {"last_event": last}})
 
     @translate_errors
     async def append_events(self, events: Iterable[Fields]) -> bool:

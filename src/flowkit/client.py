@@ -84,7 +84,7 @@ from flowkit.validation.json_keys import EqualKeys, to_json_types
 from flowkit.workflows.display.task_status import pipeline_name
 from flowkit.workflows.scheduling.actions import (
     changeable,
-    changed_inputs,
+    changed_nodes,
     check_keeps,
     choose_reruns,
     parse_action,
@@ -654,6 +654,7 @@ class TaskClient:
         *,
         params: Mapping[str, Any] | None = None,
         inputs: Mapping[str, Mapping[str, Any]] | None = None,
+        limits: Mapping[str, Mapping[str, Any]] | None = None,
         failed_batches_of: Sequence[str] = (),
         reason: str = "",
         by: str = "",
@@ -663,9 +664,10 @@ class TaskClient:
 
         By default, the nodes start that failed, were cancelled, or were skipped for a failure or the end of the task.
         Finished nodes, their artifacts and the variables stay. `params` replaces single params, and `inputs` single keys
-        of the `input_inline` of nodes, by node id. The nodes in `failed_batches_of` also start; they keep their batches,
-        and try those again that they have set aside. `nodes` is then empty by default. A call while the task is ending
-        waits up to 60 seconds for the end, and until Temporal has closed the ended run.
+        of the `input_inline` of nodes, by node id. `limits` replaces `timeout_sec` and single keys of `retry_policy`, of
+        those nodes that start. The nodes in `failed_batches_of` also start; they keep their batches, and try those again
+        that they have set aside. `nodes` is then empty by default. A call while the task is ending waits up to 60 seconds
+        for the end, and until Temporal has closed the ended run.
 
         Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`, start nothing.
         Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if MongoDB has no document of
@@ -684,7 +686,9 @@ class TaskClient:
         planned = plan_rerun(chosen, parsed.nodes, states, keeps)
         check_keeps(planned, parsed.nodes, states)
         _check_goes_on(parsed, states, planned.resets)
-        changed = changed_inputs(inputs or {}, parsed.nodes)
+        again = {parsed.nodes[index].node_id for index in planned.resets}
+        limited = {node_id: each for node_id, each in (limits or {}).items() if node_id in again}
+        changed = changed_nodes(inputs or {}, limited, parsed.nodes)
         run_seq = document["run_seq"]
         result = result_of(planned, parsed.nodes, 0)
         del result["revision"]

@@ -110,9 +110,9 @@ async def test_logs_of_attempts_are_listed_in_pages(store: FlowStore) -> None:
         id = f"d{number}"
         own = {"task_id": "t", "job_id": 1, "generation": number // 4, "retry": number % 4}
         await store.open_dispatch(
-            id, {**own, "transport_id": id, "outcome": "failed", "logs": LARGE, "error": id}, {}, number
+            id, {**own, "transport_id": id, "outcome": "failed", "logs": LARGE, "error": id}, 1, {}, number
         )
-    assert await store.latest_error("t", 1) == "d6"
+    assert [await store.latest_error("t", 1, each) for each in range(3)] == ["d3", "d6", None]
     found = await store.attempts("t", 1, skip=2, limit=500)
     assert ([row["transport_id"] for row in found.rows], found.more) == (["d2", "d3", "d4"], True)
     found = await store.attempts("t", 1, skip=5, limit=500)

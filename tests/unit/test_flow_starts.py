@@ -17,6 +17,7 @@ from flowkit.server.rpc import Call
 from flowkit.testing import memory_database
 
 CONTEXT, CALLER, FLOW = 3, 11, 40
+OWN = models.InContext(context_id=CONTEXT, id=FLOW)
 OPERATOR = Call(caller=Caller(actor=None, rights=frozenset({Right.OPERATOR})))
 
 
@@ -40,7 +41,7 @@ class Tasks:
         return True
 
 
-async def put_flow(store: FlowStore, started_at: float) -> None:
+async def put_flow(store: FlowStore, started_at: float, *, is_starting: bool = True) -> None:
     """Store a flow whose first run has no task any more, or does not have one yet."""
     job = models.JobData(id=1, caller_id=CALLER, context_id=CONTEXT, script="result 1", executor="echo")
     await store.put(JOBS, key(CONTEXT, CALLER, 1), job.model_dump(), 0.0)
@@ -52,18 +53,42 @@ async def put_flow(store: FlowStore, started_at: float) -> None:
         "version": 1,
         "task_id": f"flow:1f2e3d4c:{CONTEXT}:{FLOW}/1",
         "started_at": started_at,
+        "is_starting": is_starting,
     }
     await store.put(FLOWS, key(CONTEXT, FLOW), {**given.model_dump(), "nodes": nodes, **run}, 0.0)
 
 
-@pytest.mark.parametrize(("age", "number"), [(5, 1), (86_400, 2)], ids=["interrupted", "purged"])
-async def test_a_run_that_was_purged_does_not_start_again(age: float, number: int) -> None:
-    store, tasks = FlowStore(memory_database()), Tasks()
-    await put_flow(store, time.time() - age)
+async def gateway(store: FlowStore, tasks: Tasks) -> Gateway:
+    """Return a gateway with the context of the flow."""
     client: Any = tasks
     nothing: Any = None
     made = Gateway(store, client, nothing, nothing)
     await made.context_create(OPERATOR, models.ContextCreate(context=models.ContextData(id=CONTEXT)))
-    begun = await made.flow_start(OPERATOR, models.InContext(context_id=CONTEXT, id=FLOW))
+    return made
+
+
+def run(number: int) -> str:
+    """Return the id of a run of the flow."""
+    return f"flow:1f2e3d4c:{CONTEXT}:{FLOW}/{number}"
+
+
+@pytest.mark.parametrize(
+    ("age", "is_starting", "number"),
+    [(5, True, 1), (5, False, 2), (86_400, True, 2)],
+    ids=["interrupted", "purged at once", "long ago"],
+)
+async def test_only_a_start_that_is_not_finished_keeps_its_number(
+    age: float, is_starting: bool, number: int
+) -> None:
+    store, tasks = FlowStore(memory_database()), Tasks()
+    await put_flow(store, time.time() - age, is_starting=is_starting)
+    begun = await (await gateway(store, tasks)).flow_start(OPERATOR, OWN)
     assert begun.started
-    assert tasks.started == [begun.run_id] == [f"flow:1f2e3d4c:{CONTEXT}:{FLOW}/{number}"]
+    assert tasks.started == [begun.run_id] == [run(number)]
+
+
+async def test_a_run_that_was_purged_within_a_minute_does_not_start_again() -> None:
+    store, tasks = FlowStore(memory_database()), Tasks()
+    await put_flow(store, time.time())
+    made = await gateway(store, tasks)
+    assert [(await made.flow_start(OPERATOR, OWN)).run_id for _ in range(2)] == [run(1), run(2)]

@@ -121,10 +121,12 @@ def test_status_of_a_flow() -> None:
 @pytest.mark.parametrize(("finished_at", "status"), [(None, "running"), (datetime.now(UTC), "failed")])
 async def test_a_run_ends_when_its_end_is_stored(finished_at: datetime | None, status: str) -> None:
     db: Any = memory_database()
-    await db.tasks.insert_one({"id": "flow:3:40/1", "status": "failed", "finished_at": finished_at})
+    await db.tasks.insert_one(
+        {"id": "flow:3:40/1", "status": "failed", "finished_at": finished_at, "run_seq": 1}
+    )
     store = FlowStore(db)
     assert (await store.task("flow:3:40/1", ["status"]) or {})["status"] == status
-    assert await store.task_statuses(["flow:3:40/1"]) == {"flow:3:40/1": status}
+    assert await store.task_statuses(["flow:3:40/1"]) == {"flow:3:40/1": (status, 1)}
 
 
 def test_ways_follow_the_edges() -> None:
@@ -158,7 +160,8 @@ def test_ids_of_runs_and_jobs_differ_by_deployment_run_flow_and_retry() -> None:
     assert transport_id(flow, job, 1, 0, 0) == "1f2e3d4c:3:11:501"
     assert transport_id(flow, job, 1, 0, 2) == "1f2e3d4c:3:11:501/0.2"
     assert transport_id(flow, job, 2, 1, 0) == "1f2e3d4c:3:11:501@40.2/1.0"
-    assert transport_id(flow, {**job, "flow_id": 39}, 1, 0, 0) == "1f2e3d4c:3:11:501@40.1"
+    for other in (39, None):
+        assert transport_id(flow, {**job, "flow_id": other}, 1, 0, 0) == "1f2e3d4c:3:11:501@40.1"
 
 
 def test_run_ids_number_the_retries_of_a_run() -> None:
@@ -210,7 +213,7 @@ def latest(node: TaskNode, dispatches: Sequence[Dispatch]) -> LatestRun:
     """Return a run of a flow that has one node."""
     own = {"_id": "3:40", "context_id": 3, "id": 40, "nodes": [{"id": 1}]}
     run = Run(status=TaskStatus.RUNNING, nodes={1: node}, dispatches={1: dispatches})
-    return LatestRun({**own, "task_id": "flow:3:40/1", "run_seq": 1}, run)
+    return LatestRun({**own, "task_id": "flow:3:40/1", "run_seq": 1, "last_event": 0}, run)
 
 
 REACHED = st.sampled_from([READY, DISPATCHED, RUNNING])

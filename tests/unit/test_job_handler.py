@@ -74,7 +74,7 @@ class World:
     async def put_job(self, id: int, script: str) -> None:
         """Create a job, or replace it."""
         given = JobData(id=id, caller_id=11, context_id=3, executor="echo", script=script)
-        await self.store.put(JOBS, key(3, 11, id), given.model_dump(), 0.0)
+        await self.store.put(JOBS, key(3, 11, id), {**given.model_dump(), "flow_id": 40}, 0.0)
 
     async def run(self, id: int, generation: int = 0) -> tuple[str, str] | str | None:
         """Run a job. Return where it was sent and its script, or why it has failed."""
@@ -94,7 +94,7 @@ def attempt(task_id: str, node_id: str, generation: int = 0) -> Any:
     async def cancellable(work: Awaitable[Any]) -> Any:
         return await work
 
-    fields = {"generation": generation, "failures": 0, "attempt_epoch": 1, "kv": {"logs": None}}
+    fields = {"generation": generation, "failures": 0, "attempt_epoch": 1, "kv": {}}
     return SimpleNamespace(task_id=task_id, node_id=node_id, cancellable=cancellable, **fields)
 
 
@@ -142,8 +142,8 @@ async def test_a_foreign_node_does_not_keep_the_run_from_its_jobs(world: World) 
 
 
 async def test_a_node_whose_dispatch_has_the_same_id_does_not_end_that_of_a_job(world: World) -> None:
-    own = {"task_id": RUN, "outcome": None}
-    await world.store.put(MESSAGES, f"{RUN}:1:0.0", own, 0.0)
+    at = {"generation": 0, "retry": 0, "state": "Ready", "outcome": None, "epoch": 1}
+    await world.store.put(MESSAGES, f"{RUN}:1:0.0", {"task_id": RUN, "job_id": 1, **at}, 0.0)
     await world.handler.finalize(attempt("flow:1f2e3d4c:3", "40/1:1"))
     assert (await world.store.load(MESSAGES, f"{RUN}:1:0.0") or {})["outcome"] is None
     await world.handler.finalize(attempt(RUN, "1"))
@@ -153,6 +153,12 @@ async def test_a_node_whose_dispatch_has_the_same_id_does_not_end_that_of_a_job(
 async def test_attempts_that_start_together_read_the_runners_once(world: World) -> None:
     await asyncio.gather(world.run(1), world.run(2))
     assert world.reads.count("page") == 1
+
+
+async def test_no_runner_is_busy_with_a_dispatch_that_has_failed_before(world: World) -> None:
+    await world.put_runner("http://a", executor="other")
+    assert [await world.run(1), await world.run(1)] == ["no_runner"] * 2
+    assert (await world.store.load(MESSAGES, f"{RUN}:1:0.0") or {})["open_until"] is None
 
 
 async def test_a_retry_of_the_flow_runs_the_job_that_replaces_another(world: World) -> None:

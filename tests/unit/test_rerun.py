@@ -15,7 +15,7 @@ from flowkit.adapters.tasks.store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.connection import Namespace
 from flowkit.errors import ActionRejected
-from flowkit.models import temporal_names
+from flowkit.models import RetryPolicy, temporal_names
 from flowkit.models.ownership import INPUT_MEMO, MEMO, Owner, OwnerKind
 from flowkit.testing import memory_database
 
@@ -51,6 +51,8 @@ class Temporal:
     started: list[tuple[int, str]] = field(default_factory=list)
     """How many looks were left at each start of a workflow, and the task queue."""
     memos: list[Any] = field(default_factory=list)
+    inputs: list[Any] = field(default_factory=list)
+    """The inputs of the workflows."""
 
     def get_workflow_handle(self, task_id: str, **_: object) -> Temporal:
         """Return the handle of the workflow."""
@@ -60,13 +62,16 @@ class Temporal:
         """Return the next description; the last one again and again."""
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
-    async def start_workflow(self, *given: object, task_queue: str, memo: Any, **options: object) -> None:
+    async def start_workflow(
+        self, name: str, given: object, *, task_queue: str, memo: Any, **options: object
+    ) -> None:
         """Note a start."""
         self.started.append((len(self.looks), task_queue))
         self.memos.append(memo)
+        self.inputs.append(given)
 
 
-async def rerun(temporal: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+async def rerun(temporal: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     """Run a task again that has ended, and return the number of the new run."""
 
     async def namespace_id(_: Namespace) -> str:
@@ -79,7 +84,7 @@ async def rerun(temporal: Any, monkeypatch: pytest.MonkeyPatch) -> int:
     ended = {"status": "failed", "finished_at": CLOSED, "closed_run_id": "first", "run_seq": 1}
     await db.tasks.insert_one({**task, **ended})
     await db.flowkit_meta.insert_one({"_id": "deployment", "value": "d"})
-    made = await TaskClient(temporal, TaskStore(db), queue="of the client").rerun("t")
+    made = await TaskClient(temporal, TaskStore(db), queue="of the client").rerun("t", **options)
     return int(made["run_seq"])
 
 
@@ -98,6 +103,22 @@ async def test_rerun_waits_until_the_workflow_of_the_ended_run_has_closed(
     assert await rerun(temporal, monkeypatch) == 2
     assert temporal.started == [(1, "of the task")]
     assert temporal.memos == [MARKER.as_memo() | {INPUT_MEMO: input_digest({}, GRAPH)}]
+
+
+async def test_a_rerun_has_new_limits_of_those_nodes_that_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    temporal = Temporal([Description("first", CLOSED)])
+    limits = {"a": {"timeout_sec": 7.0, "retry_policy": {"max": 3}}, "b": {"timeout_sec": 8.0}}
+    await rerun(temporal, monkeypatch, limits=limits)
+    [given] = temporal.inputs
+    changed = given["rerun"]["changed"]
+    assert [*changed] == ["a"]
+    assert (changed["a"]["timeout_sec"], changed["a"]["retry_policy"]["max"]) == (7.0, 3)
+
+
+async def test_a_rerun_changes_no_node_that_has_the_limits_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    temporal = Temporal([Description("first", CLOSED)])
+    await rerun(temporal, monkeypatch, limits={"a": {"retry_policy": {"max": RetryPolicy().max}}})
+    assert temporal.inputs[0]["rerun"]["changed"] == {}
 
 
 async def test_rerun_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:

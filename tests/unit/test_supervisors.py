@@ -73,11 +73,11 @@ class Side:
 
 
 @asynccontextmanager
-async def over_http(sync_sec: float = 60.0, **options: Any) -> AsyncIterator[Side]:
+async def over_http(sync_sec: float = 60.0, slow_sec: float = 0.1, **options: Any) -> AsyncIterator[Side]:
     """Yield a supervisor that is called over HTTP."""
     async with (
         Supervisor(secrets=[SECRET], **options) as supervisor,
-        Supervisors(sync_sec=sync_sec, networks=HERE, **QUICK) as calls,
+        Supervisors(sync_sec=sync_sec, networks=HERE, **{**QUICK, "slow_sec": slow_sec}) as calls,
     ):
         yield Side(calls, supervisor, parse_destination(supervisor.url))
 
@@ -165,6 +165,17 @@ async def test_a_long_job_is_created_started_and_polled(side: Any, names: str) -
         assert (failed.success, failed.text) == (False, "no")
         methods = [each["method"] for each in used.supervisor.requests]
         assert ("jobs.create" in methods) and methods.count("jobs.create") == (1 if names == "new" else 2)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+async def test_a_job_counts_as_running_only_while_its_supervisor_has_it(listens: bool) -> None:
+    async with over_http(slow_sec=0.5) as used:
+        used.supervisor.misbehave("*", *[Misbehavior.DISCONNECT] * 20)
+        if not listens:
+            await used.supervisor.close()
+        with pytest.raises(SupervisorUnreachable):
+            await used.run(job(), timeout_sec=1.2)
+        assert used.states == []
 
 
 async def test_a_supervisor_that_knows_only_job_run_gets_long_jobs_so() -> None:

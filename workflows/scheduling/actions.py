@@ -906,15 +906,33 @@ def choose_reruns(
     return list(dict.fromkeys(given))
 
 
-def changed_inputs(inputs: Mapping[str, Mapping[str, Any]], nodes: Sequence[Node]) -> dict[str, Any]:
-    """Return, by node id, the changed fields of nodes with other values in `input_inline`. Raise ActionRejected."""
+def changed_nodes(
+    inputs: Mapping[str, Mapping[str, Any]], limits: Mapping[str, Mapping[str, Any]], nodes: Sequence[Node]
+) -> dict[str, Any]:
+    """Return the changed fields of nodes, by node id. Raise ActionRejected.
+
+    `inputs` has other values for `input_inline`, and `limits` for `timeout_sec` and `retry_policy`.
+    """
     task = Task(nodes=nodes, states=[NodeState() for _ in nodes], pauses=Pauses(nodes, []))
-    changed = {}
-    for node_id, inline in inputs.items():
-        node = _find_node(node_id, task)
-        if new := _change_node(node, RetryNode(node_id=node_id, input_inline=dict(inline)), task):
+    changed: dict[str, Any] = {}
+    size = 0
+    for node_id in {**inputs, **limits}:
+        node, other = _find_node(node_id, task), {**limits.get(node_id, {})}
+        if node_id in inputs:
+            other["input_inline"] = dict(inputs[node_id])
+        elif _has_limits(node, other):
+            continue
+        action = RetryNode(node_id=node_id, **other)
+        if new := _change_node(node, action, replace(task, changed_bytes=size)):
             changed[node_id] = changes_of(new)
+            size += json_bytes(changed[node_id])
     return changed
+
+
+def _has_limits(node: Node, limits: Mapping[str, Any]) -> bool:
+    policy = limits.get("retry_policy") or {}
+    same_policy = all(getattr(node.retry_policy, name) == value for name, value in policy.items())
+    return same_policy and node.timeout_sec == limits.get("timeout_sec", node.timeout_sec)
 
 
 _INCOMPLETE = frozenset({SkipReason.UPSTREAM_FAILED, SkipReason.TASK_FAILED, SkipReason.TASK_CANCELLED})

@@ -12,9 +12,9 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-from flowkit.gateway.flows import LatestRun, read_latest
+from flowkit.gateway.flows import ABANDONED, LatestRun, dispatch_id, read_latest
 from flowkit.gateway.models import FlowEvent, FlowStatus, NodeStatus
-from flowkit.gateway.status import EDGES, Step, flow_status, levels, node_states, steps
+from flowkit.gateway.status import EDGES, Step, abandoned, flow_status, levels, node_states, steps
 from flowkit.models import NodeStatus as TaskNodeStatus
 
 if TYPE_CHECKING:
@@ -106,8 +106,20 @@ class FlowEvents:
             new = log.missing(latest, time.time())
             if not new or await self._store.append_events(new):
                 log.read(new)
+                if log.last > flow["last_event"]:
+                    await self._store.note_events(log.flow_id, log.last)
+                await self._end_dispatches(latest)
                 log.settle(latest.run)
                 return flow_status(latest.run) is FlowStatus.STARTED
+
+    async def _end_dispatches(self, latest: LatestRun) -> None:
+        """End the dispatches of an ended run for whose supervisors no attempt waits any more."""
+        assert latest.run is not None
+        task_id = latest.flow["task_id"]
+        if ids := [
+            dispatch_id(task_id, str(job), each.generation, each.retry) for job, each in abandoned(latest.run)
+        ]:
+            await self._store.abandon_dispatches(ids, ABANDONED, time.time())
 
     async def _read(self, log: EventLog, task_id: str | None) -> None:
         """Read the events of a run that were stored since the latest look. Those of other runs do not matter."""
@@ -180,7 +192,10 @@ class EventLog:
             self._latest[row["task_id"], row["node"]] = step
 
     def missing(self, latest: LatestRun, at: float) -> list[Fields]:
-        """Return the events of the latest run that are not stored, with the next sequence numbers."""
+        """Return the events of the latest run that are not stored, with the next sequence numbers.
+
+        They also follow those of events that were deleted, so that a client misses none with the last one that it has seen.
+        """
         assert latest.run is not None
         found = [*self._of_flow(latest, FlowStatus.STARTED), *self._of_nodes(latest)]
         if (status := flow_status(latest.run)) is not FlowStatus.STARTED:
@@ -196,7 +211,7 @@ class EventLog:
         }
         return [
             {"_id": f"{self.flow_id}:{seq}", "seq": seq, **own, **event}
-            for seq, event in enumerate(found, self.last + 1)
+            for seq, event in enumerate(found, max(self.last, flow["last_event"]) + 1)
         ]
 
     def _of_flow(self, latest: LatestRun, status: FlowStatus) -> list[Fields]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from flowkit.gateway.models import FlowNode
-from flowkit.gateway.status import RUN_FIELDS, read_run
+from flowkit.gateway.models import FlowNode, MessageStatus
+from flowkit.gateway.status import RUN_FIELDS, read_run, renew
 from flowkit.gateway.supervisors import parse_destination
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import OnNodeFailure
@@ -59,9 +59,16 @@ def task_node(flow: Mapping[str, Any], node: FlowNode, job: Mapping[str, Any], r
         "type": ROLE,
         "depends_on": [*dict.fromkeys(map(str, node.depends))],
         "prerequisites": [*dict.fromkeys(node.prerequisites)],
+        **job_limits(job),
+        "io": {"input_inline": node_ids(flow, node.id, run)},
+    }
+
+
+def job_limits(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits of the node that runs a job."""
+    return {
         "timeout_sec": job["timeout"] + GRACE_SEC,
         "retry_policy": {"max": job["retries"], **_BACKOFF},
-        "io": {"input_inline": node_ids(flow, node.id, run)},
     }
 
 
@@ -104,10 +111,19 @@ def transport_id(
     failure, and another run, flow or deployment, has an id of its own: a supervisor would return the old result.
     """
     _, deployment, _ = flow["task_id"].split(":", 2)
-    first = run == 1 and job.get("flow_id") in {None, flow["id"]}
+    first = run == 1 and job.get("flow_id") == flow["id"]
     which = "" if first else f"@{flow['id']}.{run}"
     retried = f"/{generation}.{retry}" if generation or retry else ""
     return f"{deployment}:{flow['context_id']}:{flow['caller_id']}:{job['id']}{which}{retried}"
+
+
+def dispatch_id(task_id: str, node_id: str, generation: int, retry: int) -> str:
+    """Return the id of the dispatch of an attempt. Attempts that were lost have the same."""
+    return f"{task_id}:{node_id}:{generation}.{retry}"
+
+
+ABANDONED: Final = {"outcome": "abandoned", "status": MessageStatus.ERROR.value, "open_until": None}
+"""The fields of a dispatch for whose supervisor no attempt waits any more."""
 
 
 def address_of(runner: Mapping[str, Any]) -> str:
@@ -159,14 +175,20 @@ async def read_latest(
     task = await store.task(flow["task_id"], _FIELDS)
     if task is None:
         return None
-    reopens = task["run_seq"] < (flow.get("run_seq") or 0)
-    if reopens:
+    if reopens(flow, task["run_seq"]):
         task = {**task, "status": "queued", "reason": None, "finished_at": None}
     jobs = (choose or _begun)(task["graph"]["nodes"])
     dispatches: Sequence[Mapping[str, Any]] = ()
     if jobs:
         dispatches = await store.dispatches(flow["task_id"], jobs)
-    return LatestRun(flow, read_run(task, dispatches), task["run_seq"])
+    is_own = task["run_seq"] <= (flow.get("run_seq") or 0)
+    renewed = dict(flow.get("renewed") or ()) if is_own else {}
+    return LatestRun(flow, renew(read_run(task, dispatches), renewed), task["run_seq"])
+
+
+def reopens(flow: Mapping[str, Any], run_seq: int) -> bool:
+    """Return whether a retry of a flow has been accepted whose run the task does not show yet. `run_seq` is its own."""
+    return run_seq < (flow.get("run_seq") or 0)
 
 
 _FIELDS: Final = (*RUN_FIELDS, "run_seq")

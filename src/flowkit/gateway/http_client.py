@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
 
@@ -43,8 +43,11 @@ def open_session(
     """Return a session, which the caller closes. Its requests raise UnusableResponse for a redirect.
 
     Read bodies with `read_body`: the session does not decompress them. `timeout_sec` bounds each request, from its begin
-    to the end of the body.
+    to the end of the body. A function that a request has as `trace_request_ctx` is called when its body is sent over a
+    connection.
     """
+    trace = aiohttp.TraceConfig()
+    trace.on_request_chunk_sent.append(_note_sent)
     return aiohttp.ClientSession(
         connector=connector,
         headers={"Accept-Encoding": "identity", **(headers or {})},
@@ -53,7 +56,13 @@ def open_session(
         trust_env=False,
         auto_decompress=False,
         middlewares=(_refuse_redirects,),
+        trace_configs=[trace],
     )
+
+
+async def _note_sent(session: aiohttp.ClientSession, context: Any, params: Any) -> None:
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx()
 
 
 async def _refuse_redirects(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:

@@ -11,12 +11,21 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowkit import reason_codes
-from flowkit.adapters.flows import JOBS, RUNNERS, key
+from flowkit.adapters.flows import JOBS, MESSAGES, RUNNERS, key
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.errors import FlowKitError
-from flowkit.gateway.flows import RESULT_UID, ROLE, address_of, node_ids, transport_id
+from flowkit.gateway.flows import (
+    ABANDONED,
+    RESULT_UID,
+    ROLE,
+    address_of,
+    dispatch_id,
+    node_ids,
+    transport_id,
+)
 from flowkit.gateway.models import MessageStatus, NodeStatus, TransportStatus
 from flowkit.gateway.secret_box import SecretError
+from flowkit.gateway.status import Dispatch, JobEvent, advance, read_dispatch
 from flowkit.gateway.supervisors import JobState, SupervisorError, WireJob, parse_destination
 from flowkit.text import printed, truncate
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
@@ -145,30 +154,27 @@ class JobHandler(RoleHandler):
             await self._fail(
                 dispatch, JobFailed(reason_codes.JOB_FAILED, outcome.text or "the job failed"), logs
             )
-        ctx.kv["logs"] = logs
+        ctx.kv["logs"], ctx.kv["dispatch"] = logs, dispatch.known
         return BatchResult(success=True, metrics={"result": outcome.text, "logs": logs})
 
     async def finalize(self, ctx: RunContext) -> FinalizeResult:
         """Note that the job is completed, once its result is stored, and its log."""
-        logs = ctx.kv["logs"] if "logs" in ctx.kv else await self._stored_logs(ctx)
-        done = {
-            "logs": logs,
-            "outcome": "completed",
-            "state": NodeStatus.RUNNING.value,
-            "status": MessageStatus.ACKNOWLEDGED.value,
-            "transport_status": TransportStatus.DELIVERED.value,
-            "open_until": None,
-        }
-        task_id, id = ctx.task_id, dispatch_id(ctx)
-        await retry_while_unavailable(lambda: self._store.change_dispatch(task_id, id, done, time.time()))
+        kept = ctx.kv if "logs" in ctx.kv else await self._of_lost_attempt(ctx)
+        if kept["dispatch"] is not None:
+            epoch = ctx.attempt_epoch
+            await self._note(_id_of(ctx), kept["dispatch"], epoch, JobEvent.COMPLETED, logs=kept["logs"])
         return FinalizeResult()
 
-    async def _stored_logs(self, ctx: RunContext) -> str | None:
-        """Return the log that an attempt has stored with its result before it was lost."""
+    async def _of_lost_attempt(self, ctx: RunContext) -> Fields:
+        """Return the dispatch, and the log that an attempt has stored with its result before it was lost."""
         stored = await retry_while_unavailable(
             lambda: self._store.result(ctx.task_id, ctx.node_id, RESULT_UID)
         )
-        return (stored or {}).get("logs")
+        known = await retry_while_unavailable(lambda: self._store.dispatch(ctx.task_id, _id_of(ctx)))
+        return {
+            "logs": (stored or {}).get("logs"),
+            "dispatch": None if known is None else read_dispatch(known),
+        }
 
     async def _open(self, ids: Fields, ctx: RunContext) -> Dispatching:
         """Return the dispatch of this attempt: that of a lost attempt, or a new one."""
@@ -177,8 +183,9 @@ class JobHandler(RoleHandler):
         url: str = node["supervisor_url"]
         job = await self._job(ids, ctx, known)
         dispatch = Dispatching(
-            id=dispatch_id(ctx),
+            id=_id_of(ctx),
             task_id=ctx.task_id,
+            epoch=ctx.attempt_epoch,
             job=job,
             transport_id=transport_id(flow, job, ids["run"], ctx.generation, ctx.failures),
             env_vars={**flow["env_vars"], **job["env_vars"]},
@@ -190,15 +197,26 @@ class JobHandler(RoleHandler):
         except JobFailed as error:
             problem = error
         record = await self._record(dispatch, ids, ctx, chosen, node)
-        if record["outcome"] == "failed":
-            raise JobFailed(record["code"], record["error"])
+        dispatch.known, dispatch.transport_id = read_dispatch(record), record["transport_id"]
+        if record["outcome"] in {"failed", "abandoned"}:
+            await self._end_again(dispatch.id)
+            raise JobFailed(
+                record.get("code") or reason_codes.JOB_FAILED,
+                record.get("error") or "a later attempt has begun",
+            )
         if problem is not None:
             await self._fail(dispatch, problem)
         runner = chosen
-        if chosen is not None and record["runner_id"] != chosen["id"]:
+        if chosen is not None and record["runner_id"] not in {None, chosen["id"]}:
             runner = await self._find_runner(ids["context_id"], record["runner_id"])
         await self._address(dispatch, runner, url)
         return dispatch
+
+    async def _end_again(self, id: str) -> None:
+        """Note that no runner is busy with a dispatch that had ended when an attempt opened it."""
+        await retry_while_unavailable(
+            lambda: self._store.change_dispatch(id, {}, {"open_until": None}, time.time())
+        )
 
     async def _flow(self, ids: Fields, ctx: RunContext) -> FlowOfRun:
         """Return the flow whose run the task of this attempt is. Raise JobFailed if the node is not one of that run.
@@ -246,7 +264,10 @@ class JobHandler(RoleHandler):
     async def _record(
         self, dispatch: Dispatching, ids: Fields, ctx: RunContext, runner: Fields | None, node: Fields
     ) -> Fields:
-        """Return the stored record of a dispatch. A lost attempt may have created it, with another runner."""
+        """Return the stored record of a dispatch, and end those of earlier attempts of the job.
+
+        A lost attempt may have created it, with another runner.
+        """
         fields = {
             "id": dispatch.id,
             "context_id": ids["context_id"],
@@ -265,10 +286,16 @@ class JobHandler(RoleHandler):
             "status": MessageStatus.CREATED.value,
             "transport_status": TransportStatus.QUEUED.value,
         }
-        now = time.time()
-        latest = {"epoch": ctx.attempt_epoch, "open_until": now + dispatch.job["timeout"] + 60.0}
+        now, task_id, job = time.time(), ctx.task_id, ids["job_id"]
+        latest = {"open_until": now + dispatch.job["timeout"] + 60.0}
+        if ctx.generation or ctx.failures:
+            await retry_while_unavailable(
+                lambda: self._store.abandon_earlier(
+                    task_id, job, ctx.generation, ctx.failures, ABANDONED, now
+                )
+            )
         return await retry_while_unavailable(
-            lambda: self._store.open_dispatch(dispatch.id, fields, latest, now)
+            lambda: self._store.open_dispatch(dispatch.id, fields, dispatch.epoch, latest, now)
         )
 
     async def _able_runners(self, context_id: int, executor: str) -> list[Fields]:
@@ -364,39 +391,44 @@ class JobHandler(RoleHandler):
     async def _stop(self, dispatch: Dispatching) -> None:
         assert dispatch.destination is not None
         await self._supervisors.stop(dispatch.destination, dispatch.transport_id, dispatch.secret)
-        await self._note(dispatch, {"open_until": None, "status": MessageStatus.ERROR.value})
+        await self._report(dispatch, JobEvent.STOPPED)
 
     def _state_writer(self, dispatch: Dispatching) -> Callable[[JobState], Awaitable[None]]:
         async def write(state: JobState) -> None:
-            status = NodeStatus.RUNNING if state is JobState.RUNNING else NodeStatus.DISPATCHED
-            await self._note(
-                dispatch,
-                {
-                    "state": status.value,
-                    "status": MessageStatus.DISPATCHED.value,
-                    "transport_status": TransportStatus.DELIVERED.value,
-                },
-            )
+            is_running = state is JobState.RUNNING
+            await self._report(dispatch, JobEvent.STARTED if is_running else JobEvent.ACCEPTED)
 
         return write
 
-    async def _note(self, dispatch: Dispatching, fields: Fields) -> None:
-        await retry_while_unavailable(
-            lambda: self._store.change_dispatch(dispatch.task_id, dispatch.id, fields, time.time())
-        )
+    async def _report(self, dispatch: Dispatching, event: JobEvent, **fields: Any) -> None:
+        assert dispatch.known is not None
+        dispatch.known = await self._note(dispatch.id, dispatch.known, dispatch.epoch, event, **fields)
+
+    async def _note(self, id: str, known: Dispatch, epoch: int, event: JobEvent, **fields: Any) -> Dispatch:
+        """Store what an attempt reports of a dispatch, with other fields of its record, unless it comes too late.
+
+        Return the dispatch as it is then. All changes of its status are made here, or end it as abandoned.
+        """
+        return await retry_while_unavailable(lambda: self._try_note(id, known, epoch, event, fields))
+
+    async def _try_note(
+        self, id: str, known: Dispatch, epoch: int, event: JobEvent, fields: Fields
+    ) -> Dispatch:
+        while (new := advance(known, event, epoch)) is not None:
+            changed = {**_FIELDS_AFTER[event], **fields, **_stored(new)}
+            if await self._store.change_dispatch(id, _stored(known), changed, time.time()):
+                return new
+            found = await self._store.load(MESSAGES, id)
+            if found is None:  # the run was purged
+                break
+            known = read_dispatch(found)
+        return known
 
     async def _fail(self, dispatch: Dispatching, error: JobFailed, logs: str | None = None) -> None:
         """Note a failed attempt, and raise its error. If the worker is lost in between, the next one raises it again."""
-        fields = {
-            "outcome": "failed",
-            "code": error.code,
-            "error": truncate(str(error), _ERROR_CHARS),
-            "logs": logs,
-            "status": MessageStatus.ERROR.value,
-            "transport_status": _TRANSPORT_OF.get(error.code, TransportStatus.FAILED).value,
-            "open_until": None,
-        }
-        await self._note(dispatch, fields)
+        event = JobEvent.FAILED if error.code == reason_codes.JOB_FAILED else JobEvent.NO_OUTCOME
+        text = truncate(str(error), _ERROR_CHARS)
+        await self._report(dispatch, event, code=error.code, error=text, logs=logs)
         raise error
 
     def _remember(self, dispatch: Dispatching) -> None:
@@ -416,17 +448,46 @@ class JobHandler(RoleHandler):
             _logger.warning("the late reply for job %s is not stored: %s", transport_id, error)
 
 
-_TRANSPORT_OF: Final = {reason_codes.JOB_FAILED: TransportStatus.DELIVERED}
+_SENT: Final = {
+    "status": MessageStatus.DISPATCHED.value,
+    "transport_status": TransportStatus.DELIVERED.value,
+}
+_ENDED: Final = {"status": MessageStatus.ERROR.value, "open_until": None}
+_FIELDS_AFTER: Final[dict[JobEvent, Fields]] = {
+    JobEvent.ACCEPTED: _SENT,
+    JobEvent.STARTED: _SENT,
+    JobEvent.COMPLETED: {**_SENT, "status": MessageStatus.ACKNOWLEDGED.value, "open_until": None},
+    JobEvent.FAILED: {**_SENT, **_ENDED},
+    JobEvent.NO_OUTCOME: {**_ENDED, "transport_status": TransportStatus.FAILED.value},
+    JobEvent.STOPPED: _ENDED,
+}
+"""The other fields of the record of a dispatch after an event."""
+
+
+def _stored(dispatch: Dispatch) -> Fields:
+    """Return what decides about the status of a job, as the record of its dispatch has it."""
+    return {"state": dispatch.state.value, "outcome": dispatch.outcome, "epoch": dispatch.epoch}
 
 
 class Dispatching:
     """A dispatch in progress."""
 
     def __init__(
-        self, *, id: str, task_id: str, job: Fields, transport_id: str, env_vars: Mapping[str, str]
+        self,
+        *,
+        id: str,
+        task_id: str,
+        epoch: int,
+        job: Fields,
+        transport_id: str,
+        env_vars: Mapping[str, str],
     ) -> None:
         self.id = id
         self.task_id = task_id
+        self.epoch = epoch
+        """The attempt."""
+        self.known: Dispatch | None = None
+        """The dispatch as this attempt has stored or read it last; None before it is opened."""
         self.job = job
         self.transport_id = transport_id
         self.env_vars = env_vars
@@ -458,9 +519,8 @@ def _foreign(ctx: RunContext, cause: str) -> JobFailed:
     return JobFailed(reason_codes.BAD_INPUT, problem, permanent=True)
 
 
-def dispatch_id(ctx: RunContext) -> str:
-    """Return the id of the dispatch of an attempt. Attempts that were lost have the same."""
-    return f"{ctx.task_id}:{ctx.node_id}:{ctx.generation}.{ctx.failures}"
+def _id_of(ctx: RunContext) -> str:
+    return dispatch_id(ctx.task_id, ctx.node_id, ctx.generation, ctx.failures)
 
 
 def _iso(seconds: int) -> str:

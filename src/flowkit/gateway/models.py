@@ -501,7 +501,9 @@ class AttemptLog(Params):
 
     attempt: int
     transport_id: str
-    outcome: Literal["completed", "failed"] | None
+    outcome: Literal["completed", "failed", "abandoned"] | None = Field(
+        description="`abandoned` if no attempt waits for the supervisor any more. Null until then."
+    )
     logs: str | None = Field(description="Null if the supervisor has none.")
     error: str | None
 

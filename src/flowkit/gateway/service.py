@@ -34,8 +34,10 @@ from flowkit.gateway.flows import (
     address_of,
     addresses_of,
     all_nodes,
+    job_limits,
     new_task_id,
     read_latest,
+    reopens,
     run_id,
     task_graph,
     task_node,
@@ -109,7 +111,10 @@ _TRIES: Final = 10
 """How often a change of a flow is tried that other calls change at the same time."""
 
 _STARTING_SEC: Final = 60.0
-"""How long a flow whose start was interrupted counts as running, and its next start completes that one."""
+"""How long a start that was interrupted counts as a run, and the next start of the flow completes it."""
+
+_UNOPENED_SEC: Final = 86_400.0
+"""How long a list asks Temporal for a run without a document: no engine has opened it yet, or it was deleted."""
 
 Fields = dict[str, Any]
 _Function = Callable[[Any, Any], Awaitable[Any]]
@@ -268,7 +273,8 @@ class Gateway:
         if state.status is NodeStatus.COMPLETED:
             stored = await self._store.result(latest.flow["task_id"], str(node.id), RESULT_UID)
         elif state.status is NodeStatus.FAILED:
-            error = await self._store.latest_error(latest.flow["task_id"], node.id) or task_node.error
+            task_id = latest.flow["task_id"]
+            error = await self._store.latest_error(task_id, node.id, state.generation) or task_node.error
         return JobResult(
             flow_id=latest.flow["id"],
             run_id=latest.id,
@@ -347,7 +353,10 @@ class Gateway:
             )
         await self._require_ended(flow, "replaced")
         await self.events.observe(flow)
-        cleared = {"task_id": None, "run_seq": None, "started_at": None}
+        cleared = {
+            **dict.fromkeys(("task_id", "run_seq", "renewed", "started_at")),
+            "is_starting": False,
+        }
         return await self._store.change_flow(flow, {**fields, **cleared}, time.time()) is not None
 
     async def _flow_made(self, fields: Fields) -> models.Flow:
@@ -444,12 +453,23 @@ class Gateway:
         """List the flows of a context, in the order of their ids. With `status`, a page may have no entry and a next one."""
         await self._permit(call, "flow.list", params.context_id)
         found = await self._store.listing(FLOWS, _in(params), after=params.after, limit=params.limit)
-        statuses = await self._store.task_statuses(
-            [each["task_id"] for each in found.rows if each["task_id"]]
-        )
+        statuses = await self._statuses(found.rows)
         listed = [_summary(each, statuses.get(each["task_id"])) for each in found.rows]
         shown = [each for each in listed if params.status in {None, each.status}]
         return models.Flows(flows=shown, next=_next(found))
+
+    async def _statuses(self, flows: Sequence[Fields]) -> dict[str, tuple[str, int]]:
+        """Return status and `run_seq` of the latest run of each of these flows that has one, by id of the task."""
+        found = await self._store.task_statuses([each["task_id"] for each in flows if each["task_id"]])
+        since = time.time() - _UNOPENED_SEC
+        missing = [
+            each["task_id"]
+            for each in flows
+            if each["task_id"] and each["task_id"] not in found and each["started_at"] > since
+        ]
+        states = await asyncio.gather(*map(self._state_in_temporal, missing))
+        started = [id for id, state in zip(missing, states, strict=True) if state is RunState.OPEN]
+        return found | dict.fromkeys(started, (TaskStatus.QUEUED.value, 1))
 
     async def flow_status(self, call: Call, params: models.InContext) -> models.FlowView:
         """Return the state of the latest run of a flow."""
@@ -488,14 +508,15 @@ class Gateway:
     async def _start_run(self, flow: Fields, state: RunState) -> Fields | None:
         """Start the next run of a flow, and return the flow. Return None if another call has changed it meanwhile.
 
-        The flow names its task before the task exists. A start that was interrupted in between is completed, for a minute:
-        after that, the run may as well have been purged, and supervisors would return the results of its jobs.
+        The flow names its task before the task exists, and notes when it does. Only a start that was interrupted in between
+        is completed, for a minute: with the number of a run that has been, supervisors return the results of its jobs.
         """
         jobs = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
         claimed = flow if _may_start(flow, state) else await self._claim_run(flow)
         while claimed is not None:
             graph = task_graph(claimed, jobs, claimed["run"])
             if await self._start_task(claimed["task_id"], graph):
+                await self._store.note_started(claimed["task_id"])
                 return claimed
             claimed = await self._claim_run(claimed)
         return None
@@ -513,7 +534,8 @@ class Gateway:
         """Give a flow the number and the task of its next run. Return None if another call has changed it meanwhile."""
         run = flow["run"] + 1
         at, task_id = time.time(), new_task_id(flow, run, await self._tasks.deployment())
-        claim = {"run": run, "run_seq": 1, "task_id": task_id, "started_at": int(at)}
+        claim = {"run": run, "task_id": task_id, "started_at": int(at), "is_starting": True}
+        claim |= {"run_seq": 1, "renewed": None}
         return await self._store.change_flow(flow, claim, at)
 
     async def flow_cancel(self, call: Call, params: models.FlowCancel) -> models.Cancelled:
@@ -532,21 +554,42 @@ class Gateway:
             raise InvalidTransition(
                 f"flow {flow['id']} has no run; start it with flow.start", {"id": flow["id"]}
             )
-        await self.events.observe(flow)
-        nodes = [str(each) for each in params.nodes] or None
         try:
-            made = await self._tasks.rerun(flow["task_id"], nodes, by=_by(call))
+            if await self._run_state(flow) is RunState.OPEN:  # wait for its end if it is ending
+                await self._rerun(call, flow, params.nodes, dry_run=True)
+            await self.events.observe(flow)
+            generations = await self._generations(flow)
+            made = await self._rerun(call, flow, params.nodes)
         except ActionRejected as error:
             raise InvalidTransition(str(error), {"id": flow["id"], "run_id": run_id(flow)}) from None
-        return _started(await self._note_retry(flow, made["run_seq"]), begun=True)
+        again = [int(each["node_id"]) for each in made["affected"]]
+        renewed = [[job, generations.get(job, 0) + 1] for job in again]
+        await self._note_retry(flow, made["run_seq"], renewed)
+        return _started({**flow, "run_seq": made["run_seq"]}, begun=True)
 
-    async def _note_retry(self, flow: Fields, run_seq: int) -> Fields:
-        """Note the number of the run that a retry has started, and return the flow."""
+    async def _rerun(self, call: Call, flow: Fields, jobs: Sequence[int], *, dry_run: bool = False) -> Fields:
+        """Run the task of a flow again, with the limits that its jobs have now."""
+        stored = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
+        limits = {str(id): job_limits(job) for id, job in stored.items()}
+        nodes = [str(each) for each in jobs] or None
+        return await self._tasks.rerun(flow["task_id"], nodes, limits=limits, by=_by(call), dry_run=dry_run)
+
+    async def _generations(self, flow: Fields) -> dict[int, int]:
+        """Return the generations of the nodes in the latest run of a flow, by id of the job."""
+        run = (await self._latest(flow)).run
+        return {} if run is None else {job: node.generation for job, node in run.nodes.items()}
+
+    async def _note_retry(self, flow: Fields, run_seq: int, renewed: list[list[int]]) -> None:
+        """Note the number of the run that a retry has started, and the generations that it starts."""
+        noted = {"run_seq": run_seq, "renewed": renewed}
         for _ in range(_TRIES):
-            changed = await self._store.change_flow(flow, {"run_seq": run_seq}, time.time())
-            if changed is not None:
-                return changed
-            flow = await self._flow(flow["context_id"], flow["id"])
+            if await self._store.change_flow(flow, noted, time.time()) is not None:
+                return
+            task_id, flow = flow["task_id"], await self._flow(flow["context_id"], flow["id"])
+            if (
+                flow["task_id"] != task_id or flow["run_seq"] >= run_seq
+            ):  # it has ended, and a later one has begun
+                return
         raise _busy(flow["id"])
 
     async def node_satisfy(self, call: Call, params: models.NodeSatisfy) -> models.Satisfied:
@@ -740,7 +783,11 @@ class Gateway:
 
     async def _latest(self, flow: Fields) -> LatestRun:
         """Return the latest run of a flow. A flow whose run was deleted, or never began, has none."""
-        return await read_latest(self._store, flow) or LatestRun(flow, None)
+        latest = await read_latest(self._store, flow)
+        if latest is None:  # no engine has opened it yet, or it was deleted
+            is_open = await self._state_in_temporal(flow["task_id"]) is RunState.OPEN
+            latest = LatestRun(flow, Run() if is_open else None)
+        return latest
 
     async def _run_state(self, flow: Fields) -> RunState:
         """Return whether the latest run of a flow is open."""
@@ -750,7 +797,11 @@ class Gateway:
         task = await self._store.task(task_id, ["status", "run_seq"])
         if task is None:
             return await self._state_in_temporal(task_id)
-        is_open = not TaskStatus(task["status"]).closed or task["run_seq"] < flow["run_seq"]
+        if not TaskStatus(task["status"]).closed:
+            return RunState.OPEN
+        if not reopens(flow, task["run_seq"]):
+            return RunState.ENDED
+        is_open = await self._state_in_temporal(task_id) is RunState.OPEN
         return RunState.OPEN if is_open else RunState.ENDED
 
     async def _state_in_temporal(self, task_id: str) -> RunState:
@@ -1037,12 +1088,15 @@ def _flow(latest: LatestRun) -> models.Flow:
     return models.Flow(**{**_pick(models.Flow, stored), "nodes": nodes})
 
 
-def _summary(flow: Fields, task_status: str | None) -> models.FlowSummary:
-    run = None if task_status is None else Run(status=TaskStatus(task_status))
+def _summary(flow: Fields, task: tuple[str, int] | None) -> models.FlowSummary:
+    run, run_seq = None, 0
+    if task is not None:
+        status, run_seq = task
+        run = Run(status=TaskStatus.QUEUED if reopens(flow, run_seq) else TaskStatus(status))
     return models.FlowSummary(
         flow_id=flow["id"],
         caller_id=flow["caller_id"],
-        run_id=None if run is None else run_id(flow),
+        run_id=None if run is None else run_id(flow, run_seq),
         status=flow_status(run),
         jobs=len(flow["jobs"]),
         created_at=flow["created_at"],
@@ -1052,7 +1106,8 @@ def _summary(flow: Fields, task_status: str | None) -> models.FlowSummary:
 
 def _may_start(flow: Mapping[str, Any], state: RunState) -> bool:
     """Return whether the latest run of a flow, which was claimed, may start any moment."""
-    return state is RunState.ABSENT and time.time() < flow["started_at"] + _STARTING_SEC
+    is_recent = state is RunState.ABSENT and time.time() < flow["started_at"] + _STARTING_SEC
+    return is_recent and bool(flow["is_starting"])
 
 
 def _started(flow: Fields, *, begun: bool) -> models.Started:

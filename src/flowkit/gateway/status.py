@@ -2,12 +2,15 @@
 
 A node is the node of a FlowKit task, whose attempts the handler of the role `job` runs. Each attempt has a dispatch, the
 record of the job at its supervisor. A lost attempt continues its dispatch; a retry after a failure starts a new one.
+
+The handler writes what it learns about a dispatch as `advance` says. Everything else is derived by those who look.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
 P, R, D = NodeStatus.PENDING, NodeStatus.READY, NodeStatus.DISPATCHED
 EDGES: Final[dict[NodeStatus, frozenset[NodeStatus]]] = {
     P: frozenset({R, NodeStatus.CANCELLED}),
-    R: frozenset({D, NodeStatus.CANCELLED}),
-    D: frozenset({NodeStatus.RUNNING, NodeStatus.CANCELLED}),
+    R: frozenset({D, NodeStatus.FAILED, NodeStatus.CANCELLED}),
+    D: frozenset({NodeStatus.RUNNING, NodeStatus.FAILED, NodeStatus.CANCELLED}),
     NodeStatus.RUNNING: frozenset({NodeStatus.COMPLETED, NodeStatus.FAILED, NodeStatus.CANCELLED}),
     NodeStatus.FAILED: frozenset({R}),
     NodeStatus.COMPLETED: frozenset(),
@@ -54,7 +57,64 @@ class Dispatch:
     state: NodeStatus = R
     """`Ready` before the supervisor has accepted the job, then `Dispatched` or `Running`."""
     outcome: str | None = None
-    """`completed` or `failed`; None while the supervisor has not replied."""
+    """`completed`, `failed`, or `abandoned` if no attempt waits for the supervisor any more; None until then."""
+    epoch: int = 0
+    """The latest attempt that has opened or changed the record."""
+
+
+class JobEvent(Enum):
+    """What an attempt learns about its dispatch."""
+
+    ACCEPTED = auto()
+    """The supervisor has accepted the job."""
+    STARTED = auto()
+    """The supervisor has started the job."""
+    COMPLETED = auto()
+    """The result is stored."""
+    FAILED = auto()
+    """The supervisor has reported a failure of the job."""
+    NO_OUTCOME = auto()
+    """The attempt has failed without a report of the supervisor."""
+    STOPPED = auto()
+    """The job was stopped, because its attempt must end. Another attempt may continue the dispatch."""
+
+
+def advance(dispatch: Dispatch, event: JobEvent, epoch: int) -> Dispatch | None:
+    """Return a dispatch after an event that the attempt `epoch` reports; None if the report comes too late.
+
+    A state only follows an earlier one, and an outcome is final. Once a later attempt continues the dispatch, reports of
+    an earlier one, which was lost, do not count.
+    """
+    if dispatch.outcome is not None or epoch < dispatch.epoch:
+        return None
+    state, outcome = dispatch.state, None
+    match event:
+        case JobEvent.ACCEPTED if state is R:
+            state = D
+        case JobEvent.STARTED if state in (R, D):
+            state = NodeStatus.RUNNING
+        case JobEvent.COMPLETED | JobEvent.FAILED:
+            state = NodeStatus.RUNNING
+            outcome = "completed" if event is JobEvent.COMPLETED else "failed"
+        case JobEvent.NO_OUTCOME:
+            outcome = "failed"
+        case JobEvent.STOPPED:
+            pass
+        case _:
+            return None
+    return replace(dispatch, state=state, outcome=outcome, epoch=epoch)
+
+
+def abandoned(run: Run) -> list[tuple[int, Dispatch]]:
+    """Return the dispatches of an ended run that have no outcome, with the ids of their jobs: none will get any."""
+    if not run.status.closed:
+        return []
+    return [
+        (job, each)
+        for job, node in run.nodes.items()
+        for each in run.dispatches.get(job) or ()
+        if each.outcome is None and each.generation <= node.generation
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +157,7 @@ class NodeState:
     generation: int = 0
     retry: int = 0
     via: NodeStatus | None = None
-    """Of a cancelled node, the status that its latest attempt had reached; None if no attempt began."""
+    """Of a failed or cancelled node, the status that its latest attempt had reached; None if no attempt began."""
 
 
 def flow_status(run: Run | None) -> FlowStatus:
@@ -147,13 +207,13 @@ def _node_state(node: TaskNode, dispatches: Sequence[Dispatch], *, is_open: bool
     status = _status_of(node, latest, is_open=is_open)
     retry = 0 if latest is None else latest.retry
     after_failure = latest is not None and latest.outcome == "failed" and status is not NodeStatus.FAILED
-    cancelled = status is NodeStatus.CANCELLED
+    has_way = status in (NodeStatus.FAILED, NodeStatus.CANCELLED) and not after_failure
     return NodeState(
         status=status,
-        cause=_cause_of(node) if cancelled else None,
+        cause=_cause_of(node) if status is NodeStatus.CANCELLED else None,
         generation=node.generation,
         retry=retry + after_failure,
-        via=latest.state if cancelled and latest is not None and not after_failure else None,
+        via=latest.state if has_way and latest is not None else None,
     )
 
 
@@ -203,12 +263,16 @@ class Step:
 def steps(state: NodeState, dispatches: Sequence[Dispatch]) -> list[Step]:
     """Return the statuses that have led a node from `Pending` to `state`, oldest first, of all its generations.
 
-    An earlier attempt has passed every status from `Ready` to `Failed`, whether anyone saw it or not.
+    An earlier attempt has passed every status from `Ready` to the one that it has reached, and `Failed`, whether anyone saw
+    it or not.
     """
     found: list[Step] = []
-    for generation in sorted({each.generation for each in dispatches if each.generation < state.generation}):
-        found += _lead_to(_end_of([each for each in dispatches if each.generation == generation]))
-    return found + _lead_to(state)
+    own: dict[int, list[Dispatch]] = {}
+    for each in dispatches:
+        own.setdefault(each.generation, []).append(each)
+    for generation in sorted(each for each in own if each < state.generation):
+        found += _lead_to(_end_of(own[generation]), own[generation])
+    return found + _lead_to(state, own.get(state.generation) or ())
 
 
 def _end_of(dispatches: Sequence[Dispatch]) -> NodeState:
@@ -219,12 +283,13 @@ def _end_of(dispatches: Sequence[Dispatch]) -> NodeState:
     return NodeState(status=status, generation=last.generation, retry=last.retry, via=last.state)
 
 
-def _lead_to(end: NodeState) -> list[Step]:
+def _lead_to(end: NodeState, dispatches: Iterable[Dispatch]) -> list[Step]:
     """Return the statuses of one generation of a node, from `Pending` to `end`, without `Pending`."""
+    reached = {each.retry: each.state for each in dispatches}
     at, found = P, []
     for retry in range(end.retry + 1):
-        goals = [NodeStatus.FAILED] if retry < end.retry else [each for each in (end.via, end.status) if each]
-        for goal in [R, *goals] if retry else goals:
+        last = (reached.get(retry), NodeStatus.FAILED) if retry < end.retry else (end.via, end.status)
+        for goal in [R, *filter(None, last)] if retry else filter(None, last):
             way = path(at, goal)
             found += [Step(end.generation, retry, status) for status in way]
             at = way[-1] if way else at
@@ -303,14 +368,7 @@ def read_run(task: Mapping[str, Any], dispatches: Iterable[Mapping[str, Any]]) -
     """Return the run that a task document, with the projection RUN_FIELDS, and its dispatches describe."""
     by_job: dict[int, list[Dispatch]] = {}
     for row in dispatches:
-        by_job.setdefault(row["job_id"], []).append(
-            Dispatch(
-                generation=row["generation"],
-                retry=row["retry"],
-                state=NodeStatus(row["state"]),
-                outcome=row.get("outcome"),
-            )
-        )
+        by_job.setdefault(row["job_id"], []).append(read_dispatch(row))
     return Run(
         status=TaskStatus(task["status"]),
         reason=task.get("reason"),
@@ -318,6 +376,30 @@ def read_run(task: Mapping[str, Any], dispatches: Iterable[Mapping[str, Any]]) -
         dispatches=by_job,
         satisfied=frozenset(read_satisfied(task)),
         finished_at=_seconds(task.get("finished_at")),
+    )
+
+
+def renew(run: Run, generations: Mapping[int, int]) -> Run:
+    """Return a run whose nodes have these generations, by id of the job, at least.
+
+    A retry starts new generations. Until the task document shows them, it has the ends of the run before.
+    """
+    new = {
+        job: TaskNode(generation=generation)
+        for job, generation in generations.items()
+        if job in run.nodes and run.nodes[job].generation < generation
+    }
+    return replace(run, nodes={**run.nodes, **new}) if new else run
+
+
+def read_dispatch(row: Mapping[str, Any]) -> Dispatch:
+    """Return the dispatch that a record describes."""
+    return Dispatch(
+        generation=row["generation"],
+        retry=row["retry"],
+        state=NodeStatus(row["state"]),
+        outcome=row["outcome"],
+        epoch=row["epoch"],
     )
 
 

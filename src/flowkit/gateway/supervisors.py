@@ -218,10 +218,16 @@ class Reply:
 class Transport(Protocol):
     """Carries requests to supervisors."""
 
-    async def request(self, to: Destination, request: dict[str, Any], wait_sec: float) -> Any:
+    async def request(
+        self,
+        to: Destination,
+        request: dict[str, Any],
+        wait_sec: float,
+        on_sent: Callable[[], None] | None = None,
+    ) -> Any:
         """Return what the supervisor replies to a request, as parsed JSON.
 
-        Raise SupervisorUnreachable, SupervisorTimeout or BadReply.
+        `on_sent` is called when the supervisor has been reached, if the transport learns that before the reply. Raise SupervisorUnreachable, SupervisorTimeout or BadReply.
         """
 
     async def close(self) -> None:
@@ -236,12 +242,20 @@ class HttpTransport:
         self._session = session
         self._whose = whose
 
-    async def request(self, to: Destination, request: dict[str, Any], wait_sec: float) -> Any:
+    async def request(
+        self,
+        to: Destination,
+        request: dict[str, Any],
+        wait_sec: float,
+        on_sent: Callable[[], None] | None = None,
+    ) -> Any:
         """Return the parsed body of the response."""
         side = f"the {self._whose} at {to}"
         timeout = aiohttp.ClientTimeout(total=wait_sec)
         try:
-            async with self._session.post(to.address, json=request, timeout=timeout) as response:
+            async with self._session.post(
+                to.address, json=request, timeout=timeout, trace_request_ctx=on_sent
+            ) as response:
                 body = await read_body(response, MAX_REPLY)
         except TimeoutError:
             raise SupervisorTimeout(f"{side} has not replied within {wait_sec:.0f} s") from None
@@ -343,7 +357,13 @@ class MyceliumTransport:
         self._reader: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def request(self, to: Destination, request: dict[str, Any], wait_sec: float) -> Any:
+    async def request(
+        self,
+        to: Destination,
+        request: dict[str, Any],
+        wait_sec: float,
+        on_sent: Callable[[], None] | None = None,
+    ) -> Any:
         """Return the reply to a request, parsed."""
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._pending[request["id"]] = reply
@@ -654,7 +674,13 @@ class Supervisors:
         return [mask(str(each), secrets) for each in reply.result[:1_000]]
 
     async def ask(
-        self, to: Destination, method: str, params: dict[str, Any], job_id: str, wait_sec: float | None = None
+        self,
+        to: Destination,
+        method: str,
+        params: dict[str, Any],
+        job_id: str,
+        wait_sec: float | None = None,
+        on_sent: Callable[[], None] | None = None,
     ) -> Reply:
         """Send one request, and return the reply to it. Raise a SupervisorError if there is none.
 
@@ -666,7 +692,7 @@ class Supervisors:
             self._jobs.popitem(last=False)
         request = {"jsonrpc": "2.0", "id": id, "method": method, "params": [params]}
         wait = self._request_sec if wait_sec is None else wait_sec
-        found = await self._transports[to.kind].request(to, request, wait)
+        found = await self._transports[to.kind].request(to, request, wait, on_sent)
         return _read_reply(found, id, to)
 
     def family(self, to: Destination) -> tuple[bool, Names | None]:
@@ -731,6 +757,19 @@ def _outcome_of(reply: Reply, to: Destination) -> JobOutcome:
     raise BadReply(f"the reply of the supervisor at {to} has neither success nor error")
 
 
+class _Sent:
+    """Whether a request is at its supervisor, and how often it was sent."""
+
+    def __init__(self) -> None:
+        self.at_supervisor = asyncio.Event()
+        self.number = 0
+
+    def begin(self) -> None:
+        """Note that the request was sent."""
+        self.number += 1
+        self.at_supervisor.set()
+
+
 @dataclass(slots=True)
 class _Delivery:
     """One job on its way."""
@@ -748,17 +787,23 @@ class _Delivery:
         return max(0.0, self.deadline - time.monotonic())
 
     async def run_and_wait(self, slow_sec: float) -> JobOutcome:
-        """Call `job.run`. After `slow_sec` without a reply, the job counts as running."""
-        slow = asyncio.create_task(self._report_later(slow_sec))
+        """Call `job.run`. The job counts as running when the supervisor has had it for `slow_sec`."""
+        sent = _Sent()
+        slow = asyncio.create_task(self._report_later(sent, slow_sec))
         try:
-            reply = await self._ask("job.run", self._whole_job(), self.left)
+            reply = await self._ask("job.run", self._whole_job(), self.left, sent)
         finally:
             slow.cancel()
             await asyncio.wait([slow])
         return _outcome_of(reply, self.to)
 
-    async def _report_later(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    async def _report_later(self, sent: _Sent, seconds: float) -> None:
+        """Report the job as running when it was sent, and the connection has held so long."""
+        number = 0
+        while not (sent.at_supervisor.is_set() and number == sent.number):
+            await sent.at_supervisor.wait()
+            number = sent.number
+            await asyncio.sleep(seconds)
         await self.on_state(JobState.RUNNING)
 
     async def create_and_poll(self, slow_sec: float, poll_sec: tuple[float, float]) -> JobOutcome:
@@ -831,18 +876,28 @@ class _Delivery:
             return found if isinstance(found, str) else None
         return None
 
-    async def _ask(self, method: str, params: dict[str, Any], wait_sec: float | None = None) -> Reply:
-        """Send a request until there is a reply, or the time of the job is over. The pauses between double up to 5 s."""
-        pause = 0.1
+    async def _ask(
+        self,
+        method: str,
+        params: dict[str, Any],
+        wait_sec: float | None = None,
+        sent: _Sent | None = None,
+    ) -> Reply:
+        """Send a request until there is a reply, or the time of the job is over. The pauses between double up to 5 s.
+
+        `sent` notes when the request is at the supervisor.
+        """
+        pause, sent = 0.1, sent or _Sent()
         while True:
             try:
-                return await self.supervisors.ask(self.to, method, params, self.job.id, wait_sec)
+                return await self.supervisors.ask(self.to, method, params, self.job.id, wait_sec, sent.begin)
             except SupervisorTimeout:
                 if wait_sec is not None or not self.left:
                     raise
             except SupervisorUnreachable:
                 if self.left <= pause:  # no time would be left for a reply
                     raise
+            sent.at_supervisor.clear()
             await asyncio.sleep(min(pause, self.left))
             pause = min(pause * 2, 5.0)
             wait_sec = None if wait_sec is None else self.left or 0.001

@@ -141,6 +141,17 @@ async def test_failures_retries_and_their_consequences(world: FlowWorld) -> None
     changes = [each["to"] for each in events if each["node"] == 1]
     once = ["Ready", "Dispatched", "Running"]
     assert changes == [*once, "Failed", *once, "Completed"]
+    # No supervisor was reached for job 5.
+    assert [each["to"] for each in events if each["node"] == 5] == ["Ready", "Failed"]
+    # A retry runs with the limits that the job has then.
+    await world.create_job(2, retries=0, timeout=7)
+    world.supervisor.misbehave(world.wire_id(2, "/1.0"), Misbehavior.ERROR)
+    again = await world.call("flow.retry", **world.own, nodes=[2])
+    await events_until_end(client.events(world.context, FLOW), again["run_id"])
+    task = await world.harness.db.tasks.find_one({"id": world.run_id("1")}) or {}
+    assert [node["timeout_sec"] for node in task["graph"]["nodes"] if node["node_id"] == "2"] == [67.0]
+    logs = (await world.call("job.logs", context_id=world.context, id=2))["attempts"]
+    assert [each["transport_id"] for each in logs[2:]] == [world.wire_id(2, "/1.0")]
 
 
 async def test_after_a_failure_running_jobs_finish_and_no_other_starts(world: FlowWorld) -> None:
