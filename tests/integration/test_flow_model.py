@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 SEED = 1
-SHORT_SEC, LONG_SEC = 8.0, 60.0
+SHORT_SEC, LONG_SEC = 6.0, 60.0
 """Duration of the play in the suite, and of each play in the fuzz."""
 
 
