@@ -24,6 +24,7 @@ from flowkit.adapters.mongo import (
     ensure_index,
     translate_errors,
 )
+from flowkit.adapters.tasks.queries import aggregated
 from flowkit.admission import rules
 from flowkit.errors import StoreUnavailable
 from flowkit.models.admission import ENDED, Limits, Override, State
@@ -37,10 +38,17 @@ Fields = dict[str, Any]
 
 _LOOK_AGAIN_SEC: Final = 10.0
 """How often an engine looks whether a queue has been created."""
-_WITHOUT_BODY: Final = {"body": 0, "events": 0}
+_WITHOUT_BODY: Final = {"body": 0}
+_BRIEF: Final = {**_WITHOUT_BODY, "events": 0}
+"""What is not read of a request unless somebody needs it: what it asks for, and the events about it."""
 KEPT_SERVICES: Final = 50
 """How many recent service times a queue keeps."""
 _MANY: Final = 500
+_KNOWN_HOLDERS: Final = 100_000
+LISTED: Final = 200_000
+"""As many requests are counted for a list, at most."""
+COUNTED: Final = 10_000
+"""As many requests are counted for reports, at most."""
 _SECRET_BYTES: Final = 32
 _COUNTERS: Final[Fields] = {
     "pending": 0,
@@ -72,7 +80,8 @@ class Hold:
     holder: str
     list: str
     entry: str
-    cap: int = 0
+    cap: int | None = None
+    """The list gets no longer than this; None for any length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +138,12 @@ class AdmissionStore:
             self._index([("queue", up), ("requested_at", DESCENDING)], "ix_admission_requested"),
             self._index([("queue", up), ("user_id", up), ("requested_at", DESCENDING)], "ix_admission_user"),
             self._index([("queue", up), ("owes", up)], "ix_admission_owes"),
+            self._index([("queue", up), ("started_at", up)], "ix_admission_started"),
+            self._index(
+                [("queue", up), ("queued_at", up)],
+                "ix_admission_waiting",
+                partialFilterExpression={"state": State.QUEUED.value},
+            ),
             self._index([("unsent", up)], "ix_admission_unsent", sparse=True),
             self._index([("purge_at", up)], "ttl_admission_items", expireAfterSeconds=0, sparse=True),
         )
@@ -188,13 +203,19 @@ class AdmissionStore:
         return set()
 
     @translate_errors
-    async def load(self, ids: Collection[str], *, with_body: bool = True) -> dict[str, Fields]:
-        """Return those of these requests that exist, by id: with their bodies and events, or without."""
-        shown = None if with_body else dict(_WITHOUT_BODY)
-        if len(ids) == 1:
-            found = await self._items.find_one({"_id": next(iter(ids))}, shown)
-            return {} if found is None else {found["_id"]: found}
-        return {item["_id"]: item async for item in self._items.find({"_id": {"$in": list(ids)}}, shown)}
+    async def load(self, ids: Collection[str], *, events: bool = False) -> dict[str, Fields]:
+        """Return those of these requests that exist, by id, without their bodies: with their events, or without."""
+        shown = dict(_WITHOUT_BODY if events else _BRIEF)
+        return {item["_id"]: item async for item in self._by_id(ids, shown)}
+
+    @translate_errors
+    async def bodies(self, ids: Collection[str]) -> dict[str, Fields]:
+        """Return what requests ask for, by id. It is empty for one whose body is no longer kept."""
+        return {item["_id"]: item["body"] async for item in self._by_id(ids, {"body": 1})}
+
+    def _by_id(self, ids: Collection[str], shown: Fields) -> Any:
+        wanted = {"$in": list(ids)} if len(ids) > 1 else next(iter(ids), None)
+        return self._items.find({"_id": wanted}, shown).limit(max(1, len(ids)))
 
     @translate_errors
     async def update(self, updates: Sequence[ItemUpdate], marker: tuple[str, Any]) -> set[str]:
@@ -211,15 +232,16 @@ class AdmissionStore:
         if done.matched_count == len(updates):
             return set(ids)
         name, value = marker
-        found = self._items.find({"_id": {"$in": ids}, name: value}, {"_id": 1})
+        found = self._items.find({"_id": {"$in": ids}, name: value}, {"_id": 1}).limit(len(ids))
         return {item["_id"] async for item in found}
 
     @translate_errors
     async def change(self, update: ItemUpdate) -> Fields | None:
-        """Apply one change, and return the request as it is then; None if it was not as expected."""
+        """Apply one change, and return the request as it is then, without body and events; None if it was not as expected."""
         found: Fields | None = await self._items.find_one_and_update(
             {"_id": update.id, "v": update.version},
             self._operators(update),
+            projection=dict(_BRIEF),
             return_document=ReturnDocument.AFTER,
         )
         return found
@@ -231,14 +253,14 @@ class AdmissionStore:
         return operators
 
     @translate_errors
-    async def first_ready(self, limit: int) -> list[Fields]:
-        """Return the first requests that wait for nothing but a slot: by band, then by arrival."""
+    async def first_ready(self, limit: int, *, with_body: bool = True) -> list[Fields]:
+        """Return the first requests that wait for nothing but a slot: by band, then by arrival.
+
+        Ask for their bodies only if all of them can start at once.
+        """
         ready = {"queue": self.queue, "state": State.QUEUED.value, "lane": None}
-        found = (
-            self._items.find(ready, {"events": 0})
-            .sort([("rank", ASCENDING), ("seq", ASCENDING)])
-            .limit(limit)
-        )
+        shown = None if with_body else dict(_WITHOUT_BODY)
+        found = self._items.find(ready, shown).sort([("rank", ASCENDING), ("seq", ASCENDING)]).limit(limit)
         return [item async for item in found if item["state"] == State.QUEUED and item["lane"] is None]
 
     @translate_errors
@@ -252,8 +274,9 @@ class AdmissionStore:
 
     @translate_errors
     async def due(self, at: float, limit: int = _MANY) -> list[Fields]:
-        """Return requests whose time `due_at` has come."""
-        found = self._items.find({"queue": self.queue, "due_at": {"$lte": at}}).limit(limit)
+        """Return requests whose time `due_at` has come, the earliest first."""
+        due = {"queue": self.queue, "due_at": {"$lte": at}}
+        found = self._items.find(due, dict(_BRIEF)).sort("due_at", ASCENDING).limit(limit)
         return [item async for item in found if item["due_at"] is not None and item["due_at"] <= at]
 
     @translate_errors
@@ -264,42 +287,43 @@ class AdmissionStore:
             "state": {"$in": [each.value for each in states]},
             "_id": {"$gt": after},
         }
-        found = self._items.find(wanted).sort("_id", ASCENDING).limit(limit)
+        found = self._items.find(wanted, dict(_BRIEF)).sort("_id", ASCENDING).limit(limit)
         return [item async for item in found if item["state"] in states]
 
     @translate_errors
     async def page(self, wanted: Fields, *, skip: int, limit: int) -> tuple[list[Fields], int]:
-        """Return some requests without their bodies, newest first, and the number of all that match."""
+        """Return some requests without their bodies, newest first, and the number of all that match, up to `LISTED`."""
         query = {"queue": self.queue, "state": {"$ne": State.RESERVING.value}, **wanted}
-        found = (
-            self._items.find(query, dict(_WITHOUT_BODY))
-            .sort("requested_at", DESCENDING)
-            .skip(skip)
-            .limit(limit)
-        )
-        return [item async for item in found], await self._items.count_documents(query)
+        found = self._items.find(query, dict(_BRIEF)).sort("requested_at", DESCENDING).skip(skip).limit(limit)
+        return [item async for item in found], await self._items.count_documents(query, limit=LISTED)
 
     # --- lanes: where requests wait whose user or tenant has all the active ones that it may have
+    #
+    # A lane only spares dispatchers from reading such requests. It is no part of what a request is, so a change that was
+    # planned with an earlier lane is still valid.
 
     @translate_errors
-    async def park(self, holder: str) -> int:
-        """Let the ready requests of a holder wait until it may have another one active. Return their number."""
+    async def park(self, holder: str, keep: Collection[str]) -> None:
+        """Let the ready requests of a holder wait until it may have another one active, apart from the ids `keep`.
+
+        Those of a user that wait for its tenant wait for the user from now on.
+        """
         kind, tenant, *user_id = holder.split("/", 2)
         ready: Fields = {"queue": self.queue, "state": State.QUEUED.value, "lane": None, "tenant": tenant}
         if kind == "u":
-            ready["user_id"] = user_id[0]
-        done = await self._items.update_many(ready, {"$set": {"lane": holder}, "$inc": {"v": 1}})
-        return int(done.modified_count)
+            ready |= {"lane": {"$in": [None, rules.tenant_holder(tenant)]}, "user_id": user_id[0]}
+        await self._items.update_many({**ready, "_id": {"$nin": list(keep)}}, {"$set": {"lane": holder}})
 
     @translate_errors
-    async def unpark(self, holder: str) -> bool:
-        """Let the first request that waits for a holder become ready. Return False if there is none."""
-        waiting = {"queue": self.queue, "state": State.QUEUED.value, "lane": holder}
-        order = [("rank", ASCENDING), ("seq", ASCENDING)]
-        found = await self._items.find_one_and_update(
-            waiting, {"$set": {"lane": None}, "$inc": {"v": 1}}, sort=order, projection={"_id": 1}
-        )
-        return found is not None
+    async def unpark(self, holder: str, most: int | None) -> int:
+        """Let the first requests that wait for a holder become ready, or all of them. Return their number."""
+        waiting: Fields = {"queue": self.queue, "state": State.QUEUED.value, "lane": holder}
+        if most is not None:
+            order = [("rank", ASCENDING), ("seq", ASCENDING)]
+            first = self._items.find(waiting, {"_id": 1}).sort(order).limit(most)
+            waiting["_id"] = {"$in": [item["_id"] async for item in first]}
+        done = await self._items.update_many(waiting, {"$set": {"lane": None}})
+        return int(done.modified_count)
 
     @translate_errors
     async def lanes(self) -> list[str]:
@@ -313,7 +337,7 @@ class AdmissionStore:
     async def owing(self, limit: int) -> list[Fields]:
         """Return requests that have ended and owe their place or slot."""
         owing = {"queue": self.queue, "owes": {"$in": ["place", "slot"]}}
-        found = self._items.find(owing, dict(_WITHOUT_BODY)).limit(limit)
+        found = self._items.find(owing, dict(_BRIEF)).limit(limit)
         return [item async for item in found if item.get("owes")]
 
     @translate_errors
@@ -328,29 +352,56 @@ class AdmissionStore:
         return await self.load(ids)
 
     @translate_errors
+    async def drop_bodies(self, ids: Collection[str], at: float) -> None:
+        """Drop what ended requests asked for that were due at a time, unless they have been submitted again."""
+        if ids:
+            ended = {"_id": {"$in": list(ids)}, "due_at": {"$lte": at}, "ended_at": {"$ne": None}}
+            await self._items.update_many(ended, {"$set": {"body": {}, "due_at": None}})
+
+    @translate_errors
     async def delete(self, id: str, version: int) -> None:
         """Delete a request that has this version."""
         await self._items.delete_one({"_id": id, "v": version})
+
+    async def open_items(self, tenants: Collection[str], limit: int = _MANY) -> AsyncIterator[list[Fields]]:
+        """Yield the requests of tenants that have a place or a slot, some at a time, without their bodies."""
+        states = [State.QUEUED.value, State.STARTING.value, State.ACTIVE.value]
+        open_ones = [{"state": {"$in": states}}, {"owes": {"$in": ["place", "slot"]}}]
+        after = ""
+        while tenants and (items := await self._open_after(sorted(tenants), open_ones, after, limit)):
+            yield items
+            after = items[-1]["_id"]
+
+    @translate_errors
+    async def _open_after(
+        self, tenants: list[str], open_ones: list[Fields], after: str, limit: int
+    ) -> list[Fields]:
+        wanted = {"queue": self.queue, "tenant": {"$in": tenants}, "$or": open_ones, "_id": {"$gt": after}}
+        found = self._items.find(wanted, dict(_BRIEF)).sort("_id", ASCENDING).limit(limit)
+        return [item async for item in found]
 
     # --- holders
 
     @translate_errors
     async def hold(self, holds: Sequence[Hold]) -> list[bool]:
-        """Add each entry to its holder if the holder's list is shorter than its cap. Return which are in the list."""
+        """Add each entry to its holder if the holder's list is shorter than the cap. Return which are in the list."""
         if not holds:
             return []
-        await self._create_holders({each.holder for each in holds})
-        done = await self._holders.bulk_write([self._add(each) for each in holds], ordered=False)
-        if done.modified_count == len(holds):
-            return [True] * len(holds)
-        return await self._are_held(holds)
+        while True:
+            await self._create_holders({each.holder for each in holds})
+            done = await self._holders.bulk_write([self._add(each) for each in holds], ordered=False)
+            if done.modified_count == len(holds):
+                return [True] * len(holds)
+            found = await self._held_by({each.holder for each in holds})
+            deleted = {each.holder for each in holds} - found.keys()
+            if not deleted:
+                return [each.entry in found[each.holder].get(each.list, ()) for each in holds]
+            self._known_holders -= deleted
 
     def _add(self, hold: Hold) -> UpdateOne:
-        free = {
-            "_id": self._holder_id(hold.holder),
-            hold.list: {"$ne": hold.entry},
-            f"{hold.list}.{hold.cap - 1}": {"$exists": False},
-        }
+        free: Fields = {"_id": self._holder_id(hold.holder), hold.list: {"$ne": hold.entry}}
+        if hold.cap is not None:
+            free[f"{hold.list}.{hold.cap - 1}"] = {"$exists": False}
         return UpdateOne(free, {"$push": {hold.list: hold.entry}})
 
     def _holder_id(self, holder: str) -> str:
@@ -360,6 +411,8 @@ class AdmissionStore:
         """Create the documents that are missing. A process remembers those that exist."""
         missing = sorted(set(holders) - self._known_holders)
         if missing:
+            if len(self._known_holders) > _KNOWN_HOLDERS:
+                self._known_holders.clear()
             documents = [{"_id": self._holder_id(holder), "held": [], "active": []} for holder in missing]
             try:
                 await self._holders.insert_many(documents, ordered=False)
@@ -368,12 +421,11 @@ class AdmissionStore:
                     raise
             self._known_holders.update(missing)
 
-    async def _are_held(self, holds: Sequence[Hold]) -> list[bool]:
-        ids = sorted({self._holder_id(each.holder) for each in holds})
-        found = {each["_id"]: each async for each in self._holders.find({"_id": {"$in": ids}})}
-        return [
-            each.entry in found.get(self._holder_id(each.holder), {}).get(each.list, ()) for each in holds
-        ]
+    async def _held_by(self, holders: Collection[str]) -> dict[str, Fields]:
+        """Return the lists of those of these holders that exist."""
+        ids = sorted(map(self._holder_id, holders))
+        found = self._holders.find({"_id": {"$in": ids}}, {"held": 1, "active": 1}).limit(len(ids))
+        return {each["_id"].removeprefix(f"{self.queue}/"): each async for each in found}
 
     @translate_errors
     async def release(self, holds: Iterable[tuple[str, str, str]]) -> None:
@@ -392,31 +444,59 @@ class AdmissionStore:
     async def active_counts(self, holders: Collection[str]) -> dict[str, int]:
         """Return how many requests each of these holders has active."""
         ids = [self._holder_id(holder) for holder in holders]
-        found = self._holders.find({"_id": {"$in": ids}}, {"active": 1})
+        found = self._holders.find({"_id": {"$in": ids}}, {"active": 1}).limit(max(1, len(ids)))
         return {each["_id"].removeprefix(f"{self.queue}/"): len(each["active"]) async for each in found}
 
-    async def held_counts(self) -> dict[str, int]:
-        """Return how many requests each user has, pending and active together."""
-        return {
-            holder: len(lists["held"])
-            async for holder, lists in self.all_holders()
-            if holder.startswith("u/")
-        }
+    @translate_errors
+    async def top_users(self, most: int) -> list[tuple[str, int, int]]:
+        """Return the users with the most requests: how many they have, pending and active together, and active."""
+        users = self._range("u/")
+        pipeline: list[Fields] = [
+            {"$match": {"_id": users, "held.0": {"$exists": True}}},
+            {"$project": {"held": {"$size": "$held"}, "active": {"$size": "$active"}}},
+            {"$sort": {"held": -1, "_id": 1}},
+            {"$limit": most},
+        ]
+        found = await aggregated(self._holders, pipeline)
+        return [(each["_id"].removeprefix(f"{self.queue}/"), each["held"], each["active"]) for each in found]
 
     async def all_holders(self) -> AsyncIterator[tuple[str, dict[str, list[str]]]]:
         """Yield each holder with its lists."""
-        prefix = f"{self.queue}/"
-        query = {"_id": {"$gte": prefix, "$lt": f"{self.queue}0"}}
-        async for each in self._holders.find(query):
-            yield each["_id"].removeprefix(prefix), {name: each.get(name, []) for name in ("held", "active")}
+        after = ""
+        while page := await self._holders_after(after):
+            for each in page:
+                after = each["_id"].removeprefix(f"{self.queue}/")
+                yield after, {name: each.get(name, []) for name in ("held", "active")}
+
+    @translate_errors
+    async def _holders_after(self, holder: str) -> list[Fields]:
+        wanted = {**self._range(""), "$gt": self._holder_id(holder)}
+        found = self._holders.find({"_id": wanted}, {"held": 1, "active": 1}).sort("_id", ASCENDING)
+        return [each async for each in found.limit(_MANY)]
+
+    @translate_errors
+    async def drop_idle_holders(self) -> None:
+        """Delete the holders that hold nothing. They are created again when they are needed."""
+        await self._holders.delete_many({"_id": self._range(""), "held": [], "active": []})
+
+    def _range(self, kind: str) -> Fields:
+        """Return the condition that an id is that of a holder of this queue, of a kind."""
+        prefix = f"{self.queue}/{kind}"
+        return {"$gte": prefix, "$lt": f"{prefix[:-1]}0"}
 
     # --- counters
 
     @translate_errors
     async def counters(self) -> Fields:
         """Return the counters of the queue."""
-        found: Fields = await self._queues.find_one({"_id": self.queue}) or dict(_COUNTERS)
+        found: Fields = await self._queues.find_one({"_id": self.queue}, {"key_secret": 0}) or dict(_COUNTERS)
         return found
+
+    @translate_errors
+    async def used(self) -> Fields:
+        """Return how many requests the counters have as `pending` and `active`."""
+        found: Fields | None = await self._queues.find_one({"_id": self.queue}, {"pending": 1, "active": 1})
+        return found or dict(_COUNTERS)
 
     @translate_errors
     async def count(self, change: Count) -> Fields | None:
@@ -427,6 +507,7 @@ class AdmissionStore:
         found: Fields | None = await self._queues.find_one_and_update(
             {"_id": self.queue, **_conditions(change)},
             _increments(change),
+            projection={"key_secret": 0},
             return_document=ReturnDocument.AFTER,
         )
         return found
@@ -458,8 +539,8 @@ class AdmissionStore:
 
     @translate_errors
     async def unsent(self, limit: int = _MANY) -> list[Fields]:
-        """Return requests with events that have not been sent."""
-        found = self._items.find({"unsent": self.queue}).limit(limit)
+        """Return requests with events that have not been sent, without their bodies."""
+        found = self._items.find({"unsent": self.queue}, dict(_WITHOUT_BODY)).limit(limit)
         return [item async for item in found]
 
     @translate_errors
@@ -490,7 +571,7 @@ class AdmissionStore:
     @translate_errors
     async def oldest(self) -> float | None:
         """Return when the oldest waiting request was submitted."""
-        waiting = {"queue": self.queue, "state": State.QUEUED.value}
+        waiting = {"queue": self.queue, "state": State.QUEUED.value, "queued_at": {"$gt": 0}}
         found = self._items.find(waiting, {"queued_at": 1}).sort("queued_at", ASCENDING).limit(1)
         async for item in found:
             return float(item["queued_at"])
@@ -498,8 +579,8 @@ class AdmissionStore:
 
     @translate_errors
     async def count_items(self, wanted: Fields) -> int:
-        """Return the number of requests that match."""
-        return int(await self._items.count_documents({"queue": self.queue, **wanted}))
+        """Return the number of requests that match, at most `COUNTED`."""
+        return int(await self._items.count_documents({"queue": self.queue, **wanted}, limit=COUNTED))
 
 
 class AdmittedTasks:
@@ -521,7 +602,7 @@ class AdmittedTasks:
         """
         if place is None or not await self._is_used():
             return
-        item = await self._db.admission_items.find_one({"_id": task_id}, dict(_WITHOUT_BODY))
+        item = await self._db.admission_items.find_one({"_id": task_id}, dict(_BRIEF))
         if item is None or item["place"] != place or State(item["state"]) in ENDED:
             return
         report = rules.report_of(status, reason)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import heapq
+import sys
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.adapters.admission import KEPT_SERVICES
-from flowkit.models.admission import PENDING, RUNNING, Limits, State
+from flowkit.models.admission import ENDED, PENDING, RUNNING, Limits, State
 
 if TYPE_CHECKING:
     import random
@@ -56,8 +57,12 @@ class Shared:
         self.in_state: dict[str, dict[str, None]] = {state: {} for state in (*PENDING, *RUNNING)}
         """The ids of the requests in each state, without those that have ended."""
         self._states: dict[str, str] = {}
-        self.refused: Counter[str] = Counter()
-        """How often a holder could not have another entry, because its list was full."""
+        self.full: Counter[str] = Counter()
+        """How often the list `active` of a holder has become full, had no room for an entry, or has lost one."""
+        self.parked: Counter[str] = Counter()
+        """How often requests were parked in the lane of a holder."""
+        self.slots_full = 0
+        """How often all slots were taken by a change, or were too few for one."""
         self.late: list[Callable[[], object]] = []
         """Calls that failed at their process, and arrive later."""
 
@@ -157,7 +162,21 @@ class MemoryStore:
 
         return await self._call(make)
 
-    async def load(self, ids: Collection[str], *, with_body: bool = True) -> dict[str, Fields]:
+    async def bodies(self, ids: Collection[str]) -> dict[str, Fields]:
+        return await self._call(
+            lambda: {id: self._shared.items[id]["body"] for id in ids if id in self._shared.items}
+        )
+
+    async def drop_bodies(self, ids: Collection[str], at: float) -> None:
+        def make() -> None:
+            for id in ids:
+                item = self._shared.items.get(id, {"state": ""})
+                if item["state"] in ENDED and (item.get("due_at") or at + 1) <= at:
+                    item |= {"body": {}, "due_at": None}
+
+        await self._call(make)
+
+    async def load(self, ids: Collection[str], *, events: bool = False) -> dict[str, Fields]:
         return await self._call(
             lambda: {id: dict(self._shared.items[id]) for id in ids if id in self._shared.items}
         )
@@ -187,8 +206,9 @@ class MemoryStore:
     async def change(self, update: ItemUpdate) -> Fields | None:
         return await self._call(lambda: self._apply(update))
 
-    async def first_ready(self, limit: int) -> list[Fields]:
-        return await self._call(lambda: [dict(item) for item in self._shared.first(None, limit)])
+    async def first_ready(self, limit: int, *, with_body: bool = True) -> list[Fields]:
+        found = await self._call(lambda: [dict(item) for item in self._shared.first(None, limit)])
+        return found if with_body else [_without_body(item) for item in found]
 
     async def count_before(self, item: Fields) -> int:
         def make() -> int:
@@ -214,31 +234,26 @@ class MemoryStore:
 
     # --- lanes
 
-    async def park(self, holder: str) -> int:
-        def make() -> int:
+    async def park(self, holder: str, keep: Collection[str]) -> None:
+        def make() -> None:
             kind, tenant, *user_id = holder.split("/", 2)
-            count = 0
-            for _, _, id in list(self._shared.ready):
-                item = self._shared.items.get(id)
-                if item is None or item["state"] != State.QUEUED or item["lane"] is not None:
-                    continue
-                if item["tenant"] == tenant and (kind == "t" or item["user_id"] == user_id[0]):
+            self._shared.parked[holder] += 1
+            for item in self._shared.of(State.QUEUED):
+                lanes = (None, f"t/{tenant}") if kind == "u" else (None,)
+                theirs = item["tenant"] == tenant and (kind == "t" or item["user_id"] == user_id[0])
+                if theirs and item["lane"] in lanes and item["_id"] not in keep:
                     item["lane"] = holder
-                    item["v"] += 1
                     self._shared.changed(item)
-                    count += 1
-            return count
 
-        return await self._call(make)
+        await self._call(make)
 
-    async def unpark(self, holder: str) -> bool:
-        def make() -> bool:
-            for item in self._shared.first(holder, 1):
+    async def unpark(self, holder: str, most: int | None) -> int:
+        def make() -> int:
+            found = self._shared.first(holder, sys.maxsize if most is None else most)
+            for item in found:
                 item["lane"] = None
-                item["v"] += 1
                 self._shared.changed(item)
-                return True
-            return False
+            return len(found)
 
         return await self._call(make)
 
@@ -271,15 +286,24 @@ class MemoryStore:
 
         await self._call(make)
 
+    async def open_items(self, tenants: Collection[str]) -> AsyncIterator[list[Fields]]:
+        def make() -> list[Fields]:
+            found = (item for item in self._shared.items.values() if item["tenant"] in tenants)
+            open_states = (State.QUEUED, *RUNNING)
+            return [dict(item) for item in found if item["state"] in open_states or item.get("owes")]
+
+        yield await self._call(make)
+
     # --- holders
 
     async def hold(self, holds: Sequence[Hold]) -> list[bool]:
         def make() -> list[bool]:
             for each in holds:
                 entries = self._shared.holders[each.holder][each.list]
-                if each.entry not in entries and len(entries) < each.cap:
+                if each.entry not in entries and (each.cap is None or len(entries) < each.cap):
                     entries.append(each.entry)
-                self._shared.refused[each.holder] += each.entry not in entries
+                if each.list == "active" and each.cap is not None:
+                    self._shared.full[each.holder] += each.entry not in entries or len(entries) >= each.cap
             return [each.entry in self._shared.holders[each.holder][each.list] for each in holds]
 
         return await self._call(make)
@@ -292,6 +316,7 @@ class MemoryStore:
                 entries = self._shared.holders[holder][name]
                 if entry in entries:
                     entries.remove(entry)
+                    self._shared.full[holder] += name == "active"
 
         await self._call(make)
 
@@ -299,6 +324,14 @@ class MemoryStore:
         return await self._call(
             lambda: {holder: len(self._shared.holders[holder]["active"]) for holder in holders}
         )
+
+    async def drop_idle_holders(self) -> None:
+        def make() -> None:
+            for holder, lists in list(self._shared.holders.items()):
+                if not any(lists.values()):
+                    del self._shared.holders[holder]
+
+        await self._call(make)
 
     async def all_holders(self) -> AsyncIterator[tuple[str, dict[str, list[str]]]]:
         for holder, lists in list(self._shared.holders.items()):
@@ -309,11 +342,16 @@ class MemoryStore:
     async def counters(self) -> Fields:
         return await self._call(self._shared.known_counters)
 
+    async def used(self) -> Fields:
+        return await self.counters()
+
     async def count(self, change: Count) -> Fields | None:
         return await self._call(lambda: self._count(change))
 
     def _count(self, change: Count) -> Fields | None:
         own = self._shared.counters
+        if change.max_active is not None:
+            self._shared.slots_full += own["active"] + change.active - change.freed >= change.max_active
         net = sum(change.taken.values()) - sum(change.returned.values())
         met = (
             change.session in own["sessions"]
@@ -352,3 +390,7 @@ class MemoryStore:
             return False
 
         return await self._call(make)
+
+
+def _without_body(item: Fields) -> Fields:
+    return {name: value for name, value in item.items() if name != "body"}

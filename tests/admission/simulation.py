@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
 from flowkit.admission.queue import AdmissionQueue
-from flowkit.admission.rules import user_holder
+from flowkit.admission.rules import tenant_holder, user_holder
 from flowkit.errors import StoreUnavailable
 from flowkit.models.admission import (
     ENDED,
@@ -33,6 +33,10 @@ from flowkit.models.admission import (
 from tests.admission.memory import MemoryStore, Outage, Shared, turn
 
 TICK_SEC = 0.05
+LOOKS = 4
+"""How often a process may look until a request has started that could start before others."""
+IN_VAIN = 8
+"""How often a process may look and find nothing while the same request is first. Others may start it first each time."""
 _PRIORITIES = list(Priority)
 
 
@@ -52,6 +56,7 @@ class Plan:
     """Share of requests that are submitted with the id of an earlier one."""
     cancels: float = 0.01
     moves: float = 0.01
+    tenants: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +67,19 @@ class First:
     """Rank and number."""
     id: str
     version: int
-    refused: int
-    """How often its user had been refused another active one."""
+    full: tuple[int, ...]
+    """How often its user and tenant had been full."""
+    slots_full: int
+    """How often all slots had been taken."""
 
 
 class Model:
     """What callers know of the requests, and what must hold about it."""
 
-    def __init__(self, shared: Shared, limits: Limits) -> None:
+    def __init__(self, shared: Shared, limits: Limits, *, faults: bool) -> None:
         self._shared = shared
         self._limits = limits
+        self._faults = faults
         self.acknowledged: dict[str, int] = {}
         """When a request was acknowledged as waiting, in ticks."""
         self.started: Counter[tuple[str, str]] = Counter()
@@ -86,41 +94,89 @@ class Model:
 
     moved = accept
 
-    def first_eligible(self) -> First | None:
-        """Return the first request that a caller knows to wait, and that is ready."""
-        passed, found = [], None
-        while self._waiting:
+    def first_eligible(self, most: int = 10) -> list[First]:
+        """Return the first requests that a caller knows to wait, and that may start together."""
+        passed: list[tuple[int, int, str]] = []
+        found: list[First] = []
+        settling = self._settling()
+        taken: Counter[str] = Counter()
+        while self._waiting and len(found) < most:
             entry = heappop(self._waiting)
-            if not self.waits(entry):
-                continue
-            passed.append(entry)
-            if self._shared.items[entry[2]]["lane"] is None:
-                found = self._as_first(entry[2])
-                break
+            if self.waits(entry):
+                passed.append(entry)
+                item = self._shared.items[entry[2]]
+                if self._may_start(item, settling, taken):
+                    found.append(self._as_first(entry[2]))
+                    taken.update(self.active_caps(item).keys())
         for entry in passed:
             heappush(self._waiting, entry)
         return found
 
+    def _may_start(self, item: dict[str, Any], settling: set[str], taken: Counter[str]) -> bool:
+        """Return whether user and tenant of a request have room beside what is taken, and nothing of them is being settled.
+
+        After a fault, a request may be parked until a sweep.
+        """
+        caps = self.active_caps(item)
+        if settling & caps.keys() or (self._faults and item["lane"] is not None):
+            return False
+        active = {holder: len(self._shared.holders[holder]["active"]) for holder in caps}
+        return all(active[holder] + taken[holder] < cap for holder, cap in caps.items())
+
+    def _settling(self) -> set[str]:
+        """Return the users and tenants of the requests that steps concern which have not ended."""
+        steps = self._shared.counters["doubt"].values()
+        ids = [id for step in steps if step["kind"] in ("ends", "slots") for id, _ in step["ids"]]
+        items = [self._shared.items[id] for id in ids if id in self._shared.items]
+        return {holder for item in items for holder in self.active_caps(item)}
+
+    def active_caps(self, item: dict[str, Any]) -> dict[str, int]:
+        """Return how many requests the user and the tenant of a request may have active, if there is a limit."""
+        user = self._limits.users.get(item["user_id"], Override()).max_active
+        caps = {
+            user_holder(item["tenant"], item["user_id"]): user or self._limits.max_active_per_user,
+            tenant_holder(item["tenant"]): self._limits.tenants.get(item["tenant"], Override()).max_active,
+        }
+        return {holder: cap for holder, cap in caps.items() if cap is not None}
+
     def _as_first(self, id: str) -> First:
-        item = self._shared.items[id]
-        refused = self._shared.refused[user_holder(item["tenant"], item["user_id"])]
-        return First((item["rank"], item["seq"]), id, item["v"], refused)
+        item, shared = self._shared.items[id], self._shared
+        holders = self.active_caps(item)
+        full = tuple(shared.full[holder] + shared.parked[holder] for holder in holders)
+        # A dispatch that only reads that no slot is free leaves no trace, so the request starts to wait for one then.
+        slots_full = -1 if shared.counters["active"] >= self._limits.max_active else shared.slots_full
+        return First((item["rank"], item["seq"]), id, item["v"], full, slots_full)
+
+    def still(self, first: First, *, slots: bool = False) -> bool:
+        """Return whether a request could have started at any time since it was first: with `slots`, there also was a slot."""
+        if not self.waits((*first.place, first.id)):
+            return False
+        now = self._as_first(first.id)
+        same = (now.version, now.full) == (first.version, first.full)
+        empty = self._shared.counters["active"] < self._limits.max_active
+        return same and (not slots or (empty and now.slots_full == first.slots_full))
+
+    def check_no_slot_is_left(self, eligible: list[First]) -> None:
+        """Check that no request could have started all the time while there always was an empty slot.
+
+        After a fault, slots may be unused until the steps of the process have ended.
+        """
+        for first in [] if self._faults else eligible:
+            assert not self.still(first, slots=True), f"{first} waits, and slots are empty"
 
     def waits(self, entry: tuple[int, int, str]) -> bool:
         """Return whether a request still waits at this place."""
         item = self._shared.items[entry[2]]
         return item["state"] == State.QUEUED and (item["rank"], item["seq"]) == entry[:2]
 
-    def check_pop(self, first: First | None, popped: list[dict[str, Any]]) -> None:
-        """Check the order: if the request that was first is as it was, only earlier ones have started.
-
-        Its user must not have been at its cap meanwhile, which it also is while another dispatcher starts this request.
-        """
+    def check_pop(self, eligible: list[First], popped: list[dict[str, Any]]) -> None:
+        """Check the order: before a request that could have started all the time, only earlier ones have."""
+        left = [each for each in eligible if self.still(each)]
         for item in popped:
             self.started[item["_id"], item["place"]] += 1
             assert self.started[item["_id"], item["place"]] == 1, f"{item['_id']} has started twice"
-            if first is not None and self._as_first(first.id) == first:
-                assert (item["rank"], item["seq"]) < first.place, f"{item['_id']} has started before {first}"
+            for each in left:
+                assert (item["rank"], item["seq"]) < each.place, f"{item['_id']} has started before {each}"
 
     def check_caps(self) -> None:
         """Check that no cap is exceeded, by counting the requests themselves."""
@@ -130,18 +186,24 @@ class Model:
         assert states[State.QUEUED] <= self._limits.max_pending, f"{states[State.QUEUED]} wait"
         self.figures["most active"] = max(self.figures["most active"], active)
         self.figures["most pending"] = max(self.figures["most pending"], states[State.QUEUED])
-        users = Counter(
-            (item["user_id"], item["state"] in RUNNING) for item in self._shared.of(State.QUEUED, *RUNNING)
-        )
-        for user_id in {user_id for user_id, _ in users}:
-            override = self._limits.users.get(user_id, Override())
-            total = users[user_id, True] + users[user_id, False]
-            cap = self._limits.max_per_user if override.max_total is None else override.max_total
-            assert total <= cap, f"{user_id} has {total}"
-            if override.max_active is not None:
-                assert users[user_id, True] <= override.max_active, (
-                    f"{user_id} has {users[user_id, True]} active"
-                )
+        held: Counter[str] = Counter()
+        running: Counter[str] = Counter()
+        for item in self._shared.of(State.QUEUED, *RUNNING):
+            held.update(self._total_caps(item).keys())
+            if item["state"] in RUNNING:
+                running.update(self.active_caps(item).keys())
+            for holder, cap in self._total_caps(item).items():
+                assert held[holder] <= cap, f"{holder} has {held[holder]}"
+            for holder, cap in self.active_caps(item).items():
+                assert running[holder] <= cap, f"{holder} has {running[holder]} active"
+
+    def _total_caps(self, item: dict[str, Any]) -> dict[str, int]:
+        user = self._limits.users.get(item["user_id"], Override()).max_total
+        caps = {
+            user_holder(item["tenant"], item["user_id"]): user or self._limits.max_per_user,
+            tenant_holder(item["tenant"]): self._limits.tenants.get(item["tenant"], Override()).max_total,
+        }
+        return {holder: cap for holder, cap in caps.items() if cap is not None}
 
 
 class Simulation:
@@ -152,7 +214,7 @@ class Simulation:
         self.now = 1_000_000.0
         self.shared = Shared()
         self.shared.limits = plan.limits
-        self.model = Model(self.shared, plan.limits)
+        self.model = Model(self.shared, plan.limits, faults=plan.faults > 0 or plan.kills > 0)
         self.chance = random.Random(plan.seed)
         self._queues: list[AdmissionQueue] = []
         self._sessions = 0
@@ -227,10 +289,16 @@ class Simulation:
                 await self._move(f"e{self.chance.randrange(self.plan.requests)}")
 
     async def _submit(self, id: str, number: int) -> None:
-        user = f"u{number % self.plan.users}"
+        user, tenant = f"u{number % self.plan.users}", f"t{number % self.plan.tenants}"
         priority = _PRIORITIES[number // self.plan.users % 5]
         request = Request(
-            execution_id=id, user_id=user, door=Door.PYTHON, kind=Kind.EXECUTION, body={}, priority=priority
+            execution_id=id,
+            user_id=user,
+            tenant=tenant,
+            door=Door.PYTHON,
+            kind=Kind.EXECUTION,
+            body={},
+            priority=priority,
         )
         while True:
             try:
@@ -262,21 +330,31 @@ class Simulation:
                 self.model.moved(id)
 
     async def _dispatch(self, number: int) -> None:
+        """Give slots. What could start some looks ago, and at all times since, must have started first, or have a slot.
+
+        A single look may fail, because another process starts or parks requests at the same time.
+        """
+        seen: deque[list[First]] = deque(maxlen=IN_VAIN)
+        in_vain = 0
         while True:
             queue = self._queues[number]
-            first = self.model.first_eligible()
-            with suppress(Outage, StoreUnavailable):
+            seen.append(self.model.first_eligible())
+            try:
                 popped = await queue.dispatch(self.chance.choice([1, 5, 100]))
-                self.model.check_pop(first, popped)
+                self.model.check_pop(seen[-LOOKS] if len(seen) >= LOOKS else [], popped)
+                in_vain = 0 if popped else in_vain + 1
+                self.model.check_no_slot_is_left(seen[0][:1] if min(len(seen), in_vain) == IN_VAIN else [])
                 self.figures["started"] += len(popped)
+            except (Outage, StoreUnavailable):
+                seen.clear()
             await self._pause(self.chance.randrange(3))
 
     async def _end_runs(self) -> None:
         """End runs at random."""
         while True:
-            for id in list(self.shared.in_state[State.ACTIVE]):
-                if self.chance.random() < 0.3:
-                    await self._report(id, self.chance.choice([State.COMPLETED, State.FAILED]))
+            ended = [id for id in self.shared.in_state[State.ACTIVE] if self.chance.random() < 0.3]
+            states = (State.COMPLETED, State.FAILED)
+            await asyncio.gather(*(self._report(id, self.chance.choice(states)) for id in ended))
             await self._pause(1)
 
     async def _report(self, id: str, state: State) -> None:

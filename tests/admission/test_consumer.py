@@ -149,7 +149,7 @@ async def test_writers_of_a_topic_end_nothing_of_another_tenant(topic: str) -> N
     await made.read(event(topic, "own"), event(topic, "foreign", 1))
     assert (await made.state("own")) in (State.COMPLETED, State.CANCELLED)
     assert (await made.state("foreign")) is State.ACTIVE
-    assert made.queue.counts["kafka", "tenant_not_permitted"] == 1
+    assert made.queue.counts["ignored", "tenant_not_permitted"] == 1
     assert made.reasons == []
 
 
@@ -164,7 +164,7 @@ async def test_only_the_header_of_the_queue_itself_makes_a_record_its_own() -> N
         fields = {**vars(plain), "headers": ((OWN_HEADER, value),)}
         await made.read(type(plain)(**fields))
     assert [await made.state(id) for id in headers] == [State.ACTIVE, State.COMPLETED, State.COMPLETED]
-    assert made.queue.counts["kafka", "own_event"] == 1
+    assert made.queue.counts["ignored", "own_event"] == 1
 
 
 async def test_reports_about_unknown_ids_and_those_of_another_deployment_change_nothing() -> None:
@@ -172,7 +172,7 @@ async def test_reports_about_unknown_ids_and_those_of_another_deployment_change_
     await submit(there.queue, "e")
     await there.queue.dispatch()
     await here.read(event(ENDS, "e"), event(CANCELS, "e", 1), event(CANCELS, "guessed", 2))
-    assert here.queue.counts["kafka", "unknown"] == 3
+    assert here.queue.counts["ignored", "unknown"] == 3
     assert await there.state("e") is State.ACTIVE
 
 
@@ -182,4 +182,4 @@ async def test_a_late_report_changes_nothing() -> None:
     await made.queue.dispatch()
     await made.read(event(ENDS, "e"), event(CANCELS, "e", 1), event(ENDS, "e", 2))
     assert await made.state("e") is State.COMPLETED
-    assert made.queue.counts["kafka", "ended"] == 2
+    assert made.queue.counts["ignored", "ended"] == 2

@@ -113,16 +113,19 @@ async def test_requests_that_cannot_start_and_invalid_messages_are_counted() -> 
         await submit(queue, 1)
         [item] = await queue.dispatch()
         await queue.refuse(item, "its graph is invalid")
-        queue.counts["kafka", "invalid_json"] += 2
+        queue.counts["dead_letter", "not_json"] += 2
+        queue.counts["ignored", "ended"] += 3
         await queue.dispatch()
         found = await read(server)
     assert found["coordinator_executions_scheduled_total", "error"] == 1
     assert found["admission_ended_total", "failed"] == 1
-    assert found["admission_dead_letters_total", "invalid_json"] == 2
+    assert found["admission_dead_letters_total", "not_json"] == 2
+    assert found["admission_ignored_records_total", "ended"] == 3
+    assert ("admission_dead_letters_total", "ended") not in found
 
 
 async def test_without_mongodb_the_response_is_503(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def away() -> None:
+    async def away(**_: object) -> None:
         raise StoreUnavailable("away")
 
     async with served() as (queue, server), aiohttp.ClientSession() as client:
@@ -135,7 +138,8 @@ async def test_the_page_describes_every_metric_and_no_other() -> None:
     page = (DOCS / "admission.md").read_text(encoding="utf-8").split("\n## Metrics\n", 1)[1]
     described = set(re.findall(r"^\| `(\w+)` \|", page.split("\n## ", 1)[0], re.MULTILINE))
     async with served() as (queue, server):
-        queue.counts["kafka", "invalid_json"] += 1
+        queue.counts["dead_letter", "not_json"] += 1
+        queue.counts["ignored", "ended"] += 1
         await submit(queue, 1)
         await queue.dispatch()
         names = {name for name, _ in await read(server)}

@@ -316,3 +316,8 @@ def test_optional_events_can_be_switched_off() -> None:
 def test_topics_that_cannot_work_are_rejected(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_each_queue_reads_all_records_of_its_topics() -> None:
+    assert TOPICS.group_of("a") == "execution-coordinator-a" != TOPICS.group_of("b")
+    assert AdmissionTopics(group="mine").group_of("a") == "mine"

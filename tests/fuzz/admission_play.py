@@ -502,7 +502,9 @@ class Play:
         try:
             for topic in topics.consumed():
                 ends = await offsets.read_ends(topic)
-                await eventually(partial(offsets.has_caught_up, topics.group, topic, ends))
+                await eventually(
+                    partial(offsets.has_caught_up, topics.group_of(self.plant.harness.queue), topic, ends)
+                )
         finally:
             await offsets.close()
 

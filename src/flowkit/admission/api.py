@@ -648,11 +648,15 @@ class AdmissionApi:
         """
         ticket = await self._find(given)
         body = await self._queue.body(ticket.execution_id)
-        if body is None:
-            raise _unknown(given)
         if ticket.state not in ENDED:
             text = f"the execution is {STATUSES[ticket.state].value}; wait until it has ended, or cancel it"
             raise HttpError(400, "not_ended", text)
+        if not body:
+            text = (
+                "the queue keeps what an execution asks for until one day after its end, and nothing of a rejected one; "
+                f"submit it again with POST {PREFIX}/execute"
+            )
+            raise HttpError(400, "body_not_kept", text)
         _permit_content(given.caller, ticket.kind, body)
         least = 1 if given.caller.is_operator else Priority.NORMAL.rank
         priority = ticket.priority if ticket.priority.rank >= least else Priority.NORMAL
@@ -874,7 +878,7 @@ OPERATIONS: Final = (
         result=Submitted,
         parameters={"path": ById},
         errors={
-            400: "It waits or runs: `not_ended`.",
+            400: "It waits or runs: `not_ended`. It was rejected, or has ended more than a day ago: `body_not_kept`.",
             403: "The token may not use a role of its graph: `role_not_permitted`.",
             **_NOT_FOUND,
             **_REJECTED,

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Final
 
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.common import Priority, WorkflowIDReusePolicy
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import reason_codes
 from flowkit.admission import rules
-from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger
+from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger, error_summary
 from flowkit.connection import TemporalUnavailable
-from flowkit.errors import ChecksBusy, FlowKitError, StoreUnavailable, TaskIdTaken
+from flowkit.errors import FlowKitError, StoreUnavailable, TaskIdTaken
 from flowkit.models.admission import Fields, Kind, Report, State
 from flowkit.models.ownership import Owner, OwnerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
     from flowkit.admission.queue import AdmissionQueue
     from flowkit.attempt.background import LoopHealth
@@ -37,6 +37,8 @@ RECONCILE_SEC: Final = 10.0
 MISSING_SEC: Final = 5.0
 """After this time, a workflow counts as lost if a second look does not find it either."""
 STRAY_SEC: Final = 600.0
+STOP_SEC: Final = 5.0
+"""How long a dispatcher that stops waits for starts in flight."""
 _CHECKS: Final = 20
 """How many workflows are looked at concurrently."""
 _FAIRNESS_BYTES: Final = 64
@@ -67,11 +69,14 @@ class Dispatcher:
         self._tasks = tasks
         self._on_events = on_events or (lambda: None)
         self._wake = asyncio.Event()
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting: dict[asyncio.Task[None], Fields] = {}
+        self._popping, self._taking = asyncio.Lock(), asyncio.Lock()
+        """Held while the loops take requests that are then to be started."""
         self._running: list[asyncio.Task[None]] = []
         self._missing: dict[str, float] = {}
         """When the workflow of an active request was first not found, in seconds of the monotonic clock."""
         queue.on_change = self.wake
+        queue.dispatches = True
         self._outage = OutageLogger("work on the admission queue")
         expected = Expected(errors=(StoreUnavailable,), log=self._outage.failed)
         steps = (
@@ -90,29 +95,37 @@ class Dispatcher:
         return [loop.health for loop in self._loops]
 
     def wake(self) -> None:
-        """Look at the queue at once."""
+        """Look at the queue at once. The relay follows, since requests that start have further events."""
         self._wake.set()
-        self._on_events()
 
     async def start(self) -> None:
         """Begin to work."""
         self._running = [asyncio.create_task(loop.run()) for loop in self._loops]
 
     async def stop(self) -> None:
-        """Stop. Tasks whose start is in flight are started by another dispatcher, if their start does not end in time."""
-        for task in [*self._running, *self._starting]:
-            task.cancel()
-        await asyncio.gather(*self._running, *self._starting, return_exceptions=True)
+        """Stop when the starts in flight have ended. Leave those that do not end in time to other dispatchers at once."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SEC):
+                await self._popping.acquire()
+                await self._taking.acquire()
+        await _cancelled(self._running)
+        if self._starting:
+            await asyncio.wait(self._starting, timeout=STOP_SEC)
+        left = dict(self._starting)
+        await _cancelled(left)
+        handed_over = (self._queue.hand_over(item) for item in left.values())
+        await asyncio.gather(*handed_over, return_exceptions=True)
 
     # --- slots
 
     async def _dispatch(self) -> None:
         self._wake.clear()
-        popped = await self._queue.dispatch()
-        if popped:
-            self._on_events()
-            for item in popped:
+        async with self._popping:
+            for item in await self._queue.dispatch():
                 self._start_soon(item)
+        if self._queue.outbox:
+            self._on_events()
+        if self._queue.more:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(IDLE_SEC if self._queue.idle else POLL_SEC):
@@ -121,16 +134,16 @@ class Dispatcher:
     def _start_soon(self, item: Fields) -> None:
         if item["kind"] == Kind.TASK:
             task = asyncio.create_task(self._start(item))
-            self._starting.add(task)
-            task.add_done_callback(self._starting.discard)
+            self._starting[task] = item
+            task.add_done_callback(self._starting.pop)
 
     async def _start(self, item: Fields) -> None:
         """Start a task. Whatever happens, the request stays known, and upkeep finds what was not completed.
 
         A call that arrives late does not start a task again that has ended.
         """
-        body = item["body"]
         try:
+            body = item.get("body") or await self._queue.body(item["_id"])
             await self._tasks.start_task(
                 item["_id"],
                 owner=await self._owner_of(item),
@@ -139,12 +152,16 @@ class Dispatcher:
                 reuse=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 priority=Priority(priority_key=item["rank"], fairness_key=_fairness_key(item)),
             )
-        except (StoreUnavailable, TemporalUnavailable, ChecksBusy, RPCError) as error:
-            outcome: Awaitable[object] = self._queue.try_again(item, str(error))
         except TaskIdTaken as error:
-            outcome = self._queue.refuse(item, str(error), reason=reason_codes.TASK_ID_TAKEN)
-        except FlowKitError as error:
-            outcome = self._queue.refuse(item, str(error))
+            outcome: Awaitable[object] = self._queue.refuse(
+                item, str(error), reason=reason_codes.TASK_ID_TAKEN
+            )
+        except (FlowKitError, RPCError) as error:
+            decide = self._queue.refuse if _is_permanent(error) else self._queue.try_again
+            outcome = decide(item, str(error))
+        except Exception as error:
+            _logger.exception("unexpected error in the start of task %s", item["_id"])
+            outcome = self._queue.try_again(item, error_summary(error))
         else:
             outcome = self._queue.started(item)
         with suppress(StoreUnavailable):
@@ -161,14 +178,13 @@ class Dispatcher:
         """Do what is due by the clock, and complete what other processes have left behind."""
         queue = self._queue
         await queue.recover()
-        await queue.wake_all()
-        due = await queue.take_due()
+        await queue.keep_records()
+        async with self._taking:
+            due = await queue.take_due()
+            for item in due.starts:
+                self._start_soon(item)
         for item in due.cancels:
             await self._cancel(item)
-        for item in due.starts:
-            self._start_soon(item)
-        if due.ended:
-            self._on_events()
         self._outage.recovered()
 
     async def _cancel(self, item: Fields) -> None:
@@ -190,7 +206,11 @@ class Dispatcher:
             _logger.warning("task %s cannot be cancelled now: %s", item["_id"], error)
 
     async def _reconcile(self) -> None:
-        """Look at the workflows of active tasks, and end the requests whose workflow has ended."""
+        """Look at the workflows of active tasks, and end the requests whose workflow has ended.
+
+        Requests that wait apart by mistake, after a call that arrived late, may start, too.
+        """
+        await self._queue.wake_all()
         limit, after = asyncio.Semaphore(_CHECKS), ""
         active: set[str] = set()
 
@@ -232,6 +252,23 @@ class Dispatcher:
         await self._queue.report(
             item["_id"], Report(state=state, reason=reason, error=text or None), events=[ended]
         )
+
+
+async def _cancelled(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_permanent(error: FlowKitError | RPCError) -> bool:
+    """Return whether the same start would fail again.
+
+    A missing right or namespace concerns all tasks, and an operator can restore it, so the start is repeated.
+    """
+    if isinstance(error, RPCError):
+        return error.status is RPCStatusCode.INVALID_ARGUMENT
+    return not error.retryable
 
 
 def _absent(item: Fields) -> tuple[State, str]:

@@ -52,7 +52,7 @@ from flowkit.validation.json_keys import load_json
 from flowkit.validation.values import YEAR_SEC, is_task_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from aiokafka import ConsumerRecord
 
@@ -113,7 +113,8 @@ class AdmissionTopics:
     for commands, and a field says which type an event has."""
     prefix: str = ""
     """What every topic begins with, separator included. The system of which the events come used `pref`."""
-    group: str = GROUP
+    group: str | None = None
+    """The consumer group. By default, each queue has one of its own, so that each reads every record of its topics."""
     dead_letters: str = "dead_letters"
     """The topic of malformed records, without the prefix."""
     events: Collection[str] = frozenset(OPTIONAL)
@@ -123,7 +124,7 @@ class AdmissionTopics:
 
     def __post_init__(self) -> None:
         """Check names, events and rights."""
-        given = {"style": self.style, "group": self.group}
+        given = {"style": self.style, "group": GROUP if self.group is None else self.group}
         settings.check(
             "AdmissionTopics",
             given,
@@ -149,6 +150,10 @@ class AdmissionTopics:
     def rights_of(self, topic: str) -> TopicRights:
         """Return what the writers of a topic, whose name has the prefix, may do."""
         return self.rights.get(topic.removeprefix(self.prefix), EVERYTHING)
+
+    def group_of(self, queue: str) -> str:
+        """Return the consumer group of a queue."""
+        return f"{GROUP}-{queue}" if self.group is None else self.group
 
     @property
     def dead_letter_topic(self) -> str:
@@ -214,13 +219,14 @@ _LOG_SEC: Final = 60.0
 _SHOWN_CHARS: Final = 300
 OWN_HEADER: Final = "flowkit-queue"
 """The header by which a queue recognises its own events when they return. Its value is the name of the queue."""
-POLL_SEC: Final = 0.2
-"""How often events are looked for that nobody has announced."""
+POLL_SEC: Final = 1.0
+"""How often events are looked for that this process has not stored."""
 TAKE_OVER_SEC: Final = 2.0
 """After which time a process sends the events of requests of others."""
 _SLOW_SEC: Final = 10.0
-_BATCH: Final = 200
-"""Most requests whose events are sent together."""
+_BATCH: Final = 100
+"""Most requests whose events are read together."""
+_REMEMBERED: Final = 10_000
 NUMBERED: Final = {
     0: Priority.CRITICAL,
     1: Priority.HIGH,
@@ -495,6 +501,32 @@ def why_without_effect(item: Fields | None, event: Ended, rights: TopicRights = 
     return None if item["state"] in RUNNING else "not_active"
 
 
+class _Effect:
+    """What a report does to a stored request. It is decided anew if the request changes meanwhile."""
+
+    def __init__(self, event: Ended, rights: TopicRights, at: float) -> None:
+        self._event = event
+        self._rights = rights
+        self._at = at
+        self.missing: str | None = None
+        """Why the report has no effect."""
+        self.cancels = False
+        """Whether the request is to be cancelled: one that waits, or a task."""
+
+    def end_of(self, item: Fields | None) -> tuple[Report, Sequence[Fields]] | None:
+        """Return how the request ends, and the command that stops an execution that is cancelled. None if it does not end."""
+        event = self._event
+        self.missing, self.cancels = why_without_effect(item, event, self._rights), False
+        if item is None or self.missing is not None:
+            return None
+        if not isinstance(event, Cancelled):
+            return event.report(), ()
+        self.cancels = item["state"] not in RUNNING or item["kind"] == Kind.TASK
+        if self.cancels:
+            return None
+        return event.report(), () if item.get("cancel") else [rules.delete_pod(item, self._at, event.why)]
+
+
 def is_own(record: Record, queue: str) -> bool:
     """Return whether this queue has sent a record. Its events return to it where they share topics with those of executors.
 
@@ -527,14 +559,10 @@ class AdmissionConsumer:
         queue: AdmissionQueue,
         topics: AdmissionTopics,
         producer: Producer,
-        *,
-        notify: Callable[[], object] = lambda: None,
     ) -> None:
-        """`notify` is called after records were handled, when there may be something to start or to send."""
         self._queue = queue
         self._topics = topics
         self._producer = producer
-        self._notify = notify
         self._handled: set[Place] = set()
         """The records of an unfinished poll that were handled."""
         self._logged: dict[str, float] = {}
@@ -546,7 +574,7 @@ class AdmissionConsumer:
         chains: dict[str | Place, list[tuple[Record, Requested | Ended | BadRecord]]] = {}
         for record in in_order(records):
             if is_own(record, self._queue.store.queue):
-                self._queue.counts["kafka", "own_event"] += 1
+                self._queue.counts["ignored", "own_event"] += 1
                 continue
             try:
                 event = read(self._topics, record.topic, record.value)
@@ -554,11 +582,10 @@ class AdmissionConsumer:
                 chains[_place(record)] = [(record, bad)]
                 continue
             if event is None:
-                self._queue.counts["kafka", "other_event_type"] += 1
+                self._queue.counts["ignored", "other_event_type"] += 1
             else:
                 chains.setdefault(event.execution_id, []).append((record, event))
         results = await asyncio.gather(*map(self._handle_chain, chains.values()), return_exceptions=True)
-        self._notify()
         _raise_first(results)
         self._handled.clear()
 
@@ -581,16 +608,12 @@ class AdmissionConsumer:
         if isinstance(event, Requested):
             await self._submit(record, event.request(rights))
             return
-        item = (await self._queue.store.load([event.execution_id])).get(event.execution_id)
-        if item is not None and item["queue"] != self._queue.store.queue:
-            item = None
-        why = why_without_effect(item, event, rights)
-        if item is None or why is not None:
-            self._queue.counts["kafka", why or "unknown"] += 1
-        elif isinstance(event, Cancelled):
-            await self._cancel(item, event)
-        else:
-            await self._queue.report(event.execution_id, event.report())
+        effect = _Effect(event, rights, self._queue.clock())
+        await self._queue.end(event.execution_id, effect.end_of)
+        if effect.missing is not None:
+            self._queue.counts["ignored", effect.missing] += 1
+        elif effect.cancels and isinstance(event, Cancelled):
+            await self._queue.cancel(event.execution_id, reason=event.why, by=event.by)
 
     async def _submit(self, record: Record, request: Request) -> None:
         """Submit a request. Raise BadRecord, or StoreRefused."""
@@ -617,7 +640,7 @@ class AdmissionConsumer:
 
         If there is a request with this id, which may be that of another user, consumers would take the event for its end.
         """
-        if await self._queue.store.load([request.execution_id], with_body=False):
+        if await self._queue.store.load([request.execution_id]):
             return
         item: Fields = {"_id": request.execution_id, "v": 0, "user_id": request.user_id, "body": {}}
         item["metadata"] = request.metadata
@@ -626,15 +649,6 @@ class AdmissionConsumer:
         value = dumps(rules.envelope(item, event))
         topic, key = self._topics.topic(rules.FAILED), request.execution_id.encode()
         await self._send(record, topic, key, value, headers=own_headers(self._queue, rules.FAILED))
-
-    async def _cancel(self, item: Fields, event: Cancelled) -> None:
-        """Cancel a request that waits, or a task; end an execution that runs, and have it stopped if it is not yet."""
-        if item["state"] not in RUNNING or item["kind"] == Kind.TASK:
-            await self._queue.cancel(event.execution_id, reason=event.why, by=event.by)
-            return
-        known = bool(item.get("cancel"))
-        stop = [] if known else [rules.delete_pod(item, self._queue.clock(), event.why)]
-        await self._queue.report(event.execution_id, event.report(), events=stop)
 
     async def _set_aside(self, record: Record, error: BadRecord) -> None:
         """Send a malformed record to the topic of dead letters."""
@@ -645,15 +659,16 @@ class AdmissionConsumer:
             "reason": error.reason,
             "error": str(error),
         }
-        await self._send(
+        sent = await self._send(
             record,
             self._topics.dead_letter_topic,
             None if record.key is None else record.key[:_DEAD_KEY_BYTES],
             (record.value or b"")[:DEAD_LETTER_BYTES],
             headers=[(name, clean(text).encode()) for name, text in headers.items()],
         )
-        self._queue.counts["kafka", error.reason] += 1
-        self._log(error.reason, record, error)
+        if sent:
+            self._queue.counts["dead_letter", error.reason] += 1
+            self._log(error.reason, record, error)
 
     async def _send(
         self,
@@ -662,13 +677,18 @@ class AdmissionConsumer:
         key: bytes | None,
         value: bytes,
         headers: Sequence[tuple[str, bytes]] = (),
-    ) -> None:
-        """Send what a record that cannot be handled leads to, or drop it, since the partition must go on."""
+    ) -> bool:
+        """Send what a record that cannot be handled leads to, or drop it, since the partition must go on.
+
+        Return whether it was sent.
+        """
         try:
             await self._producer.send(topic, key, value, headers=headers)
         except (CommandTooLarge, KafkaUnavailable) as error:
-            self._queue.counts["kafka", "dropped"] += 1
+            self._queue.counts["dropped", ""] += 1
             self._log("dropped", record, error)
+            return False
+        return True
 
     def _log(self, reason: str, record: Record, error: Exception) -> None:
         now = time.monotonic()
@@ -698,6 +718,16 @@ def own_headers(queue: AdmissionQueue, kind: str) -> list[tuple[str, bytes]]:
     return [(OWN_HEADER, queue.store.queue.encode())] if kind in MODELS else []
 
 
+def _try_of(item: Fields) -> tuple[str, str]:
+    """Return the id and the place of a request. One that is submitted again gets another place."""
+    return item["_id"], item["place"]
+
+
+def _starts(item: Fields) -> bool:
+    """Return whether the command that starts an execution has not been sent."""
+    return any(event["type"] == rules.CREATE_POD for event in item["events"][item["sent"] :])
+
+
 class EventRelay:
     """Sends the events that requests carry, those of one execution in order, each at least once and with one id.
 
@@ -710,6 +740,9 @@ class EventRelay:
         self._topics = topics
         self._producer = producer
         self._wanted = asyncio.Event()
+        self._sent: dict[tuple[str, str], int] = {}
+        """Up to which number events were sent lately, by the id and the place of their request."""
+        queue.outbox.has_relay = True
         self._outage = OutageLogger("send the events of admission")
         errors = (StoreUnavailable, KafkaUnavailable, SendUncertain)
         self._loop = BackgroundLoop(
@@ -729,16 +762,34 @@ class EventRelay:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POLL_SEC):
                 await self._wanted.wait()
+        announced = self._wanted.is_set()
         self._wanted.clear()
-        await self.relay()
+        await self.relay(looks=not announced)
         self._outage.recovered()
 
-    async def relay(self) -> int:
-        """Send the events that are due. Return their number."""
-        found = await self._queue.store.unsent(_BATCH)
-        items = [item for item in found if self._is_due(item)]
-        sent: dict[str, int] = {}
-        places = {item["_id"]: item["place"] for item in items}
+    async def relay(self, *, looks: bool = True) -> int:
+        """Send the events that are due. Return their number.
+
+        Those that this process has just stored are at hand. The others are read, with `looks` or if there may be some.
+        """
+        items, others = self._queue.outbox.take()
+        count = await self._send_all(items)
+        if looks or others:
+            found = await self._queue.store.unsent(_BATCH)
+            count += await self._send_all([item for item in found if self._is_due(item)])
+            if len(found) == _BATCH and count:
+                self._queue.outbox.add_others()
+                self.notify()
+        return count
+
+    async def _send_all(self, items: Sequence[Fields]) -> int:
+        """Send the events of requests, and note what was sent. Return the number of events."""
+        if not items:
+            return 0
+        for item in items:
+            item["sent"] = max(item["sent"], self._sent.get(_try_of(item), 0))
+        await self._add_bodies(items)
+        sent: dict[tuple[str, str], int] = {}
         late = asyncio.get_running_loop().call_later(_SLOW_SEC, self._note_slowness)
         try:
             results = await asyncio.gather(
@@ -746,11 +797,25 @@ class EventRelay:
             )
         finally:
             late.cancel()
-        await self._queue.store.mark_sent({(id, places[id]): number for id, number in sent.items()})
+        self._remember(sent)
+        await self._queue.store.mark_sent(sent)
         _raise_first(results)
-        if len(found) == _BATCH and items:
-            self.notify()
-        return sum(sent[item["_id"]] - item["sent"] for item in items)
+        return sum(sent[_try_of(item)] - item["sent"] for item in items)
+
+    async def _add_bodies(self, items: Sequence[Fields]) -> None:
+        """Read what those executions ask for whose commands are to be sent, unless it is at hand."""
+        lacking = [item for item in items if "body" not in item and _starts(item)]
+        bodies = await self._queue.store.bodies([item["_id"] for item in lacking]) if lacking else {}
+        for item in lacking:
+            item["body"] = bodies.get(item["_id"], {})
+
+    def _remember(self, numbers: Mapping[tuple[str, str], int]) -> None:
+        """Remember up to which number events were sent: a request at hand may be older than that."""
+        for place in numbers:
+            self._sent.pop(place, None)
+        self._sent |= numbers
+        while len(self._sent) > _REMEMBERED:
+            del self._sent[next(iter(self._sent))]
 
     def _is_due(self, item: Fields) -> bool:
         """Return whether this process sends the events of a request: it is its own, or its process does not send them."""
@@ -764,21 +829,21 @@ class EventRelay:
         self._outage.failed(error)
         self._loop.failed(error)
 
-    async def _send(self, item: Fields, sent: dict[str, int]) -> None:
+    async def _send(self, item: Fields, sent: dict[tuple[str, str], int]) -> None:
         """Send the events of one execution, and note in `sent` how many were sent so far."""
-        id, events = item["_id"], item["events"]
-        sent[id] = item["sent"]
+        key, events = _try_of(item), item["events"]
+        sent[key] = item["sent"]
         for event in events[item["sent"] :]:
             if not await self._send_event(item, event):
-                sent[id] = len(events)
+                sent[key] = len(events)
                 return
-            sent[id] += 1
+            sent[key] += 1
 
     async def _send_event(self, item: Fields, event: Fields) -> bool:
         """Send an event, or skip it. Return False if the execution cannot be started, so that the others are void."""
         kind = event["type"]
-        if not self._topics.sends(kind):
-            return True
+        if not self._topics.sends(kind) or (kind == rules.CREATE_POD and not item["body"]):
+            return True  # an execution without a body has ended long ago
         value = dumps(rules.envelope(item, event))
         try:
             headers = own_headers(self._queue, kind)

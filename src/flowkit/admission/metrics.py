@@ -77,7 +77,7 @@ class QueueMetrics:
 
     async def render(self) -> bytes:
         """Return all metrics as text. Raise StoreUnavailable."""
-        self._status = await self._queue.status()
+        self._status = await self._queue.status(users=False)
         while self._queue.dispatch_times:
             self._dispatch_times.observe(self._queue.dispatch_times.popleft())
         while self._queue.waits:
@@ -129,8 +129,18 @@ def _counters(counts: Counter[tuple[str, str]]) -> Iterator[Metric]:
     yield CounterMetricFamily("admission_duplicates", "Requests whose id was known.", value=duplicates)
     ended = {state: counts["ended", state] for state in _ENDS}
     yield _counter("admission_ended", "Requests that have ended, without rejected ones.", "state", ended)
-    dropped = {reason: count for (name, reason), count in counts.items() if name == "kafka"}
-    yield _counter("admission_dead_letters", "Messages that are no valid requests.", "reason", dropped)
+    yield _by_reason(
+        counts, "dead_letter", "admission_dead_letters", "Records that went to the dead letters."
+    )
+    yield _by_reason(counts, "ignored", "admission_ignored_records", "Records without an effect.")
+    dropped = counts["dropped", ""]
+    yield CounterMetricFamily("admission_dropped_dead_letters", "Dead letters that were lost.", value=dropped)
+
+
+def _by_reason(counts: Counter[tuple[str, str]], name: str, metric: str, text: str) -> Metric:
+    return _counter(
+        metric, text, "reason", {reason: n for (each, reason), n in counts.items() if each == name}
+    )
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

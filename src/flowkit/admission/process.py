@@ -65,6 +65,8 @@ class AdmissionProcess:
         if settings.dispatches:
             on_events = self._relay.notify if self._relay else None
             self._dispatcher = Dispatcher(self.queue, tasks, on_events=on_events)
+        elif self._relay:
+            self.queue.on_change = self._relay.notify
         self._server: HttpServer | None = None
         self._running: list[asyncio.Task[None]] = []
 
@@ -72,10 +74,10 @@ class AdmissionProcess:
         if self._connection is None or self._producer is None:
             return None
         topics = self._settings.topics
-        consumer = AdmissionConsumer(
-            self.queue, topics, self._producer, notify=lambda: self.queue.on_change()
+        consumer = AdmissionConsumer(self.queue, topics, self._producer)
+        return RecordConsumer(
+            self._connection, topics.consumed(), topics.group_of(self._settings.queue), consumer.handle
         )
-        return RecordConsumer(self._connection, topics.consumed(), topics.group, consumer.handle)
 
     @property
     def ports(self) -> list[int]:

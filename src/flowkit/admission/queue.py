@@ -28,7 +28,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from flowkit import reason_codes
 from flowkit.adapters.admission import AdmissionStore, Count, Hold, ItemUpdate
@@ -60,7 +60,7 @@ from flowkit.models.admission import (
 from flowkit.text import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 
     from flowkit.adapters.mongo import Database
 
@@ -82,6 +82,11 @@ _POLL_SEC: Final = 0.02
 _KEPT_TIMES: Final = 100_000
 """How many times a process keeps for metrics that nobody reads."""
 _TRIES: Final = 5
+_LOOKS: Final = 20
+"""How often a dispatch looks at what is ready, while it lets requests wait apart."""
+_OUTBOX_ITEMS: Final = 500
+_KEPT_EVENTS: Final = 100
+"""How many events of its earlier tries a request keeps that are not sent."""
 
 _logger = logging.getLogger("flowkit.admission")
 
@@ -142,6 +147,7 @@ class Session:
         self._numbers = 0
         self._renewed_at = 0.0
         self._due = Tally()
+        self._seen: Fields | None = None
         self.id: str | None = None
         self.abandoned: list[str] = []
         """Sessions of this process that it no longer uses and has not closed yet."""
@@ -216,7 +222,26 @@ class Session:
         )
         if counted is not None and renews:
             self._renewed_at = now
+        self._seen = counted
         return counted
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether an update of this process has found the counters since they were last used."""
+        return self._seen is not None
+
+    async def used(self, *, fresh: bool) -> tuple[int, int]:
+        """Return how many places and how many slots are taken, without those that become free with the next update.
+
+        Without `fresh`, they are those that the last update of this process has found, if it was since the last call.
+        """
+        if fresh:
+            self._seen = None
+            await self.end_due()
+        seen, self._seen = self._seen, None
+        counters = seen or await self._store.used()
+        pending = counters["pending"] - sum(self._due.returned.values())
+        return pending, counters["active"] - self._due.freed
 
     def abandon(self) -> None:
         """Use another session from now on. A dispatcher ends the steps that this one has left behind."""
@@ -247,6 +272,35 @@ def new_session_id() -> str:
     return secrets.token_hex(8)
 
 
+class Outbox:
+    """Requests whose events this process has just stored, for the relay of the process, which then need not read them."""
+
+    def __init__(self) -> None:
+        self.has_relay = False
+        self._items: dict[tuple[str, str], Fields] = {}
+        self._others = False
+
+    def __bool__(self) -> bool:
+        return bool(self._items) or self._others
+
+    def add(self, item: Fields) -> None:
+        """Pass a request as it is now stored. If there are too many, the relay reads them."""
+        if self.has_relay and len(self._items) < _OUTBOX_ITEMS:
+            self._items[item["_id"], item["place"]] = item
+        else:
+            self.add_others()
+
+    def add_others(self) -> None:
+        """Note that there are events of requests that the relay has to read."""
+        self._others = self.has_relay
+
+    def take(self) -> tuple[list[Fields], bool]:
+        """Return the requests, and whether there may be others with events. They are then the caller's."""
+        items, others = list(self._items.values()), self._others
+        self._items, self._others = {}, False
+        return items, others
+
+
 @dataclass(slots=True)
 class Due:
     """What was due by the clock."""
@@ -268,11 +322,14 @@ class _Submission:
     error: Exception | None = None
 
 
+Decide: TypeAlias = "Callable[[Fields | None], tuple[Report, Sequence[Fields]] | None]"
+"""Returns how a request ends, and the events about it; None if it does not end. It gets None for an unknown request."""
+
+
 @dataclass(eq=False, slots=True)
 class _Ending:
     execution_id: str
-    report: Report
-    events: Sequence[Fields]
+    decide: Decide
     change: Change | None = None
     """The outcome. None if the request has changed meanwhile."""
     error: Exception | None = None
@@ -317,20 +374,59 @@ class AdmissionQueue:
         self._submissions: GroupCommit[_Submission] = GroupCommit(self._submit_one, self._submit_group)
         self._endings: GroupCommit[_Ending] = GroupCommit(self._end_one, self._end_group)
         self._starts: GroupCommit[Fields] = GroupCommit(self._note_start, self._note_starts)
+        self.outbox = Outbox()
         self._known_limits: tuple[float, Limits] | None = None
+        self._record_again: dict[tuple[str, str], float] | None = None
+        """When to record once more what tenants have whose limit is new, by their list; None before the first time."""
         self._relays = False
         """Whether a process sends the events of the queue, read with the limits."""
         self._submitting = 0
         self.idle = True
         """Whether nothing waited or was to be settled when a dispatcher last looked."""
+        self.more = False
+        """Whether another look would find more to do."""
+        self.dispatches = False
+        """Whether a dispatcher of this process looks at the queue after each change, and ends what is due."""
 
     async def limits(self) -> Limits:
         """Return the limits, at most two seconds old."""
         now = self.clock()
         if self._known_limits is None or now - self._known_limits[0] >= LIMITS_SEC:
-            self._known_limits = now, await self.store.limits()
+            limits = await self.store.limits()
             self._relays = await self.store.sends_events()
+            if self._known_limits is not None and limits != self._known_limits[1]:
+                await self._adapt(self._known_limits[1], limits)
+            self._known_limits = now, limits
         return self._known_limits[1]
+
+    async def _adapt(self, old: Limits, new: Limits) -> None:
+        """Count what is there against new limits, before they are used, and let go what they no longer hold back."""
+        lists = rules.tenant_lists(new) - rules.tenant_lists(old)
+        await self._record(new, lists)
+        if self._record_again is not None:
+            self._record_again |= dict.fromkeys(lists, self.clock() + 2 * LIMITS_SEC)
+        await self._wake_lanes(new, {})
+
+    async def keep_records(self) -> None:
+        """Record what tenants have whose limit is new to this process, and once more when every process knows the limit."""
+        limits, now = await self.limits(), self.clock()
+        lists = rules.tenant_lists(limits)
+        again = self._record_again
+        due = lists if again is None else {each for each, at in again.items() if at <= now} & lists
+        await self._record(limits, due)
+        later = again or {}
+        self._record_again = {each: at for each, at in later.items() if at > now}
+
+    async def _record(self, limits: Limits, lists: Collection[tuple[str, str]]) -> None:
+        """Add requests to lists of tenants that had no limit when the requests got their place or slot.
+
+        A request may end meanwhile. Its entry is then removed again.
+        """
+        tenants = {rules.tenant_of(holder) for holder, _ in lists}
+        async for items in self.store.open_items(tenants):
+            holds = [hold for item in items for hold in rules.holds_of(item) if hold[:2] in lists]
+            await self.store.hold([Hold(holder=each, list=name, entry=entry) for each, name, entry in holds])
+            await self._give_back(limits, await self._without_request(holds))
 
     # --- submitting
 
@@ -385,11 +481,16 @@ class AdmissionQueue:
         if fresh:
             await self._admit(group, fresh)
         if len(submissions) == self._submitting:
+            await self._end_due()
+
+    async def _end_due(self) -> None:
+        """End what is due, unless a dispatcher of this process does so at once."""
+        if not self.dispatches:
             await self.session.end_due()
 
     async def _repeat(self, group: _Group, items: Sequence[Fields]) -> list[Fields]:
         """Return the items whose id an earlier request had that was rejected or has expired. The others are duplicates."""
-        earlier = await self.store.load([item["_id"] for item in items])
+        earlier = await self.store.load([item["_id"] for item in items], events=True)
         doubtful = (await self.store.counters())["doubt"]
         updates, revived = [], {}
         for item in items:
@@ -401,7 +502,7 @@ class AdmissionQueue:
             elif _may_repeat(found, item, doubtful):
                 changed = _resubmitted(found, item)
                 updates.append(ItemUpdate(id=item["_id"], version=found["v"], set=changed))
-                revived[item["_id"]] = {**item, "v": found["v"] + 1}
+                revived[item["_id"]] = {**item, **changed, "v": found["v"] + 1}
             else:
                 self.counts["submitted", "duplicate"] += 1
                 group.members[item["_id"]].ticket = await self._ticket(found, duplicate=True)
@@ -415,19 +516,20 @@ class AdmissionQueue:
         fits = await self._reserve(group, waiting)
         if fits:
             await self._enqueue(group, waiting[:fits])
-        if waiting[fits:]:
-            await self._reject(group, waiting[fits:], None, group.limits.max_pending)
+        await self._reject(group, waiting[fits:], {})
 
     async def _hold(self, group: _Group, items: Sequence[Fields]) -> list[Fields]:
         """Add the items to what their users and tenants hold. Reject those that do not fit, and return the others."""
         refused = await self._add("held", partial(rules.total_caps, group.limits), group.token, items)
-        for item in items:
-            if (full := refused.get(item["_id"])) is not None:
-                await self._reject(group, [item], full.holder, full.cap)
+        await self._reject(group, [item for item in items if item["_id"] in refused], refused)
         return [item for item in items if item["_id"] not in refused]
 
     async def _add(
-        self, name: str, caps_of: Callable[[str, str], dict[str, int]], token: str, items: Sequence[Fields]
+        self,
+        name: str,
+        caps_of: Callable[[str, str], Mapping[str, int | None]],
+        token: str,
+        items: Sequence[Fields],
     ) -> dict[str, Hold]:
         """Add the items to a list of their users and tenants. Return, by id, the first hold that does not fit."""
         wanted = [
@@ -471,7 +573,8 @@ class AdmissionQueue:
         counters, at = group.counters, self.clock()
         first = counters["seq"] - len(items) + 1
         places = rules.positions([item["rank"] for item in items], _bands(counters))
-        updates, tickets = [], {}
+        changes: dict[str, tuple[Fields, Sequence[Fields]]] = {}
+        tickets = {}
         for number, (item, position) in enumerate(zip(items, places, strict=True), first):
             wait = rules.estimated_wait(position, counters["services"], group.limits.max_active)
             fields = {
@@ -481,40 +584,49 @@ class AdmissionQueue:
                 "due_at": item["requested_at"] + group.limits.stale_sec,
                 "placed": group.token,
             }
-            events = rules.accepted(item, at, position, wait)
-            updates.append(_change(item, fields, events))
+            changes[item["_id"]] = fields, rules.accepted(item, at, position, wait)
             tickets[item["_id"]] = rules.ticket_of(item | fields, position=position, estimated_wait_sec=wait)
-        done = await self.store.update(updates, ("placed", group.token))
-        if len(done) < len(updates):
+        updates = [_change(item, *changes[item["_id"]]) for item in items]
+        if len(await self.store.update(updates, ("placed", group.token))) < len(updates):
             raise Fenced
+        self._hand_over(items, changes)
         for id, ticket in tickets.items():
             group.members[id].ticket = ticket
         self.session.end(Tally({group.token}))
         self.counts["submitted", "queued"] += len(items)
         self.on_change()
 
-    async def _reject(self, group: _Group, items: Sequence[Fields], holder: str | None, cap: int) -> None:
-        """Reject items, and give back what they hold. `holder` is the user or tenant whose limit it is, or None."""
-        code, text = rules.rejection(holder, cap)
+    async def _reject(self, group: _Group, items: Sequence[Fields], refused: Mapping[str, Hold]) -> None:
+        """Reject items together, and give back what they hold. `refused` names the limit of a user or tenant, by id."""
+        if not items:
+            return
         counters, at = group.counters or await self._counters_of(group.token), self.clock()
-        fields = {
-            "state": State.REJECTED.value,
-            "reason": code,
-            "error": text,
-            "retry_after_sec": rules.retry_after(counters["services"], group.limits.max_active),
-            "ended_at": at,
-            "purge_at": rules.purge_at(at),
-            "rejected_by": group.token,
-        }
+        retry_after = rules.retry_after(counters["services"], group.limits.max_active)
         await self.store.release(hold for item in items for hold in rules.holds_of(item))
-        updates = [
-            _change(item, fields, [rules.rejected(item, at, text, counters["pending"])]) for item in items
-        ]
+        changes = {}
+        for item in items:
+            full = refused.get(item["_id"])
+            holder, cap = (None, group.limits.max_pending) if full is None else (full.holder, full.cap or 0)
+            code, text = rules.rejection(holder, cap)
+            fields = rules.rejecting(code, text, retry_after, at) | {"rejected_by": group.token}
+            changes[item["_id"]] = fields, [rules.rejected(item, at, text, counters["pending"])]
+        updates = [_change(item, *changes[item["_id"]]) for item in items]
         if len(await self.store.update(updates, ("rejected_by", group.token))) < len(updates):
             raise Fenced
-        self.counts["submitted", code] += len(items)
+        self._hand_over(items, changes)
         for item in items:
+            fields, _ = changes[item["_id"]]
+            self.counts["submitted", fields["reason"]] += 1
             group.members[item["_id"]].ticket = rules.ticket_of(item | fields)
+        self.on_change()
+
+    def _hand_over(
+        self, items: Iterable[Fields], changes: Mapping[str, tuple[Fields, Sequence[Fields]]]
+    ) -> None:
+        """Pass what was stored to the relay of this process, so that it need not read it."""
+        for item in items:
+            fields, events = changes[item["_id"]]
+            self.outbox.add({**item, **fields, "events": [*item["events"], *events]})
 
     # --- looking
 
@@ -525,17 +637,19 @@ class AdmissionQueue:
 
     async def events(self, execution_id: str) -> list[Fields]:
         """Return the events about a request, in their order."""
-        item = await self._load(execution_id)
-        return [] if item is None else [rules.envelope(item, each) for each in item["events"]]
+        item = await self._load(execution_id, events=True)
+        if item is None:
+            return []
+        item["body"] = await self.body(execution_id)
+        return [rules.envelope(item, each) for each in item["events"]]
 
-    async def body(self, execution_id: str) -> Fields | None:
-        """Return what a request asks for; None if there is none with this id."""
-        item = await self._load(execution_id)
-        return None if item is None else item["body"]
+    async def body(self, execution_id: str) -> Fields:
+        """Return what a request asks for. It is empty for an unknown request, and for one whose body is no longer kept."""
+        return (await self.store.bodies([execution_id])).get(execution_id, {})
 
-    async def _load(self, execution_id: str) -> Fields | None:
+    async def _load(self, execution_id: str, *, events: bool = False) -> Fields | None:
         """Return a request about which the queue has decided."""
-        item = (await self.store.load([execution_id])).get(execution_id)
+        item = (await self.store.load([execution_id], events=events)).get(execution_id)
         known = item is not None and item["queue"] == self.store.queue and item["state"] != State.RESERVING
         return item if known else None
 
@@ -569,8 +683,8 @@ class AdmissionQueue:
         items, total = await self.store.page(wanted, skip=skip, limit=limit)
         return Page(tickets=[rules.ticket_of(item) for item in items], total=total)
 
-    async def status(self) -> QueueStatus:
-        """Return the state of the queue."""
+    async def status(self, *, users: bool = True) -> QueueStatus:
+        """Return the state of the queue: with its top users, or without."""
         counters, limits = await self.store.counters(), await self.limits()
         oldest = await self.store.oldest()
         waiting = _bands(counters)
@@ -580,7 +694,7 @@ class AdmissionQueue:
             active=counters["active"],
             by_priority={name: waiting[rank] for name, rank in RANKS.items() if waiting.get(rank)},
             limits=limits,
-            top_users=await self._top_users(),
+            top_users=await self._top_users() if users else (),
             oldest_age_sec=None if oldest is None else max(0.0, self.clock() - oldest),
             started_last_minute=await self.store.count_items({"started_at": {"$gt": self.clock() - 60}}),
             mean_service_sec=rules.mean_service(counters["services"]),
@@ -589,13 +703,12 @@ class AdmissionQueue:
         )
 
     async def _top_users(self, most: int = 10) -> list[UserLoad]:
-        held = sorted((-count, holder) for holder, count in (await self.store.held_counts()).items() if count)
         loads = []
-        for count, holder in held[:most]:
+        for holder, held, active in await self.store.top_users(most):
             _, tenant, user_id = holder.split("/", 2)
-            running = {"user_id": user_id, "tenant": tenant, "state": {"$in": ["starting", "active"]}}
-            active = min(-count, await self.store.count_items(running))
-            loads.append(UserLoad(tenant=tenant, user_id=user_id, active=active, pending=-count - active))
+            loads.append(
+                UserLoad(tenant=tenant, user_id=user_id, active=active, pending=max(0, held - active))
+            )
         return loads
 
     # --- changing requests
@@ -623,9 +736,7 @@ class AdmissionQueue:
         step = _step(StepKind.MOVES, {item["_id"]: [item["rank"], priority.rank]})
         if await self.session.begin({token: step}, shifted=_shift(item["rank"], priority.rank)) is None:
             raise Fenced
-        given = item["body"]
-        body = {**given, "priority": priority.value} if "priority" in given else given
-        changed = {"rank": priority.rank, "lane": None, "moved": token, "body": body}
+        changed = {"rank": priority.rank, "lane": None, "moved": token}
         done = await self.store.update([_change(item, changed)], ("moved", token))
         await self._end_step(token, step, done, {item["_id"]: item})
         return {**item, **changed, "v": item["v"] + 1} if done else None
@@ -662,12 +773,24 @@ class AdmissionQueue:
         wanted: Fields = {"cancel": {"reason": reason, "by": by, "at": at}}
         if item["kind"] == Kind.TASK:
             wanted["due_at"] = at
-        return await self.store.change(_change(item, wanted, events))
+        changed = await self.store.change(_change(item, wanted, events))
+        self._announce(events)
+        return changed
+
+    def _announce(self, events: Sequence[Fields]) -> None:
+        """Let a dispatcher, and a relay, look at a change whose request is not at hand."""
+        if events:
+            self.outbox.add_others()
+        self.on_change()
 
     async def report(self, execution_id: str, report: Report, *, events: Sequence[Fields] = ()) -> Change:
-        """Note the end of a request. A dispatcher then gives its place or slot to others."""
+        """Note the end of a request, which gives back its place or slot."""
+        return await self.end(execution_id, lambda _: (report, events))
+
+    async def end(self, execution_id: str, decide: Decide) -> Change:
+        """Note the end of a request, if `decide` returns one for the request as it is. It gives back its place or slot."""
         for _ in range(_TRIES):
-            ending = _Ending(execution_id, report, events)
+            ending = _Ending(execution_id, decide)
             await self._endings.write(ending)
             if ending.error is not None:
                 raise ending.error
@@ -680,35 +803,64 @@ class AdmissionQueue:
 
     async def _end_group(self, endings: Sequence[_Ending]) -> Collection[int]:
         """End a group of requests. One that has changed meanwhile, or is reported twice, gets no outcome."""
-        [error] = await asyncio.gather(self._end_all(endings), return_exceptions=True)
+        [error] = await asyncio.gather(self._guarded(self._end_all(endings)), return_exceptions=True)
         for each in endings:
             if each.change is None and isinstance(error, Exception):
                 each.error = error
         return ()
 
     async def _end_all(self, endings: Sequence[_Ending]) -> None:
-        items = await self.store.load({each.execution_id for each in endings}, with_body=False)
-        token, at, updates = secrets.token_hex(8), self.clock(), {}
+        items = await self.store.load({each.execution_id for each in endings})
+        chosen: dict[str, tuple[_Ending, Report, Sequence[Fields]]] = {}
         for each in endings:
-            item = items.get(each.execution_id)
-            if item is None or item["queue"] != self.store.queue or item["state"] == State.RESERVING:
-                each.change = Change(outcome=Changed.UNKNOWN)
-            elif item["state"] in ENDED:
-                each.change = Change(outcome=Changed.ENDED, ticket=rules.ticket_of(item))
-            elif item["_id"] not in updates:
-                updates[item["_id"]] = (each, _end_of(item, each.report, each.events, at, token))
-        done = await self.store.update([update for _, update in updates.values()], ("ended_by", token))
+            if (found := self._decided(each, items.get(each.execution_id))) is not None:
+                chosen.setdefault(each.execution_id, (each, *found))
+        if chosen:
+            await self._end_chosen(items, chosen)
+
+    def _decided(self, ending: _Ending, item: Fields | None) -> tuple[Report, Sequence[Fields]] | None:
+        """Return how a request ends. If it does not, set the outcome."""
+        if item is None or item["queue"] != self.store.queue or item["state"] == State.RESERVING:
+            ending.decide(None)
+            ending.change = Change(outcome=Changed.UNKNOWN)
+            return None
+        found = ending.decide(item)
+        if found is None or item["state"] in ENDED:
+            outcome = Changed.ENDED if item["state"] in ENDED else Changed.REFUSED
+            ending.change = Change(outcome=outcome, ticket=rules.ticket_of(item))
+            return None
+        return found
+
+    async def _end_chosen(
+        self, items: Mapping[str, Fields], chosen: Mapping[str, tuple[_Ending, Report, Sequence[Fields]]]
+    ) -> None:
+        """End requests, and give back what they hold, in one step."""
+        token, at = await self.session.token(), self.clock()
+        ended, updates = {}, []
+        for id, (_, report, events) in chosen.items():
+            fields = {**rules.ending(items[id], report, at), "settled": token}
+            ended[id] = {**items[id], **fields}
+            updates.append(_change(items[id], {**fields, "owes": None}, events))
+        step = _step(StepKind.ENDS, {id: _owed(item) for id, item in ended.items()})
+        if await self.session.begin({token: step}) is None:
+            raise Fenced
+        done = await self.store.update(updates, ("settled", token))
         for id in done:
-            ending, update = updates[id]
-            ending.change = Change(outcome=Changed.DONE, ticket=rules.ticket_of({**items[id], **update.set}))
-        if done:
-            self.on_change()
+            chosen[id][0].change = Change(outcome=Changed.DONE, ticket=rules.ticket_of(ended[id]))
+            self.counts["ended", ended[id]["state"]] += 1
+        await self._end_step(token, step, done, ended)
+        self._announce([event for id in done for event in chosen[id][2]])
+        await self._end_due()
 
     async def _end(self, item: Fields, report: Report, events: Sequence[Fields]) -> Fields | None:
         """End a request that is as it was read. Return it; None if it has changed meanwhile."""
-        ended = await self.store.change(_end_of(item, report, events, self.clock(), None))
+        fields = rules.ending(item, report, self.clock())
+        ended = await self.store.change(_change(item, fields, events))
+        if ended is not None and item["state"] == State.QUEUED:
+            # It may have been the next one of its user.
+            await self._wake(await self.limits(), {holder for holder, _, _ in rules.holds_of(item)}, {})
         if ended is not None:
-            self.on_change()
+            self._announce(events)
         return ended
 
     # --- runs
@@ -728,6 +880,7 @@ class AdmissionQueue:
             for item in items
         ]
         await self.store.update(updates, ("started_at", at))
+        self.outbox.add_others()
         return ()
 
     async def try_again(self, item: Fields, error: str) -> Fields | None:
@@ -737,6 +890,10 @@ class AdmissionQueue:
             return await self.refuse(item, error)
         fields = {"tries": tries, "due_at": self.clock() + rules.start_pause(tries), "error": error}
         return await self.store.change(_change(item, fields))
+
+    async def hand_over(self, item: Fields) -> Fields | None:
+        """Let another process start a task at once, since this one has not noted that it has started."""
+        return await self.store.change(_change(item, {"due_at": self.clock()}))
 
     async def refuse(
         self, item: Fields, error: str, *, reason: str = reason_codes.START_FAILED
@@ -754,7 +911,9 @@ class AdmissionQueue:
     async def take_due(self) -> Due:
         """End requests that have waited or run too long, and take over what else is due. The caller does the latter."""
         due, now = Due(), self.clock()
-        for item in await self.store.due(now):
+        found = await self.store.due(now)
+        await self.store.drop_bodies([item["_id"] for item in found if item["state"] in ENDED], now)
+        for item in found:
             state = State(item["state"])
             if state is State.QUEUED:
                 due.ended += await self._expire(item) is not None
@@ -778,11 +937,13 @@ class AdmissionQueue:
         return await self._end(item, report, [rules.timed_out(item, self.clock(), waited, text)])
 
     async def _lose(self, item: Fields) -> Fields | None:
-        """End an execution about which nothing was heard for too long."""
-        seconds = item["body"]["timeout_seconds"]
+        """End an execution about which nothing was heard for too long, and stop it in case it still runs."""
+        seconds = item["timeout_sec"]
         text = f"the executor has not reported the end within {seconds:g} s and {rules.OVERDUE_SEC:g} s more"
         report = Report(state=State.TIMEOUT, reason=reason_codes.TIMED_OUT, error=text)
-        return await self._end(item, report, [rules.timed_out(item, self.clock(), seconds, text)])
+        at = self.clock()
+        events = [rules.delete_pod(item, at, text), rules.timed_out(item, at, seconds, text)]
+        return await self._end(item, report, events)
 
     # --- giving slots
 
@@ -799,8 +960,10 @@ class AdmissionQueue:
 
     async def _dispatch(self, most: int) -> list[Fields]:
         limits = await self.limits()
-        owing, ready = await asyncio.gather(self.store.owing(GROUP), self._eligible(limits, min(most, GROUP)))
-        self.idle = not owing and not ready
+        pending, active, ready = await self._look(limits, min(most, GROUP))
+        # Requests that have ended count until they are settled, so there are some only if others than those are counted.
+        owing = await self.store.owing(GROUP) if pending + active > len(ready) else []
+        self.idle = not owing and pending <= len(ready)
         ends = (
             await self.session.token(),
             _step(StepKind.ENDS, {item["_id"]: _owed(item) for item in owing}),
@@ -811,9 +974,24 @@ class AdmissionQueue:
             popped, _ = await asyncio.gather(self._start(*slots), self._settle(*ends, owing))
         else:
             await self._settle(*ends, owing)
+        self.more = pending > len(ready) and (bool(owing) or GROUP == len(ready) < limits.max_active - active)
         if not popped:
             await self.session.end_due()
         return popped
+
+    async def _look(self, limits: Limits, most: int) -> tuple[int, int, list[Fields]]:
+        """Return how many requests have places and slots, and the first ones that can start.
+
+        What this process has just seen of the counters is enough if slots are left over. Otherwise it looks again.
+        """
+        fresh = not self.session.has_seen
+        while True:
+            pending, active = await self.session.used(fresh=fresh)
+            free = limits.max_active - active
+            ready = await self._eligible(limits, min(most, free)) if pending > 0 and free > 0 else []
+            if fresh or len(ready) == most or (ready and len(ready) < free):
+                return pending, active, ready
+            fresh = True
 
     async def _take_slots(
         self, limits: Limits, ready: Sequence[Fields], ends: tuple[str, Fields]
@@ -831,34 +1009,65 @@ class AdmissionQueue:
         return None
 
     async def _eligible(self, limits: Limits, most: int) -> list[Fields]:
-        """Return the first requests that are ready. Let those wait apart whose user or tenant has its share active."""
-        while True:
-            ready = await self.store.first_ready(most)
-            full = await self._full_holders(limits, ready)
-            if not full:
-                return ready
-            for holder in full:
-                await self.store.park(holder)
-            for holder in _active_caps_of(limits, ready):
-                await self._wake(limits, holder)
+        """Return the first requests that may start. Let those wait apart whose user or tenant has its share active."""
+        limited = rules.limits_active(limits)
+        chosen: list[Fields] = []
+        for _ in range(_LOOKS):
+            ready = await self._first_ready(most, limited=limited)
+            choice = rules.choose(ready, most, limits, await self._active_of(limits, ready))
+            chosen = choice.items
+            if choice.full:
+                await self._park(limits, choice)
+            if not limited or len(chosen) == most:
+                break
+            all_seen = not choice.full and len(ready) < GROUP
+            if all_seen and not await self._wake_lanes(limits, choice.taken):
+                break
+        return chosen
 
-    async def _full_holders(self, limits: Limits, ready: Sequence[Fields]) -> list[str]:
-        """Return the users and tenants of these requests that cannot have another one active."""
-        caps = _active_caps_of(limits, ready)
+    async def _first_ready(self, most: int, *, limited: bool) -> list[Fields]:
+        """Return requests that wait for a slot: with their bodies if there is nothing else for which they may have to wait."""
+        if limited:
+            return await self.store.first_ready(GROUP, with_body=False)
+        return await self.store.first_ready(most)
+
+    async def _active_of(self, limits: Limits, items: Sequence[Fields]) -> dict[str, int]:
+        """Return how many requests the users and tenants of some requests have active, if they have a limit."""
+        holders = {
+            holder for item in items for holder in rules.active_caps(limits, item["tenant"], item["user_id"])
+        }
+        return await self.store.active_counts(holders) if holders else {}
+
+    async def _park(self, limits: Limits, choice: rules.Choice) -> None:
+        """Let the requests of full users and tenants wait apart, but for those that are chosen."""
+        for holder in choice.full:
+            await self.store.park(holder, [item["_id"] for item in choice.items])
+        # One of their requests may have ended in between, before there was one to be woken.
+        await self._wake(limits, choice.full, choice.taken)
+
+    async def _wake(self, limits: Limits, holders: Collection[str], taken: Mapping[str, int]) -> int:
+        """Let the first requests become ready that wait for holders and may start, beside those that are `taken`."""
+        caps = {holder: cap for holder in holders if (cap := rules.active_cap_of(limits, holder)) is not None}
         counts = await self.store.active_counts(caps.keys()) if caps else {}
-        return [holder for holder, cap in caps.items() if counts.get(holder, 0) >= cap]
+        woken = 0
+        for holder, cap in caps.items():
+            free = cap - counts.get(holder, 0) - taken.get(holder, 0)
+            woken += await self.store.unpark(holder, free) if free > 0 else 0
+        return woken
 
-    async def _wake(self, limits: Limits, holder: str) -> bool:
-        """Let the first request that waits for a holder become ready, if the holder may have another one active."""
-        cap = rules.active_cap_of(limits, holder)
-        counts = await self.store.active_counts([holder])
-        return (cap is None or counts.get(holder, 0) < cap) and await self.store.unpark(holder)
+    async def _wake_lanes(self, limits: Limits, taken: Mapping[str, int]) -> int:
+        """Do the same for all holders for which requests wait. Return the number of requests that have become ready."""
+        lanes = await self.store.lanes()
+        free = [lane for lane in lanes if rules.active_cap_of(limits, lane) is None]
+        woken = sum([await self.store.unpark(lane, None) for lane in free])
+        return woken + await self._wake(limits, lanes, taken)
 
     async def _start(self, token: str, items: Sequence[Fields]) -> list[Fields]:
         """Give the slots of a step to the requests that still wait and may have one. Return these requests."""
         limits, at = await self.limits(), self.clock()
-        refused = await self._add("active", partial(rules.active_caps, limits), token, items)
+        refused = await self._add("active", partial(rules.recorded_active, limits), token, items)
         allowed = [item for item in items if item["_id"] not in refused]
+        await self._add_bodies(allowed)
         changes = {item["_id"]: _start_of(item, token, at) for item in allowed}
         updates = [_change(item, *changes[item["_id"]]) for item in allowed]
         done = await self.store.update(updates, ("slot", token))
@@ -869,9 +1078,17 @@ class AdmissionQueue:
         popped = [
             {**item, **changes[item["_id"]][0], "v": item["v"] + 1} for item in allowed if item["_id"] in done
         ]
+        self._hand_over((item for item in allowed if item["_id"] in done), changes)
         self.waits += [(item["rank"], at - item["queued_at"]) for item in popped]
         self.counts["popped", ""] += len(popped)
         return popped
+
+    async def _add_bodies(self, items: Sequence[Fields]) -> None:
+        """Read what requests ask for that get their slots now, unless it is at hand."""
+        lacking = [item for item in items if "body" not in item]
+        bodies = await self.store.bodies([item["_id"] for item in lacking]) if lacking else {}
+        for item in lacking:
+            item["body"] = bodies.get(item["_id"], {})
 
     async def _settle(self, token: str, step: Fields, owing: Sequence[Fields]) -> None:
         """Give back what requests owe, in a step that has begun."""
@@ -924,12 +1141,11 @@ class AdmissionQueue:
 
     async def _release(self, items: Sequence[Fields]) -> None:
         """Remove requests from what their users and tenants hold, and let the next ones of these become ready."""
-        holds = [hold for item in items for hold in rules.holds_of(item)]
+        await self._give_back(await self.limits(), [hold for item in items for hold in rules.holds_of(item)])
+
+    async def _give_back(self, limits: Limits, holds: Collection[tuple[str, str, str]]) -> None:
         await self.store.release(holds)
-        limits = await self.limits()
-        for holder in sorted({holder for holder, _, _ in holds}):
-            if rules.active_cap_of(limits, holder) is not None:
-                await self._wake(limits, holder)
+        await self._wake(limits, {holder for holder, _, _ in holds}, {})
 
     # --- ending what other processes have left behind
 
@@ -939,11 +1155,11 @@ class AdmissionQueue:
             await self.store.close_session(session)
             self.session.abandoned.remove(session)
         counters = await self.store.counters()
-        for session, until in counters["sessions"].items():
-            if until < self.clock():
-                _logger.info("the session %s is no longer valid; its steps are ended", session)
-                await self.store.close_session(session, until)
-        counters = await self.store.counters()
+        late = {each: until for each, until in counters["sessions"].items() if until < self.clock()}
+        for session, until in late.items():
+            _logger.info("the session %s is no longer valid; its steps are ended", session)
+            await self.store.close_session(session, until)
+        counters = await self.store.counters() if late else counters
         live = counters["sessions"]
         left = {token: step for token, step in counters["doubt"].items() if owner(token) not in live}
         for token, step in left.items():
@@ -970,7 +1186,8 @@ class AdmissionQueue:
         One that has events of an earlier try stays until they are sent.
         """
         reserving = await self.store.in_state(State.RESERVING)
-        counters = await self.store.counters()
+        # Read later than the reservations, the counters have the sessions of all of them.
+        counters = await self.store.counters() if reserving else {}
         for item in reserving:
             token = item["place"]
             if owner(token) not in counters["sessions"] and token not in counters["doubt"]:
@@ -980,28 +1197,44 @@ class AdmissionQueue:
 
     async def wake_all(self) -> int:
         """Let requests become ready that wait for a user or tenant that may have another one active. Return their number."""
-        limits = await self.limits()
-        return sum([await self._wake(limits, lane) for lane in await self.store.lanes()])
+        return await self._wake_lanes(await self.limits(), {})
 
     async def drop_stray_holds(self) -> int:
         """Remove entries from what users and tenants hold whose requests do not have them. Return their number.
 
+        Delete holders that hold nothing.
         Only a call that arrives late, from a process that then ends, leaves such an entry behind.
         """
-        counters, count = await self.store.counters(), 0
+        count = 0
         async for holder, lists in self.store.all_holders():
-            old = {
-                (holder, name, entry): id
-                for name, entries in lists.items()
-                for entry in entries
-                for token, id in (rules.parts_of(entry),)
-                if owner(token) not in counters["sessions"] and token not in counters["doubt"]
-            }
-            items = await self.store.load(set(old.values()), with_body=False) if old else {}
-            stray = [hold for hold, id in old.items() if not _has(items.get(id), hold)]
-            await self.store.release(stray)
-            count += len(stray)
+            count += await self._drop_strays(
+                [(holder, name, entry) for name, entries in lists.items() for entry in entries]
+            )
+        await self.store.drop_idle_holders()
         return count
+
+    async def _drop_strays(self, holds: Sequence[tuple[str, str, str]]) -> int:
+        """Remove those of the entries that no step can use any more.
+
+        A step opens its session before it adds an entry. So the counters, read after the entries, have its session.
+        """
+        counters = await self.store.counters() if holds else {}
+        tokens = {hold: rules.parts_of(hold[2])[0] for hold in holds}
+        stray = await self._without_request(
+            [
+                hold
+                for hold, token in tokens.items()
+                if owner(token) not in counters["sessions"] and token not in counters["doubt"]
+            ]
+        )
+        await self._give_back(await self.limits(), stray)
+        return len(stray)
+
+    async def _without_request(self, holds: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+        """Return those of the entries that their requests do not have."""
+        ids = {hold: rules.parts_of(hold[2])[1] for hold in holds}
+        items = await self.store.load(set(ids.values())) if ids else {}
+        return [hold for hold, id in ids.items() if not _has(items.get(id), hold)]
 
     async def _guarded(self, step: Coroutine[Any, Any, T]) -> T:
         """Await a step. After an error or a cancel, use another session: a call that was cut off may still arrive."""
@@ -1017,7 +1250,7 @@ class AdmissionQueue:
 
 async def queue_with(db: Database, task_id: str) -> AdmissionQueue | None:
     """Return the queue to which a task was submitted; None if it was not. Raise StoreUnavailable."""
-    item = (await AdmissionStore(db, queue="").load([task_id], with_body=False)).get(task_id)
+    item = (await AdmissionStore(db, queue="").load([task_id])).get(task_id)
     if item is None or item["kind"] != Kind.TASK:
         return None
     return AdmissionQueue(AdmissionStore(db, queue=item["queue"]))
@@ -1068,6 +1301,7 @@ def _new_item(request: Request, token: str, at: float, queue: str, *, relayed: b
         "tenant": request.tenant,
         "user_id": request.user_id,
         "kind": request.kind.value,
+        "timeout_sec": request.body.get("timeout_seconds"),
         "rank": request.priority.rank,
         "state": State.RESERVING.value,
         "lane": None,
@@ -1092,8 +1326,9 @@ def _resubmitted(found: Fields, item: Fields) -> Fields:
     changed = {**_CLEARED, **item}
     del changed["_id"], changed["v"]
     if found.get("unsent"):
-        del changed["sent"]
-        changed["events"] = [{"metadata": found["metadata"], **event} for event in found["events"]]
+        kept = [{"metadata": found["metadata"], **event} for event in found["events"]][-_KEPT_EVENTS:]
+        changed["events"] = kept
+        changed["sent"] = max(0, len(kept) - (len(found["events"]) - found["sent"]))
     return changed
 
 
@@ -1139,13 +1374,6 @@ def _owed(item: Fields) -> int | None:
     return item["rank"] if item["owes"] == "place" else None
 
 
-def _active_caps_of(limits: Limits, items: Sequence[Fields]) -> dict[str, int]:
-    caps: dict[str, int] = {}
-    for item in items:
-        caps |= rules.active_caps(limits, item["tenant"], item["user_id"])
-    return caps
-
-
 def _start_of(item: Fields, token: str, at: float) -> tuple[Fields, Sequence[Fields]]:
     """Return what changes when a request gets a slot, and the events about it.
 
@@ -1156,13 +1384,6 @@ def _start_of(item: Fields, token: str, at: float) -> tuple[Fields, Sequence[Fie
         return {**fields, "state": State.STARTING.value, "tries": 0, "due_at": at + SESSION_SEC}, ()
     fields |= {"state": State.ACTIVE.value, "started_at": at, "due_at": rules.overdue_at(item, at)}
     return fields, rules.popped(item, at)
-
-
-def _end_of(
-    item: Fields, report: Report, events: Sequence[Fields], at: float, token: str | None
-) -> ItemUpdate:
-    """Return the change that ends a request."""
-    return _change(item, {**rules.ending(item, report, at), "ended_by": token}, events)
 
 
 def _has(item: Fields | None, hold: tuple[str, str, str]) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import uuid
+from collections import Counter
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +39,8 @@ OVERDUE_SEC: Final = 300.0
 """After this time beyond its `timeout_seconds`, an execution about which nothing was heard counts as lost."""
 KEEP_SEC: Final = 30 * 86_400.0
 """How long an ended request is kept, so that a second one with its id is recognised."""
+KEEP_BODY_SEC: Final = 86_400.0
+"""How long the queue keeps what an ended request asked for, so that it can be repeated."""
 START_TRIES: Final = 8
 """How often a task is started before its request fails."""
 _START_PAUSE_SEC: Final = 1.0
@@ -94,17 +98,75 @@ def total_caps(limits: Limits, tenant: str, user_id: str) -> dict[str, int]:
 
 def active_caps(limits: Limits, tenant: str, user_id: str) -> dict[str, int]:
     """Return how many requests each holder may have active. Most have no such limit."""
-    caps = {
-        user_holder(tenant, user_id): _of_user(limits, tenant, user_id).max_active,
-        tenant_holder(tenant): limits.tenants.get(tenant, Override()).max_active,
-    }
+    caps = recorded_active(limits, tenant, user_id)
     return {holder: cap for holder, cap in caps.items() if cap is not None}
+
+
+def recorded_active(limits: Limits, tenant: str, user_id: str) -> dict[str, int | None]:
+    """Return the holders that record a request when it becomes active, and how many they may have; None for any number.
+
+    A user always does, so that a new limit counts what is there. A tenant without a limit can have more requests than a
+    document can list, so it records them from the moment on at which it has a limit.
+    """
+    caps: dict[str, int | None] = {user_holder(tenant, user_id): _of_user(limits, tenant, user_id).max_active}
+    if (cap := limits.tenants.get(tenant, Override()).max_active) is not None:
+        caps[tenant_holder(tenant)] = cap
+    return caps
+
+
+def tenant_of(holder: str) -> str:
+    """Return the tenant of a holder."""
+    return holder.split("/", 2)[1]
+
+
+def tenant_lists(limits: Limits) -> set[tuple[str, str]]:
+    """Return the lists of tenants that have a limit, each as holder and name of the list."""
+    held = {(tenant_holder(tenant), "held") for tenant, own in limits.tenants.items() if own.max_total}
+    return held | {
+        (tenant_holder(tenant), "active") for tenant, own in limits.tenants.items() if own.max_active
+    }
 
 
 def active_cap_of(limits: Limits, holder: str) -> int | None:
     """Return how many requests a holder may have active; None for any number."""
     kind, tenant, *user_id = holder.split("/", 2)
     return active_caps(limits, tenant, user_id[0] if kind == "u" else "").get(holder)
+
+
+def limits_active(limits: Limits) -> bool:
+    """Return whether a user or tenant may have only so many requests active."""
+    own = [*limits.users.values(), *limits.tenants.values()]
+    return limits.max_active_per_user is not None or any(each.max_active is not None for each in own)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """Which of some ready requests may start."""
+
+    items: list[Fields]
+    """Those that may start, in their order."""
+    taken: Mapping[str, int]
+    """How many they are of each user and tenant with a limit."""
+    full: Sequence[str]
+    """The holders that prevent the others: users, then tenants."""
+
+
+def choose(ready: Sequence[Fields], most: int, limits: Limits, active: Mapping[str, int]) -> Choice:
+    """Choose the first requests that may start. `active` has what users and tenants with a limit have active."""
+    taken: Counter[str] = Counter()
+    chosen: list[Fields] = []
+    full: set[str] = set()
+    for item in ready:
+        if len(chosen) == most:
+            break
+        caps = active_caps(limits, item["tenant"], item["user_id"])
+        over = [holder for holder, cap in caps.items() if active.get(holder, 0) + taken[holder] >= cap]
+        if over:
+            full.add(over[0])
+        else:
+            chosen.append(item)
+            taken.update(caps.keys())
+    return Choice(items=chosen, taken=taken, full=sorted(full, reverse=True))
 
 
 def rejection(holder: str | None, cap: int) -> tuple[str, str]:
@@ -253,7 +315,7 @@ def parts_of(entry: str) -> tuple[str, str]:
 
 def overdue_at(item: Fields, started_at: float) -> float | None:
     """Return when an execution counts as lost: some minutes after the time that it may take. None without such a time."""
-    seconds = item["body"].get("timeout_seconds")
+    seconds = item["timeout_sec"]
     return None if not seconds else started_at + seconds + OVERDUE_SEC
 
 
@@ -303,8 +365,22 @@ def ending(item: Fields, report: Report, at: float) -> Fields:
         "error": report.error,
         "report": report.fields,
         "ended_at": at,
+        "due_at": at + KEEP_BODY_SEC,
         "purge_at": purge_at(at),
         "owes": "place" if item["state"] == State.QUEUED else "slot",
+    }
+
+
+def rejecting(reason: str, text: str, retry_after_sec: float, at: float) -> Fields:
+    """Return what changes in a request that gets no place. Its caller has what it asked for, so the queue drops that."""
+    return {
+        "state": State.REJECTED.value,
+        "reason": reason,
+        "error": text,
+        "retry_after_sec": retry_after_sec,
+        "ended_at": at,
+        "purge_at": purge_at(at),
+        "body": {},
     }
 
 
@@ -336,7 +412,7 @@ def ended(item: Fields, at: float, state: State, text: str) -> Fields:
     if state is State.CANCELLED:
         return cancelled(item, at, text, "flowkit")
     if state is State.TIMEOUT:
-        return timed_out(item, at, item["body"].get("timeout_seconds") or 0, text)
+        return timed_out(item, at, item["timeout_sec"] or 0, text)
     return event(FAILED, item, at, exit_code=1, error_type="script_error", error_message=text, **output)
 
 

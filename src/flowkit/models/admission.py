@@ -179,6 +179,7 @@ class Page:
 
     tickets: Sequence[Ticket]
     total: int
+    """The number of all that match, counted up to 200,000."""
 
 
 class Changed(StrEnum):
@@ -191,6 +192,8 @@ class Changed(StrEnum):
     """The request no longer waits, so its priority stays."""
     ENDED = "ended"
     """The request has ended already."""
+    REFUSED = "refused"
+    """The request does not end, because the caller may not end it as it is."""
     UNKNOWN = "unknown"
 
 

@@ -50,7 +50,8 @@ class Door:
         """Create the parts of one process."""
         self.queue = AdmissionQueue(AdmissionStore(self.db, queue="q"))
         self.relay = EventRelay(self.queue, self.topics, self.producer)
-        self.consumer = AdmissionConsumer(self.queue, self.topics, self.producer, notify=self.relay.notify)
+        self.queue.on_change = self.relay.notify
+        self.consumer = AdmissionConsumer(self.queue, self.topics, self.producer)
 
     @property
     def connection(self) -> KafkaConnection:
@@ -67,7 +68,7 @@ class Door:
     async def running(self) -> AsyncIterator[RecordConsumer]:
         """Read requests and send events, as a process does."""
         consumer = RecordConsumer(
-            self.connection, self.topics.consumed(), self.topics.group, self.consumer.handle
+            self.connection, self.topics.consumed(), self.topics.group_of("q"), self.consumer.handle
         )
         async with background(consumer.run()), background(self.relay.run()):
             yield consumer
@@ -96,7 +97,7 @@ class Door:
         try:
             for topic in self.topics.consumed():
                 ends = await offsets.read_ends(topic)
-                await eventually(partial(offsets.has_caught_up, self.topics.group, topic, ends))
+                await eventually(partial(offsets.has_caught_up, self.topics.group_of("q"), topic, ends))
         finally:
             await offsets.close()
 
@@ -104,7 +105,7 @@ class Door:
         """Wait until the consumer has counted something so often."""
 
         async def look() -> bool:
-            return self.queue.counts["kafka", name] >= count
+            return self.queue.counts["ignored", name] >= count
 
         await eventually(look)
 

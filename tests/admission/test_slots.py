@@ -1,0 +1,233 @@
+"""Who gets a slot: order and limits of users and tenants, also while limits come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.admission.queue import LIMITS_SEC, AdmissionQueue
+from flowkit.models.admission import Door, Kind, Limits, Override, Report, Request, State
+from tests.admission.memory import MemoryStore, Shared
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+
+class Clock:
+    """A clock that tests set forward."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+class Play:
+    """A queue in memory, used by one process at a time."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.shared, self.clock, self._sessions = Shared(), Clock(), 0
+        self.shared.limits = limits
+        self.queue = self.new_process()
+
+    def new_process(self, kind: type[MemoryStore] = MemoryStore) -> AdmissionQueue:
+        """Return the queue as another process sees it."""
+        store: Any = kind(self.shared)
+        return AdmissionQueue(store, clock=self.clock, new_id=self._new_id)
+
+    def _new_id(self) -> str:
+        self._sessions += 1
+        return f"s{self._sessions}"
+
+    async def submit(self, *ids: str, tenant: str = "default") -> list[bool]:
+        """Submit requests, whose first letter is their user. Return which were accepted."""
+        tickets = []
+        for id in ids:
+            request = Request(
+                execution_id=id, user_id=id[0], tenant=tenant, door=Door.PYTHON, kind=Kind.EXECUTION, body={}
+            )
+            tickets.append(await self.queue.submit(request))
+        return [ticket.accepted for ticket in tickets]
+
+    async def dispatch(self, times: int = 1) -> list[str]:
+        """Return the ids of the requests that got slots."""
+        return [item["_id"] for _ in range(times) for item in await self.queue.dispatch()]
+
+    async def end(self, ids: Iterable[str]) -> None:
+        """Let requests end at once."""
+        await asyncio.gather(*(self.queue.report(id, Report(state=State.COMPLETED)) for id in ids))
+
+    def set_limits(self, limits: Limits) -> None:
+        """Change the limits, and let the time pass after which every process uses them."""
+        self.shared.limits = limits
+        self.clock.now += LIMITS_SEC
+
+
+def ids(letter: str, numbers: Sequence[int]) -> list[str]:
+    """Return the ids of some requests of a user."""
+    return [f"{letter}{number}" for number in numbers]
+
+
+async def test_all_slots_that_a_user_gives_back_together_go_to_its_next_requests() -> None:
+    play = Play(Limits(max_active=10, max_active_per_user=8))
+    await play.submit(*ids("a", range(30)))
+    assert await play.dispatch(2) == ids("a", range(8))
+    await play.submit(*ids("b", range(12)))
+    assert await play.dispatch() == ["b0", "b1"]
+    await play.end(ids("a", range(8)))
+    assert await play.dispatch(2) == ids("a", range(8, 16))
+
+
+@pytest.mark.parametrize("limits", [Limits(max_active=100, max_active_per_user=50), Limits(max_active=100)])
+async def test_a_limit_that_is_raised_or_removed_frees_all_at_once(limits: Limits) -> None:
+    play = Play(Limits(max_active=100, max_active_per_user=1))
+    await play.submit(*ids("a", range(70)))
+    assert await play.dispatch(3) == ["a0"]
+    play.set_limits(limits)
+    allowed = limits.max_active_per_user or 70
+    assert await play.dispatch() == ids("a", range(1, allowed))
+
+
+async def test_the_next_user_of_a_tenant_starts_if_the_first_one_is_full() -> None:
+    limits = Limits(max_active=9, max_active_per_user=2, tenants={"shop": Override(max_active=3)})
+    play = Play(limits)
+    await play.submit("b0", *ids("a", range(40)), *ids("c", range(2)), tenant="shop")
+    assert await play.dispatch() == ["b0", "a0", "a1"]
+    await play.end(["b0"])
+    assert await play.dispatch(2) == ["c0"]
+
+
+async def test_a_request_that_ends_while_it_is_next_leaves_its_turn_to_the_one_after_it() -> None:
+    play = Play(Limits(max_active=2, max_active_per_user=1))
+    await play.submit("a0", "a1", "a2", "b0")
+    assert await play.dispatch() == ["a0", "b0"]
+    await play.submit("c0")
+    await play.end(["a0"])
+    await play.queue.cancel("a1", reason="test", by="me")
+    assert await play.dispatch(2) == ["a2"]
+
+
+# --- new limits
+
+
+async def test_a_new_limit_of_a_user_counts_what_is_active() -> None:
+    play = Play(Limits(max_active=10))
+    await play.submit("a0", "a1")
+    assert await play.dispatch() == ["a0", "a1"]
+    await play.submit("a2", "a3")
+    play.set_limits(Limits(max_active=10, max_active_per_user=2))
+    play.queue = play.new_process()
+    assert await play.dispatch(2) == []
+    await play.end(["a1"])
+    assert await play.dispatch(2) == ["a2"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_new_limit_of_a_tenant_counts_what_waits_and_is_active(restarts: bool) -> None:
+    play = Play(Limits(max_active=3))
+    await play.submit(*ids("a", range(5)), tenant="shop")
+    assert await play.dispatch() == ids("a", range(3))
+    play.set_limits(Limits(max_active=9, tenants={"shop": Override(max_total=6, max_active=3)}))
+    if restarts:
+        play.queue = play.new_process()
+        await play.queue.keep_records()
+    assert await play.submit("b0", "b1", tenant="shop") == [True, False]
+    assert await play.dispatch(2) == []
+    await play.end(["a0", "a1"])
+    assert await play.dispatch(2) == ["a3", "a4"]
+    assert await play.submit("b2", "b3", "b4", tenant="shop") == [True, True, False]
+
+
+async def test_what_a_process_starts_that_does_not_know_a_new_limit_yet_is_counted_later() -> None:
+    play = Play(Limits(max_active=9))
+    late = play.new_process()
+    await play.queue.keep_records()
+    await late.limits()
+    play.clock.now += LIMITS_SEC / 2
+    play.shared.limits = Limits(max_active=9, tenants={"shop": Override(max_active=1)})
+    first, play.queue = play.queue, late
+    await play.submit("a0", tenant="shop")
+    play.clock.now += LIMITS_SEC / 2 - 0.1
+    assert await play.dispatch() == ["a0"]
+    play.queue = first
+    play.clock.now += 0.2
+    await play.queue.keep_records()
+    play.clock.now += 2 * LIMITS_SEC
+    await play.queue.keep_records()
+    await play.submit("a1", tenant="shop")
+    assert await play.dispatch() == []
+
+
+class EndsMeanwhile(MemoryStore):
+    """A store in which requests end after a process has read that they are open."""
+
+    async def open_items(self, tenants: Any) -> AsyncIterator[list[dict[str, Any]]]:
+        """Yield the requests, and let them end."""
+        async for items in super().open_items(tenants):
+            other: Any = MemoryStore(self._shared)
+            queue = AdmissionQueue(other, clock=lambda: 1_000.0)
+            for item in items:
+                await queue.report(item["_id"], Report(state=State.COMPLETED))
+            await queue.dispatch()
+            yield items
+
+
+async def test_a_request_that_ends_while_it_is_recorded_holds_nothing() -> None:
+    play = Play(Limits())
+    await play.submit("a0", tenant="shop")
+    await play.dispatch()
+    play.set_limits(Limits(tenants={"shop": Override(max_active=1)}))
+    await play.new_process(EndsMeanwhile).keep_records()
+    assert not play.shared.holders["t/shop"]["active"]
+
+
+# --- entries that are left behind
+
+
+class OpensMeanwhile(MemoryStore):
+    """A store whose process opens its session, and adds an entry, while another one sweeps."""
+
+    opens: Any
+
+    async def all_holders(self) -> AsyncIterator[tuple[str, dict[str, list[str]]]]:
+        """Let the other process begin, then yield the holders."""
+        await self.opens()
+        async for found in super().all_holders():
+            yield found
+
+
+class Halted(MemoryStore):
+    """A store whose process halts between the entry for a slot and the change of its request."""
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def update(self, updates: Any, marker: tuple[str, Any]) -> set[str]:
+        """Wait, if it is about slots."""
+        if marker[0] == "slot":
+            self.begun.set()
+            await self.goes_on.wait()
+        return await super().update(updates, marker)
+
+
+async def test_a_sweep_leaves_the_entries_of_a_process_that_has_just_begun() -> None:
+    play = Play(Limits(max_active=9, max_active_per_user=1))
+    await play.submit("a0", "a1")
+    other, sweeper = play.new_process(Halted), play.new_process(OpensMeanwhile)
+    stores: Any = other.store, sweeper.store
+    pops: list[asyncio.Task[Any]] = []
+
+    async def begin() -> None:
+        pops.append(asyncio.create_task(other.dispatch()))
+        await stores[0].begun.wait()
+
+    stores[1].opens = begin
+    assert await sweeper.drop_stray_holds() == 0
+    assert await play.dispatch() == []
+    stores[0].goes_on.set()
+    assert [item["_id"] for item in await pops[0]] == ["a0"]
