@@ -197,9 +197,11 @@ def _end_problems(timeline: Timeline, key: RunKey, view: View) -> Iterator[str]:
 
 
 def _was_kept(timeline: Timeline, key: RunKey, id: str, node: Fields) -> bool:
-    """Return whether a retry has left a job as it was."""
+    """Return whether a retry has left a job as it was, or may have done so if nobody saw how the run before has ended."""
     before, restarted = timeline.last_view((key[0], key[1] - 1)), timeline.restarted(key)
-    if before is None or (restarted is not None and int(id) in restarted):
+    if before is None:
+        return key[1] > 1
+    if restarted is not None and int(id) in restarted:
         return False
     old = before.state["nodes"].get(id, {})
     return bool((old.get("node_status"), old.get("cause")) == (node["node_status"], node["cause"]))
