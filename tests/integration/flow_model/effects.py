@@ -66,8 +66,8 @@ def _is_justified(history: History, timeline: Timeline, call: Call) -> bool:
         case "flow.add_nodes":
             return any(timeline.may_begin(key) <= call.answered for key in timeline.seen)
         case "flow.retry":
-            keeps_failures = bool(call.params.get("nodes")) and not timeline.had_completed(call)
-            return timeline.may_live(call) or _may_have_no_run(history, call) or keeps_failures
+            has_reason = bool(call.params.get("nodes")) != timeline.had_completed(call)
+            return timeline.may_live(call) or _may_have_no_run(history, call) or has_reason
         case "node.satisfy":
             return not timeline.lives(call) or timeline.may_be_ending(call)
     return False

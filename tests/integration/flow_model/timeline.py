@@ -122,10 +122,10 @@ class Timeline:
         return {key[0] for key in self.seen if self.ended.get(key, math.inf) >= call.sent}
 
     def had_completed(self, call: Call) -> bool:
-        """Return whether all jobs but those that a call names were completed before it."""
+        """Return whether all jobs but those that a retry names were completed before it."""
         views = [view for view in self.history.views if view.answered <= call.sent]
         nodes = views[-1].state["nodes"] if views else {}
-        others = {id: node for id, node in nodes.items() if int(id) not in call.params["nodes"]}
+        others = {id: node for id, node in nodes.items() if int(id) not in call.params.get("nodes", ())}
         return all(node["node_status"] == COMPLETED for node in others.values())
 
     def views_of(self, key: RunKey) -> list[View]:
@@ -212,7 +212,7 @@ class Timeline:
         return job in nodes
 
     def restarted(self, key: RunKey) -> set[int] | None:
-        """Return the jobs that a retry has started again: all in a first run. None if it is not known."""
+        """Return the jobs that a retry has started again, or first: all in a first run. None if it is not known."""
         nodes = self.nodes_of(key)
         if key[1] == 1:
             return set(nodes)
@@ -222,7 +222,8 @@ class Timeline:
         chosen = causes[0].params.get("nodes") or [
             int(id) for id, node in before.state["nodes"].items() if node["node_status"] != COMPLETED
         ]
-        return below(nodes, chosen)
+        added = {id for id in nodes if str(id) not in before.state["nodes"]}
+        return below(nodes, chosen) | added
 
     def satisfied(self, key: RunKey, name: str) -> tuple[float, float]:
         """Return when a prerequisite may have been satisfied in a run, and when it certainly was.
