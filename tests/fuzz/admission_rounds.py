@@ -152,7 +152,7 @@ class Rounds:
         ]
         self._bring_back({id for chain in chains for act in chain if (id := id_of(act.operation))})
         done = await asyncio.gather(*(self._do_all(chain) for chain in chains))
-        if any(act.door == "early" for chain in chains for act in chain):
+        if any(act.door == "early" or is_sent_again(act) for chain in chains for act in chain):
             await self.site.until_read()
         operations: list[list[Operation]] = [[act.operation for act in chain] for chain in chains]
         repeated: list[list[Operation]] = [
@@ -672,6 +672,11 @@ class Rounds:
         operation = self._submitted[id].operation
         assert isinstance(operation, Submit)
         return Run(id=id, owner=operation.owner, begin=begin, end=end, round=self._active_since[id])
+
+
+def is_sent_again(act: Act) -> bool:
+    """Return whether a record asks once more for a request, which may be queued long after it was rejected."""
+    return act.door == "kafka" and isinstance(act.operation, Submit) and act.times > 1
 
 
 def id_of(operation: Operation) -> str | None:
