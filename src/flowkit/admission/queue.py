@@ -519,10 +519,16 @@ class AdmissionQueue:
         await self._reject(group, waiting[fits:], {})
 
     async def _hold(self, group: _Group, items: Sequence[Fields]) -> list[Fields]:
-        """Add the items to what their users and tenants hold. Reject those that do not fit, and return the others."""
-        refused = await self._add("held", partial(rules.total_caps, group.limits), group.token, items)
+        """Add the items to what their users and tenants hold. Reject those that do not fit, and return the others.
+
+        Users come first: what a user may not have takes nothing from the others of its tenant.
+        """
+        waiting, refused = list(items), dict[str, Hold]()
+        for caps_of in (rules.user_total, rules.tenant_total):
+            refused |= await self._add("held", partial(caps_of, group.limits), group.token, waiting)
+            waiting = [item for item in waiting if item["_id"] not in refused]
         await self._reject(group, [item for item in items if item["_id"] in refused], refused)
-        return [item for item in items if item["_id"] not in refused]
+        return waiting
 
     async def _add(
         self,
