@@ -393,10 +393,10 @@ class AdmissionStore:
             if done.modified_count == len(holds):
                 return [True] * len(holds)
             found = await self._held_by({each.holder for each in holds})
-            deleted = {each.holder for each in holds} - found.keys()
-            if not deleted:
+            # Another process may have deleted a holder, and created it again, since this one knew it.
+            if not any(_has_room(found.get(each.holder), each) for each in holds):
                 return [each.entry in found[each.holder].get(each.list, ()) for each in holds]
-            self._known_holders -= deleted
+            self._known_holders -= {each.holder for each in holds} - found.keys()
 
     def _add(self, hold: Hold) -> UpdateOne:
         free: Fields = {"_id": self._holder_id(hold.holder), hold.list: {"$ne": hold.entry}}
@@ -622,6 +622,12 @@ class AdmittedTasks:
             used = await self._db.admission_queues.find_one({}, {"_id": 1}) is not None
             self._look_again_at = None if used else self._clock() + _LOOK_AGAIN_SEC
         return self._look_again_at is None
+
+
+def _has_room(found: Fields | None, hold: Hold) -> bool:
+    """Return whether an entry is not in the list of its holder, and would fit."""
+    entries = [] if found is None else found.get(hold.list, [])
+    return hold.entry not in entries and (found is None or hold.cap is None or len(entries) < hold.cap)
 
 
 def _field(name: str) -> str:

@@ -28,6 +28,37 @@ ALLOWED: Final[dict[Read, str]] = {
     ): "a position counts what waits, up to max_pending",
     _read(_ITEMS, "count_documents", "queue", "state", "rank", "seq"): "the same",
     _read(_ITEMS, "distinct", "queue", "state", "lane"): "holders at their limit that have requests waiting",
+    **{
+        _read(entity, "find_one_and_update", "_id"): "a call that returns the entity that it has changed"
+        for entity in ("flow_actors", "flow_contexts", "flow_runners", "flow_jobs", "flow_messages", "flows")
+    },
+    _read("flows", "find_one_and_update", "_id", "version"): "the same, for a version of it",
+    **{
+        _read(entity, "find_one", "_id"): "a call that returns an entity, or depends on most of its fields"
+        for entity in ("flow_contexts", "flow_runners", "flow_jobs", "flow_messages", "flows")
+    },
+    _read(
+        "flows", "find_one", "task_id"
+    ): "a process that runs jobs reads the flow of a run once, and keeps it",
+    _read("flow_jobs", "find", "_id"): "the jobs of one flow, by id, once for each start or process",
+    _read("tasks", "find", "id"): "the status of each flow of one page of a list",
+    _read(
+        "flow_messages", "find", "job_id", "task_id"
+    ): "the attempts of jobs in flight, whose arrows have no events yet",
+    **{
+        _read(entity, "find", *fields): "one page of a list, whose entries are shown whole"
+        for entity, *fields in (
+            ("flow_actors",),
+            ("flow_actors", "_id"),
+            ("flow_contexts",),
+            ("flow_contexts", "_id"),
+            ("flow_jobs", "context_id"),
+            ("flow_jobs", "context_id", "id"),
+            ("flow_runners", "context_id"),
+            ("flow_runners", "context_id", "addresses"),
+            ("flow_events", "flow", "seq"),
+        )
+    },
 }
 """Reads that need no limit or no projection, and why."""
 
@@ -97,7 +128,7 @@ class _Collection:
     def aggregate(self, pipeline: Any, **options: Any) -> Any:
         stages = {name for stage in pipeline for name in stage}
         shown = stages & {"$project", "$group"}
-        matched = next((stage["$match"] for stage in pipeline if "$match" in stage), {})
+        matched: dict[str, Any] = next((stage["$match"] for stage in pipeline if "$match" in stage), {})
         self._note("aggregate", matched, limit="$limit" in stages, projection=shown)
         return self._collection.aggregate(pipeline, **options)
 

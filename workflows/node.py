@@ -473,6 +473,13 @@ class RunningNodes:
             self._running.pop(index, None)
         return ended
 
+    def finished(self) -> list[int]:
+        """Return the nodes whose attempts finished although the task was to stop, and which the main loop did not see.
+
+        Their last writes were made, and the document may show them as finished.
+        """
+        return [index for index, status in self._ended if status is NodeStatus.FINISHED]
+
     def slot_of(self, node: Node, state: NodeState) -> AbstractAsyncContextManager[None]:
         """Return a context manager that holds a slot for the next attempt of `node`, in all limits that apply."""
         if self.concurrency is None or node.is_function:
@@ -717,7 +724,8 @@ async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> No
             seen = nodes.scheduler.source_progress(node)
             failure = await _run_attempt(nodes, node, state, local)
         if nodes.stopping or nodes.is_given_up(node.index):
-            return None
+            is_finished = failure is None and not nodes.is_given_up(node.index)
+            return NodeStatus.FINISHED if is_finished else None
         interrupted = INTERRUPTED if nodes.take_interrupt(node.index) else None
         failure = nodes.stops.get(node.index) or interrupted or failure
         if failure is None:

@@ -328,6 +328,8 @@ class Task:
         await self._cancel_nodes(grace_sec=self._state.opened.settings.cancel_grace_sec)
         await workflow.wait_condition(lambda: not self._updates_waiting)
         await self._actions.settle()
+        for index in self._nodes.finished():
+            self._scheduler.end(index, NodeStatus.FINISHED)
         skip_reason = SkipReason.TASK_FAILED if fails else SkipReason.TASK_CANCELLED
         self._scheduler.end_all(NodeStatus.CANCELLED, skip_reason)
         if fails:

@@ -14,7 +14,7 @@ from flowkit.adapters.admission import AdmissionStore
 from flowkit.admission.kafka import AdmissionTopics, EventRelay
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.rules import KEEP_BODY_SEC
-from flowkit.models.admission import Door, Kind, Limits, Report, Request, State
+from flowkit.models.admission import Door, Kind, Limits, Override, Report, Request, State
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -219,6 +219,36 @@ async def test_idle_holders_are_deleted_and_created_again() -> None:
     assert await made.db.admission_holders.count_documents({}) == 0
     assert await other.submit("c") is State.QUEUED
     assert await made.submit("d") is State.REJECTED
+
+
+async def test_a_holder_that_another_process_creates_again_meanwhile_has_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = await Queue(max_per_user=2).prepared()
+    await made.submit("a")
+    await made.queue.cancel("a", reason="r", by="me")
+    await made.queue.dispatch()
+    await made.queue.drop_stray_holds()
+    store: Any = made.queue.store
+    look, others = store._held_by, [Queue(made.db).submit("b")]
+
+    async def look_late(holders: Any) -> Any:
+        while others:
+            assert await others.pop() is State.QUEUED
+        return await look(holders)
+
+    monkeypatch.setattr(store, "_held_by", look_late)
+    assert await made.submit("c") is State.QUEUED
+    assert await made.submit("d") is State.REJECTED
+
+
+async def test_a_request_beyond_the_limit_of_its_user_takes_no_place_of_its_tenant() -> None:
+    own = {"flood": Override(max_total=1)}
+    made = await Queue(users=own, tenants={"default": Override(max_total=2)}).prepared()
+    await made.submit("first", "flood")
+    # The first one of several goes alone, and the others together.
+    together = [made.submit("f1", "flood"), made.submit("f2", "flood"), made.submit("d", "dora")]
+    assert await asyncio.gather(*together) == [State.REJECTED, State.REJECTED, State.QUEUED]
 
 
 async def test_an_event_is_sent_once_though_the_request_at_hand_is_older() -> None:

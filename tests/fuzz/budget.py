@@ -22,7 +22,7 @@ SLOTS_SHARE = 1 / 6
 SHARDS_SHARE = 1 / 6
 """The part of this time for nodes with shards."""
 FLOWS_SHARE = 1 / 6
-"""The part of this time for flows of the gateway."""
+"""The part of this time for flows of the gateway: half for flows with planned ends, and half for random histories."""
 ADMISSION_SHARE = 1 / 6
 """The part of this time for the admission queue. The rest is for the scheduler."""
 GRAPHS = int(os.environ.get("FLOWKIT_FUZZ_GRAPHS") or 0)

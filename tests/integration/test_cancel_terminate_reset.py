@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -12,11 +14,14 @@ from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from flowkit.models import TaskStatus
-from tests.integration.handlers import Paced, Stubborn
-from tests.integration.harness import eventually, node
+from flowkit.adapters.tasks.store import TaskStore
+from flowkit.models import NodeStatus, TaskStatus
+from flowkit.workflows import task
+from tests.integration.handlers import Gated, Paced, Stubborn
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node
 
 if TYPE_CHECKING:
+    from flowkit.models import RecordTask
     from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
@@ -105,6 +110,34 @@ async def test_handler_that_ignores_its_cancel_is_abandoned_after_the_grace_peri
     await harness.coordinator.cancel_task(task_id)
     document = await cancelled(harness, task_id)
     assert document["graph"]["nodes"][0]["status"] == "cancelled"
+
+
+async def test_node_that_finishes_before_it_learns_of_the_cancel_stays_finished(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task is about to stop, and its document shows how the attempt finishes the node meanwhile."""
+    gated, stopping, go_on, write = Gated(), asyncio.Event(), threading.Event(), TaskStore.record
+
+    async def record(store: TaskStore, transitions: RecordTask) -> None:
+        if any(each.status is NodeStatus.CANCELLING for each in transitions.nodes):
+            test_loop.call_soon_threadsafe(stopping.set)
+            await asyncio.to_thread(go_on.wait, EVENT_TIMEOUT_SEC)
+        await write(store, transitions)
+
+    test_loop = asyncio.get_running_loop()
+    monkeypatch.setattr(TaskStore, "record", record)
+    monkeypatch.setattr(task, "_CANCEL_FLAGS_TIMEOUT_SEC", EVENT_TIMEOUT_SEC)
+    await harness.engine()
+    await harness.worker({"gated": gated})
+    task_id = await harness.create(node("a", "gated"), node("b", "gated", "a"))
+    await harness.until_node(task_id, "a", "running")
+    assert await harness.coordinator.cancel_task(task_id)
+    await stopping.wait()
+    gated.gate.set()
+    await harness.until_node(task_id, "a", "finished")
+    go_on.set()
+    await cancelled(harness, task_id)
+    assert await harness.statuses(task_id) == {"a": "finished", "b": "skipped"}
 
 
 async def test_flag_written_into_the_document_cancels_the_task(harness: Harness) -> None:

@@ -147,7 +147,15 @@ VOLATILE = {
     "created_at",
 }
 VOLATILE |= {"updated_at", "started_at", "finished_at", "last_event_recv_ms", "at", "ts", "closed_run_id"}
-VOLATILE |= {"next_retry_at_ms", "recv_ts_ms", "lease_id", "lease_deadline_ts_ms", "event_hash", "ts_ms"}
+VOLATILE |= {
+    "next_retry_at_ms",
+    "recv_ts_ms",
+    "lease_id",
+    "lease_deadline_ts_ms",
+    "event_hash",
+    "ts_ms",
+    "recorded_at",
+}
 
 
 def constant(value: Any) -> Any:

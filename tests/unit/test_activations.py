@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
-import pytest
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 
-from flowkit.engine import activations as engine_activations
 from flowkit.engine.activations import Activations
 
 
@@ -130,27 +127,39 @@ def test_updates_wait_while_a_local_activity_runs() -> None:
     assert replayed.activations == [each for each in live.activations if each]
 
 
-def test_an_engine_that_forgets_a_run_leaves_it_to_the_engine_that_has_it_now() -> None:
-    before, now = Activations(Instance().run), Activations(Instance().run)
-    before.run(activation("initialize_workflow"))
-    now.run(activation("initialize_workflow"))
-    before.run(activation("remove_from_cache"))
-    assert engine_activations._GATES["run"] is now._gate
+def query(number: int) -> WorkflowActivation:
+    """Return an activation with a query that has come with a workflow task."""
+    made = activation("query_workflow")
+    made.jobs[0].query_workflow.query_id = str(number)
+    return made
 
 
-def test_nothing_is_left_of_a_run_that_an_engine_had_when_it_stopped() -> None:
-    """The SDK does not remove every run from its cache when a worker stops."""
-    Activations(Instance().run).run(activation("initialize_workflow"))
-    gc.collect()
-    assert "run" not in engine_activations._GATES
-
-
-@pytest.mark.parametrize(("limit_sec", "answers"), [(60, 1), (0, 0)])
-def test_a_query_has_no_answer_that_could_arrive_after_a_local_activity_has_timed_out(
-    limit_sec: int, answers: int
-) -> None:
-    """The SDK does not hold back a timeout, and completes the workflow task with it and with the answer."""
-    activations = Activations(Local(limit_sec=limit_sec).run)
+def test_queries_wait_while_a_local_activity_runs_and_are_answered_with_what_follows_its_end() -> None:
+    """A workflow task that an answer completes meanwhile would end before the activity, which no replay knows."""
+    instance = Local()
+    activations = Activations(instance.run)
     activations.run(activation("signal_workflow"))
-    done = activations.run(activation("query_workflow"))
-    assert len(done.successful.commands) == answers
+    assert len(activations.run(query(1)).successful.commands) == 0
+    assert len(activations.run(end_of(1)).successful.commands) == 2, "that of the workflow, and the answer"
+    assert instance.activations == [["signal_workflow"], [], ["resolve_activity"], ["query_workflow"]]
+    assert len(activations.run(query(2)).successful.commands) == 1
+
+
+def test_a_query_of_an_earlier_workflow_task_has_no_answer() -> None:
+    """The server sends it again with the next one."""
+    instance = Local()
+    activations = Activations(instance.run)
+    activations.run(activation("signal_workflow"))
+    activations.run(query(1))
+    ended = end_of(1)
+    ended.history_length += 3
+    ended.timestamp.FromSeconds(2)
+    assert len(activations.run(ended).successful.commands) == 1
+
+
+def test_a_query_without_a_workflow_task_is_answered_at_once() -> None:
+    activations = Activations(Local().run)
+    activations.run(activation("signal_workflow"))
+    asked = query(1)
+    asked.jobs[0].query_workflow.query_id = "legacy"
+    assert len(activations.run(asked).successful.commands) == 1

@@ -246,6 +246,15 @@ def test_events_follow_the_edges_however_often_a_gateway_looks(
     assert [each["seq"] for each in events] == [*range(1, len(events) + 1)]
 
 
+@pytest.mark.parametrize(("status", "shown"), [(TaskStatus.RUNNING, [1, 2]), (TaskStatus.CANCELLED, [1])])
+def test_an_ended_run_does_not_show_a_job_that_was_added_too_late(
+    status: TaskStatus, shown: list[int]
+) -> None:
+    flow = {"_id": "3:40", "context_id": 3, "id": 40, "nodes": [{"id": 1}, {"id": 2}], "run_seq": 1}
+    run = Run(status=status, nodes={1: TaskNode(status=T.CANCELLED)})
+    assert [node.id for node in LatestRun({**flow, "task_id": "flow:3:40/1"}, run).nodes] == shown
+
+
 def test_a_cancelled_node_has_no_event_of_a_job_that_ended_later() -> None:
     log, dispatch = EventLog("3:40"), Dispatch(generation=0, retry=0, state=DISPATCHED)
     log.read(log.missing(latest(TaskNode(status=T.CANCELLED), [dispatch]), 0.0))

@@ -82,11 +82,11 @@ _POLL_SEC: Final = 0.02
 _KEPT_TIMES: Final = 100_000
 """How many times a process keeps for metrics that nobody reads."""
 _TRIES: Final = 5
-_LOOKS: Final = 20
-"""How often a dispatch looks at what is ready, while it lets requests wait apart."""
 _OUTBOX_ITEMS: Final = 500
 _KEPT_EVENTS: Final = 100
 """How many events of its earlier tries a request keeps that are not sent."""
+_LOOKS: Final = 20
+"""How often a dispatch looks at what is ready, while it lets requests wait apart."""
 
 _logger = logging.getLogger("flowkit.admission")
 
@@ -519,10 +519,16 @@ class AdmissionQueue:
         await self._reject(group, waiting[fits:], {})
 
     async def _hold(self, group: _Group, items: Sequence[Fields]) -> list[Fields]:
-        """Add the items to what their users and tenants hold. Reject those that do not fit, and return the others."""
-        refused = await self._add("held", partial(rules.total_caps, group.limits), group.token, items)
+        """Add the items to what their users and tenants hold. Reject those that do not fit, and return the others.
+
+        Users come first: what a user may not have takes nothing from the others of its tenant.
+        """
+        waiting, refused = list(items), dict[str, Hold]()
+        for caps_of in (rules.user_total, rules.tenant_total):
+            refused |= await self._add("held", partial(caps_of, group.limits), group.token, waiting)
+            waiting = [item for item in waiting if item["_id"] not in refused]
         await self._reject(group, [item for item in items if item["_id"] in refused], refused)
-        return [item for item in items if item["_id"] not in refused]
+        return waiting
 
     async def _add(
         self,
@@ -1018,10 +1024,10 @@ class AdmissionQueue:
             chosen = choice.items
             if choice.full:
                 await self._park(limits, choice)
-            if not limited or len(chosen) == most:
+            if not limited:
                 break
-            all_seen = not choice.full and len(ready) < GROUP
-            if all_seen and not await self._wake_lanes(limits, choice.taken):
+            # Requests that wait apart may be earlier than those that are chosen.
+            if not choice.full and not await self._wake_lanes(limits, _wanted(limits, ready)):
                 break
         return chosen
 
@@ -1367,6 +1373,13 @@ def _shift(old: int, new: int) -> Counter[int]:
 
 def _bands(counters: Fields) -> dict[int, int]:
     return {int(rank): count for rank, count in counters["bands"].items()}
+
+
+def _wanted(limits: Limits, ready: Sequence[Fields]) -> Counter[str]:
+    """Return how many ready requests there are of each user and tenant that may have only so many active."""
+    return Counter(
+        holder for item in ready for holder in rules.active_caps(limits, item["tenant"], item["user_id"])
+    )
 
 
 def _owed(item: Fields) -> int | None:

@@ -87,13 +87,16 @@ def _of_user(limits: Limits, tenant: str, user_id: str) -> Override:
     )
 
 
-def total_caps(limits: Limits, tenant: str, user_id: str) -> dict[str, int]:
-    """Return how many requests each holder may have in the queue, pending and active together."""
-    caps = {
-        user_holder(tenant, user_id): _of_user(limits, tenant, user_id).max_total,
-        tenant_holder(tenant): limits.tenants.get(tenant, Override()).max_total,
-    }
-    return {holder: cap for holder, cap in caps.items() if cap is not None}
+def user_total(limits: Limits, tenant: str, user_id: str) -> dict[str, int]:
+    """Return how many requests a user may have in the queue, pending and active together, by its holder."""
+    cap = _of_user(limits, tenant, user_id).max_total
+    return {} if cap is None else {user_holder(tenant, user_id): cap}
+
+
+def tenant_total(limits: Limits, tenant: str, user_id: str) -> dict[str, int]:
+    """Return the same for the tenant of a user, by its holder. Most have no such limit."""
+    cap = limits.tenants.get(tenant, Override()).max_total
+    return {} if cap is None else {tenant_holder(tenant): cap}
 
 
 def active_caps(limits: Limits, tenant: str, user_id: str) -> dict[str, int]:

@@ -9,35 +9,27 @@ It divides a history into activations in another way in a replay than in an engi
   (https://github.com/temporalio/sdk-rust/issues/1146).
 * An update can arrive while a local activity runs, which Temporal's heartbeats of a workflow task allow. The engine runs it
   with the end of that activity, or before. A replay has no such heartbeats, and runs it when the activity starts.
-* A local activity can end while the workflow answers a query that came with its workflow task. The SDK then completes the
-  workflow task with the marker of the activity, and brings its result to the workflow with the next workflow task. A replay
-  has the result where the marker is.
+* A query that came with a workflow task is answered while a local activity runs. The SDK then completes the workflow task
+  with the answer, and the activity ends in the next one. A replay knows no workflow task between the two, so that the time,
+  the length of the history and the order of the commands differ.
 
-All lead to commands in another order, so that the history could never be replayed. Here, events wait for their workflow
-task, the updates of an activation come last, and updates wait while a local activity runs. Such an activity is short. The
-result of a local activity waits until queries are answered. If it is on its way already, or the activity is about to time
-out, which does not wait, the queries stay without an answer, and the server sends them again.
+All lead to other commands, so that the history could never be replayed. Here, events wait for their workflow task, the
+updates of an activation come last, and updates and queries wait while a local activity runs. Such an activity is short.
+The answers leave together with the commands that follow its end. The server sends a query again that has no answer.
 """
 
 from __future__ import annotations
 
-import asyncio
-import math
-import threading
-import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any
 
-from temporalio import activity
-from temporalio.worker import ActivityInboundInterceptor, Interceptor, WorkflowRunner
+from temporalio.worker import WorkflowRunner
 
 from flowkit.models import temporal_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
-    from google.protobuf.duration_pb2 import Duration
-    from temporalio.worker import ExecuteActivityInput, WorkflowInstance, WorkflowInstanceDetails
+    from temporalio.worker import WorkflowInstance, WorkflowInstanceDetails
 
 _TERMINAL = (
     "complete_workflow_execution",
@@ -45,9 +37,6 @@ _TERMINAL = (
     "fail_workflow_execution",
     "cancel_workflow_execution",
 )
-_ANSWER_SEC = 0.2
-"""Time for the answer to a query from the workflow to the SDK. Results of local activities take the same way."""
-_TIMEOUTS = ("schedule_to_close_timeout", "schedule_to_start_timeout", "start_to_close_timeout")
 _LEGACY_QUERY = "legacy"
 """The id of a query that comes without a workflow task."""
 
@@ -74,76 +63,6 @@ class OrderedRunner(WorkflowRunner):
         self.inner.set_worker_level_failure_exception_types(types)
 
 
-class LocalResults(Interceptor):
-    """Holds results of local activities back while queries are answered. An engine has it together with OrderedRunner."""
-
-    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
-        """Return an interceptor for the activities of a worker."""
-        return _HoldsResults(next)
-
-
-class _HoldsResults(ActivityInboundInterceptor):
-    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
-        info = activity.info()
-        gate = _GATES.get(str(info.workflow_run_id)) if info.is_local else None
-        try:
-            return await super().execute_activity(input)
-        finally:
-            for left in iter(lambda: 0.0 if gate is None else gate.left(info.activity_id), 0.0):
-                await asyncio.sleep(left)
-
-
-class _Gate:
-    """Lets the results of the local activities of a run through, in the loop that runs them, or answers of its workflow.
-
-    The workflow has a thread of its own.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._through: set[str] = set()
-        """The ids of the activities whose results are on their way to the workflow."""
-        self._closed_until = 0.0
-
-    def left(self, activity_id: str) -> float:
-        """Return the seconds that the result of an activity has to wait. If it is 0, the result is on its way."""
-        with self._lock:
-            left = max(self._closed_until - time.monotonic(), 0.0)
-            if not left:
-                self._through.add(activity_id)
-            return min(left, _ANSWER_SEC)
-
-    def close(self, running: Collection[str]) -> bool:
-        """Let no results through. Return False, and close nothing, if that of an activity that runs is on its way."""
-        with self._lock:
-            if not self._through.isdisjoint(running):
-                return False
-            self._closed_until = math.inf
-            return True
-
-    def open(self) -> None:
-        """Let results through as soon as what has left the workflow has arrived."""
-        with self._lock:
-            self._closed_until = time.monotonic() + _ANSWER_SEC
-
-    def forget(self, activity_id: str) -> None:
-        """Forget a result that has arrived."""
-        with self._lock:
-            self._through.discard(activity_id)
-
-
-_GATES: Final[WeakValueDictionary[str, _Gate]] = WeakValueDictionary()
-"""By the id of the run, for the runs that an engine of the process has in memory; the latest, if several have it."""
-
-
-class _LocalActivity(NamedTuple):
-    """A local activity that runs."""
-
-    activity_id: str
-    ends_by: float
-    """The time, by `time.monotonic`, before which the SDK does not let it time out."""
-
-
 class Activations:
     """The activations of one run of a workflow in one process."""
 
@@ -158,37 +77,44 @@ class Activations:
         """Jobs that wait for their workflow task."""
         self._updates: list[Any] = []
         """Updates that wait until no local activity runs."""
-        self._local: dict[int, _LocalActivity] = {}
-        """The local activities that run, by sequence number."""
-        self._gate = _Gate()
+        self._queries: list[Any] = []
+        """Queries of the present workflow task that wait until no local activity runs."""
+        self._local: set[int] = set()
+        """The sequence numbers of the local activities that run."""
 
     def run(self, activation: Any) -> Any:
         """Return the completion of an activation."""
         if any(job.HasField("remove_from_cache") for job in activation.jobs):
             return self._run(activation)
-        _GATES[activation.run_id] = self._gate
         if all(job.HasField("query_workflow") for job in activation.jobs):
-            return self._answer(activation)
+            return self._ask(activation)
+        if activation.history_length != self._events:
+            self._queries = []
         if self._is_ahead(activation):
             self._held += activation.jobs
             return self._run(_with_jobs(activation, []))
         if self._held:
             held, self._held = self._held, []
             activation = _with_jobs(activation, [*held, *activation.jobs])
-        return self._run_in_order(activation)
+        return self._with_answers(activation, self._run_in_order(activation))
 
-    def _answer(self, activation: Any) -> Any:
-        """Run queries. Leave out their answers if a local activity could end before these arrive."""
+    def _ask(self, activation: Any) -> Any:
+        """Run queries, or keep them if they have come with a workflow task in which a local activity runs."""
         if not self._local or any(job.query_workflow.query_id == _LEGACY_QUERY for job in activation.jobs):
             return self._run(activation)
-        if self._gate.close([each.activity_id for each in self._local.values()]):
-            try:
-                answers = self._run(activation)
-            finally:
-                self._gate.open()
-            if time.monotonic() + 2 * _ANSWER_SEC < min(each.ends_by for each in self._local.values()):
-                return answers
+        self._queries += activation.jobs
         return self._run(_with_jobs(activation, []))
+
+    def _with_answers(self, activation: Any, completion: Any) -> Any:
+        """Return the completion, with the answers to the queries that have waited if no local activity runs any more."""
+        if not self._queries or self._local or completion.HasField("failed"):
+            return completion
+        queries, self._queries = self._queries, []
+        answers = self._run(_with_jobs(activation, queries))
+        if answers.HasField("failed"):
+            return answers
+        completion.successful.commands.extend(answers.successful.commands)
+        return completion
 
     def _is_ahead(self, activation: Any) -> bool:
         """Return whether an activation has events for which no workflow task has started.
@@ -227,23 +153,15 @@ class Activations:
     def _run_jobs(self, activation: Any, jobs: Sequence[Any]) -> Any:
         """Return the completion of an activation with these jobs, and note the local activities that end or start."""
         ended = (job.resolve_activity for job in jobs if job.HasField("resolve_activity"))
-        for seq in [each.seq for each in ended if each.is_local and each.seq in self._local]:
-            self._gate.forget(self._local.pop(seq).activity_id)
+        self._local.difference_update(each.seq for each in ended if each.is_local)
         completion = self._run(_with_jobs(activation, jobs))
         if completion.HasField("successful"):
             commands = completion.successful.commands
             started = (
                 each.schedule_local_activity for each in commands if each.HasField("schedule_local_activity")
             )
-            self._local.update((each.seq, _running(each)) for each in started)
+            self._local.update(each.seq for each in started)
         return completion
-
-
-def _running(command: Any) -> _LocalActivity:
-    """Return the local activity that a command starts."""
-    limits: list[Duration] = [getattr(command, name) for name in _TIMEOUTS if command.HasField(name)]
-    seconds = min((each.ToTimedelta().total_seconds() for each in limits), default=math.inf)
-    return _LocalActivity(command.activity_id, time.monotonic() + seconds)
 
 
 def _with_jobs(activation: Any, jobs: Sequence[Any]) -> Any:

@@ -14,7 +14,6 @@ from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.failures import failed_attempt, handed_over
 from flowkit.connection import Namespace
 from flowkit.core.loop_portal import LoopPortal
-from flowkit.engine.activations import LocalResults
 from flowkit.engine.slot_grants import SlotGrants
 from flowkit.engine.worker import (
     EngineLoops,
@@ -143,7 +142,7 @@ class EngineComponent(WorkerComponent):
     def configured(self, config: WorkerConfig) -> WorkerConfig:
         """Return the worker's settings with the Task workflow, its interceptor and the activities added."""
         config["workflows"] = add_task(config.get("workflows"))
-        config["interceptors"] = [*(config.get("interceptors") or ()), TaskInterceptor(), LocalResults()]
+        config["interceptors"] = [*(config.get("interceptors") or ()), TaskInterceptor()]
         if not config.get("tuner") and not config.get("max_concurrent_workflow_tasks"):
             config["max_concurrent_workflow_tasks"] = count_workflow_tasks(self._inline.inline_roles)
         return super().configured(limit_heartbeats(config))

@@ -21,7 +21,7 @@ from flowkit.adapters.slots import Limits
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
 from flowkit.connection import register_search_attributes, registered_search_attributes
-from flowkit.engine.activations import LocalResults, OrderedRunner
+from flowkit.engine.activations import OrderedRunner
 from flowkit.engine.silent_attempts import SilenceCheck
 from flowkit.engine.slot_grants import SlotActivities
 from flowkit.engine.slot_leaks import SlotLoop
@@ -229,7 +229,7 @@ def create_workers(
         workflows=[Task],
         activities=[*activities, inline],
         workflow_runner=OrderedRunner(UnsandboxedWorkflowRunner()),
-        interceptors=[TaskInterceptor(), LocalResults()],
+        interceptors=[TaskInterceptor()],
         identity=engine_identity(identity, settings.deployment),
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,

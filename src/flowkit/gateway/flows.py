@@ -156,6 +156,9 @@ class LatestRun:
     def __init__(self, flow: Mapping[str, Any], run: Run | None, run_seq: int = 0) -> None:
         self.flow = flow
         self.nodes = [FlowNode(**node) for node in flow["nodes"]]
+        """Without those that the flow got too late for its run, which has ended: they run when the flow starts again."""
+        if run is not None and run.status.closed and run.nodes:
+            self.nodes = [node for node in self.nodes if node.id in run.nodes]
         self.run = run
         """None if the flow has not started since it was created."""
         self.id = None if run is None else run_id(flow, run_seq)

@@ -1115,7 +1115,8 @@ def _message(stored: Fields) -> models.Message:
 def _flow(latest: LatestRun) -> models.Flow:
     stored = {**latest.flow, "status": flow_status(latest.run), "run_id": latest.id}
     states = node_states(latest.nodes, latest.run)
-    nodes = [node.model_copy(update={"node_status": states[node.id].status}) for node in latest.nodes]
+    shown = {id: {"node_status": state.status} for id, state in states.items()}
+    nodes = [{**node, **shown.get(node["id"], {})} for node in latest.flow["nodes"]]
     return models.Flow(**{**_pick(models.Flow, stored), "nodes": nodes})
 
 

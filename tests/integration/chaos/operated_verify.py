@@ -124,6 +124,11 @@ class OperatedComparison(Comparison):
         if not (node.call or node.kind):
             yield from self._marks(node)
 
+    def _batches(self, node: NodePlan, end: NodeEnd, entry: Fields) -> Iterator[str]:
+        """Yield differences of the batches. A node that was to run some again, and is skipped meanwhile, keeps the others."""
+        if not (entry["status"] == SKIPPED and node.node_id in self.ledger.kept):
+            yield from super()._batches(node, end, entry)
+
     def _late_sources(self, node: NodePlan) -> set[str]:
         external = {each.node_id for each in self.plan.nodes if each.external}
         return external & {*node.sources} & self.ledger.interrupted
