@@ -503,7 +503,7 @@ async def test_a_request_that_begins_while_the_inbox_is_read_does_not_wait_for_t
         pop, seen = used.node.pop, used.supervisor.requests
 
         async def slow_pop(*, topic: str | None = None, wait_sec: float = 0.0, peek: bool = False) -> Any:
-            if topic is not None and peek and not used.calls._transports["mycelium"]._pending:  # type: ignore[attr-defined]
+            if topic is not None and peek and not used.calls._transports["mycelium"]._pending:
                 looks.set()
                 await begun.wait()
             return await pop(topic=topic, wait_sec=wait_sec, peek=peek)
@@ -511,7 +511,7 @@ async def test_a_request_that_begins_while_the_inbox_is_read_does_not_wait_for_t
         async def second() -> bool:
             return len(seen) == 2
 
-        used.node.pop = slow_pop  # type: ignore[method-assign]
+        used.node.pop = slow_pop
         assert (await used.run(job())).success
         await asyncio.wait_for(looks.wait(), 10)
         running = asyncio.create_task(used.run(job("sleep:0.2", id="2")))

@@ -40,7 +40,7 @@ from flowkit.gateway.http_client import (
 from flowkit.text import printed, shown_address, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from types import TracebackType
 
 SYNC_SEC: Final = 60.0
@@ -341,7 +341,7 @@ class MyceliumTransport:
         session: aiohttp.ClientSession,
         url: str,
         process: str,
-        on_late: Callable[[str, str], Awaitable[None]],
+        on_late: Callable[[str, str], Coroutine[Any, Any, None]],
     ) -> None:
         """Prepare the calls. The ids of all requests of this process, and of no other, end with `process`.
 
