@@ -131,6 +131,8 @@ def test_destinations() -> None:
             "http://0x7f.1/",
             "http://h\r\nHost:x/",
             "http://u:pa/ss@h/",
+            "http://h%/",
+            "http://[]@",
         ),
     ],
 )

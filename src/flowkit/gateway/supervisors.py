@@ -161,7 +161,8 @@ def _has_host(text: str) -> bool:
     try:
         url = URL(text)
         host, port = url.host, url.port
-    except ValueError:
+        url.with_host(host or "")
+    except (ValueError, IndexError):  # yarl finds no host where a bracket is left open
         return False
     if not host or not port or any(char.isspace() for char in text):
         return False
