@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pymongo import ASCENDING, DESCENDING, ReturnDocument, UpdateOne
@@ -30,7 +30,7 @@ from flowkit.errors import StoreUnavailable
 from flowkit.models.admission import ENDED, Limits, Override, State
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from flowkit.models import TaskStatus
 
@@ -120,6 +120,8 @@ class AdmissionStore:
     def __init__(self, db: Database, *, queue: str) -> None:
         stored = durable(db)
         self.queue = queue
+        self._key = queue.replace("%", "%25").replace("/", "%2F")
+        """The name of the queue as the ids of its holders begin. It has no slash, so no other queue's begins with it."""
         self._items = stored.admission_items
         self._holders = stored.admission_holders
         self._queues = stored.admission_queues
@@ -389,8 +391,12 @@ class AdmissionStore:
             return []
         while True:
             await self._create_holders({each.holder for each in holds})
-            done = await self._holders.bulk_write([self._add(each) for each in holds], ordered=False)
-            if done.modified_count == len(holds):
+            together = [self._add(same, entries) for same, entries in _together(holds)]
+            if await self._all_match(together):
+                return [True] * len(holds)
+            if len(together) < len(holds) and await self._all_match(
+                [self._add(each, [each.entry]) for each in holds]
+            ):
                 return [True] * len(holds)
             found = await self._held_by({each.holder for each in holds})
             # Another process may have deleted a holder, and created it again, since this one knew it.
@@ -398,14 +404,22 @@ class AdmissionStore:
                 return [each.entry in found[each.holder].get(each.list, ()) for each in holds]
             self._known_holders -= {each.holder for each in holds} - found.keys()
 
-    def _add(self, hold: Hold) -> UpdateOne:
-        free: Fields = {"_id": self._holder_id(hold.holder), hold.list: {"$ne": hold.entry}}
-        if hold.cap is not None:
-            free[f"{hold.list}.{hold.cap - 1}"] = {"$exists": False}
-        return UpdateOne(free, {"$push": {hold.list: hold.entry}})
+    async def _all_match(self, writes: Sequence[UpdateOne]) -> bool:
+        """Make changes of holders. Return whether each of them has found its holder as it expects it."""
+        done = await self._holders.bulk_write(list(writes), ordered=False)
+        return bool(done.matched_count == len(writes))
+
+    def _add(self, hold: Hold, entries: Sequence[str]) -> UpdateOne:
+        """Return the change that adds entries to the list of a hold: all of them, or none if they are more than fit."""
+        holder: Fields = {"_id": self._holder_id(hold.holder)}
+        if hold.cap is None:
+            return UpdateOne(holder, {"$addToSet": {hold.list: {"$each": list(entries)}}})
+        new = {hold.list: {"$nin": list(entries)}}
+        free = {f"{hold.list}.{hold.cap - len(entries)}": {"$exists": False}}
+        return UpdateOne({**holder, **new, **free}, {"$push": {hold.list: {"$each": list(entries)}}})
 
     def _holder_id(self, holder: str) -> str:
-        return f"{self.queue}/{holder}"
+        return f"{self._key}/{holder}"
 
     async def _create_holders(self, holders: Collection[str]) -> None:
         """Create the documents that are missing. A process remembers those that exist."""
@@ -425,7 +439,7 @@ class AdmissionStore:
         """Return the lists of those of these holders that exist."""
         ids = sorted(map(self._holder_id, holders))
         found = self._holders.find({"_id": {"$in": ids}}, {"held": 1, "active": 1}).limit(len(ids))
-        return {each["_id"].removeprefix(f"{self.queue}/"): each async for each in found}
+        return {each["_id"].removeprefix(f"{self._key}/"): each async for each in found}
 
     @translate_errors
     async def release(self, holds: Iterable[tuple[str, str, str]]) -> None:
@@ -445,7 +459,7 @@ class AdmissionStore:
         """Return how many requests each of these holders has active."""
         ids = [self._holder_id(holder) for holder in holders]
         found = self._holders.find({"_id": {"$in": ids}}, {"active": 1}).limit(max(1, len(ids)))
-        return {each["_id"].removeprefix(f"{self.queue}/"): len(each["active"]) async for each in found}
+        return {each["_id"].removeprefix(f"{self._key}/"): len(each["active"]) async for each in found}
 
     @translate_errors
     async def top_users(self, most: int) -> list[tuple[str, int, int]]:
@@ -458,14 +472,14 @@ class AdmissionStore:
             {"$limit": most},
         ]
         found = await aggregated(self._holders, pipeline)
-        return [(each["_id"].removeprefix(f"{self.queue}/"), each["held"], each["active"]) for each in found]
+        return [(each["_id"].removeprefix(f"{self._key}/"), each["held"], each["active"]) for each in found]
 
     async def all_holders(self) -> AsyncIterator[tuple[str, dict[str, list[str]]]]:
         """Yield each holder with its lists."""
         after = ""
         while page := await self._holders_after(after):
             for each in page:
-                after = each["_id"].removeprefix(f"{self.queue}/")
+                after = each["_id"].removeprefix(f"{self._key}/")
                 yield after, {name: each.get(name, []) for name in ("held", "active")}
 
     @translate_errors
@@ -481,7 +495,7 @@ class AdmissionStore:
 
     def _range(self, kind: str) -> Fields:
         """Return the condition that an id is that of a holder of this queue, of a kind."""
-        prefix = f"{self.queue}/{kind}"
+        prefix = f"{self._key}/{kind}"
         return {"$gte": prefix, "$lt": f"{prefix[:-1]}0"}
 
     # --- counters
@@ -622,6 +636,18 @@ class AdmittedTasks:
             used = await self._db.admission_queues.find_one({}, {"_id": 1}) is not None
             self._look_again_at = None if used else self._clock() + _LOOK_AGAIN_SEC
         return self._look_again_at is None
+
+
+def _together(holds: Iterable[Hold]) -> Iterator[tuple[Hold, list[str]]]:
+    """Yield the entries of each list, with a hold that says which. Those of a list that cannot have all come one by one."""
+    groups: dict[Hold, list[str]] = {}
+    for each in holds:
+        groups.setdefault(replace(each, entry=""), []).append(each.entry)
+    for same, entries in groups.items():
+        if same.cap is None or len(entries) <= same.cap:
+            yield same, entries
+        else:
+            yield from ((same, [entry]) for entry in entries)
 
 
 def _has_room(found: Fields | None, hold: Hold) -> bool:

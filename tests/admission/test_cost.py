@@ -6,16 +6,19 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.adapters.admission import AdmissionStore
+from flowkit.adapters.admission import AdmissionStore, Hold
+from flowkit.admission import queue as queue_module
 from flowkit.admission.kafka import AdmissionTopics, EventRelay
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.rules import KEEP_BODY_SEC
 from flowkit.models.admission import Door, Kind, Limits, Override, Report, Request, State
 from flowkit.testing import memory_database
+from tests.unit.event_loop import let_other_tasks_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +32,8 @@ class CountingDatabase:
 
     def __init__(self) -> None:
         self.commands: Counter[str] = Counter()
+        self.changes: Counter[str] = Counter()
+        """The changes in bulk writes, by collection."""
         self.projections: list[Any] = []
         """Those of the reads of requests."""
         self._db = memory_database()
@@ -51,6 +56,8 @@ class _CountingCollection:
     def _counted(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
             self._database.commands[name] += 1
+            if name == "bulk_write":
+                self._database.changes[self._name] += len(args[0])
             if name in ("find", "find_one") and self._name == "admission_items":
                 self._database.projections.append(args[1] if len(args) > 1 else None)
             return method(*args, **options)
@@ -161,6 +168,58 @@ async def test_rejections_are_written_together() -> None:
     assert db.commands.total() <= 2 * 7
 
 
+async def test_requests_of_one_user_are_added_to_its_list_in_one_change() -> None:
+    db = CountingDatabase()
+    made = await Queue(db).prepared()
+    made.queue.dispatches = True
+    await made.submit("e")
+    db.changes.clear()
+    await asyncio.gather(*(made.submit(f"r{number}") for number in range(65)))
+    # The first one goes alone, and the others wait for it.
+    assert db.changes["admission_holders"] == 2
+
+
+@pytest.mark.parametrize(("cap", "fits"), [(None, 5), (7, 5), (3, 2), (1, 0)])
+async def test_as_many_requests_of_a_user_are_added_as_fit(cap: int | None, fits: int) -> None:
+    made = await Queue().prepared()
+    store = made.queue.store
+
+    def hold(entry: str) -> Hold:
+        return Hold(holder="u/default/dora", list="held", entry=entry, cap=cap)
+
+    assert await store.hold([hold("first")]) == [True]
+    holds = [hold(f"e{number}") for number in range(5)]
+    expected = [number < fits for number in range(5)]
+    assert await store.hold(holds) == expected
+    assert await store.hold(holds) == expected, "a repetition adds nothing"
+    [(_, lists)] = [each async for each in store.all_holders()]
+    assert lists["held"] == ["first", *(f"e{number}" for number in range(fits))]
+
+
+async def test_a_new_limit_of_a_tenant_lists_no_more_requests_than_a_document_can_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_module, "_RECORDED", 20)
+    made = await Queue(max_per_user=1_000).prepared()
+    store = made.queue.store
+    monkeypatch.setattr(store, "open_items", partial(store.open_items, limit=10))
+    await asyncio.gather(*(made.submit(f"e{number}") for number in range(40)))
+    await store.set_limits(replace(made.limits, tenants={"default": Override(max_total=15)}))
+
+    async def listed() -> int:
+        made.now += 61
+        await made.queue.keep_records()
+        lists = {holder: found["held"] async for holder, found in store.all_holders()}
+        return len(lists["t/default"])
+
+    assert await listed() == 20
+    assert await made.submit("late") is State.REJECTED
+    for id in sorted(f"e{number}" for number in range(40))[:10]:
+        await made.queue.cancel(id, reason="r", by="me")
+    await made.queue.dispatch(1)
+    assert await listed() == 20, "those that were left out come later"
+
+
 async def test_the_body_of_a_rejected_request_is_not_kept() -> None:
     made = await Queue(max_per_user=1).prepared()
     await made.submit("e")
@@ -219,6 +278,35 @@ async def test_idle_holders_are_deleted_and_created_again() -> None:
     assert await made.db.admission_holders.count_documents({}) == 0
     assert await other.submit("c") is State.QUEUED
     assert await made.submit("d") is State.REJECTED
+
+
+async def test_sweeps_leave_the_holders_of_a_queue_whose_name_begins_like_theirs() -> None:
+    made = await Queue().prepared()
+    other = AdmissionQueue(AdmissionStore(made.db, queue="q/u"))
+    await other.store.prepare()
+    body = {"timeout_seconds": 60}
+    who: dict[str, Any] = {"user_id": "dora", "door": Door.KAFKA, "kind": Kind.EXECUTION, "body": body}
+    await other.submit(Request(execution_id="e", **who))
+    assert await made.queue.drop_stray_holds() == 0
+    assert [holder async for holder, _ in made.queue.store.all_holders()] == []
+    [(holder, lists)] = [each async for each in other.store.all_holders()]
+    assert (holder, len(lists["held"])) == ("u/default/dora", 1)
+
+
+async def test_processes_adapt_once_to_new_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = await Queue().prepared()
+    await made.queue.limits()
+    await made.queue.store.set_limits(replace(made.limits, tenants={"default": Override(max_total=5)}))
+    made.now += 3
+    adapted: list[Limits] = []
+
+    async def adapt(old: Limits, new: Limits) -> None:
+        await let_other_tasks_run()
+        adapted.append(new)
+
+    monkeypatch.setattr(made.queue, "_adapt", adapt)
+    await asyncio.gather(*(made.queue.limits() for _ in range(3)))
+    assert len(adapted) == 1
 
 
 async def test_a_holder_that_another_process_creates_again_meanwhile_has_room(

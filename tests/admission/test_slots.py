@@ -114,6 +114,23 @@ async def test_a_request_that_ends_while_it_is_next_leaves_its_turn_to_the_one_a
 # --- new limits
 
 
+async def test_a_request_that_waits_apart_starts_before_a_later_one_of_its_user_though_no_end_has_woken_it() -> (
+    None
+):
+    play = Play(Limits(max_active=9, max_active_per_user=1))
+    await play.submit("a1", "a2")
+    assert await play.dispatch(2) == ["a1"]
+    # A process ends a1, and stops before it lets a2 become ready.
+    await play.end(["a1"])
+    play.shared.items["a2"]["lane"] = "u/default/a"
+    play.shared.lanes["u/default/a"].append((3, play.shared.items["a2"]["seq"], "a2"))
+    await play.submit("a3")
+    assert await play.dispatch() == ["a2"]
+    assert await play.dispatch() == []
+    await play.end(["a2"])
+    assert await play.dispatch() == ["a3"]
+
+
 async def test_a_new_limit_of_a_user_counts_what_is_active() -> None:
     play = Play(Limits(max_active=10))
     await play.submit("a0", "a1")

@@ -79,6 +79,10 @@ _CANCEL_AGAIN_SEC: Final = 10.0
 _RESERVED_SEC: Final = 60.0
 """How long a submission waits for another one of the same id."""
 _POLL_SEC: Final = 0.02
+_RECORDED: Final = 50_000
+"""Most requests that are added to a list of a tenant whose limit is new. A limit is much lower than that."""
+_RECORD_AGAIN_SEC: Final = 60.0
+"""After this time, further requests are added to a list that was full."""
 _KEPT_TIMES: Final = 100_000
 """How many times a process keeps for metrics that nobody reads."""
 _TRIES: Final = 5
@@ -376,6 +380,7 @@ class AdmissionQueue:
         self._starts: GroupCommit[Fields] = GroupCommit(self._note_start, self._note_starts)
         self.outbox = Outbox()
         self._known_limits: tuple[float, Limits] | None = None
+        self._reading_limits = asyncio.Lock()
         self._record_again: dict[tuple[str, str], float] | None = None
         """When to record once more what tenants have whose limit is new, by their list; None before the first time."""
         self._relays = False
@@ -390,14 +395,15 @@ class AdmissionQueue:
 
     async def limits(self) -> Limits:
         """Return the limits, at most two seconds old."""
-        now = self.clock()
-        if self._known_limits is None or now - self._known_limits[0] >= LIMITS_SEC:
-            limits = await self.store.limits()
-            self._relays = await self.store.sends_events()
-            if self._known_limits is not None and limits != self._known_limits[1]:
-                await self._adapt(self._known_limits[1], limits)
-            self._known_limits = now, limits
-        return self._known_limits[1]
+        async with self._reading_limits:
+            now = self.clock()
+            if self._known_limits is None or now - self._known_limits[0] >= LIMITS_SEC:
+                limits = await self.store.limits()
+                self._relays = await self.store.sends_events()
+                if self._known_limits is not None and limits != self._known_limits[1]:
+                    await self._adapt(self._known_limits[1], limits)
+                self._known_limits = now, limits
+            return self._known_limits[1]
 
     async def _adapt(self, old: Limits, new: Limits) -> None:
         """Count what is there against new limits, before they are used, and let go what they no longer hold back."""
@@ -413,20 +419,28 @@ class AdmissionQueue:
         lists = rules.tenant_lists(limits)
         again = self._record_again
         due = lists if again is None else {each for each, at in again.items() if at <= now} & lists
-        await self._record(limits, due)
-        later = again or {}
-        self._record_again = {each: at for each, at in later.items() if at > now}
+        full = await self._record(limits, due)
+        later = {each: at for each, at in (again or {}).items() if at > now}
+        self._record_again = later | dict.fromkeys(full, now + _RECORD_AGAIN_SEC)
 
-    async def _record(self, limits: Limits, lists: Collection[tuple[str, str]]) -> None:
+    async def _record(
+        self, limits: Limits, lists: Collection[tuple[str, str]]
+    ) -> Collection[tuple[str, str]]:
         """Add requests to lists of tenants that had no limit when the requests got their place or slot.
 
-        A request may end meanwhile. Its entry is then removed again.
+        A request may end meanwhile. Its entry is then removed again. Return the lists that are full, so that they lack
+        some requests, because a document has room for only so many.
         """
-        tenants = {rules.tenant_of(holder) for holder, _ in lists}
-        async for items in self.store.open_items(tenants):
-            holds = [hold for item in items for hold in rules.holds_of(item) if hold[:2] in lists]
+        room = Counter(dict.fromkeys(lists, _RECORDED))
+        async for items in self.store.open_items({rules.tenant_of(holder) for holder, _ in lists}):
+            all_holds = [hold for item in items for hold in rules.holds_of(item)]
+            holds = [hold for hold in all_holds if room[hold[:2]] > 0]
+            room.subtract(hold[:2] for hold in holds)
             await self.store.hold([Hold(holder=each, list=name, entry=entry) for each, name, entry in holds])
             await self._give_back(limits, await self._without_request(holds))
+            if not +room:
+                break
+        return [each for each in lists if room[each] <= 0]
 
     # --- submitting
 
@@ -469,7 +483,8 @@ class AdmissionQueue:
         members: dict[str, _Submission] = {}
         for each in submissions:
             members.setdefault(each.request.execution_id, each)
-        group = _Group(await self.session.token(), await self.limits(), members)
+        limits = await self.limits()
+        group = _Group(await self.session.token(), limits, members)
         items = [
             _new_item(each.request, group.token, each.at, self.store.queue, relayed=self._relays)
             for each in members.values()
@@ -1018,6 +1033,7 @@ class AdmissionQueue:
         """Return the first requests that may start. Let those wait apart whose user or tenant has its share active."""
         limited = rules.limits_active(limits)
         chosen: list[Fields] = []
+        has_compared = False
         for _ in range(_LOOKS):
             ready = await self._first_ready(most, limited=limited)
             choice = rules.choose(ready, most, limits, await self._active_of(limits, ready))
@@ -1026,8 +1042,14 @@ class AdmissionQueue:
                 await self._park(limits, choice)
             if not limited:
                 break
-            # Requests that wait apart may be earlier than those that are chosen.
-            if not choice.full and not await self._wake_lanes(limits, _wanted(limits, ready)):
+            if choice.full:
+                continue
+            # Requests that wait apart may be earlier than those that are chosen, also those of the same user: it may have
+            # had an end that has not woken them yet.
+            wanted = _wanted(limits, ready)
+            if not has_compared:
+                wanted, has_compared = wanted - Counter(choice.taken), True
+            if not await self._wake_lanes(limits, wanted):
                 break
         return chosen
 
