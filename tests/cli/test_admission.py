@@ -32,7 +32,7 @@ from flowkit.models.admission import (
 )
 from flowkit.testing import memory_database
 from tests.integration.handlers import Quick
-from tests.integration.harness import node
+from tests.integration.harness import eventually, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -537,8 +537,12 @@ async def test_a_process_starts_what_other_commands_submit(harness: Harness, pro
     assert json.loads(submitted.out)["state"] == "completed"
     assert f"request {harness.queue} waits" in submitted.err
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
-        async with session.get("/api/v1/admin/executions/queue") as response:
-            assert (await response.json())["queue_depth"] == 0
+
+        async def is_empty() -> bool:
+            async with session.get("/api/v1/admin/executions/queue") as response:
+                return bool((await response.json())["queue_depth"] == 0)
+
+        await eventually(is_empty)
         async with session.get("/metrics") as response:
             assert "execution_queue_depth 0.0" in await response.text()
     process.send_signal(signal.SIGINT)

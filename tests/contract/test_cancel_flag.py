@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 import pytest
 from tests.contract.builders import (
@@ -250,7 +251,7 @@ async def test_first_attempt_of_a_new_run_clears_all_flags_of_the_earlier_run(
 ) -> None:
     await begun(tasks, attempt(node_id, index=index, epoch=2), run="run-2")
     document = await stored(db)
-    assert document["coordinator"] == {"liveness": {"state": "ok"}}
+    assert document["coordinator"] == {"liveness": {"state": "ok"}, "recorded_at": ANY}
     assert [node.get("coordinator") or {} for node in document["graph"]["nodes"]] == [{}, {}]
     assert [node.get("cancel_requested_at") for node in document["graph"]["nodes"]] == [None, None]
     assert (document["status"], document["run_id"]) == ("running", "run-2")

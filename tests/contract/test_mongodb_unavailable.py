@@ -41,6 +41,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "condition_values": lambda tasks: tasks.condition_values(TASK, with_nodes=True),
     "variables": lambda tasks: tasks.variables(TASK),
     "wiring": lambda tasks: tasks.wiring(TASK),
+    "native": lambda tasks: tasks.native(TASK, ["a"]),
     "have_restarted": lambda tasks: tasks.have_restarted(TASK, {"a": 1}),
     "node_states": lambda tasks: tasks.node_states(TASK),
     "running": lambda tasks: tasks.running(TASK, ["a"], AT),

@@ -83,7 +83,7 @@ EXPRESSION = st.recursive(
 )
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(EXPRESSION)
 def test_value_is_the_same_with_only_the_nodes_that_the_expression_names(expression: str) -> None:
     try:

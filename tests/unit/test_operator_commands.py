@@ -37,7 +37,9 @@ class Tasks:
         self.applied: Sent = []
         self.previewed: Sent = []
 
-    async def act(self, task_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
+    async def act(
+        self, task_id: str, name: str, given: dict[str, Any], *, wait_sec: float | None = None
+    ) -> dict[str, Any]:
         """Record an action."""
         self.applied.append((task_id, name, given))
         return RESULT
