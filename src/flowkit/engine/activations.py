@@ -16,6 +16,9 @@ It divides a history into activations in another way in a replay than in an engi
 All lead to other commands, so that the history could never be replayed. Here, events wait for their workflow task, the
 updates of an activation come last, and updates and queries wait while a local activity runs. Such an activity is short.
 The answers leave together with the commands that follow its end. The server sends a query again that has no answer.
+
+One case remains: a query brings a new engine the events of a workflow task that has started in another engine, and that
+times out there. Nothing in an activation tells them from events of a workflow task of its own.
 """
 
 from __future__ import annotations
