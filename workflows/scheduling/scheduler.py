@@ -173,6 +173,7 @@ class Scheduler:
         """Replace a node by itself with other fields. What depends on which node does not change."""
         assert isinstance(self.nodes, list), "the nodes of a running task can change"
         self.nodes[node.index] = node
+        self._sources.pop(node.index, None)
 
     def change_graph(self, changed: Sequence[Node], added: Sequence[Node], epochs: Sequence[int]) -> None:
         """Replace nodes that have not started, and add nodes whose attempts begin after `epochs`. `rebuild` must follow.

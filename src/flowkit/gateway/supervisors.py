@@ -280,14 +280,9 @@ class HttpTransport:
 
 def _parse(body: bytes, side: str) -> Any:
     try:
-        return _read_json(body)
+        return from_json(body)  # it refuses half of a surrogate pair, which nothing could store
     except ValueError as error:
         raise BadReply(f"the reply of {side} is not JSON: {error}") from None
-
-
-def _read_json(body: bytes) -> Any:
-    """Return the value of a JSON text, in which no text has half of a surrogate pair: nothing could store it."""
-    return from_json(body)
 
 
 def _connection_error(side: str, error: Exception) -> SupervisorError:
