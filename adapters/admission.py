@@ -40,7 +40,7 @@ _LOOK_AGAIN_SEC: Final = 10.0
 """How often an engine looks whether a queue has been created."""
 _WITHOUT_BODY: Final = {"body": 0}
 _BRIEF: Final = {**_WITHOUT_BODY, "events": 0}
-"""What is not read of a request unless somebody needs it: what it asks for, and the events about it."""
+"""The long fields of a request, read only where they are needed: what it asks for, and the events about it."""
 KEPT_SERVICES: Final = 50
 """How many recent service times a queue keeps."""
 _MANY: Final = 500

@@ -462,9 +462,8 @@ class MyceliumTransport:
                 "no one takes a message with the topic %s from the inbox; it is dropped", printed(topic)
             )
         removed = await self._pop(topic, peek=False)
-        if (
-            removed is not None and removed.id != first.id
-        ):  # the node has removed the first one when it was shown
+        # A node that removes a message when it shows it removes the next one now.
+        if removed is not None and removed.id != first.id:
             self._take_removed(removed)
         return bool(first.id)
 
@@ -513,9 +512,7 @@ class MyceliumTransport:
         pending = self._pending.get(request_id)
         if pending is not None and not pending.done():
             pending.set_result(reply)
-        elif (
-            len(self._late) < _LATE_AT_ONCE
-        ):  # whoever keeps late replies may be slow, and the others do not wait
+        elif len(self._late) < _LATE_AT_ONCE:  # storing one may be slow, and the other replies do not wait
             late = asyncio.create_task(self._on_late(request_id, reply.decode(errors="replace")))
             self._late.add(late)
             late.add_done_callback(self._late.discard)
@@ -523,7 +520,7 @@ class MyceliumTransport:
             _logger.warning("%d late replies are not stored yet; another one is dropped", _LATE_AT_ONCE)
 
     async def close(self) -> None:
-        """Stop to read the inbox, and close all connections."""
+        """Stop reading the inbox, and close all connections."""
         tasks = [*self._ending, *self._late, *([self._reader] if self._reader else [])]
         for task in tasks:
             task.cancel()
