@@ -1,0 +1,223 @@
+"""`flowkit gateway`, which serves flows by JSON-RPC, and the commands below it."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowkit.cli import output
+from flowkit.cli.options import (
+    DEFAULT_DATABASE,
+    DEFAULT_HEALTH_HOST,
+    DEFAULT_MONGO_URL,
+    AsJson,
+    HealthHost,
+    HealthOptions,
+    HealthPath,
+    HealthPort,
+    MongoDatabase,
+    MongoUrl,
+    Queue,
+    Verbose,
+    Where,
+)
+from flowkit.cli.output import log_processes
+from flowkit.cli.running import run_until_stopped
+from flowkit.core.loops import run
+from flowkit.server import check_packages
+
+if TYPE_CHECKING:
+    from flowkit.gateway.client import GatewayClient
+    from flowkit.gateway.importing import Import
+
+DEFAULT_URL = "http://127.0.0.1:9652"
+PACKAGES = ("aiohttp", "cryptography", "ruamel")
+"""What the gateway imports beside the server's packages."""
+
+gateway = typer.Typer(
+    help="Serve flows and jobs by JSON-RPC, and dispatch the jobs to supervisors.",
+    invoke_without_command=True,
+    no_args_is_help=False,
+)
+
+Mycelium = Annotated[
+    str, typer.Option(envvar="MYCELIUM_URL", help="API of the Mycelium node, for supervisors behind it.")
+]
+SupervisorNetworks = Annotated[
+    str,
+    typer.Option(
+        envvar="FLOWKIT_SUPERVISOR_NETWORKS",
+        help="Where supervisors may be: networks such as 10.0.0.0/8, and loopback, link-local, private, public; comma-separated.",
+    ),
+]
+Concurrency = Annotated[
+    int, typer.Option(min=1, max=2_000, help="Jobs that this process has in flight at once.")
+]
+
+
+@gateway.callback()
+def serve(
+    context: typer.Context,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Another one than loopback needs tokens.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port for HTTP.")] = 9652,
+    websocket_port: Annotated[
+        int, typer.Option(min=1, max=65_535, help="Port for WebSocket. Both ports serve both.")
+    ] = 9653,
+    certificate: Annotated[
+        str | None, typer.Option(help="PEM file with a certificate, to serve HTTPS and WSS.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="PEM file with the key of the certificate.")] = None,
+    jobs: Annotated[
+        bool, typer.Option("--jobs/--no-jobs", help="Whether this process dispatches jobs, too.")
+    ] = True,
+    concurrency: Concurrency = 200,
+    mycelium_url: Mycelium = "http://127.0.0.1:8990",
+    supervisor_networks: SupervisorNetworks = "private,public",
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    queue: Queue = None,
+    health: HealthPath = None,
+    health_port: HealthPort = None,
+    health_host: HealthHost = DEFAULT_HEALTH_HOST,
+    verbose: Verbose = False,
+) -> None:
+    """Serve flows and jobs by JSON-RPC, and dispatch the jobs to supervisors, until Ctrl-C.
+
+    Any number of gateways can run in parallel. A flow is a task, so an engine must run, too.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    where = Where(mongo_url=mongo_url, database=database, queue=queue)
+    addresses = [(host, port), (host, websocket_port)]
+    given = {"certificate": certificate, "key": key, "runs_jobs": jobs}
+    summary = f"gateway serves JSON-RPC at {'https' if certificate else 'http'}://{host}:{port} and port {websocket_port}"
+    _run(
+        where,
+        {**given, "addresses": addresses, "concurrency": concurrency, "mycelium_url": mycelium_url},
+        supervisor_networks,
+        summary + (", and dispatches jobs" if jobs else ""),
+        HealthOptions(file=health, port=health_port, host=health_host),
+        verbose=verbose,
+    )
+
+
+@gateway.command("jobs")
+def run_jobs(
+    concurrency: Concurrency = 200,
+    mycelium_url: Mycelium = "http://127.0.0.1:8990",
+    supervisor_networks: SupervisorNetworks = "private,public",
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
+    database: MongoDatabase = DEFAULT_DATABASE,
+    queue: Queue = None,
+    health: HealthPath = None,
+    health_port: HealthPort = None,
+    health_host: HealthHost = DEFAULT_HEALTH_HOST,
+    verbose: Verbose = False,
+) -> None:
+    """Only dispatch jobs, beside gateways that run with --no-jobs."""
+    _run(
+        Where(mongo_url=mongo_url, database=database, queue=queue),
+        {"concurrency": concurrency, "mycelium_url": mycelium_url},
+        supervisor_networks,
+        "gateway dispatches jobs",
+        HealthOptions(file=health, port=health_port, host=health_host),
+        verbose=verbose,
+    )
+
+
+def _run(
+    where: Where, given: dict[str, Any], networks: str, summary: str, reports: HealthOptions, *, verbose: bool
+) -> None:
+    log_processes(verbose)
+    check_packages("the gateway", extra="gateway", needs=PACKAGES)
+    from flowkit.gateway.http_client import AllowedNetworks
+    from flowkit.gateway.process import GatewayProcess, GatewaySettings
+    from flowkit.gateway.secret_box import SecretBox
+
+    allowed = AllowedNetworks.parse(networks)
+    settings = GatewaySettings(queue=where.engine_queue, supervisor_networks=allowed, **given)
+    secrets = SecretBox.from_environment()
+
+    async def run_gateway() -> None:
+        from flowkit.cli import servers
+
+        async with servers.database(where) as db:
+            client = await servers.connect_temporal()
+            process = GatewayProcess(db=db, client=client, settings=settings, secrets=secrets)
+            await run_until_stopped(process, f"{summary} on queue {settings.queue}", reports)
+
+    run(run_gateway())
+
+
+@gateway.command("import")
+def import_flow(
+    file: Annotated[Path, typer.Argument(help="YAML file with a flow; docs/flows.md has the forms.")],
+    url: Annotated[str, typer.Option(envvar="COORDINATOR_URL", help="Address of the gateway.")] = DEFAULT_URL,
+    token: Annotated[
+        str | None, typer.Option(envvar="FLOWKIT_TOKEN", help="Token for the gateway.", show_default=False)
+    ] = None,
+    context: Annotated[int | None, typer.Option(help="Context, in place of that of the file.")] = None,
+    caller: Annotated[int | None, typer.Option(help="Actor, in place of that of the file.")] = None,
+    flow: Annotated[int | None, typer.Option(help="Id of the flow, in place of that of the file.")] = None,
+    start: Annotated[
+        bool, typer.Option("--start", help="Start the flow, and show what happens until it ends.")
+    ] = False,
+    satisfy: Annotated[
+        list[str] | None,
+        typer.Option(help="With --start: satisfy this prerequisite. Can be repeated."),
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> int:
+    """Create the flow of a YAML file, with its jobs, and optionally start it."""
+    output.log_warnings(verbose)
+    check_packages("the gateway", extra="gateway", needs=PACKAGES)
+    from flowkit.gateway.importing import read_flow_file
+
+    planned = read_flow_file(file, {"context": context, "caller": caller, "flow": flow})
+    return asyncio.run(_import(planned, url, token, satisfy or [], start=start, as_json=as_json))
+
+
+async def _import(
+    planned: "Import", url: str, token: str | None, satisfy: list[str], *, start: bool, as_json: bool
+) -> int:
+    from flowkit.gateway.client import GatewayClient
+
+    own = {"context_id": planned.context_id, "id": planned.flow_id}
+    async with GatewayClient(url, token=token) as client:
+        for method, params in planned.calls:
+            await client.call(method, params)
+        if not as_json:
+            output.echo(f"flow {planned.flow_id} of context {planned.context_id} is created")
+        if start:
+            await _follow(client, planned, satisfy, quiet=as_json)
+        state = await client.call("flow.status", own)
+    if as_json:
+        output.document(state)
+    return 1 if state["status"] == "Error" else 0
+
+
+async def _follow(client: "GatewayClient", planned: "Import", satisfy: list[str], *, quiet: bool) -> None:
+    """Start a flow, and print its events until its run ends."""
+    own = {"context_id": planned.context_id, "id": planned.flow_id}
+    run_id = (await client.call("flow.start", own))["run_id"]
+    for prerequisite in satisfy:
+        await client.call("node.satisfy", {**own, "prerequisite": prerequisite})
+    async for event in client.events(planned.context_id, planned.flow_id):
+        if event["run_id"] != run_id:
+            continue
+        if not quiet and not event["filled"]:
+            output.echo(_describe(event, planned))
+        if event["node"] is None and event["to"] in {"Finished", "Error"}:
+            return
+
+
+def _describe(event: dict[str, Any], planned: "Import") -> str:
+    if event["node"] is None:
+        return f"flow {event['flow_id']} is {event['to']} ({event['run_id']})"
+    name = planned.names.get(event["node"], str(event["node"]))
+    attempt = f" (attempt {event['attempt']})" if event["attempt"] > 1 else ""
+    return f"  job {name} is {event['to']}{attempt}"
