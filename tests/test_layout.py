@@ -22,15 +22,18 @@ BASE = frozenset(
     for name in (
         *("models", "limits", "errors", "text", "validation"),
         "reason_codes",
-        *("protocol", "graph", "core", "config", "admission.models", "admission.rules"),
+        *("protocol", "graph", "core", "config"),
     )
 )
 LAYERS: tuple[frozenset[str], ...] = (
     BASE,
-    frozenset({"flowkit.adapters", "flowkit.admission.store"}),
+    frozenset({"flowkit.adapters"}),
     frozenset({"flowkit.attempt"}),
     frozenset({"flowkit.activities", "flowkit.bridge"}),
-    frozenset({"flowkit.engine", "flowkit.worker", "flowkit.connection"} | {"flowkit.payload_converter"}),
+    frozenset(
+        {"flowkit.engine", "flowkit.worker", "flowkit.connection"}
+        | {"flowkit.payload_converter", "flowkit.products"}
+    ),
 )
 """Each layer can import those before it. Above them is the public API: client, coordinator, plugin, command line."""
 
