@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from pymongo import ASCENDING, DESCENDING
 from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
+from flowkit.adapters.turns import Turns
 from flowkit.models import Slot, SlotRequest
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class SlotStore:
         stored = durable(db)
         self._slots = stored.slots
         self._requests = stored.slot_requests
+        self._turns = Turns(db)
         self._id = json.dumps([namespace_id, queue])
 
     @translate_errors
@@ -259,15 +260,9 @@ class SlotStore:
         found = self._requests.find(query, {"task_id": 1}).sort("_id", ASCENDING).limit(_CHECKED)
         return [(request["_id"], request["task_id"]) async for request in found]
 
-    @translate_errors
     async def take_turn(self, owner: str, at: float, seconds: float) -> bool:
         """Reserve the check for leaks for `owner`. Return False if another engine has reserved it."""
-        free = [{"checks.owner": owner}, {"checks.until": {"$lt": moment(at)}}, {"checks": None}]
-        until = moment(at) + timedelta(seconds=seconds)
-        done = await self._slots.update_one(
-            {"_id": self._id, "$or": free}, {"$set": {"checks": {"owner": owner, "until": until}}}
-        )
-        return bool(done.matched_count)
+        return await self._turns.take(f"slots:{self._id}", owner, at, seconds)
 
 
 def _attempt_of(request: SlotRequest) -> Fields:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING
-from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.mongo import Database, durable, ensure_index, iso, moment, translate_errors
 from flowkit.adapters.tasks.cancel_flags import set_of_task_flag
 from flowkit.adapters.tasks.fields import NODE_STATES, nodes_of
 from flowkit.adapters.tasks.queries import aggregated
+from flowkit.adapters.turns import Turns
 from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, SkipReason, TaskStatus
 
 if TYPE_CHECKING:
@@ -41,9 +40,8 @@ class OpenTasks:
     """Open tasks of one database. Raises StoreUnavailable if MongoDB does not respond."""
 
     def __init__(self, db: Database) -> None:
-        stored = durable(db)
-        self._tasks = stored.tasks
-        self._meta = stored.flowkit_meta
+        self._tasks = durable(db).tasks
+        self._turns = Turns(db)
 
     @translate_errors
     async def prepare(self) -> None:
@@ -99,28 +97,16 @@ class OpenTasks:
         )
         return bool(done.matched_count)
 
-    @translate_errors
     async def take_turn(self, namespace_id: str, owner: str, at: float, seconds: float) -> bool:
         """Reserve the sweep of this namespace for `owner` for so many `seconds`.
 
         Return False if another owner has reserved it.
         """
-        free = [{"owner": owner}, {"until": {"$lt": moment(at)}}]
-        until = moment(at) + timedelta(seconds=seconds)
-        try:
-            await self._meta.update_one(
-                {"_id": _turn(namespace_id), "$or": free},
-                {"$set": {"owner": owner, "until": until}},
-                upsert=True,
-            )
-        except DuplicateKeyError:
-            return False
-        return True
+        return await self._turns.take(_turn(namespace_id), owner, at, seconds)
 
-    @translate_errors
     async def end_turn(self, namespace_id: str, owner: str) -> None:
         """Release the owner's reservation, so that another engine can sweep immediately."""
-        await self._meta.delete_one({"_id": _turn(namespace_id), "owner": owner})
+        await self._turns.end(_turn(namespace_id), owner)
 
 
 def _turn(namespace_id: str) -> str:

@@ -854,7 +854,7 @@ class TaskClient:
         return _read_result(task_id, document)
 
     async def _is_running(self, handle: WorkflowHandle[Task, TaskResult]) -> bool:
-        return (await handle.describe()).status is WorkflowExecutionStatus.RUNNING
+        return (await look_up(self._client, handle.id)).state is WorkflowState.OPEN
 
     async def list_tasks(
         self, status: str | None = None, limit: int = 50, *, held: bool = False
