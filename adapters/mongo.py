@@ -18,7 +18,7 @@ from pymongo import ReadPreference, WriteConcern
 from pymongo import errors as pymongo_errors
 
 from flowkit.errors import ConfigError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
-from flowkit.text import clean, truncate
+from flowkit.text import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -273,7 +273,7 @@ def _short(what: str, error: Exception) -> str:
 def words(error: Exception) -> str:
     """Return the informative part of a driver's error message, at most 250 characters."""
     details = getattr(error, "details", None) or {}
-    return truncate(clean(str(details.get("errmsg") or error).rpartition(":: caused by :: ")[2]), 250)
+    return bounded(str(details.get("errmsg") or error).rpartition(":: caused by :: ")[2], 250)
 
 
 async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) -> None:

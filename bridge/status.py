@@ -16,12 +16,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from cachetools import LRUCache
+
 from flowkit import reason_codes
 from flowkit.adapters.dispatches import CancelRequest
 from flowkit.adapters.metrics import BadMetrics
 from flowkit.adapters.mongo import gather_writes
 from flowkit.adapters.worker_events import WorkerEvent
-from flowkit.bridge.context import RecentEntries
 from flowkit.bridge.rules.fencing import (
     TERMINAL,
     NodeRun,
@@ -37,7 +38,7 @@ from flowkit.bridge.rules.outcomes import outcome_of, outcome_of_error
 from flowkit.errors import Fenced, FlowKitError, StoreRefused, StoreUnavailable
 from flowkit.limits import LARGEST_EPOCH, LAST_ERROR_CHARS
 from flowkit.protocol.messages import FINAL_UID, EvBatchFailed, EvBatchOk, EventKind, EvTaskDone
-from flowkit.text import clean, truncate
+from flowkit.text import bounded, prefix
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
@@ -84,9 +85,9 @@ class StatusEvents:
         self._renewals = Renewals(context, supervisor)
         self._log = EventLog(context)
         self._roles = {context.topics.status(role): role for role in context.roles}
-        self._stored = RecentEntries[tuple[str, str], str](_REMEMBERED_BATCHES)
+        self._stored = LRUCache[tuple[str, str], str](_REMEMBERED_BATCHES)
         """For each batch that this process has stored, by record key and batch uid, the worker that sent it."""
-        self._unknown = RecentEntries[str, None](_REMEMBERED_TASKS)
+        self._unknown = LRUCache[str, None](_REMEMBERED_TASKS)
         """Tasks whose unknown attempts were logged."""
         self.handled = 0
         """Number of events that this process has handled."""
@@ -545,10 +546,10 @@ def _log_row(event: StatusEvent, at: float) -> WorkerEvent:
     return WorkerEvent(
         task_id=envelope.task_id,
         node_id=envelope.node_id,
-        step_type=clean(envelope.step_type[:100]),
+        step_type=prefix(envelope.step_type, 100),
         epoch=envelope.attempt_epoch,
         at=envelope.ts_ms / 1000,
-        event_hash=clean(envelope.dedup_id[:200]),
+        event_hash=prefix(envelope.dedup_id, 200),
         payload=_log_payload(event),
         received_at=at,
     )
@@ -556,8 +557,7 @@ def _log_row(event: StatusEvent, at: float) -> WorkerEvent:
 
 def _log_payload(event: StatusEvent) -> dict[str, Any]:
     fields = event.event.model_dump(mode="json", exclude=set(_LARGE))
-    return {name: _shorten(value) for name, value in fields.items()}
-
-
-def _shorten(value: Any) -> Any:
-    return truncate(clean(value), LAST_ERROR_CHARS) if isinstance(value, str) else value
+    return {
+        name: bounded(value, LAST_ERROR_CHARS) if isinstance(value, str) else value
+        for name, value in fields.items()
+    }

@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cachetools import TTLCache
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
@@ -61,6 +62,7 @@ T = TypeVar("T")
 _logger = logging.getLogger("flowkit.engine.limits")
 
 _CACHE_SEC = 3.0
+_CACHED_ROLES = 1_000
 """How long FlowKit remembers whether a role has workers."""
 
 
@@ -261,14 +263,13 @@ class ServedRoles:
         self._client = client
         self._registry = registry
         self._queue = queue
-        self._known: dict[str, tuple[bool, float]] = {}
+        self._known: TTLCache[str, bool] = TTLCache(_CACHED_ROLES, _CACHE_SEC)
 
     async def has_workers(self, role: str) -> bool:
         """Return whether the role has a worker. The result may be three seconds old."""
-        served, until = self._known.get(role, (False, 0.0))
-        if time.monotonic() >= until:
-            served = await self._look(role)
-            self._known[role] = served, time.monotonic() + _CACHE_SEC
+        served = self._known.get(role)
+        if served is None:
+            served = self._known[role] = await self._look(role)
         return served
 
     async def _look(self, role: str) -> bool:

@@ -33,6 +33,7 @@ from flowkit.local.errors import (
     translate_write_errors,
 )
 from flowkit.local.supervisor import supervised
+from flowkit.text import truncate_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,7 +118,7 @@ def relevant_line(output: str) -> str:
     ]
     relevant = [line for line in lines if mentions_no_network(line) or mentions_full_disk(line)]
     line = relevant[0] if relevant else lines[-1] if lines else "no output"
-    return line if len(line) <= _MAX_CHARS else f"…{line[-_MAX_CHARS:]}"
+    return truncate_start(line, _MAX_CHARS)
 
 
 def require_program(name: str, *, remedy: str) -> str:
