@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from bson import json_util
 
 from flowkit import reason_codes
+from flowkit.adapters.mongo import CURSOR_DOCUMENTS
 from flowkit.core.utils import stable_hash
 from flowkit.errors import FlowKitError
 from flowkit.limits import BATCH_UID_CHARS
 from flowkit.validation.values import batch_uid_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 
 class BadBatchUid(FlowKitError, ValueError):
     """Raised for a batch uid that is too long, reserved, or not valid text."""
 
     code = reason_codes.BAD_BATCH_UID
+
+
+def check_uid(uid: str) -> None:
+    """Raise BadBatchUid if a uid cannot identify a batch. Indexes, claims and the ids of events contain it."""
+    if problem := batch_uid_problem(uid):
+        raise BadBatchUid(problem)
 
 
 def uid_text(stored: Any) -> str:
@@ -46,3 +56,9 @@ def qualified(uid: str, source: str, *, first: str) -> str:
 
 def _encoded(text: str) -> str:
     return quote(text, safe="", errors="surrogatepass")
+
+
+def uid_filters(batch_uids: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield filters for rows of these batches, each for some of them."""
+    for start in range(0, len(batch_uids), CURSOR_DOCUMENTS):
+        yield {"batch_uid": {"$in": [*batch_uids[start : start + CURSOR_DOCUMENTS]]}}

@@ -59,6 +59,9 @@ _PERMANENT_CODES = _TOO_LARGE_CODES | frozenset(
 DUPLICATE_KEY = 11000
 """Server code of a write that a unique index rejects."""
 
+CURSOR_DOCUMENTS = 1_000
+"""How many small documents a cursor receives at once. By default it holds 16 MB of them, which are much more as objects."""
+
 _INDEX_CONFLICTS = frozenset({85, 86})
 """Server codes for an existing index with the same keys or the same name but a different definition."""
 
@@ -323,6 +326,15 @@ def _is_unique(index: dict[str, Any]) -> bool:
 
 def _shown(keys: list[tuple[Any, ...]]) -> str:
     return f"({', '.join(str(key[0]) for key in keys)})"
+
+
+def duplicate_indexes(error: pymongo_errors.BulkWriteError) -> set[int]:
+    """Return the indexes of the rows whose key exists already. Raise `error` if it has any other cause."""
+    problems = error.details.get("writeErrors", [])
+    other = [problem for problem in problems if problem.get("code") != DUPLICATE_KEY]
+    if other or not problems or error.details.get("writeConcernErrors"):
+        raise error
+    return {problem["index"] for problem in problems}
 
 
 def moment(at: float) -> datetime:

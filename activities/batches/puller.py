@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import bson
 
-from flowkit.adapters.artifacts import first_fence
 from flowkit.adapters.batch_uids import qualified, uid_text
+from flowkit.adapters.claims import first_fence
 from flowkit.adapters.dispatches import external_runs
 from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, Entry, Mark, Scan, fitting
 from flowkit.adapters.outages import retry_while_unavailable
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     )
     from contextlib import AbstractContextManager
 
-    from flowkit.adapters.artifacts import ArtifactStore, Claim, Subscription
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.claims import Claim
     from flowkit.adapters.map_items import ItemSet, MapItems
+    from flowkit.adapters.notifier import Subscription
     from flowkit.adapters.shards import ShardStore
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.graph.input_adapters import PullArgs

@@ -10,8 +10,8 @@ import pytest
 from tests.integration.harness import wait_seconds
 
 from flowkit.activities.batches.puller import ByteBudget
-from flowkit.adapters.artifacts import MOST_KEPT, ArtifactNotifier, Subscription
 from flowkit.adapters.entries import Entry
+from flowkit.adapters.notifier import MOST_KEPT, ArtifactNotifier, Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
