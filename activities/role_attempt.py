@@ -19,8 +19,8 @@ from flowkit.activities.calls import context_for
 from flowkit.activities.context import ArtifactsWriter, RunContext
 from flowkit.activities.handlers import PERMANENT_ERRORS, BatchResult, FinalizeResult, RoleHandler
 from flowkit.activities.process_pool import ProcessDied
+from flowkit.adapters.artifacts import check_uid
 from flowkit.adapters.batch_tries import LostTries
-from flowkit.adapters.batch_uids import check_uid
 from flowkit.adapters.claims import first_fence
 from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.adapters.outages import clock_stopped, retry_while_unavailable

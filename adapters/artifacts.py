@@ -15,7 +15,7 @@ from bson import ObjectId
 from pymongo import ASCENDING, UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from flowkit.adapters.batch_uids import check_uid, uid_filters, uid_text
+from flowkit.adapters.batch_uids import BadBatchUid, uid_filters, uid_text
 from flowkit.adapters.claims import Claims, first_fence, sealed_fence
 from flowkit.adapters.entries import (
     PAGE_BYTES,
@@ -27,8 +27,8 @@ from flowkit.adapters.entries import (
     entries,
     entry_of,
     fitting,
+    generation_filter,
     is_whole,
-    of_generation,
     scan_filter,
 )
 from flowkit.adapters.group_commit import GroupCommit
@@ -47,6 +47,7 @@ from flowkit.adapters.notifier import ArtifactNotifier
 from flowkit.errors import Fenced
 from flowkit.models import NodeStatus
 from flowkit.protocol.messages import FINAL_UID
+from flowkit.validation.values import batch_uid_problem
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -73,7 +74,13 @@ _GENERATIONS_AT_ONCE = 100
 """How many nodes' earlier generations one call deletes."""
 
 
-def replaceable(epoch: int, fence: int) -> dict[str, Any]:
+def check_uid(uid: str) -> None:
+    """Raise BadBatchUid if a uid cannot identify a batch. Indexes, claims and the ids of events contain it."""
+    if problem := batch_uid_problem(uid):
+        raise BadBatchUid(problem)
+
+
+def replaceable_filter(epoch: int, fence: int) -> dict[str, Any]:
     """Return the filter for rows that an attempt may replace.
 
     Among the rows of shards, those with a lower or the same fencing number; among all others, those without a higher
@@ -103,21 +110,21 @@ class _Row:
 
     @property
     def document(self) -> dict[str, Any]:
-        return {**self.values, **self.first, **self._written}
+        return {**self.values, **self.first, **self._written_fields}
 
     @property
-    def _written(self) -> dict[str, Any]:
+    def _written_fields(self) -> dict[str, Any]:
         fence = {"fence": self.fence} if self.fence else {}
         return {**self.fields, "attempt_epoch": self.epoch, **fence}
 
     @property
-    def replaceable(self) -> dict[str, Any]:
+    def replaceable_filter(self) -> dict[str, Any]:
         """The filter for a stored row that this one may replace."""
-        return {**self.key, **replaceable(self.epoch, self.fence)}
+        return {**self.key, **replaceable_filter(self.epoch, self.fence)}
 
     @property
     def update(self) -> dict[str, Any]:
-        fields = self._written
+        fields = self._written_fields
         gone = {name: "" for name in self.forgotten if name not in fields}
         written = {"$set": fields}
         return {**written, "$unset": gone} if gone else written
@@ -143,7 +150,7 @@ class _FencedRows:
         exists: bool = False,
         fence: int = 0,
     ) -> None:
-        """Write the row with this `key`, which probably `exists`. Raise Fenced if `replaceable` excludes the stored one.
+        """Write the row with this `key`, which probably `exists`. Raise Fenced if `replaceable_filter` excludes the stored one.
 
         An existing row keeps its `first` fields and loses the `forgotten` fields that are not in `fields`. `size` is
         the size of the user's part of the row in bytes.
@@ -166,13 +173,13 @@ class _FencedRows:
 
     async def _update(self, row: _Row) -> None:
         """Replace the row if it exists, otherwise insert it. Raise Fenced if the stored row is not replaceable."""
-        replaced = await self._collection.update_one(row.replaceable, row.update)
+        replaced = await self._collection.update_one(row.replaceable_filter, row.update)
         if not replaced.matched_count:
             await self._replace(row)
 
     async def _update_all(self, rows: Sequence[_Row]) -> Collection[int]:
         """Replace the rows. Return all indexes if one of them could not be replaced, because it is not known which."""
-        updates = [UpdateOne(row.replaceable, row.update) for row in rows]
+        updates = [UpdateOne(row.replaceable_filter, row.update) for row in rows]
         done = await self._collection.bulk_write(updates, ordered=False)
         return () if done.matched_count == len(rows) else range(len(rows))
 
@@ -184,7 +191,7 @@ class _FencedRows:
         try:
             await self._collection.insert_one(row.document)
         except DuplicateKeyError:
-            replaced = await self._collection.update_one(row.replaceable, row.update)
+            replaced = await self._collection.update_one(row.replaceable_filter, row.update)
             if not replaced.matched_count:
                 text = f"a newer attempt of node {row.key['node_id']!r} has already written {row.values}"
                 raise Fenced(text) from None
@@ -240,7 +247,9 @@ class ArtifactStore:
 
     @translate_errors
     async def _delete_failed_row(self, attempt: AttemptInput, batch_uid: str, fence: int) -> None:
-        own = replaceable(attempt.epoch, fence) if fence else {"attempt_epoch": {"$lte": attempt.epoch}}
+        own = (
+            replaceable_filter(attempt.epoch, fence) if fence else {"attempt_epoch": {"$lte": attempt.epoch}}
+        )
         await self._metrics.delete_one({**_key(attempt, batch_uid), "failed": True, **own})
 
     async def store_failed_batch(
@@ -443,7 +452,7 @@ class ArtifactStore:
         nodes = [*first_epochs.items()]
         for start in range(0, len(nodes), _GENERATIONS_AT_ONCE):
             some = nodes[start : start + _GENERATIONS_AT_ONCE]
-            claims = [{"consumer_node": node_id, **_earlier(epoch, before)} for node_id, epoch in some]
+            claims = [{"consumer_node": node_id, **_earlier_filter(epoch, before)} for node_id, epoch in some]
             await self.claims.delete(task_id, claims)
 
     @translate_errors
@@ -459,7 +468,7 @@ class ArtifactStore:
             some = nodes[start : start + _GENERATIONS_AT_ONCE]
             rows = {
                 "task_id": task_id,
-                "$or": [{"node_id": node_id, **_earlier(epoch, before)} for node_id, epoch in some],
+                "$or": [{"node_id": node_id, **_earlier_filter(epoch, before)} for node_id, epoch in some],
             }
             await gather_writes(self._artifacts.delete_many(rows), self._metrics.delete_many(rows))
 
@@ -525,7 +534,7 @@ class ArtifactStore:
     async def _outdated_markers(self, task_id: str, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
         """Return the nodes whose stored marker is missing or outdated."""
         cursor = self._artifacts.find(
-            {**_markers_of(task_id), "node_id": {"$in": [node.node_id for node in nodes]}},
+            {**_markers_filter(task_id), "node_id": {"$in": [node.node_id for node in nodes]}},
             {"_id": 0, "node_id": 1, "attempt_epoch": 1, "meta.ended": 1},
         )
         stored = {row["node_id"]: row async for row in cursor}
@@ -557,7 +566,7 @@ class ArtifactStore:
     async def count_stored(self, attempt: AttemptInput) -> int:
         """Return the number of batches that the node of an attempt has stored, in its present generation."""
         stored = {"task_id": attempt.task_id, "node_id": attempt.node_id, "status": "partial"}
-        return int(await self._artifacts.count_documents(stored | of_generation(attempt.first_epoch)))
+        return int(await self._artifacts.count_documents(stored | generation_filter(attempt.first_epoch)))
 
     @translate_errors
     async def count_settled(self, attempt: AttemptInput) -> int:
@@ -566,7 +575,7 @@ class ArtifactStore:
         It grows only with batches that the generation had neither stored nor set aside before.
         """
         settled = {"$or": [{"status": "partial"}, SET_ASIDE]}
-        return int(await self._artifacts.count_documents(_of_node(attempt) | settled))
+        return int(await self._artifacts.count_documents(_node_filter(attempt) | settled))
 
     @translate_errors
     async def batch_uids(self, task_id: str, node_id: str, first_epoch: int = 0) -> set[str]:
@@ -581,7 +590,7 @@ class ArtifactStore:
     @translate_errors
     async def _entries(self, task_id: str, node_id: str, first_epoch: int) -> dict[str, Entry]:
         """Return a node's stored batches in any order. Needs less memory than `_partials`."""
-        own = {"task_id": task_id, "node_id": node_id, "status": "partial", **of_generation(first_epoch)}
+        own = {"task_id": task_id, "node_id": node_id, "status": "partial", **generation_filter(first_epoch)}
         wanted = {"_id": 0, "batch_uid": 1, "size": 1}
         found: dict[str, Entry] = {}
         async for partial in self._artifacts.find(own, wanted).batch_size(CURSOR_DOCUMENTS):
@@ -595,10 +604,10 @@ class ArtifactStore:
 
         Omit those whose metrics row does not say so: the worker that wrote the artifact may have died before.
         """
-        failed = _of_node(attempt) | {"failed": True}
+        failed = _node_filter(attempt) | {"failed": True}
         found = [
             rows.find(condition, {"_id": 0, "batch_uid": 1}).batch_size(CURSOR_DOCUMENTS)
-            for rows, condition in ((self._artifacts, _set_aside(attempt)), (self._metrics, failed))
+            for rows, condition in ((self._artifacts, _set_aside_filter(attempt)), (self._metrics, failed))
         ]
         artifacts, rows = [{uid_text(row["batch_uid"]) async for row in cursor} for cursor in found]
         return artifacts & rows
@@ -606,31 +615,33 @@ class ArtifactStore:
     @translate_errors
     async def count_quarantined(self, attempt: AttemptInput) -> int:
         """Return the number of these batches, without those that are skipped."""
-        return int(await self._artifacts.count_documents(_set_aside(attempt) | _NOT_SKIPPED))
+        return int(await self._artifacts.count_documents(_set_aside_filter(attempt) | _NOT_SKIPPED))
 
     @translate_errors
     async def find_set_aside(self, attempt: AttemptInput, batch_uids: Sequence[str]) -> set[str]:
         """Return those of these uids whose batches the node has set aside, up to this attempt, also if they are skipped."""
-        named = _up_to(attempt) | {"batch_uid": {"$in": [*batch_uids]}}
+        named = _set_aside_until_filter(attempt) | {"batch_uid": {"$in": [*batch_uids]}}
         return {uid_text(row["batch_uid"]) async for row in self._artifacts.find(named, {"batch_uid": 1})}
 
     @translate_errors
     async def skipped(self, attempt: AttemptInput) -> set[str]:
         """Return the uids of those of these batches that are skipped."""
-        cursor = self._artifacts.find(_set_aside(attempt) | _SKIPPED, {"_id": 0, "batch_uid": 1})
+        cursor = self._artifacts.find(_set_aside_filter(attempt) | _SKIPPED, {"_id": 0, "batch_uid": 1})
         return {uid_text(row["batch_uid"]) async for row in cursor}
 
     @translate_errors
     async def skip_quarantined(self, attempt: AttemptInput, batch_uids: Sequence[str] | None) -> None:
         """Skip batches that the node has set aside, up to this attempt: these, or all. They no longer count as failed."""
-        chosen = _up_to(attempt) | ({} if batch_uids is None else {"batch_uid": {"$in": [*batch_uids]}})
+        chosen = _set_aside_until_filter(attempt) | (
+            {} if batch_uids is None else {"batch_uid": {"$in": [*batch_uids]}}
+        )
         await self._artifacts.update_many(chosen, {"$set": {"quarantined.skipped": True}})
 
     @translate_errors
     async def choose_quarantined(self, attempt: AttemptInput, batch_uids: Sequence[str] | None) -> list[str]:
         """Return the batches that the node has set aside, up to this attempt: of these, or all that are not skipped."""
         chosen = _NOT_SKIPPED if batch_uids is None else {"batch_uid": {"$in": [*batch_uids]}}
-        cursor = self._artifacts.find(_up_to(attempt) | chosen, {"_id": 0, "batch_uid": 1})
+        cursor = self._artifacts.find(_set_aside_until_filter(attempt) | chosen, {"_id": 0, "batch_uid": 1})
         return [row["batch_uid"] async for row in cursor.batch_size(CURSOR_DOCUMENTS)]
 
     @translate_errors
@@ -643,12 +654,12 @@ class ArtifactStore:
         for some in uid_filters(batch_uids):
             own = {"task_id": attempt.task_id, "node_id": attempt.node_id, "failed": True}
             await self._metrics.delete_many({**own, "attempt_epoch": {"$lte": attempt.epoch}, **some})
-            await self._artifacts.delete_many(_up_to(attempt) | some)
+            await self._artifacts.delete_many(_set_aside_until_filter(attempt) | some)
 
     @translate_errors
     async def _partials(self, task_id: str, node_id: str, first_epoch: int) -> dict[str, Entry]:
         """Return a node's stored batches, oldest first."""
-        own = {"task_id": task_id, "node_id": node_id, "status": "partial", **of_generation(first_epoch)}
+        own = {"task_id": task_id, "node_id": node_id, "status": "partial", **generation_filter(first_epoch)}
         cursor = self._artifacts.find(own, PROJECTION)
         return entries([partial async for partial in cursor])
 
@@ -656,7 +667,7 @@ class ArtifactStore:
     async def has_batches(self, task_id: str, node_id: str, first_epoch: int = 0) -> bool:
         """Return whether a node has stored a batch."""
         batch = {"task_id": task_id, "node_id": node_id, "status": "partial", "batch_uid": {"$exists": True}}
-        return await self._artifacts.find_one(batch | of_generation(first_epoch), {"_id": 1}) is not None
+        return await self._artifacts.find_one(batch | generation_filter(first_epoch), {"_id": 1}) is not None
 
     async def stored_uids(self, task_id: str, node_id: str, first_epoch: int = 0) -> set[str]:
         """Return the uids of a node's stored batches."""
@@ -664,7 +675,7 @@ class ArtifactStore:
 
     async def _rows(self, task_id: str, node_id: str, first_epoch: int) -> dict[str, bool]:
         """Return whether a batch failed, for each batch that has a metrics row."""
-        own = {"task_id": task_id, "node_id": node_id, **of_generation(first_epoch)}
+        own = {"task_id": task_id, "node_id": node_id, **generation_filter(first_epoch)}
         cursor = self._metrics.find(own, {"_id": 0, "batch_uid": 1, "failed": 1}).batch_size(CURSOR_DOCUMENTS)
         return {uid_text(row.get("batch_uid")): bool(row.get("failed")) async for row in cursor}
 
@@ -694,25 +705,25 @@ class ArtifactStore:
         known = [entry.size for entry in page if entry.size is not None]
         grown = {"size": {"$not": {"$gt": max(known)}}} if known else {}
         cursor = self._artifacts.find(
-            {"task_id": task_id, "node_id": node_id, **batches, **grown, **of_generation(first_epoch)},
+            {"task_id": task_id, "node_id": node_id, **batches, **grown, **generation_filter(first_epoch)},
             {"_id": 0, "batch_uid": 1, "meta": 1},
         )
         found = {uid_text(partial.get("batch_uid")): partial async for partial in cursor}
         return [found[uid] for uid in map(uid_text, (entry.uid for entry in page)) if uid in found]
 
 
-def _of_node(attempt: AttemptInput) -> dict[str, Any]:
-    return {"task_id": attempt.task_id, "node_id": attempt.node_id, **of_generation(attempt.first_epoch)}
+def _node_filter(attempt: AttemptInput) -> dict[str, Any]:
+    return {"task_id": attempt.task_id, "node_id": attempt.node_id, **generation_filter(attempt.first_epoch)}
 
 
-def _set_aside(attempt: AttemptInput) -> dict[str, Any]:
-    return {**_of_node(attempt), **SET_ASIDE}
+def _set_aside_filter(attempt: AttemptInput) -> dict[str, Any]:
+    return {**_node_filter(attempt), **SET_ASIDE}
 
 
-def _up_to(attempt: AttemptInput) -> dict[str, Any]:
+def _set_aside_until_filter(attempt: AttemptInput) -> dict[str, Any]:
     """Return the filter for the batches that the node has set aside in its present generation, up to an attempt."""
     epochs = {"$gte": attempt.first_epoch, "$lte": attempt.epoch}
-    return {**_set_aside(attempt), "attempt_epoch": epochs}
+    return {**_set_aside_filter(attempt), "attempt_epoch": epochs}
 
 
 def _reference(what: str, given: dict[str, Any] | None) -> dict[str, Any]:
@@ -720,7 +731,7 @@ def _reference(what: str, given: dict[str, Any] | None) -> dict[str, Any]:
     return {} if given is None else {"artifacts_ref": storable(what, given)[0]}
 
 
-def _earlier(first_epoch: int, before: float | None) -> dict[str, Any]:
+def _earlier_filter(first_epoch: int, before: float | None) -> dict[str, Any]:
     by_epoch = {"attempt_epoch": {"$lt": first_epoch}}
     if before is None:
         return by_epoch
@@ -745,7 +756,7 @@ def _is_newer(node: NodeRecord, stored: dict[str, Any] | None) -> bool:
     return known[0] <= node.epoch and known != (node.epoch, node.status.value)
 
 
-def _markers_of(task_id: str) -> dict[str, Any]:
+def _markers_filter(task_id: str) -> dict[str, Any]:
     """Return the filter for the markers of a task. A marker is an artifact without a `batch_uid`."""
     return {"task_id": task_id, "batch_uid": {"$exists": False}}
 
@@ -762,5 +773,5 @@ def _marker_row(task_id: str, node: NodeRecord, at: float) -> dict[str, Any]:
 
 
 def _marker_update(task_id: str, node: NodeRecord, at: float) -> UpdateOne:
-    older = {**_markers_of(task_id), "node_id": node.node_id, "attempt_epoch": {"$lte": node.epoch}}
+    older = {**_markers_filter(task_id), "node_id": node.node_id, "attempt_epoch": {"$lte": node.epoch}}
     return UpdateOne(older, {"$set": _marker_fields(node, at)})

@@ -24,12 +24,6 @@ class BadBatchUid(FlowKitError, ValueError):
     code = reason_codes.BAD_BATCH_UID
 
 
-def check_uid(uid: str) -> None:
-    """Raise BadBatchUid if a uid cannot identify a batch. Indexes, claims and the ids of events contain it."""
-    if problem := batch_uid_problem(uid):
-        raise BadBatchUid(problem)
-
-
 def uid_text(stored: Any) -> str:
     """Return the uid of a stored batch as text.
 

@@ -107,7 +107,7 @@ class Claims:
     ) -> set[int]:
         """Claim those of these batches for a shard that nobody has claimed. Return their places in the list."""
         claims = [
-            {**_claim_key(attempt, from_node, uid), **_owned(attempt, first_fence(attempt), at)}
+            {**_claim_key(attempt, from_node, uid), **_owner_set(attempt, first_fence(attempt), at)}
             for uid in batch_uids
         ]
         won, began = {*range(len(claims))}, time.monotonic()
@@ -175,7 +175,7 @@ class Claims:
         unchanged = {"attempt_epoch": claim.epoch, "fence": claim.fence or None}
         done = await self._claims.update_one(
             {**_claim_key(attempt, claim.from_node, claim.batch_uid), **unchanged},
-            {"$set": _owned(attempt, fence, at), "$unset": {"released": ""}},
+            {"$set": _owner_set(attempt, fence, at), "$unset": {"released": ""}},
         )
         if done.matched_count:
             return fence
@@ -241,5 +241,5 @@ def _claim_key(attempt: AttemptInput, from_node: str, batch_uid: Any) -> dict[st
     }
 
 
-def _owned(attempt: AttemptInput, fence: int, at: float) -> dict[str, Any]:
+def _owner_set(attempt: AttemptInput, fence: int, at: float) -> dict[str, Any]:
     return {"attempt_epoch": attempt.epoch, "fence": fence, "claimed_at": moment(at)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from pymongo import ASCENDING, DESCENDING
 from pymongo.errors import DuplicateKeyError
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from flowkit.config import CoordinatorConfig
+    from flowkit.core.utils import Fields
 
-Fields = dict[str, Any]
 
 PAGE = 50
 """Largest number of requests that are read at once."""
@@ -154,12 +154,12 @@ class SlotStore:
     async def grant(self, request: SlotRequest, limits: Limits, at: float) -> bool:
         """Give the attempt a slot if the limits allow it. Return whether it holds one, possibly from an earlier call."""
         counter = _counter(request.role)
-        free: Fields = {"_id": self._id, "holders": {"$not": {"$elemMatch": _attempt_of(request)}}}
+        free: Fields = {"_id": self._id, "holders": {"$not": {"$elemMatch": _attempt_key(request)}}}
         if limits.total is not None:
             free["total"] = {"$lt": limits.total}
         if request.role in limits.by_role:
             free[counter] = {"$not": {"$gte": limits.by_role[request.role]}}
-        holder = {**_attempt_of(request), "run_id": request.run_id, "role": request.role, "at": at}
+        holder = {**_attempt_key(request), "run_id": request.run_id, "role": request.role, "at": at}
         done = await self._slots.update_one(
             free, {"$push": {"holders": holder}, "$inc": {"total": 1, counter: 1}}
         )
@@ -171,7 +171,7 @@ class SlotStore:
         return await self._renew(request)
 
     async def _renew(self, request: SlotRequest) -> bool:
-        held = {"_id": self._id, "holders": {"$elemMatch": _attempt_of(request)}}
+        held = {"_id": self._id, "holders": {"$elemMatch": _attempt_key(request)}}
         return bool((await self._slots.update_one(held, {"$inc": {"renewals": 1}})).matched_count)
 
     @translate_errors
@@ -233,7 +233,7 @@ class SlotStore:
     @translate_errors
     async def dequeue(self, request: SlotRequest) -> None:
         """Remove a request that got its slot, and begin its turn."""
-        query = {"queue": self._id, **_attempt_of(request)}
+        query = {"queue": self._id, **_attempt_key(request)}
         stored = await self._requests.find_one_and_delete(query)
         if stored is not None:
             await self._slots.update_one({"_id": self._id}, {"$max": {"turn": stored["turn"]}})
@@ -265,7 +265,7 @@ class SlotStore:
         return await self._turns.take(f"slots:{self._id}", owner, at, seconds)
 
 
-def _attempt_of(request: SlotRequest) -> Fields:
+def _attempt_key(request: SlotRequest) -> Fields:
     return {"task_id": request.task_id, "node_id": request.node_id, "epoch": request.epoch}
 
 

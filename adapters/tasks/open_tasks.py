@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pymongo import ASCENDING
 
@@ -16,7 +16,8 @@ from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-Fields = dict[str, Any]
+    from flowkit.core.utils import Fields
+
 
 _NOT_ENDED: Fields = {"finished_at": None}
 _NOT_CLOSED: Fields = {"status": {"$in": [*OPEN_TASK_STATUSES, TaskStatus.FAILED.value]}, **_NOT_ENDED}
@@ -92,8 +93,8 @@ class OpenTasks:
             return False
         change = {"from": stored["status"], "to": TaskStatus.FAILED.value, "at": iso(at)}
         done = await self._tasks.update_one(
-            unchanged | _unchanged_nodes(stored),
-            {"$set": _orphan_fields(stored, reason, at), "$push": {"status_history": change}},
+            unchanged | _unchanged_filter(stored),
+            {"$set": _orphan_set(stored, reason, at), "$push": {"status_history": change}},
         )
         return bool(done.matched_count)
 
@@ -113,7 +114,7 @@ def _turn(namespace_id: str) -> str:
     return f"sweep:{namespace_id or 'unknown'}"
 
 
-def _unchanged_nodes(stored: Fields) -> Fields:
+def _unchanged_filter(stored: Fields) -> Fields:
     """Return the filter for a document in which every open node still has the status that was read."""
     return {
         f"graph.nodes.{index}.status": node["status"]
@@ -122,7 +123,7 @@ def _unchanged_nodes(stored: Fields) -> Fields:
     }
 
 
-def _orphan_fields(stored: Fields, reason: str, at: float) -> Fields:
+def _orphan_set(stored: Fields, reason: str, at: float) -> Fields:
     """Return the `$set` for a task whose workflow is gone: it sets cancel flags and ends open nodes (spec: sweep)."""
     fields: Fields = {
         "status": TaskStatus.FAILED.value,
@@ -135,11 +136,11 @@ def _orphan_fields(stored: Fields, reason: str, at: float) -> Fields:
     }
     for index, node in enumerate(nodes_of(stored)):
         if node.get("status") in OPEN_NODE_STATUSES:
-            fields |= _ended(f"graph.nodes.{index}", begun=bool(node.get("attempt_epoch")), at=at)
+            fields |= _ended_set(f"graph.nodes.{index}", begun=bool(node.get("attempt_epoch")), at=at)
     return fields
 
 
-def _ended(path: str, *, begun: bool, at: float) -> Fields:
+def _ended_set(path: str, *, begun: bool, at: float) -> Fields:
     status = NodeStatus.CANCELLED if begun else NodeStatus.SKIPPED
     fields: Fields = {f"{path}.status": status.value, f"{path}.finished_at": moment(at)}
     if begun:

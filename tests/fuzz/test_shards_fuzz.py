@@ -122,7 +122,7 @@ def half_set_aside(right: Callable[..., Any]) -> Callable[..., Any]:
     """A batch is set aside as soon as its artifact says so."""
 
     async def quarantined(store: ArtifactStore, attempt: AttemptInput) -> set[str]:
-        found = store._artifacts.find({**artifacts._set_aside(attempt)})
+        found = store._artifacts.find({**artifacts._set_aside_filter(attempt)})
         return {row["batch_uid"] async for row in found}
 
     return quarantined
@@ -142,7 +142,7 @@ def open_rows(right: Callable[..., Any]) -> Callable[..., Any]:
     ("place", "name", "wrong"),
     first_of(
         [
-            (artifacts, "replaceable", without_fence),
+            (artifacts, "replaceable_filter", without_fence),
             (Claims, "take_over", same_fence),
             (SharedPuller, "_deliver_left", leaves_all),
             (ShardStates, "list_lost", takes_from_live),
