@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from temporalio.exceptions import ApplicationError
 
-    from flowkit.activities.attempt_log import AttemptLog, EventLog
+    from flowkit.activities.attempt_log import AttemptEventLog, AttemptLog
     from flowkit.activities.batches.backpressure import Backpressure
     from flowkit.activities.calls import Threads
     from flowkit.activities.handlers import Batch
@@ -122,7 +122,7 @@ class RoleContext:
     inputs: InputSettings = field(default_factory=InputSettings)
     processes: ProcessPool | None = None
     clock: Any = None
-    events: EventLog | None = None
+    events: AttemptEventLog | None = None
     leases: Mapping[str, RoleLease] = field(default_factory=dict)
     """The lease of each role whose task queue the process polls."""
     versions: Mapping[str, str] = field(default_factory=dict)

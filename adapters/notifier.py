@@ -28,7 +28,7 @@ class Claimed(NamedTuple):
     """When the write of the claims began, in seconds of `time.monotonic`."""
 
 
-class Subscription(Generic[T]):
+class Listener(Generic[T]):
     """Notifications for one listener about the nodes that it listens to."""
 
     def __init__(self) -> None:
@@ -61,12 +61,12 @@ class Notifier(Generic[T]):
     """Notifies the listeners of a node of the rows that concern the node, within one process."""
 
     def __init__(self) -> None:
-        self._listeners: defaultdict[tuple[str, str], set[Subscription[T]]] = defaultdict(set)
+        self._listeners: defaultdict[tuple[str, str], set[Listener[T]]] = defaultdict(set)
 
     @contextmanager
-    def listener(self, task_id: str, nodes: Iterable[str]) -> Iterator[Subscription[T]]:
+    def listener(self, task_id: str, nodes: Iterable[str]) -> Iterator[Listener[T]]:
         """Subscribe to these nodes of a task until the end of the block."""
-        keys, subscription = [(task_id, node) for node in nodes], Subscription[T]()
+        keys, subscription = [(task_id, node) for node in nodes], Listener[T]()
         for key in keys:
             self._listeners[key].add(subscription)
         try:

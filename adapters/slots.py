@@ -36,7 +36,7 @@ _ORDER = [("turn", ASCENDING), ("priority", DESCENDING), ("since", ASCENDING)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class QueueLimits:
     """How many attempts may be in flight over all tasks of a queue."""
 
     total: int | None = None
@@ -76,22 +76,22 @@ class SlotUsage:
         )
 
 
-def is_full(limits: Limits, usage: SlotUsage) -> bool:
+def is_full(limits: QueueLimits, usage: SlotUsage) -> bool:
     """Return whether no role can get a slot."""
     return limits.total is not None and usage.total >= limits.total
 
 
-def full_roles(limits: Limits, usage: SlotUsage) -> frozenset[str]:
+def full_roles(limits: QueueLimits, usage: SlotUsage) -> frozenset[str]:
     """Return the roles that use all of their slots."""
     return frozenset(role for role, limit in limits.by_role.items() if usage.by_role.get(role, 0) >= limit)
 
 
-def has_room(limits: Limits, usage: SlotUsage, role: str) -> bool:
+def has_room(limits: QueueLimits, usage: SlotUsage, role: str) -> bool:
     """Return whether `role` can get a slot."""
     return not is_full(limits, usage) and role not in full_roles(limits, usage)
 
 
-def wait_reason(limits: Limits, usage: SlotUsage, role: str, *, served: bool) -> str:
+def wait_reason(limits: QueueLimits, usage: SlotUsage, role: str, *, served: bool) -> str:
     """Return why a request of `role` waits, such as `12 of 12`."""
     if role in full_roles(limits, usage):
         return f"{usage.by_role[role]} of {limits.by_role[role]}"
@@ -151,7 +151,7 @@ class SlotStore:
         return SlotUsage(total=stored.get("total", 0), by_role=counts, turn=stored.get("turn", 0))
 
     @translate_errors
-    async def grant(self, request: SlotRequest, limits: Limits, at: float) -> bool:
+    async def grant(self, request: SlotRequest, limits: QueueLimits, at: float) -> bool:
         """Give the attempt a slot if the limits allow it. Return whether it holds one, possibly from an earlier call."""
         counter = _counter(request.role)
         free: Fields = {"_id": self._id, "holders": {"$not": {"$elemMatch": _attempt_key(request)}}}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.dispatches import Dispatch
     from flowkit.bridge.context import BridgeContext
-    from flowkit.bridge.supervisor import Supervisor
+    from flowkit.bridge.supervisor import AttemptSupervisor
     from flowkit.protocol.messages import Envelope, RTaskSnapshot
 
 _logger = logging.getLogger("flowkit.bridge")
@@ -44,7 +44,7 @@ _RECHECK_FOR_SEC = 15.0
 class Announcements:
     """Handles the records of the announcement and reply topics."""
 
-    def __init__(self, context: BridgeContext, supervisor: Supervisor) -> None:
+    def __init__(self, context: BridgeContext, supervisor: AttemptSupervisor) -> None:
         self._context = context
         self._dispatches = context.stores.dispatches
         self._registry = context.stores.registry

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from flowkit.bridge.context import BridgeContext
     from flowkit.bridge.delivery import Delivery, FirstBatches
     from flowkit.bridge.pulled_inputs import PulledInputs
-    from flowkit.bridge.signals import Signals
-    from flowkit.bridge.supervisor import Supervisor
+    from flowkit.bridge.signals import WorkerSignals
+    from flowkit.bridge.supervisor import AttemptSupervisor
 
 _logger = logging.getLogger("flowkit.bridge")
 
@@ -52,7 +52,7 @@ CONCURRENT_STARTS = 100
 _STOP_SEC = 5.0
 
 
-class Dispatcher:
+class AttemptDispatcher:
     """Starts and adopts attempts of external roles."""
 
     def __init__(
@@ -60,8 +60,8 @@ class Dispatcher:
         context: BridgeContext,
         *,
         delivery: Delivery,
-        signals: Signals,
-        supervisor: Supervisor,
+        signals: WorkerSignals,
+        supervisor: AttemptSupervisor,
         inputs: PulledInputs,
         first_batches: FirstBatches,
         placement: Placement,

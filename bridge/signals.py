@@ -28,7 +28,7 @@ _MAX_PENDING = 200
 """Maximum number of messages that wait for Kafka. Signals are repeated, so more of them may be dropped."""
 
 
-class Signals:
+class WorkerSignals:
     """Sends cancel signals and queries in the background."""
 
     def __init__(self, context: BridgeContext) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.adapters.notifier import Claimed, Subscription
+    from flowkit.adapters.notifier import Claimed, Listener
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.models import AttemptInput
 
@@ -51,7 +51,7 @@ class Backpressure:
         attempt: AttemptInput,
         artifacts: ArtifactStore,
         tasks: TaskStore,
-        subscription: Subscription[Claimed],
+        subscription: Listener[Claimed],
     ) -> None:
         self._attempt = attempt
         self._artifacts = artifacts

@@ -110,7 +110,7 @@ class ExternalRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeRun:
+class LatestNodeRun:
     """The latest attempt of a node, as the task document describes it."""
 
     epoch: int
@@ -269,7 +269,7 @@ class TaskQueries:
         return {"$nor": old} if old else {}
 
     @translate_errors
-    async def node_runs(self, task_id: str) -> dict[str, NodeRun]:
+    async def node_runs(self, task_id: str) -> dict[str, LatestNodeRun]:
         """Return the latest attempts of a task's nodes by node id. Nodes without an attempt are absent."""
         require(task_id_problem(task_id))
         stored = await self._db.tasks.find_one({"id": task_id}, _NODE_RUNS)
@@ -477,9 +477,9 @@ def _external_run(row: dict[str, Any], waits_for: str | None) -> ExternalRun:
     )
 
 
-def _node_run(node: dict[str, Any]) -> NodeRun:
+def _node_run(node: dict[str, Any]) -> LatestNodeRun:
     lease = node.get("lease") or {}
-    return NodeRun(
+    return LatestNodeRun(
         epoch=node.get("attempt_epoch") or 0,
         worker=lease.get("worker_id") or "",
         version=lease.get("version") or "",

@@ -10,7 +10,8 @@ from bson import Int64, ObjectId
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowkit.adapters.batch_uids import BadBatchUid, check_uid, qualified, uid_text
+from flowkit.adapters.artifacts import check_uid
+from flowkit.adapters.batch_uids import BadBatchUid, qualified, uid_text
 from flowkit.limits import BATCH_UID_CHARS, ID_CHARS
 
 uids = st.text(alphabet=st.sampled_from("ab@%/ 4ü0") | st.characters(), max_size=8)

@@ -20,7 +20,7 @@ from temporalio.service import RPCError
 
 from flowkit.adapters.slots import (
     PAGE,
-    Limits,
+    QueueLimits,
     SlotStore,
     SlotUsage,
     full_roles,
@@ -91,9 +91,9 @@ class SlotGrants:
         """Set when a slot has become free, so that waiting requests should be checked."""
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> QueueLimits:
         """The limits at this moment."""
-        return Limits.of(self._config)
+        return QueueLimits.of(self._config)
 
     async def store(self) -> SlotStore:
         """Return the slots of the queue. Raise TemporalUnavailable while the namespace id is unknown."""

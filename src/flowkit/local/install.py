@@ -32,7 +32,7 @@ from flowkit.local.errors import (
     log_tail,
     translate_write_errors,
 )
-from flowkit.local.supervisor import supervised
+from flowkit.local.process_guard import guarded
 from flowkit.text import truncate_start
 
 if TYPE_CHECKING:
@@ -134,9 +134,9 @@ def run_command(command: Sequence[str], *, folder: Path, env: Mapping[str, str] 
 
     Raises InstallFailed if the command fails, or DiskFull if the disk is full.
     """
-    # The supervisor stops the command when this pipe closes, for example on Ctrl-C.
+    # The guard stops the command when this pipe closes, for example on Ctrl-C.
     with subprocess.Popen(
-        supervised(command),
+        guarded(command),
         cwd=folder,
         env=env,
         stdin=subprocess.PIPE,
