@@ -178,7 +178,7 @@ LOADED: dict[str, list[str]] = {
         *("motor", "pymongo", "cel_expr_python"),
         *("flowkit.adapters", "flowkit.activities"),
     ],
-    "flowkit.cli.app": ["starlette", "uvicorn", "pjrpc", "websockets", "prometheus_client"],
+    "flowkit.cli.app": ["starlette", "uvicorn", "websockets", "prometheus_client"],
     "flowkit.cli.up.processes": ["aiokafka"],
     "flowkit.cli.doctor.checks": ["aiokafka"],
 }

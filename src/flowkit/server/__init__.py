@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from flowkit.errors import ConfigError
 
 _PACKAGES = (
-    *("aiohttp", "cryptography", "pjrpc", "prometheus_client", "ruamel"),
+    *("aiohttp", "cryptography", "prometheus_client", "ruamel"),
     *("starlette", "uvicorn", "websockets"),
 )
 
