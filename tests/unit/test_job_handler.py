@@ -12,16 +12,18 @@ import pytest
 
 from flowkit.errors import StoreUnavailable
 from flowkit.gateway import jobs
+from flowkit.gateway.delivery import JobOutcome, WireJob
 from flowkit.gateway.jobs import JobHandler
 from flowkit.gateway.models import FlowNode, JobData, RunnerData
 from flowkit.gateway.secret_box import SecretBox
 from flowkit.gateway.store import FLOWS, JOBS, MESSAGES, RUNNERS, FlowStore, Listing, key
-from flowkit.gateway.supervisors import Destination, JobOutcome, WireJob
 from flowkit.testing import memory_database
 from flowkit.worker import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
+
+    from flowkit.gateway.destinations import Destination
 
 RUN = "flow:1f2e3d4c:3:40/1"
 """The task that runs the flow."""

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from flowkit import reason_codes
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.errors import FlowKitError
+from flowkit.gateway.delivery import JobState, WireJob
+from flowkit.gateway.destinations import parse_destination
 from flowkit.gateway.flows import (
     ABANDONED,
     RESULT_UID,
@@ -26,7 +28,7 @@ from flowkit.gateway.models import MessageStatus, NodeStatus, TransportStatus
 from flowkit.gateway.secret_box import SecretError
 from flowkit.gateway.status import Dispatch, JobEvent, advance, read_dispatch
 from flowkit.gateway.store import JOBS, MESSAGES, RUNNERS, key
-from flowkit.gateway.supervisors import JobState, SupervisorError, WireJob, parse_destination
+from flowkit.gateway.transports import SupervisorError
 from flowkit.text import printed, truncate
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
 
@@ -34,9 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from flowkit.core.utils import Fields
+    from flowkit.gateway.delivery import JobOutcome, RemoteSupervisors
+    from flowkit.gateway.destinations import Destination
     from flowkit.gateway.secret_box import SecretBox
     from flowkit.gateway.store import FlowStore
-    from flowkit.gateway.supervisors import Destination, JobOutcome, Supervisors
     from flowkit.worker import RunContext
 
 CONCURRENCY: Final = 200
@@ -118,7 +121,7 @@ class JobHandler(RoleHandler):
 
     role = ROLE
 
-    def __init__(self, store: FlowStore, supervisors: Supervisors, secrets: SecretBox) -> None:
+    def __init__(self, store: FlowStore, supervisors: RemoteSupervisors, secrets: SecretBox) -> None:
         self._store = store
         self._supervisors = supervisors
         self._secrets = secrets

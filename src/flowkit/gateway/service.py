@@ -27,6 +27,7 @@ from flowkit.errors import (
     UnknownTask,
 )
 from flowkit.gateway import models
+from flowkit.gateway.destinations import parse_destination
 from flowkit.gateway.events import FlowEvents
 from flowkit.gateway.flows import (
     RESULT_UID,
@@ -66,7 +67,7 @@ from flowkit.gateway.status import (
     waiting_on,
 )
 from flowkit.gateway.store import ACTORS, CONTEXTS, FLOWS, JOBS, MESSAGES, RUNNERS, Listing, key
-from flowkit.gateway.supervisors import SupervisorError, parse_destination
+from flowkit.gateway.transports import SupervisorError
 from flowkit.models import TaskStatus
 from flowkit.models.actions import CHANGE_GRAPH, SATISFY
 from flowkit.models.ownership import task_owner
@@ -93,8 +94,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from flowkit.client import TaskClient
+    from flowkit.gateway.delivery import RemoteSupervisors
     from flowkit.gateway.store import FlowStore
-    from flowkit.gateway.supervisors import Supervisors
     from flowkit.server.rpc import Call
 
 _CONTEXT_SEC: Final = 2.0
@@ -138,7 +139,7 @@ class Gateway:
         self,
         store: FlowStore,
         tasks: TaskClient,
-        supervisors: Supervisors,
+        supervisors: RemoteSupervisors,
         secrets: SecretBox,
     ) -> None:
         self._store = store
