@@ -220,7 +220,9 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.REGULAR_EXPRESSION: Reason("flows have scripts and names, and no schemas"),
         Attack.SECRET: of(FAULTS, "the_secret_reaches_the_supervisor_and_nobody_else")
         + of(RPC, "value_of_a_secret_is_never_shown", "params_never_reach_the_log")
-        + of("gateway/test_flow_pages.py", "file_outside_the_folder_of_its_pattern_is_neither_stored_nor_read"),
+        + of(
+            "gateway/test_flow_pages.py", "file_outside_the_folder_of_its_pattern_is_neither_stored_nor_read"
+        ),
         Attack.OTHER_DEPLOYMENT: of(
             "integration/flows/test_deployments.py", "flows_with_equal_ids_in_two_deployments_share_nothing"
         ),
