@@ -15,6 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
+from cachetools import LRUCache
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from flowkit import reason_codes
@@ -714,7 +715,7 @@ class EventRelay:
         self._topics = topics
         self._producer = producer
         self._wanted = asyncio.Event()
-        self._sent: dict[tuple[str, str], int] = {}
+        self._sent: LRUCache[tuple[str, str], int] = LRUCache(_REMEMBERED)
         """Up to which number events were sent lately, by the id and the place of their request."""
         queue.outbox.has_relay = True
         self._outage = OutageLogger("send the events of admission")
@@ -771,7 +772,7 @@ class EventRelay:
             )
         finally:
             late.cancel()
-        self._remember(sent)
+        self._sent.update(sent)
         await self._queue.store.mark_sent(sent)
         _raise_first(results)
         return sum(sent[_try_of(item)] - item["sent"] for item in items)
@@ -782,14 +783,6 @@ class EventRelay:
         bodies = await self._queue.store.bodies([item["_id"] for item in lacking]) if lacking else {}
         for item in lacking:
             item["body"] = bodies.get(item["_id"], {})
-
-    def _remember(self, numbers: Mapping[tuple[str, str], int]) -> None:
-        """Remember up to which number events were sent: a request at hand may be older than that."""
-        for place in numbers:
-            self._sent.pop(place, None)
-        self._sent |= numbers
-        while len(self._sent) > _REMEMBERED:
-            del self._sent[next(iter(self._sent))]
 
     def _is_due(self, item: Fields) -> bool:
         """Return whether this process sends the events of a request: it is its own, or its process does not send them."""
