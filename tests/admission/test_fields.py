@@ -10,9 +10,10 @@ from pydantic import ValidationError
 
 from flowkit.admission.api import ExecutionSubmission, TaskSubmission
 from flowkit.admission.kafka import AdmissionTopics, BadRecord, read
-from flowkit.admission.models import Admission, Kind
+from flowkit.admission.models import Kind
 from flowkit.admission.queue import request_of
 from flowkit.errors import ConfigError
+from flowkit.models.admission import Admission
 from tests.admission.events import REQUESTED
 
 if TYPE_CHECKING:

@@ -36,9 +36,7 @@ from flowkit.admission import rules
 from flowkit.admission.fields import ExecutionFields, RequestFields, require
 from flowkit.admission.models import (
     ENDED,
-    RANKS,
     REPEATABLE,
-    Admission,
     Change,
     Changed,
     Door,
@@ -46,7 +44,6 @@ from flowkit.admission.models import (
     Kind,
     Limits,
     Page,
-    Priority,
     QueueStatus,
     Report,
     Request,
@@ -58,6 +55,7 @@ from flowkit.admission.store import AdmissionStore, Count, Hold, ItemUpdate
 from flowkit.core.utils import dumps
 from flowkit.errors import ConfigError, StoreUnavailable, TaskIdTaken
 from flowkit.limits import ADMITTED_TASK_BYTES
+from flowkit.models.admission import RANKS, Admission, Priority
 from flowkit.text import shown
 
 if TYPE_CHECKING:
