@@ -34,17 +34,7 @@ from flowkit.admission.fields import (
     UserId,
     UserKey,
 )
-from flowkit.admission.models import (
-    ENDED,
-    Changed,
-    Door,
-    Kind,
-    Limits,
-    Override,
-    Request,
-    State,
-    Ticket,
-)
+from flowkit.admission.models import ENDED, Changed, Door, Kind, Limits, Override, Request, State, Ticket
 from flowkit.admission.openapi import Operation, operation_routes
 from flowkit.core.utils import stable_hash
 from flowkit.core.version import __version__

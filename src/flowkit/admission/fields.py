@@ -9,9 +9,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from flowkit.models.admission import Priority
 from flowkit.errors import ConfigError
 from flowkit.limits import ID_CHARS, USER_CHARS
+from flowkit.models.admission import Priority
 from flowkit.text import shown
 from flowkit.validation.arguments import new_task_id_problem
 

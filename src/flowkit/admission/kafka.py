@@ -15,21 +15,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
+from cachetools import LRUCache
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from flowkit import reason_codes
 from flowkit.admission import rules
 from flowkit.admission.fields import ExecutionFields, NewId, RequestId, Tenant, UserId, first_problem
-from flowkit.admission.models import (
-    ENDED,
-    RUNNING,
-    Door,
-    Fields,
-    Kind,
-    Report,
-    Request,
-    State,
-)
+from flowkit.admission.models import ENDED, RUNNING, Door, Fields, Kind, Report, Request, State
 from flowkit.admission.queue import owner
 from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger
 from flowkit.bridge.kafka.topics import TopicCreator, check_distinct, check_topic
@@ -712,7 +704,7 @@ class EventRelay:
         self._topics = topics
         self._producer = producer
         self._wanted = asyncio.Event()
-        self._sent: dict[tuple[str, str], int] = {}
+        self._sent: LRUCache[tuple[str, str], int] = LRUCache(_REMEMBERED)
         """Up to which number events were sent lately, by the id and the place of their request."""
         queue.outbox.has_relay = True
         self._outage = OutageLogger("send the events of admission")
@@ -769,7 +761,7 @@ class EventRelay:
             )
         finally:
             late.cancel()
-        self._remember(sent)
+        self._sent.update(sent)
         await self._queue.store.mark_sent(sent)
         _raise_first(results)
         return sum(sent[_try_of(item)] - item["sent"] for item in items)
@@ -780,14 +772,6 @@ class EventRelay:
         bodies = await self._queue.store.bodies([item["_id"] for item in lacking]) if lacking else {}
         for item in lacking:
             item["body"] = bodies.get(item["_id"], {})
-
-    def _remember(self, numbers: Mapping[tuple[str, str], int]) -> None:
-        """Remember up to which number events were sent: a request at hand may be older than that."""
-        for place in numbers:
-            self._sent.pop(place, None)
-        self._sent |= numbers
-        while len(self._sent) > _REMEMBERED:
-            del self._sent[next(iter(self._sent))]
 
     def _is_due(self, item: Fields) -> bool:
         """Return whether this process sends the events of a request: it is its own, or its process does not send them."""

@@ -12,14 +12,15 @@ import json
 import logging
 import secrets as random
 import time
-from collections import OrderedDict
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote
 
 import aiohttp
+from cachetools import FIFOCache, TTLCache
 from pydantic import BaseModel, ConfigDict
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
 from flowkit.gateway.http_client import DEFAULT_ALLOWED, AllowedNetworks, guarded_connector, open_session
 from flowkit.gateway.transports import (
@@ -37,6 +38,8 @@ from flowkit.text import truncate
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from types import TracebackType
+
+    from tenacity import RetryCallState
 
     from flowkit.gateway.destinations import Destination
 
@@ -148,8 +151,8 @@ class RemoteSupervisors:
         self._margin_sec = margin_sec
         self._process = random.token_hex(8)
         self._transports: dict[str, Transport] = {}
-        self._families: OrderedDict[Destination, tuple[float, Names | None]] = OrderedDict()
-        self._jobs: OrderedDict[str, tuple[str, Sequence[str]]] = OrderedDict()
+        self._families: TTLCache[Destination, Sequence[Names]] = TTLCache(_REMEMBERED, _FAMILY_SEC)
+        self._jobs: FIFOCache[str, tuple[str, Sequence[str]]] = FIFOCache(_REMEMBERED)
         """The jobs of the latest requests, by id of the request, and the secrets that replies may repeat."""
         self.on_late: Callable[[str, str], Awaitable[None]] | None = None
         """Called with the id of a job and a reply that came too late, or twice."""
@@ -232,23 +235,18 @@ class RemoteSupervisors:
         """
         id = f"{random.token_hex(16)}.{self._process}"
         self._jobs[id] = job_id, (params["secret"], *to.credentials)
-        while len(self._jobs) > _REMEMBERED:
-            self._jobs.popitem(last=False)
         request = {"jsonrpc": "2.0", "id": id, "method": method, "params": [params]}
         wait = self._request_sec if wait_sec is None else wait_sec
         found = await self._transports[to.kind].request(to, request, wait, on_sent)
         return _read_reply(found, id, to)
 
-    def family(self, to: Destination) -> tuple[bool, Names | None]:
-        """Return whether it is known which names a supervisor uses, and these."""
-        at, names = self._families.get(to, (0.0, None))
-        return time.monotonic() < at + _FAMILY_SEC and at > 0.0, names
+    def families(self, to: Destination) -> Sequence[Names]:
+        """Return the names that a supervisor may use: all, unless it is known which; none if it has only `job.run`."""
+        return self._families.get(to, FAMILIES)
 
     def remember(self, to: Destination, names: Names | None) -> None:
         """Note which names a supervisor uses, for some minutes."""
-        self._families[to] = (time.monotonic(), names)
-        while len(self._families) > _REMEMBERED:
-            self._families.popitem(last=False)
+        self._families[to] = () if names is None else (names,)
 
     async def _late(self, id: str, reply: str) -> None:
         if id not in self._jobs:
@@ -313,6 +311,10 @@ class _Sent:
         self.number += 1
         self.at_supervisor.set()
 
+    def leave(self, state: RetryCallState) -> None:
+        """Note that there was no reply, and that the request will be sent again."""
+        self.at_supervisor.clear()
+
 
 @dataclass(slots=True)
 class _Delivery:
@@ -335,7 +337,7 @@ class _Delivery:
         sent = _Sent()
         slow = asyncio.create_task(self._report_later(sent, slow_sec))
         try:
-            reply = await self._ask("job.run", self._whole_job(), self.left, sent)
+            reply = await self._ask("job.run", self._whole_job(), sent)
         finally:
             slow.cancel()
             await asyncio.wait([slow])
@@ -367,8 +369,7 @@ class _Delivery:
 
     async def _start(self) -> Names | None:
         """Create and start the job. Return the names that the supervisor knows; None if it has only `job.run`."""
-        known, names = self.supervisors.family(self.to)
-        for each in ([names] if names else []) if known else FAMILIES:
+        for each in self.supervisors.families(self.to):
             created = await self._ask(each.create, self._whole_job())
             if created.unknown_method:
                 continue
@@ -424,27 +425,25 @@ class _Delivery:
         self,
         method: str,
         params: dict[str, Any],
-        wait_sec: float | None = None,
         sent: _Sent | None = None,
     ) -> Reply:
         """Send a request until there is a reply, or the time of the job is over. The pauses between double up to 5 s.
 
-        `sent` notes when the request is at the supervisor.
+        With `sent`, which notes when the request is at the supervisor, the reply may take all the time of the job.
         """
-        pause, sent = 0.1, sent or _Sent()
-        while True:
-            try:
-                return await self.supervisors.ask(self.to, method, params, self.job.id, wait_sec, sent.begin)
-            except SupervisorTimeout:
-                if wait_sec is not None or not self.left:
-                    raise
-            except SupervisorUnreachable:
-                if self.left <= pause:  # no time would be left for a reply
-                    raise
-            sent.at_supervisor.clear()
-            await asyncio.sleep(min(pause, self.left))
-            pause = min(pause * 2, 5.0)
-            wait_sec = None if wait_sec is None else self.left or 0.001
+        again = (SupervisorUnreachable,) if sent else (SupervisorUnreachable, SupervisorTimeout)
+        tries = AsyncRetrying(
+            retry=retry_if_exception_type(again),
+            wait=wait_exponential(multiplier=0.1, max=5.0),
+            stop=lambda state: self.left <= state.upcoming_sleep,  # no time would be left for a reply
+            before_sleep=sent and sent.leave,
+            reraise=True,
+        )
+        return await tries(self._ask_once, method, params, sent)
+
+    async def _ask_once(self, method: str, params: dict[str, Any], sent: _Sent | None) -> Reply:
+        wait_sec, on_sent = (self.left or 0.001, sent.begin) if sent else (None, None)
+        return await self.supervisors.ask(self.to, method, params, self.job.id, wait_sec, on_sent)
 
     def _whole_job(self) -> dict[str, Any]:
         return {"secret": self.secret, "job": self.job.model_dump()}

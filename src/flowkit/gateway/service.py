@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from cachetools import TTLCache
 from temporalio.exceptions import TemporalError
 
 from flowkit import reason_codes
@@ -146,7 +147,7 @@ class Gateway:
         self._tasks = tasks
         self._supervisors = supervisors
         self._secrets = secrets
-        self._contexts: dict[int, tuple[float, Fields]] = {}
+        self._contexts: TTLCache[int, Fields] = TTLCache(_CONTEXTS, _CONTEXT_SEC)
         self.events = FlowEvents(store)
 
     # --- actors and contexts
@@ -784,18 +785,14 @@ class Gateway:
 
         Return None if it does not exist and the caller is no operator, who would get NotFound.
         """
-        now = time.monotonic()
-        until, found = self._contexts.get(context_id, (0.0, {}))
-        if now < until:
-            return found
+        if (known := self._contexts.get(context_id)) is not None:
+            return known
         stored = await self._store.load(CONTEXTS, context_id)
         if stored is None:
             if call.caller.is_operator:
                 raise _not_found("context", id=context_id)
             return None
-        if len(self._contexts) >= _CONTEXTS:
-            self._contexts.clear()
-        self._contexts[context_id] = (now + _CONTEXT_SEC, stored)
+        self._contexts[context_id] = stored
         return stored
 
     async def _find(self, collection: str, stored_id: int | str, name: str, /, **ids: int) -> Fields:
