@@ -11,9 +11,9 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from flowkit.activities.params_checks import ENGINE_SLACK, ParamsChecks
-from flowkit.adapters.admission import AdmittedTasks
 from flowkit.adapters.tasks.store import is_same_database, latest_attempt, show_database
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
+from flowkit.admission.store import AdmittedTasks
 from flowkit.attempt.failures import cut, refusal
 from flowkit.errors import (
     FlowKitError,

@@ -22,12 +22,12 @@ BASE = frozenset(
     for name in (
         *("models", "limits", "errors", "text", "validation"),
         "reason_codes",
-        *("protocol", "graph", "core", "config", "admission.rules"),
+        *("protocol", "graph", "core", "config", "admission.models", "admission.rules"),
     )
 )
 LAYERS: tuple[frozenset[str], ...] = (
     BASE,
-    frozenset({"flowkit.adapters"}),
+    frozenset({"flowkit.adapters", "flowkit.admission.store"}),
     frozenset({"flowkit.attempt"}),
     frozenset({"flowkit.activities", "flowkit.bridge"}),
     frozenset({"flowkit.engine", "flowkit.worker", "flowkit.connection"} | {"flowkit.payload_converter"}),

@@ -27,11 +27,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits, reason_codes
 from flowkit.activities.params_checks import ParamsChecks
-from flowkit.adapters.admission import AdmissionStore
 from flowkit.adapters.tasks.fields import graph_of, input_digest, new_task, owner
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
+from flowkit.admission.models import ENDED, Changed, State
 from flowkit.admission.queue import AdmissionQueue, queue_with, request_of
+from flowkit.admission.store import AdmissionStore
 from flowkit.attempt.pollers import bridged_problems
 from flowkit.attempt.workflows import (
     ABSENT,
@@ -69,7 +70,6 @@ from flowkit.models import (
     temporal_names,
 )
 from flowkit.models.actions import PREVIEW_QUERY
-from flowkit.models.admission import ENDED, Changed, State
 from flowkit.models.ownership import INPUT_MEMO, Owner, OwnerKind, belongs_here, reserved_for, task_owner
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
@@ -102,8 +102,8 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
     from flowkit.adapters.tasks.store import TaskStore
+    from flowkit.admission.models import Admission, Ticket
     from flowkit.models import Graph
-    from flowkit.models.admission import Admission, Ticket
 
 __all__ = [
     "TaskCancelled",

@@ -15,8 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit import reason_codes
-from flowkit.core.utils import dumps
-from flowkit.models.admission import (
+from flowkit.admission.models import (
     BY_RANK,
     ENDED,
     Door,
@@ -28,6 +27,7 @@ from flowkit.models.admission import (
     State,
     Ticket,
 )
+from flowkit.core.utils import dumps
 from flowkit.models.tasks import TaskStatus
 
 if TYPE_CHECKING:

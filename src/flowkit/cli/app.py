@@ -6,19 +6,19 @@ from typing import Annotated
 
 import typer
 
+from flowkit.admission.cli.commands import admission
 from flowkit.cli import output, processes
-from flowkit.cli.admission.commands import admission
 from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
-from flowkit.cli.gateway.commands import gateway
 from flowkit.cli.health_check import health
 from flowkit.cli.project.command import init
 from flowkit.cli.retention.commands import close_orphaned, purge
 from flowkit.cli.tasks import attempts, commands, operate, results, validate, variables, workers
-from flowkit.cli.tokens import tokens
 from flowkit.cli.up.command import up
 from flowkit.cli.up.logs import logs
 from flowkit.core import version
+from flowkit.gateway.cli import gateway
+from flowkit.server.cli import tokens
 
 app = typer.Typer(
     name="flowkit",

@@ -11,21 +11,21 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from flowkit import Admission
-from flowkit.adapters.admission import AdmissionStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.admission.dispatcher import Dispatcher
+from flowkit.admission.models import Changed, Limits, Priority, Report, State
 from flowkit.admission.process import AdmissionProcess, AdmissionSettings
 from flowkit.admission.queue import AdmissionQueue
+from flowkit.admission.store import AdmissionStore
 from flowkit.client import TaskClient
 from flowkit.errors import AdmissionRejected, TaskCancelled, TaskFailed
-from flowkit.models.admission import Changed, Limits, Priority, Report, State
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, eventually, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from flowkit.models.admission import Ticket
+    from flowkit.admission.models import Ticket
 
 pytestmark = pytest.mark.server
 

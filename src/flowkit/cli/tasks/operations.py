@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from temporalio.service import RPCError
 
 from flowkit.adapters.tasks.store import TaskStore
+from flowkit.admission.cli.submission import describe as describe_request
+from flowkit.admission.cli.submission import follow, interruptible
+from flowkit.admission.models import ENDED, State
 from flowkit.attempt.pollers import never_polled_roles
 from flowkit.cli import output
-from flowkit.cli.admission.submission import describe as describe_request
-from flowkit.cli.admission.submission import follow, interruptible
 from flowkit.cli.errors import Exit, add_remedy
 from flowkit.cli.servers import accepts_connections, database, servers
 from flowkit.cli.tasks.display import open_task_screen, task_table, tasks_table
@@ -31,19 +32,18 @@ from flowkit.client import TaskCancelled, TaskCatalog, TaskFailed, TaskStillOpen
 from flowkit.connection import temporal_address
 from flowkit.errors import ConfigError, FlowKitError, TaskIdTaken
 from flowkit.models import APPROVAL, TaskStatus
-from flowkit.models.admission import ENDED, State
 from flowkit.text import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from flowkit.admission.models import Ticket
     from flowkit.cli.json_files import GivenTask
     from flowkit.cli.options import Where
     from flowkit.cli.screen import Screen
     from flowkit.cli.servers import Servers
     from flowkit.cli.tasks.view import NodeView, TaskView
     from flowkit.client import TaskSummary
-    from flowkit.models.admission import Ticket
 
 
 _WIDE = 110

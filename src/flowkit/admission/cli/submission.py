@@ -9,23 +9,23 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from flowkit.adapters.admission import AdmissionStore
 from flowkit.admission import rules
+from flowkit.admission.models import ENDED, Changed, Kind, State
 from flowkit.admission.queue import AdmissionQueue, request_of
+from flowkit.admission.store import AdmissionStore
 from flowkit.cli import output, servers
 from flowkit.cli.errors import Exit, add_remedy
 from flowkit.cli.json_files import read_pairs, read_task
 from flowkit.client import UnknownTask
 from flowkit.errors import AdmissionRejected, ConfigError, StoreUnavailable
-from flowkit.models.admission import ENDED, Changed, Kind, State
 from flowkit.text import format_duration, one_line, printed, shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from flowkit.admission.models import Admission, Change, Fields, Priority, Request, Ticket
     from flowkit.cli.options import Where
-    from flowkit.models.admission import Admission, Change, Fields, Priority, Request, Ticket
 
 _PAUSE_SEC: Final = 0.5
 

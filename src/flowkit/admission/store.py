@@ -26,8 +26,8 @@ from flowkit.adapters.mongo import (
 )
 from flowkit.adapters.tasks.queries import aggregated
 from flowkit.admission import rules
+from flowkit.admission.models import ENDED, Limits, Override, State
 from flowkit.errors import StoreUnavailable
-from flowkit.models.admission import ENDED, Limits, Override, State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
