@@ -22,7 +22,6 @@ from flowkit.errors import StoreRefused, StoreUnavailable
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
-from tests.docs import admission_pages
 from tests.server.servers import Gate, serving, url
 from tests.tenants import create_tenants
 
@@ -888,11 +887,6 @@ async def test_bodies_of_the_document_are_what_the_server_accepts(front: Front) 
     for body, valid in ((SCRIPT, True), ({"graph": GRAPH}, True), ({**SCRIPT, "graph": GRAPH}, False)):
         assert validator.is_valid(body) is valid
         assert ((await front.submit(body))[0] == 200) is valid
-
-
-async def test_page_is_up_to_date() -> None:
-    shown = admission_pages.PAGE.read_text(encoding="utf-8")
-    assert shown == admission_pages.api_page(), "run `PYTHONPATH=. python -m tests.docs.admission_pages`"
 
 
 async def test_list_does_not_read_what_the_requests_contain(front: Front) -> None:

@@ -1,4 +1,4 @@
-"""The page about admission names all topics, events, fields and reasons that the code has."""
+"""The pages about admission name all topics, events, fields and reasons that the code has."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.docs.pages import DOCS
 
 from flowkit.admission import kafka, rules
 from flowkit.admission.kafka import AdmissionTopics
@@ -14,7 +15,7 @@ from flowkit.admission.kafka import AdmissionTopics
 if TYPE_CHECKING:
     from flowkit.admission.models import Fields
 
-PAGE = (Path(__file__).parents[2] / "docs/admission.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "admission-kafka.md").read_text(encoding="utf-8")
 NAMES = set(re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", PAGE, flags=re.DOTALL | re.MULTILINE)))
 
 ITEM = {"_id": "e", "v": 1, "place": "s-1", "user_id": "u", "rank": 3, "kind": "execution", "body": {}}

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.docs.pages import DOCS, PAGES, ROOT
 
+from reference import parts_of
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -285,7 +287,12 @@ def test_every_link_has_a_target(file: Path) -> None:
         path, _, anchor = target.partition("#")
         other = (file.parent / path).resolve() if path else file
         assert other.is_file(), f"{file.name}: {target}"
-        assert not anchor or anchor in anchors(other), f"{file.name}: {target}"
+        assert not anchor or anchor in anchors(other) or is_generated(other), f"{file.name}: {target}"
+
+
+def is_generated(page: Path) -> bool:
+    """Return whether the build of the site, which checks anchors too, adds parts to a page."""
+    return bool(parts_of(page.read_text(encoding="utf-8")))
 
 
 def anchors(file: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""What each call needs of its caller: the table of docs/rights.md, and the parts that actors play in contexts."""
+"""What each call needs of its caller: the tables that the page on rights shows, and the parts that actors play in contexts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from flowkit.server.rpc import Call, Dispatcher, Method, NoParams, PermissionDen
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
-from tests.docs import rights_page
-from tests.docs.rights_page import gateway_routes, permits, queue_routes, sections
+from reference.rights import METHODS, gateway_routes, permits, queue_routes, sections
 from tests.server.servers import Gate, rpc, serving, url
 
 if TYPE_CHECKING:
@@ -160,11 +159,6 @@ async def front() -> AsyncIterator[Front]:
         yield Front(server, client, tokens)
 
 
-def test_page_is_up_to_date() -> None:
-    shown = rights_page.PAGE.read_text(encoding="utf-8")
-    assert shown == rights_page.page(), "run `PYTHONPATH=. python -m tests.docs.rights_page`"
-
-
 async def test_every_call_is_permitted_to_the_tokens_of_the_table_and_to_no_others(front: Front) -> None:
     rows = [row for section in sections().values() for row in section]
     wrong = []
@@ -183,7 +177,7 @@ async def test_the_table_has_every_method_that_the_gateway_serves(front: Front) 
         url(front.server), json=rpc("rpc.discover"), headers=front.headers("admission")
     ) as response:
         served = {each["name"] for each in (await response.json())["result"]["methods"]}
-    listed = {row.call.strip("`") for row in sections()["Methods of the gateway"]}
+    listed = {row.call.strip("`") for row in sections()[METHODS]}
     assert listed == served | {"rpc.discover"}
 
 

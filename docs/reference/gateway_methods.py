@@ -1,31 +1,13 @@
-"""The generated parts of the pages about flows: the reference of the methods, and the table of permissions.
-
-`PYTHONPATH=. python -m tests.docs.flow_pages` writes them into the pages.
-"""
+"""The methods of the gateway, from the models that check their parameters and results."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
-from flowkit.gateway.permissions import EVERY_ACTOR, PERMISSIONS, Part
 from flowkit.gateway.process import TITLE
 from flowkit.gateway.service import Gateway, methods
 from flowkit.server.rpc import openrpc_document
 
-DOCS = Path(__file__).parents[2] / "docs"
-METHODS = DOCS / "flow-methods.md"
-PAGE = DOCS / "flows.md"
-TABLE = re.compile(r"(?<=<!-- permissions: begin -->\n).*?(?=<!-- permissions: end -->)", re.DOTALL)
-
-_INTRODUCTION = """# Methods of the gateway
-
-This page lists the methods of the [gateway](flows.md), generated from the models that check their parameters and results.
-`rpc.discover` returns the same as an OpenRPC document. Every method may also return `InvalidRequest`, `InvalidParams`,
-`InternalError`, `LimitExceeded` and `StorageError`; see [Errors](flows.md#errors).
-
-"""
 _EVERYWHERE = {"InvalidRequest", "InvalidParams", "InternalError", "LimitExceeded", "StorageError"}
 
 
@@ -37,10 +19,10 @@ def document() -> dict[str, Any]:
     )
 
 
-def methods_page() -> str:
-    """Return the page with the methods, and the objects that they use."""
+def methods_text() -> str:
+    """Return the methods, and the objects that they use."""
     api = document()
-    parts = [_INTRODUCTION]
+    parts = []
     for method in api["methods"]:
         text = " ".join(part for part in (method["summary"], method.get("description")) if part)
         parts.append(f"## `{method['name']}`\n\n{' '.join(text.split())}\n\n")
@@ -109,29 +91,3 @@ def type_text(schema: dict[str, Any]) -> str:
 def name_of(schema: dict[str, Any]) -> str:
     """Return the name of the object to which a schema refers."""
     return str(schema["$ref"]).rpartition("/")[2]
-
-
-def permissions_table() -> str:
-    """Return the table of the parts that may call each method."""
-    rows = ["| Method | operator | admin | executor | reader | creator |", "|:---|:---|:---|:---|:---|:---|"]
-    for method, parts in PERMISSIONS.items():
-        cells = ["yes" if part in parts else "–" for part in Part]
-        name = "`flow.create` of a flow that exists" if method == "flow.replace" else f"`{method}`"
-        rows.append(
-            f"| {name} | yes | {' | '.join(cells)} |"
-            if parts != EVERY_ACTOR
-            else f"| {name} | yes | yes | yes | yes | yes |"
-        )
-    return "\n".join(rows) + "\n"
-
-
-def main() -> None:
-    """Write the generated parts."""
-    METHODS.write_text(methods_page(), encoding="utf-8")
-    PAGE.write_text(
-        TABLE.sub(lambda _: permissions_table(), PAGE.read_text(encoding="utf-8")), encoding="utf-8"
-    )
-
-
-if __name__ == "__main__":
-    main()

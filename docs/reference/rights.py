@@ -1,19 +1,16 @@
-"""The generated page about the rights of tokens: every call of the HTTP servers, and which tokens may make it.
-
-`PYTHONPATH=. python -m tests.docs.rights_page` writes it.
-"""
+"""Every call of the HTTP servers, which tokens may make it, and which parts in a context may call a method."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.routing import Route
-from tests.docs.flow_pages import DOCS
 
 from flowkit.admission.api import admission_routes
 from flowkit.admission.metrics import metrics_route
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.store import AdmissionStore
+from flowkit.gateway.permissions import EVERY_ACTOR, PERMISSIONS, Part
 from flowkit.gateway.service import Gateway, methods
 from flowkit.server.app import create_app
 from flowkit.server.auth import Authenticator, Caller
@@ -30,24 +27,7 @@ if TYPE_CHECKING:
 
     from flowkit.server.rights import Need
 
-PAGE = DOCS / "rights.md"
-
-_INTRODUCTION = """# Rights of tokens
-
-This page lists every call of FlowKit's [HTTP servers](http-server.md) and the rights that permit it. It is generated from
-what the routes and methods declare; the server refuses to start with one that declares nothing. A token may have several
-rights, and an operator has all of them. [`flowkit token create`](http-server.md#tokens) gives them.
-
-A right is not the whole permission: the gateway also asks for the [part of the actor in the
-context](flows.md#who-may-do-what), and admission for the [owner of a request](admission.md#who-may-do-what) and the roles of
-its graph.
-
-"""
-_NOTES = """
-Without a token, a call has status 401. With a token that lacks the right, it has status 403 and the code
-`permission_denied`; a JSON-RPC method returns the error `PermissionDenied`, whose `data.right` names the right. While there
-are [no tokens](http-server.md#without-tokens), every call of the machine is that of an operator.
-"""
+METHODS = "Methods of the gateway"
 
 
 class Row(NamedTuple):
@@ -91,7 +71,7 @@ def sections() -> dict[str, list[Row]]:
     nothing: Any = None
     return {
         "The gateway": rows_of(gateway_routes(Gateway(nothing, nothing, nothing, nothing))),
-        "Methods of the gateway": method_rows(),
+        METHODS: method_rows(),
         "Admission": rows_of(queue_routes()),
     }
 
@@ -103,24 +83,31 @@ def permits(needs: Need, right: Right | None) -> bool:
     return refusal(Caller(actor=1, rights=frozenset({right})), needs) is None
 
 
-def page() -> str:
-    """Return the page."""
-    head = f"| Call | no token | {' | '.join(f'`{right}`' for right in Right)} |"
-    line = f"|:---|{':---|' * (1 + len(Right))}"
-    parts = []
+def rights_text() -> str:
+    """Return a table for each part of the servers; that of the methods also lists the parts in a context."""
+    rights = ["no token", *(f"`{right}`" for right in Right)]
+    tables = []
     for title, rows in sections().items():
-        lines = [head, line]
-        for row in rows:
-            cells = ["yes" if permits(row.needs, right) else "–" for right in (None, *Right)]
-            lines.append(f"| {row.call} | {' | '.join(cells)} |")
-        parts.append(f"## {title}\n\n" + "\n".join(lines) + "\n")
-    return _INTRODUCTION + "\n".join(parts) + _NOTES
+        head, cells = ["Call", *rights], [[row.call, *_permitted(row.needs)] for row in rows]
+        if title == METHODS:
+            head, cells = [*head, "Part in the context"], _with_parts(cells)
+        lines = [f"| {' | '.join(row)} |" for row in (head, [":---"] * len(head), *cells)]
+        tables.append("\n".join([f"## {title}\n", *lines, ""]))
+    return "\n".join(tables)
 
 
-def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page(), encoding="utf-8")
+def _with_parts(cells: list[list[str]]) -> list[list[str]]:
+    """Return the rows of the methods, each with the parts of which an actor needs one."""
+    replace = ["`flow.create` of a flow that exists", *_permitted(Right.FLOWS), _parts("flow.replace")]
+    return [*([*row, _parts(row[0].strip("`"))] for row in cells), replace]
 
 
-if __name__ == "__main__":
-    main()
+def _permitted(needs: Need) -> list[str]:
+    return ["yes" if permits(needs, right) else "–" for right in (None, *Right)]
+
+
+def _parts(method: str) -> str:
+    parts = PERMISSIONS[method]
+    if parts == EVERY_ACTOR:
+        return "none needed"
+    return ", ".join(part for part in Part if part in parts) or "–"

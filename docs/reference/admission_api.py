@@ -1,31 +1,16 @@
-"""The generated page about the HTTP API of an admission queue.
-
-`PYTHONPATH=. python -m tests.docs.admission_pages` writes it.
-"""
+"""The calls to an admission queue over HTTP, from the models that check their parameters and results."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.docs.flow_pages import DOCS, fields_table, name_of, object_part, type_text
-
-from flowkit.admission.api import OPERATIONS, PREFIX, TITLE
+from flowkit.admission.api import OPERATIONS, TITLE
 from flowkit.admission.openapi import openapi_document
-
-PAGE = DOCS / "admission-api.md"
-
-_INTRODUCTION = f"""# HTTP API of admission
-
-This page lists the calls to an [admission queue](admission.md#http-api), generated from the models that check their
-parameters and results. `GET {PREFIX}/openapi.json` returns the same as an OpenAPI 3.1 document. Every call may also fail
-in the ways that are listed [at the end](#errors-of-every-call), or with another [error of the HTTP
-server](http-server.md#errors).
-
-"""
+from reference.gateway_methods import fields_table, name_of, object_part, type_text
 
 
-def api_page() -> str:
-    """Return the page with all calls, and the objects that they use."""
+def api_text() -> str:
+    """Return all calls, and the objects that they use."""
     document = openapi_document(OPERATIONS, {"title": TITLE, "version": ""})
     called = [
         (path, method, operation)
@@ -34,7 +19,7 @@ def api_page() -> str:
     ]
     everywhere = set.intersection(*(_errors(operation) for _, _, operation in called))
     schemas = document["components"]["schemas"]
-    parts = [_INTRODUCTION]
+    parts = []
     for path, method, operation in called:
         parts.append(f"## `{method.upper()} {path}`\n\n")
         parts.append(_call(operation, schemas, everywhere))
@@ -103,7 +88,3 @@ def _errors(operation: dict[str, Any]) -> set[tuple[str, str]]:
 def _error_table(errors: set[tuple[str, str]]) -> str:
     rows = [f"| {status} | {text} |" for status, text in sorted(errors)]
     return "\n".join(["| Status | Cause |", "|---|---|", *rows]) + "\n\n" if rows else ""
-
-
-if __name__ == "__main__":
-    PAGE.write_text(api_page(), encoding="utf-8")
