@@ -277,7 +277,7 @@ async def world() -> Dispatcher:
 
 
 def expected(method: str, actor: int) -> bool:
-    """Return whether the table of docs/flows.md permits a method to an actor."""
+    """Return whether docs/flows.md permits a method to an actor."""
     needed = ["flow.create", "flow.replace"] if method == "flow.replace" else [method]
     found = parts_of(actor, CONTEXT, creator=4)
     return all(PERMISSIONS[each] == EVERY_ACTOR or may_call(each, found) for each in needed)
