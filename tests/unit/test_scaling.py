@@ -58,7 +58,7 @@ from flowkit.workflows.scheduling.actions import (
     plan_rerun,
     result_of,
 )
-from flowkit.workflows.scheduling.conditions import Due
+from flowkit.workflows.scheduling.conditions import DueCondition
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.slots import Slots
 from flowkit.workflows.state_codec import columns_of, states_of
@@ -342,7 +342,7 @@ def evaluate(shape: str, count: int) -> Operation:
             if node.expressions:
                 value_request(scheduler, node, "t", "")
             if node.when:
-                requests(scheduler, [Due(node.index)], "t", "")
+                requests(scheduler, [DueCondition(node.index)], "t", "")
 
     return run
 
