@@ -89,7 +89,7 @@ class RoleHandler:
     handler_version: str = ""
     """Version of the handler, which attempts and errors name: letters, digits, `.`, `_`, `-` and `+`, 60 at most.
 
-    Empty means the version of its package, if it is in one, and a hash of its source (docs/operations.md).
+    Empty means the version of its package, if it is in one, and a hash of its source (docs/workers.md).
     """
 
     if TYPE_CHECKING:

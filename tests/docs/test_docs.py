@@ -196,7 +196,7 @@ def test_every_field_that_an_engine_writes_is_named() -> None:
 
 
 def test_every_field_of_a_retry_policy_is_described_with_its_default() -> None:
-    described, policy = rows(section(page("graphs"), "Retries")), RetryPolicy()
+    described, policy = rows(section(page("graphs/failures"), "Retries")), RetryPolicy()
     assert set(described) == field_checks.RETRY_KEYS
     for name in field_checks.RETRY_KEYS - {"permanent_on"}:
         value = getattr(policy, name)
@@ -205,7 +205,7 @@ def test_every_field_of_a_retry_policy_is_described_with_its_default() -> None:
 
 
 def test_every_input_adapter_and_argument_is_described() -> None:
-    text = section(page("graphs"), "Input adapters")
+    text = section(page("graphs/data"), "Input adapters")
     names = [*input_adapters.ADAPTERS, *input_adapters._RECHUNK_CHECKS]
     assert {name for name in names if f"`{name}`" not in text} == set()
 
@@ -217,7 +217,7 @@ def test_every_status_and_skip_reason_is_described() -> None:
 
 
 def test_every_failure_rule_is_described() -> None:
-    text = section(page("graphs"), "Failure")
+    text = section(page("graphs/failures"), "Failure")
     assert {rule for rule in OnNodeFailure if f'`on_node_failure: "{rule.value}"`' not in text} == set()
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/graphs.md that the code determines (gates and routes), and its examples, which run."""
+"""The tables of docs/graphs that the code determines (gates and routes), and the examples there, which run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-PAGE = (DOCS / "graphs.md").read_text(encoding="utf-8")
+BRANCHES, DATA = DOCS / "graphs/branches.md", DOCS / "graphs/data.md"
+PAGE = BRANCHES.read_text(encoding="utf-8")
 
 
 class Parent(NamedTuple):
@@ -122,7 +123,7 @@ def targets() -> str:
 
 
 def test_page_has_the_table_of_gates() -> None:
-    assert gates() in PAGE, f"docs/graphs.md needs this table:\n{gates()}"
+    assert gates() in PAGE, f"docs/graphs/branches.md needs this table:\n{gates()}"
 
 
 @pytest.mark.parametrize(("shown", "other"), SAME, ids=[other.text for _, other in SAME])
@@ -138,13 +139,15 @@ def test_ends_that_are_not_in_the_table_have_the_effect_that_the_page_names(
 
 
 def test_page_has_the_table_of_routes() -> None:
-    assert targets() in PAGE, f"docs/graphs.md needs this table:\n{targets()}"
+    assert targets() in PAGE, f"docs/graphs/branches.md needs this table:\n{targets()}"
 
 
 def examples() -> list[tuple[Block, Block]]:
-    """Return the programs of the page, each with the block that shows its output."""
-    every = [block for block in blocks(DOCS / "graphs.md") if block.language in ("python", "text")]
-    return [(program, shown) for program, shown in pairwise(every) if "asyncio.run(" in program.text]
+    """Return the programs of the pages, each with the block that shows its output."""
+    pages = [
+        [each for each in blocks(page) if each.language in ("python", "text")] for page in (BRANCHES, DATA)
+    ]
+    return [pair for page in pages for pair in pairwise(page) if "asyncio.run(" in pair[0].text]
 
 
 @pytest.mark.parametrize(("program", "shown"), examples(), ids=[place(program) for program, _ in examples()])
@@ -154,7 +157,11 @@ def test_example_prints_what_the_page_shows(program: Block, shown: Block, tmp_pa
     assert (printed, code) == (shown.text, 0), errors
 
 
-@pytest.mark.parametrize("heading", ["When a node starts", "Streaming", "Routing", "Conditions"])
-def test_feature_has_an_example_that_runs(heading: str) -> None:
-    text = PAGE.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [(BRANCHES, "When a node starts"), (BRANCHES, "Routing"), (BRANCHES, "Conditions"), (DATA, "Streaming")],
+    ids=["start", "routing", "conditions", "streaming"],
+)
+def test_feature_has_an_example_that_runs(page: Path, heading: str) -> None:
+    text = page.read_text(encoding="utf-8").split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     assert [program for program, _ in examples() if program.text in text]

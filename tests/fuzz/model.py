@@ -1,4 +1,4 @@
-"""A model of a running task, written from docs/graphs.md. It shares no code with FlowKit.
+"""A model of a running task, written from docs/graphs. It shares no code with FlowKit.
 
 The model keeps only facts: how nodes have ended, which have stored a batch, and which conditions have been evaluated.
 It derives everything else from these facts and the graph, without any memory of its own.

@@ -1,4 +1,4 @@
-"""A model of the concurrency limits, written from docs/graphs.md. It shares no code with FlowKit."""
+"""A model of the concurrency limits, written from docs/concurrency.md. It shares no code with FlowKit."""
 
 from __future__ import annotations
 

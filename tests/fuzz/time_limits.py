@@ -1,4 +1,4 @@
-"""A model of deadlines, written from docs/graphs.md. It shares no code with FlowKit."""
+"""A model of deadlines, written from docs/graphs/failures.md. It shares no code with FlowKit."""
 
 from __future__ import annotations
 

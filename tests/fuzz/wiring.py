@@ -1,4 +1,4 @@
-"""What the edges and routes of a graph mean, from docs/graphs.md."""
+"""What the edges and routes of a graph mean, from docs/graphs/branches.md."""
 
 from __future__ import annotations
 

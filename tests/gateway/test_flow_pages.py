@@ -15,9 +15,6 @@ from flowkit.gateway.permissions import PERMISSIONS, Part, may_call, parts_of
 from flowkit.gateway.secret_box import SecretBox, SecretError, masked
 from reference.gateway_methods import document
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def test_every_method_has_a_permission_and_a_summary() -> None:
     listed = {each["name"]: each for each in document()["methods"]}

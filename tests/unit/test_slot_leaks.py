@@ -12,7 +12,7 @@ from flowkit import CoordinatorConfig
 
 CONFIG = CoordinatorConfig(max_type_concurrency={"slow": 1})
 MOST_ROUNDS = 10
-"""The bound in docs/graphs.md: an engine has a round each second."""
+"""The bound in docs/concurrency.md: an engine has a round each second."""
 
 
 async def rounds_until_free(task: Task, *, closed: bool, before: int, survives: int) -> int:

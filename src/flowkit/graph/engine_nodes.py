@@ -1,7 +1,7 @@
 """Parse and check nodes of the types `approval` and `delay`, which the workflow runs itself. Pure.
 
 An approval waits until a person decides; a delay waits for a time. Neither has attempts, so they take no other input
-than their settings in `io.input_inline`. docs/graphs.md defines both.
+than their settings in `io.input_inline`. docs/graphs/branches.md defines both.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class _Document(BaseModel):
 
 
 class RetryPolicy(_Document):
-    """When FlowKit retries a failed attempt of a node. For further fields, see docs/graphs.md."""
+    """When FlowKit retries a failed attempt of a node. For further fields, see docs/graphs/failures.md."""
 
     max: int = _POLICY.max
     """Maximum number of retries; the number of attempts is `max` + 1."""
