@@ -25,7 +25,7 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
-        return [*super().list_commands(ctx), *_product_commands()]
+        return [*dict.fromkeys([*super().list_commands(ctx), *_product_commands()])]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None if there is none. Raise ConfigError for one of a product that is not installed."""
@@ -34,7 +34,8 @@ class Commands(TyperGroup):
         if (load := _product_commands().get(cmd_name)) is not None:
             group = typer.Typer()
             group.add_typer(load(), name=cmd_name, epilog=EPILOG)
-            return typer.main.get_group(group).get_command(ctx, cmd_name)
+            self.commands.update(typer.main.get_group(group).commands)
+            return self.commands[cmd_name]
         if cmd_name in products.EXTRAS:
             raise products.missing(f"`flowkit {cmd_name}`", cmd_name)
         return None
