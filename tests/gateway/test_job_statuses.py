@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.gateway.delivery import JobOutcome, JobState
 from flowkit.gateway.events import FlowEvents
@@ -36,6 +35,7 @@ from flowkit.gateway.store import FLOWS, JOBS, FlowStore, key
 from flowkit.gateway.transports import Unreachable
 from flowkit.testing import memory_database
 from flowkit.worker import Batch
+from tests.unit.event_loop import let_other_tasks_run
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
-from tests.integration.harness import eventually, wait_seconds
 
 from flowkit.gateway import transports
 from flowkit.gateway.delivery import JobState, RemoteSupervisors, WireJob, mask
@@ -25,6 +24,7 @@ from flowkit.gateway.transports import (
     Unreachable,
 )
 from flowkit.testing.supervisor import Misbehavior, MyceliumNode, Received, Supervisor
+from tests.integration.harness import eventually, wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
