@@ -12,7 +12,7 @@ from tests.unit.property_examples import examples
 
 from flowkit.adapters.dispatches import (
     Dispatch,
-    JobDispatch,
+    DispatchState,
     Outcome,
     OutcomeKind,
     WorkerLease,
@@ -31,7 +31,7 @@ from flowkit.bridge.rules.fencing import (
 LEASED = ["TASK_ACCEPTED", "TASK_HEARTBEAT", "TASK_RESUMED"]
 TERMINALS = ["CANCELLED", "TASK_DONE", "TASK_FAILED"]
 RUNNING = sorted(PAYLOADS.keys() - set(TERMINALS))
-ENDED = [JobDispatch.FINISHING, JobDispatch.ENDED, JobDispatch.REPORTED]
+ENDED = [DispatchState.FINISHING, DispatchState.ENDED, DispatchState.REPORTED]
 
 
 def from_worker(worker_id: str, kind: str, lease_id: str = "l2", role: str = "indexer") -> object:
@@ -121,7 +121,7 @@ def test_the_end_of_another_workers_run_is_ignored(kind: str) -> None:
 
 
 @pytest.mark.parametrize("state", ENDED)
-def test_late_events_of_the_worker_that_ended_the_attempt_are_ignored(state: JobDispatch) -> None:
+def test_late_events_of_the_worker_that_ended_the_attempt_are_ignored(state: DispatchState) -> None:
     for kind in PAYLOADS:
         outcome = Outcome(kind=OutcomeKind.DONE, at=NOW, worker_id="w1")
         assert judge(record(lease=lease(), state=state, outcome=outcome), event(kind)) is Verdict.IGNORE
@@ -131,7 +131,7 @@ def test_late_events_of_the_worker_that_ended_the_attempt_are_ignored(state: Job
 def test_a_worker_that_still_runs_an_ended_attempt_is_stopped(ended_by: str) -> None:
     """H6, H7, H28, H33."""
     outcome = Outcome(kind=OutcomeKind.FAILED, at=NOW, worker_id=ended_by)
-    ended = record(lease=lease(), state=JobDispatch.ENDED, outcome=outcome)
+    ended = record(lease=lease(), state=DispatchState.ENDED, outcome=outcome)
     for kind in PAYLOADS:
         expected = Verdict.STOP_WORKER if kind in RUNNING else Verdict.IGNORE
         assert judge(ended, event(kind)) is expected
@@ -159,7 +159,7 @@ def applied(held: Dispatch, kind: str, worker: str, lease_id: str) -> tuple[Disp
         held = replace(held, lease=new_lease(held, given_event, NOW), past_leases=past)
     if verdict in (Verdict.ACCEPT, Verdict.APPLY) and given_event.event.kind in TERMINAL:
         outcome = Outcome(kind=OutcomeKind.DONE, at=NOW, worker_id=given_event.worker_id)
-        held = replace(held, state=JobDispatch.ENDED, outcome=outcome)
+        held = replace(held, state=DispatchState.ENDED, outcome=outcome)
     return held, verdict
 
 
@@ -170,7 +170,7 @@ def test_nothing_applies_after_the_end_and_no_lease_returns(
 ) -> None:
     held, leases = record(), list[str]()
     for kind, worker, lease_id in given_events:
-        ended, before = held.state is JobDispatch.ENDED, held.lease
+        ended, before = held.state is DispatchState.ENDED, held.lease
         held, verdict = applied(held, kind, worker, lease_id)
         assert not (ended and verdict in (Verdict.ACCEPT, Verdict.APPLY))
         if verdict is Verdict.ACCEPT and held.lease is not None and held.lease.lease_id:
@@ -231,7 +231,7 @@ def test_new_lease_is_not_written_again() -> None:
 
 
 @pytest.mark.parametrize("state", ENDED)
-def test_ended_attempt_renews_nothing(state: JobDispatch) -> None:
+def test_ended_attempt_renews_nothing(state: DispatchState) -> None:
     held = record(lease=lease(), state=state)
     run = PolledNode({held.key: held}, NOW + 60)
     run.renew(event("TASK_HEARTBEAT"))
