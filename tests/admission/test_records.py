@@ -11,7 +11,7 @@ from flowkit import reason_codes
 from flowkit.admission.kafka import (
     AdmissionTopics,
     BadRecord,
-    Cancelled,
+    CancelEvent,
     Completed,
     Ended,
     Requested,
@@ -201,7 +201,7 @@ def test_reports_of_other_versions_lack_fields() -> None:
     assert ended("failed").report().error == "exit code 1"
     assert ended("timeout").report().error == "the execution took longer than its time"
     event = ended("cancelled", metadata={"user_id": "u-bo"})
-    assert isinstance(event, Cancelled)
+    assert isinstance(event, CancelEvent)
     assert (event.why, event.by) == (reason_codes.USER_REQUEST, "u-bo")
 
 

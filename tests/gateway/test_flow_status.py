@@ -16,8 +16,8 @@ from flowkit.gateway.models import FlowNode, FlowStatus, NodeStatus
 from flowkit.gateway.status import (
     EDGES,
     Cycle,
-    Dispatch,
-    Run,
+    FlowRun,
+    JobDispatch,
     TaskNode,
     UnknownDependency,
     check_dag,
@@ -42,9 +42,9 @@ T = TaskNodeStatus
 PENDING, READY, DISPATCHED, RUNNING, COMPLETED, FAILED, CANCELLED = NodeStatus
 
 
-def status_of(node: TaskNode, *dispatches: Dispatch) -> NodeStatus:
+def status_of(node: TaskNode, *dispatches: JobDispatch) -> NodeStatus:
     """Return the status of a node without parents."""
-    return node_states([NODE], Run(nodes={1: node}, dispatches={1: dispatches}))[1].status
+    return node_states([NODE], FlowRun(nodes={1: node}, dispatches={1: dispatches}))[1].status
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def status_of(node: TaskNode, *dispatches: Dispatch) -> NodeStatus:
     ],
 )
 def test_status_of_a_node(node: TaskNodeStatus, dispatch: dict[str, Any] | None, wanted: NodeStatus) -> None:
-    dispatches = [Dispatch(**{"generation": 0, "retry": 0, **dispatch})] if dispatch is not None else []
+    dispatches = [JobDispatch(**{"generation": 0, "retry": 0, **dispatch})] if dispatch is not None else []
     assert status_of(TaskNode(status=node), *dispatches) is wanted
 
 
@@ -88,7 +88,7 @@ def test_a_node_is_ready_when_its_parents_are_completed_and_its_prerequisites_sa
     parent: TaskNodeStatus, satisfied: set[str], wanted: NodeStatus, waits: list[str]
 ) -> None:
     node = FlowNode(id=2, depends=[1], prerequisites=["a", "b"])
-    run = Run(nodes={1: TaskNode(status=parent), 2: TaskNode()}, satisfied=frozenset(satisfied))
+    run = FlowRun(nodes={1: TaskNode(status=parent), 2: TaskNode()}, satisfied=frozenset(satisfied))
     assert node_states([NODE, node], run)[2].status is wanted
     assert waiting_on(node, run) == waits
 
@@ -104,18 +104,18 @@ def test_a_node_is_ready_when_its_parents_are_completed_and_its_prerequisites_sa
     ],
 )
 def test_cancelled_nodes_have_a_cause(status: TaskNodeStatus, reason: str | None, cause: str) -> None:
-    run = Run(nodes={1: TaskNode(status=status, skip_reason=reason)})
+    run = FlowRun(nodes={1: TaskNode(status=status, skip_reason=reason)})
     assert node_states([NODE], run)[1].cause == cause
 
 
 def test_status_of_a_flow() -> None:
     assert flow_status(None) is FlowStatus.CREATED
     open_ = (TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.DEFERRED)
-    assert {flow_status(Run(status=each)) for each in open_} == {FlowStatus.STARTED}
-    assert flow_status(Run(status=TaskStatus.FINISHED)) is FlowStatus.FINISHED
-    cancelled = Run(status=TaskStatus.CANCELLED, reason="why")
+    assert {flow_status(FlowRun(status=each)) for each in open_} == {FlowStatus.STARTED}
+    assert flow_status(FlowRun(status=TaskStatus.FINISHED)) is FlowStatus.FINISHED
+    cancelled = FlowRun(status=TaskStatus.CANCELLED, reason="why")
     assert (flow_status(cancelled), flow_cause(cancelled)) == (FlowStatus.ERROR, "cancelled")
-    assert flow_cause(Run(status=TaskStatus.FAILED, reason="node 1 failed")) == "node 1 failed"
+    assert flow_cause(FlowRun(status=TaskStatus.FAILED, reason="node 1 failed")) == "node 1 failed"
 
 
 @pytest.mark.parametrize(("finished_at", "status"), [(None, "running"), (datetime.now(UTC), "failed")])
@@ -179,14 +179,14 @@ class Life:
 
     def __init__(self) -> None:
         self.node = TaskNode()
-        self.dispatches: list[Dispatch] = []
+        self.dispatches: list[JobDispatch] = []
 
-    def attempt(self, outcome: str, reached: NodeStatus) -> list[tuple[TaskNode, tuple[Dispatch, ...]]]:
+    def attempt(self, outcome: str, reached: NodeStatus) -> list[tuple[TaskNode, tuple[JobDispatch, ...]]]:
         """Add an attempt, and return what MongoDB says at each moment of it."""
         retry = len([each for each in self.dispatches if each.generation == self.node.generation])
         seen = [self._at(T.RUNNING)]
         for state in (READY, DISPATCHED, RUNNING)[: 1 + [READY, DISPATCHED, RUNNING].index(reached)]:
-            new = Dispatch(generation=self.node.generation, retry=retry, state=state)
+            new = JobDispatch(generation=self.node.generation, retry=retry, state=state)
             self.dispatches = [
                 each for each in self.dispatches if each.retry != retry or each.generation != new.generation
             ]
@@ -200,19 +200,19 @@ class Life:
             self.dispatches[-1] = replace(new, outcome=outcome)
         return [*seen, self._at(T.RUNNING), self._at(T.FINISHED if outcome == "completed" else T.DEFERRED)]
 
-    def end(self, status: TaskNodeStatus) -> tuple[TaskNode, tuple[Dispatch, ...]]:
+    def end(self, status: TaskNodeStatus) -> tuple[TaskNode, tuple[JobDispatch, ...]]:
         """End the node in another way than by an attempt."""
         return self._at(status)
 
-    def _at(self, status: TaskNodeStatus) -> tuple[TaskNode, tuple[Dispatch, ...]]:
+    def _at(self, status: TaskNodeStatus) -> tuple[TaskNode, tuple[JobDispatch, ...]]:
         self.node = replace(self.node, status=status)
         return self.node, tuple(self.dispatches)
 
 
-def latest(node: TaskNode, dispatches: Sequence[Dispatch]) -> LatestRun:
+def latest(node: TaskNode, dispatches: Sequence[JobDispatch]) -> LatestRun:
     """Return a run of a flow that has one node."""
     own = {"_id": "3:40", "context_id": 3, "id": 40, "nodes": [{"id": 1}]}
-    run = Run(status=TaskStatus.RUNNING, nodes={1: node}, dispatches={1: dispatches})
+    run = FlowRun(status=TaskStatus.RUNNING, nodes={1: node}, dispatches={1: dispatches})
     return LatestRun({**own, "task_id": "flow:3:40/1", "run_seq": 1, "last_event": 0}, run)
 
 
@@ -251,12 +251,12 @@ def test_an_ended_run_does_not_show_a_job_that_was_added_too_late(
     status: TaskStatus, shown: list[int]
 ) -> None:
     flow = {"_id": "3:40", "context_id": 3, "id": 40, "nodes": [{"id": 1}, {"id": 2}], "run_seq": 1}
-    run = Run(status=status, nodes={1: TaskNode(status=T.CANCELLED)})
+    run = FlowRun(status=status, nodes={1: TaskNode(status=T.CANCELLED)})
     assert [node.id for node in LatestRun({**flow, "task_id": "flow:3:40/1"}, run).nodes] == shown
 
 
 def test_a_cancelled_node_has_no_event_of_a_job_that_ended_later() -> None:
-    log, dispatch = EventLog("3:40"), Dispatch(generation=0, retry=0, state=DISPATCHED)
+    log, dispatch = EventLog("3:40"), JobDispatch(generation=0, retry=0, state=DISPATCHED)
     log.read(log.missing(latest(TaskNode(status=T.CANCELLED), [dispatch]), 0.0))
     ended = replace(dispatch, state=RUNNING, outcome="completed")
     found = log.missing(latest(TaskNode(status=T.QUEUED, generation=1), [ended]), 0.0)

@@ -23,16 +23,16 @@ from flowkit.gateway.models import FlowNode, FlowStatus, JobData, NodeStatus
 from flowkit.gateway.secret_box import SecretBox
 from flowkit.gateway.status import (
     EDGES,
-    Dispatch,
+    JobDispatch,
     JobEvent,
-    NodeState,
+    JobNode,
     advance,
     flow_status,
     node_states,
     path,
 )
 from flowkit.gateway.store import FLOWS, JOBS, FlowStore, key
-from flowkit.gateway.transports import SupervisorUnreachable
+from flowkit.gateway.transports import Unreachable
 from flowkit.testing import memory_database
 from flowkit.worker import Batch
 from tests.unit.event_loop import let_other_tasks_run
@@ -60,7 +60,7 @@ class Play:
         """Whether each job has succeeded at its supervisor, which honours ids."""
         self.node: dict[str, Any] = {"node_id": "1", "status": "queued", "generation": 0, "attempt_epoch": 0}
         self.run_seq, self.failures = 1, 0
-        self.seen: list[tuple[str | None, FlowStatus, NodeState]] = []
+        self.seen: list[tuple[str | None, FlowStatus, JobNode]] = []
         """What was seen of the flow: its run, its status, and the state of its node."""
         self.results = set[int]()
         """The generations that have stored a result."""
@@ -85,7 +85,7 @@ class Play:
             await on_state(self.chance.choice([*JobState]))
         await self.turn()
         if self.chance.random() < 0.3:
-            raise SupervisorUnreachable("the connection is lost")
+            raise Unreachable("the connection is lost")
         success = self.outcomes.setdefault(job.id, self.chance.random() < 0.6)
         return JobOutcome(success=success, text="text")
 
@@ -230,7 +230,7 @@ class Play:
         return found
 
 
-def _may_become(before: NodeState, after: NodeState) -> bool:
+def _may_become(before: JobNode, after: JobNode) -> bool:
     """Return whether the arrows lead from one state to another of the same run. Only another retry follows a failure."""
     way = path(before.status, after.status)
     if before.retry == after.retry and NodeStatus.FAILED in (before.status, *way[:-1]):
@@ -254,13 +254,13 @@ async def test_a_job_moves_along_the_arrows_whoever_reports_when(first: int) -> 
 
 
 def test_a_report_of_a_lost_attempt_comes_too_late() -> None:
-    open_by_second = Dispatch(generation=0, retry=0, epoch=2)
+    open_by_second = JobDispatch(generation=0, retry=0, epoch=2)
     assert [advance(open_by_second, event, 1) for event in JobEvent] == [None] * len(JobEvent)
 
 
 def test_an_outcome_is_final() -> None:
     for first in (JobEvent.COMPLETED, JobEvent.FAILED, JobEvent.NO_OUTCOME):
-        ended = advance(Dispatch(generation=0, retry=0), first, 1)
+        ended = advance(JobDispatch(generation=0, retry=0), first, 1)
         assert ended is not None
         assert [advance(ended, event, 2) for event in JobEvent] == [None] * len(JobEvent)
 
@@ -268,5 +268,5 @@ def test_an_outcome_is_final() -> None:
 def test_a_state_never_goes_back() -> None:
     for state in (NodeStatus.READY, NodeStatus.DISPATCHED, NodeStatus.RUNNING):
         for event in JobEvent:
-            after = advance(Dispatch(generation=0, retry=0, state=state), event, 1)
+            after = advance(JobDispatch(generation=0, retry=0, state=state), event, 1)
             assert after is None or after.state is state or path(state, after.state)

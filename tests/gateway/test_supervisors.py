@@ -19,9 +19,9 @@ from flowkit.gateway.destinations import Destination, parse_destination
 from flowkit.gateway.http_client import AllowedNetworks
 from flowkit.gateway.transports import (
     BadReply,
+    ReplyTimeout,
     SupervisorNotAllowed,
-    SupervisorTimeout,
-    SupervisorUnreachable,
+    Unreachable,
 )
 from flowkit.testing.supervisor import Misbehavior, MyceliumNode, Received, Supervisor
 from tests.integration.harness import eventually, wait_seconds
@@ -175,7 +175,7 @@ async def test_a_job_counts_as_running_only_while_its_supervisor_has_it(listens:
         used.supervisor.misbehave("*", *[Misbehavior.DISCONNECT] * 20)
         if not listens:
             await used.supervisor.close()
-        with pytest.raises(SupervisorUnreachable):
+        with pytest.raises(Unreachable):
             await used.run(job(), timeout_sec=1.2)
         assert used.states == []
 
@@ -222,7 +222,7 @@ async def test_ping_and_stop() -> None:
         await used.calls.stop(used.to, "3:11:501", SECRET)
         assert (await running).text == "stopped"
         await used.supervisor.close()
-        with pytest.raises(SupervisorUnreachable):
+        with pytest.raises(Unreachable):
             await used.calls.ping(used.to, secret=SECRET)
         await used.calls.stop(used.to, "3:11:501", SECRET)
 
@@ -264,7 +264,7 @@ async def test_a_reply_to_another_request_is_rejected() -> None:
 async def test_a_supervisor_that_never_replies_times_out() -> None:
     async with over_http() as used:
         used.supervisor.misbehave("3:11:501", Misbehavior.HANG)
-        with pytest.raises(SupervisorTimeout):
+        with pytest.raises(ReplyTimeout):
             await used.run(job(), 0.2)
 
 
@@ -293,7 +293,7 @@ async def test_a_huge_message_is_rejected() -> None:
 async def test_a_reply_that_trickles_times_out() -> None:
     async with over_http() as used:
         used.supervisor.misbehave("3:11:501", Misbehavior.TRICKLE)
-        with pytest.raises(SupervisorTimeout):
+        with pytest.raises(ReplyTimeout):
             await used.run(job(), 0.3)
 
 
@@ -411,13 +411,13 @@ async def test_a_supervisor_that_starts_late_is_reached() -> None:
 async def test_a_supervisor_that_is_gone_is_unreachable() -> None:
     async with over_http() as used:
         await used.supervisor.close()
-        with pytest.raises(SupervisorUnreachable):
+        with pytest.raises(Unreachable):
             await used.run(job(), 0.3)
 
 
 async def test_a_job_that_does_not_end_times_out() -> None:
     async with over_http(sync_sec=0.0) as used:
-        with pytest.raises(SupervisorTimeout, match="3:11:501"):
+        with pytest.raises(ReplyTimeout, match="3:11:501"):
             await used.run(job("sleep:60"), 0.3)
 
 
@@ -453,7 +453,7 @@ async def late_replies(*, says_errors: bool) -> None:
         assert (await used.run(job(id="twice"))).success
         assert await asyncio.wait_for(late.get(), 10) == "twice"
         in_time = asyncio.create_task(used.run(job(id="in time"), 1.9))
-        with pytest.raises(SupervisorTimeout):
+        with pytest.raises(ReplyTimeout):
             await used.run(job(id="late"), 1.0)
         assert await asyncio.wait_for(late.get(), 10) == "late"
         assert (await in_time).success
@@ -470,7 +470,7 @@ async def test_messages_of_others_stay_in_the_inbox() -> None:
             for payload in (b"\xff", b'{"id": "of another process", "result": 1}'):
                 node.deliver(Received("1", node, None, payload))
             gone = parse_destination("mycelium:" + "ab" * 32)
-            with pytest.raises(SupervisorTimeout):
+            with pytest.raises(ReplyTimeout):
                 await Side(calls, used.supervisor, gone).run(job(), 1.0)
             assert await node.pop() is not None
 
@@ -529,7 +529,7 @@ async def test_a_request_for_a_busy_supervisor_of_the_same_node_stays(
     async with with_own_messages() as used:
         request = json.dumps({"jsonrpc": "2.0", "id": "1.other", "method": "job.run", "params": []})
         used.node.send(used.node, used.to.topic, request.encode())
-        with pytest.raises(SupervisorTimeout):
+        with pytest.raises(ReplyTimeout):
             await used.run(job(), 0.5)
         found = await used.node.pop(topic=used.to.topic)
         assert found is not None
@@ -563,7 +563,7 @@ async def test_a_process_that_seemed_to_have_ended_keeps_its_next_replies(
         monkeypatch.setattr(transports, "_FOREIGN_SEC", 60.0)
         assert (await used.run(job(id="2"))).success
         used.node.send(used.node, used.to.topic, reply.encode())
-        with pytest.raises(SupervisorTimeout):
+        with pytest.raises(ReplyTimeout):
             await used.run(job(id="3"), 0.5)
         found = await used.node.pop(topic=used.to.topic)
         assert found is not None
@@ -607,7 +607,7 @@ async def test_credentials_of_a_url_are_masked() -> None:
         outcome = await Side(used.calls, used.supervisor, with_password).run(job("fail:bad to ken, to%20ken"))
         assert outcome.text == "bad ***, ***"
         await used.supervisor.close()
-        with pytest.raises(SupervisorUnreachable) as raised:
+        with pytest.raises(Unreachable) as raised:
             await used.calls.ping(with_password, secret=SECRET)
         assert not any(part in str(raised.value) for part in ("user", "ken", "word"))
 

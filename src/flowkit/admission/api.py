@@ -216,7 +216,7 @@ class SubmitHeaders(Params):
     )
 
 
-class ById(Params):
+class ExecutionPath(Params):
     """Which execution the call concerns."""
 
     id: RequestId
@@ -284,13 +284,13 @@ class LimitsSubmission(Params):
 # --- what clients get ---------------------------------------------------------------------------------------------
 
 
-class Result(BaseModel):
+class ApiResult(BaseModel):
     """A JSON object without unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Submitted(Result):
+class Submitted(ApiResult):
     """A request that has got its place in the queue."""
 
     execution_id: str
@@ -302,7 +302,7 @@ class Submitted(Result):
     task_id: str | None = Field(description="Null for an execution of an outside executor.")
 
 
-class Execution(Result):
+class Execution(ApiResult):
     """A request and its state."""
 
     execution_id: str
@@ -341,14 +341,14 @@ class Event(BaseModel):
     execution_id: str
 
 
-class Events(Result):
+class Events(ApiResult):
     """The events about a request, in their order."""
 
     execution_id: str
     events: list[Event]
 
 
-class Cancelled(Result):
+class Cancelled(ApiResult):
     """What a call to cancel has done."""
 
     execution_id: str
@@ -357,7 +357,7 @@ class Cancelled(Result):
     event_id: str | None = Field(description="The event that this call has caused, if it has caused one.")
 
 
-class Executions(Result):
+class Executions(ApiResult):
     """Some executions, newest first."""
 
     executions: list[Execution]
@@ -367,14 +367,14 @@ class Executions(Result):
     has_more: bool
 
 
-class OverrideView(Result):
+class OverrideView(ApiResult):
     """Limits of one tenant or user in place of the general ones."""
 
     max_total: int | None
     max_active: int | None
 
 
-class LimitsView(Result):
+class LimitsView(ApiResult):
     """The limits of a queue."""
 
     max_pending: int
@@ -386,7 +386,7 @@ class LimitsView(Result):
     users: dict[str, OverrideView]
 
 
-class TopUser(Result):
+class TopUser(ApiResult):
     """A user with many requests."""
 
     tenant: str
@@ -395,7 +395,7 @@ class TopUser(Result):
     active: int
 
 
-class QueueView(Result):
+class QueueView(ApiResult):
     """The state of a queue."""
 
     queue: str
@@ -814,7 +814,7 @@ OPERATIONS: Final = (
         path=_ONE,
         call=AdmissionApi.get_execution,
         result=Execution,
-        parameters={"path": ById},
+        parameters={"path": ExecutionPath},
         errors=_NOT_FOUND,
         needs=Right.ADMISSION,
     ),
@@ -823,7 +823,7 @@ OPERATIONS: Final = (
         path=f"{_ONE}/events",
         call=AdmissionApi.get_events,
         result=Events,
-        parameters={"path": ById},
+        parameters={"path": ExecutionPath},
         errors=_NOT_FOUND,
         needs=Right.ADMISSION,
     ),
@@ -832,7 +832,7 @@ OPERATIONS: Final = (
         path=f"{_ONE}/cancel",
         call=AdmissionApi.cancel_execution,
         result=Cancelled,
-        parameters={"path": ById},
+        parameters={"path": ExecutionPath},
         bodies={"": Cancellation},
         errors={400: "It has ended, and not by a cancellation: `already_ended`.", **_NOT_FOUND},
         needs=Right.ADMISSION,
@@ -842,7 +842,7 @@ OPERATIONS: Final = (
         path=f"{_ONE}/retry",
         call=AdmissionApi.retry_execution,
         result=Submitted,
-        parameters={"path": ById},
+        parameters={"path": ExecutionPath},
         errors={
             400: "It waits or runs: `not_ended`. It was rejected, or has ended more than a day ago: `body_not_kept`.",
             403: "The token may not use a role of its graph: `role_not_permitted`.",
@@ -871,7 +871,7 @@ OPERATIONS: Final = (
         path=f"{_ADMIN}/executions/{{id}}/priority",
         call=AdmissionApi.set_priority,
         result=Execution,
-        parameters={"path": ById},
+        parameters={"path": ExecutionPath},
         bodies={"": NewPriority},
         errors={409: "It no longer waits: `not_waiting`.", **_NOT_FOUND},
         needs=Right.OPERATOR,

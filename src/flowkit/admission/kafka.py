@@ -244,13 +244,13 @@ Whole = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 ExitCode = Annotated[int, Field(ge=-(2**31), lt=2**31, strict=True)]
 
 
-class _Part(BaseModel):
+class _EventPart(BaseModel):
     """A part of an event. Fields that it does not name are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class Metadata(_Part):
+class Metadata(_EventPart):
     """Who asks, and from which service."""
 
     service_name: Text | None = None
@@ -263,7 +263,7 @@ class Metadata(_Part):
     tenant: Annotated[Tenant | None, _null_is(None)] = None
 
 
-class ResourceUsage(_Part):
+class ResourceUsage(_EventPart):
     """What an execution has used."""
 
     execution_time_wall_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -272,7 +272,7 @@ class ResourceUsage(_Part):
     peak_memory_kb: Whole = 0
 
 
-class Event(_Part):
+class IncomingEvent(_EventPart):
     """What all events have that the queue receives."""
 
     execution_id: RequestId
@@ -280,7 +280,7 @@ class Event(_Part):
     metadata: Annotated[Metadata, _null_is(Metadata())] = Metadata()
 
 
-class Requested(Event, ExecutionFields):
+class Requested(IncomingEvent, ExecutionFields):
     """`execution_requested`: an execution asks for admission."""
 
     execution_id: NewId
@@ -307,7 +307,7 @@ class Requested(Event, ExecutionFields):
         )
 
 
-class Ended(Event):
+class Ended(IncomingEvent):
     """An event that ends an execution."""
 
     resource_usage: ResourceUsage | None = None
@@ -365,7 +365,7 @@ class TimedOut(Ended):
         )
 
 
-class Cancelled(Ended):
+class CancelEvent(Ended):
     """`execution_cancelled`: an execution has been stopped, or is to be."""
 
     reason: str | None = None
@@ -393,7 +393,7 @@ MODELS: Final[dict[str, type[Requested | Ended]]] = {
     rules.COMPLETED: Completed,
     rules.FAILED: Failed,
     rules.TIMEOUT: TimedOut,
-    rules.CANCELLED: Cancelled,
+    rules.CANCELLED: CancelEvent,
 }
 """The events that the queue reads."""
 
@@ -458,7 +458,7 @@ def why_without_effect(item: Fields | None, event: Ended, rights: TopicRights = 
         return "tenant_not_permitted"
     if item["state"] in ENDED:
         return "ended"
-    if isinstance(event, Cancelled):
+    if isinstance(event, CancelEvent):
         return None
     if item["kind"] == Kind.TASK:
         return "task"  # Temporal reports the end of a task
@@ -483,7 +483,7 @@ class _Effect:
         self.missing, self.cancels = why_without_effect(item, event, self._rights), False
         if item is None or self.missing is not None:
             return None
-        if not isinstance(event, Cancelled):
+        if not isinstance(event, CancelEvent):
             return event.report(), ()
         self.cancels = item["state"] not in RUNNING or item["kind"] == Kind.TASK
         if self.cancels:
@@ -576,7 +576,7 @@ class AdmissionConsumer:
         await self._queue.end(event.execution_id, effect.end_of)
         if effect.missing is not None:
             self._queue.counts["ignored", effect.missing] += 1
-        elif effect.cancels and isinstance(event, Cancelled):
+        elif effect.cancels and isinstance(event, CancelEvent):
             await self._queue.cancel(event.execution_id, reason=event.why, by=event.by)
 
     async def _submit(self, record: Record, request: Request) -> None:

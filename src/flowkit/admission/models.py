@@ -146,7 +146,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Page:
+class RequestPage:
     """Some requests of a list, newest first."""
 
     tickets: Sequence[Ticket]
@@ -170,7 +170,7 @@ class Changed(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class RequestChange:
     """The outcome of such a call, and the request as it is now; None if it is unknown."""
 
     outcome: Changed

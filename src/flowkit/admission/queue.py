@@ -37,16 +37,16 @@ from flowkit.admission.fields import ExecutionFields, RequestFields, require
 from flowkit.admission.models import (
     ENDED,
     REPEATABLE,
-    Change,
     Changed,
     Door,
     Fields,
     Kind,
     Limits,
-    Page,
     QueueStatus,
     Report,
     Request,
+    RequestChange,
+    RequestPage,
     State,
     Ticket,
     UserLoad,
@@ -116,7 +116,7 @@ _MARKERS: Final[Mapping[str, str]] = {
 """The field in which a request names the step of a kind that has changed it."""
 
 
-class Fenced(Exception):
+class SessionClosed(Exception):
     """Another process has closed the session, because it was not renewed in time."""
 
 
@@ -137,7 +137,7 @@ class Tally:
         return bool(self.tokens)
 
 
-class Session:
+class QueueSession:
     """The right of one process to change the counters of a queue."""
 
     def __init__(
@@ -170,7 +170,7 @@ class Session:
     async def begin(self, steps: Mapping[str, Fields], **change: Any) -> Fields | None:
         """Begin steps, each a token with what it concerns, and end those that are due. Return the counters.
 
-        None if a limit in `change` does not permit it; what is due has then ended. Raise Fenced.
+        None if a limit in `change` does not permit it; what is due has then ended. Raise SessionClosed.
         """
         due = self._take_due(next(iter(steps)))
         doubt = {token: {**step, "ids": list(step["ids"].items())} for token, step in steps.items()}
@@ -194,17 +194,17 @@ class Session:
             self._due.services += tally.services
 
     async def end_due(self) -> None:
-        """End the steps that are due, and renew the session in time. Raise Fenced."""
+        """End the steps that are due, and renew the session in time. Raise SessionClosed."""
         late = self._clock() - self._renewed_at > SESSION_SEC / 3
         if self.id is not None and (self._due or late):
             token = f"{self.id}-0"
             if await self._count(token, self._take_due(token)) is None:
                 self.abandon()
-                raise Fenced
+                raise SessionClosed
 
     def _take_due(self, token: str) -> Tally:
         if owner(token) != self.id:
-            raise Fenced
+            raise SessionClosed
         due, self._due = self._due, Tally()
         return due
 
@@ -256,7 +256,7 @@ class Session:
         """End what is due, and end the session."""
         try:
             await self.end_due()
-        except Fenced:
+        except SessionClosed:
             self.abandon()
         session, self.id = self.id, None
         for each in [*self.abandoned, session]:
@@ -333,7 +333,7 @@ Decide: TypeAlias = "Callable[[Fields | None], tuple[Report, Sequence[Fields]] |
 class _Ending:
     execution_id: str
     decide: Decide
-    change: Change | None = None
+    change: RequestChange | None = None
     """The outcome. None if the request has changed meanwhile."""
     error: Exception | None = None
 
@@ -367,7 +367,7 @@ class AdmissionQueue:
         self.on_change = on_change
         self.store = store
         self.clock = clock
-        self.session = Session(store, clock=clock, new_id=new_id)
+        self.session = QueueSession(store, clock=clock, new_id=new_id)
         self.counts: Counter[tuple[str, str]] = Counter()
         """How often something has happened in this process: by name and label, for the metrics."""
         self.waits: deque[tuple[int, float]] = deque(maxlen=_KEPT_TIMES)
@@ -584,7 +584,7 @@ class AdmissionQueue:
     async def _counters_of(self, token: str) -> Fields:
         counters = await self.store.counters()
         if owner(token) not in counters["sessions"]:
-            raise Fenced
+            raise SessionClosed
         return counters
 
     async def _enqueue(self, group: _Group, items: Sequence[Fields]) -> None:
@@ -606,7 +606,7 @@ class AdmissionQueue:
             tickets[item["_id"]] = rules.ticket_of(item | fields, position=position, estimated_wait_sec=wait)
         updates = [_change(item, *changes[item["_id"]]) for item in items]
         if len(await self.store.update(updates, ("placed", group.token))) < len(updates):
-            raise Fenced
+            raise SessionClosed
         self._hand_over(items, changes)
         for id, ticket in tickets.items():
             group.members[id].ticket = ticket
@@ -630,7 +630,7 @@ class AdmissionQueue:
             changes[item["_id"]] = fields, [rules.rejected(item, at, text, counters["pending"])]
         updates = [_change(item, *changes[item["_id"]]) for item in items]
         if len(await self.store.update(updates, ("rejected_by", group.token))) < len(updates):
-            raise Fenced
+            raise SessionClosed
         self._hand_over(items, changes)
         for item in items:
             fields, _ = changes[item["_id"]]
@@ -688,7 +688,7 @@ class AdmissionQueue:
         tenant: str | None = None,
         skip: int = 0,
         limit: int = 50,
-    ) -> Page:
+    ) -> RequestPage:
         """Return requests, newest first. `state` is one state or several."""
         states = [state] if isinstance(state, State) else state
         given = {
@@ -699,7 +699,7 @@ class AdmissionQueue:
         }
         wanted = {name: value for name, value in given.items() if value is not None}
         items, total = await self.store.page(wanted, skip=skip, limit=limit)
-        return Page(tickets=[rules.ticket_of(item) for item in items], total=total)
+        return RequestPage(tickets=[rules.ticket_of(item) for item in items], total=total)
 
     async def status(self, *, users: bool = True) -> QueueStatus:
         """Return the state of the queue: with its top users, or without."""
@@ -731,19 +731,19 @@ class AdmissionQueue:
 
     # --- changing requests
 
-    async def set_priority(self, execution_id: str, priority: Priority) -> Change:
+    async def set_priority(self, execution_id: str, priority: Priority) -> RequestChange:
         """Move a waiting request to another band. It keeps its arrival."""
         for _ in range(_TRIES):
             item = await self._load(execution_id)
             if item is None:
-                return Change(outcome=Changed.UNKNOWN)
+                return RequestChange(outcome=Changed.UNKNOWN)
             if item["state"] != State.QUEUED:
-                return Change(outcome=Changed.NOT_WAITING, ticket=rules.ticket_of(item))
+                return RequestChange(outcome=Changed.NOT_WAITING, ticket=rules.ticket_of(item))
             if item["rank"] == priority.rank:
-                return Change(outcome=Changed.DONE, ticket=await self._ticket(item))
+                return RequestChange(outcome=Changed.DONE, ticket=await self._ticket(item))
             moved = await self._guarded(self._move(item, priority))
             if moved is not None:
-                return Change(outcome=Changed.DONE, ticket=await self._ticket(moved))
+                return RequestChange(outcome=Changed.DONE, ticket=await self._ticket(moved))
         raise _busy(execution_id)
 
     async def _move(self, item: Fields, priority: Priority) -> Fields | None:
@@ -753,7 +753,7 @@ class AdmissionQueue:
         token = await self.session.token()
         step = _step(StepKind.MOVES, {item["_id"]: [item["rank"], priority.rank]})
         if await self.session.begin({token: step}, shifted=_shift(item["rank"], priority.rank)) is None:
-            raise Fenced
+            raise SessionClosed
         changed = {"rank": priority.rank, "lane": None, "moved": token}
         done = await self.store.update([_change(item, changed)], ("moved", token))
         await self._end_step(token, step, done, {item["_id"]: item})
@@ -766,18 +766,18 @@ class AdmissionQueue:
         await self.session.end_due()
         return item["moved"] not in (await self.store.counters())["doubt"]
 
-    async def cancel(self, execution_id: str, *, reason: str, by: str) -> Change:
+    async def cancel(self, execution_id: str, *, reason: str, by: str) -> RequestChange:
         """Cancel a request. One that waits ends at once; one that runs ends when its end is confirmed."""
         for _ in range(_TRIES):
             item = await self._load(execution_id)
             if item is None:
-                return Change(outcome=Changed.UNKNOWN)
+                return RequestChange(outcome=Changed.UNKNOWN)
             if item["state"] in ENDED:
-                return Change(outcome=Changed.ENDED, ticket=rules.ticket_of(item))
+                return RequestChange(outcome=Changed.ENDED, ticket=rules.ticket_of(item))
             changed = await self._cancel(item, reason, by)
             if changed is not None:
                 outcome = Changed.DONE if changed["state"] == State.CANCELLED else Changed.REQUESTED
-                return Change(outcome=outcome, ticket=rules.ticket_of(changed))
+                return RequestChange(outcome=outcome, ticket=rules.ticket_of(changed))
         raise _busy(execution_id)
 
     async def _cancel(self, item: Fields, reason: str, by: str) -> Fields | None:
@@ -801,11 +801,13 @@ class AdmissionQueue:
             self.outbox.add_others()
         self.on_change()
 
-    async def report(self, execution_id: str, report: Report, *, events: Sequence[Fields] = ()) -> Change:
+    async def report(
+        self, execution_id: str, report: Report, *, events: Sequence[Fields] = ()
+    ) -> RequestChange:
         """Note the end of a request, which gives back its place or slot."""
         return await self.end(execution_id, lambda _: (report, events))
 
-    async def end(self, execution_id: str, decide: Decide) -> Change:
+    async def end(self, execution_id: str, decide: Decide) -> RequestChange:
         """Note the end of a request, if `decide` returns one for the request as it is. It gives back its place or slot."""
         for _ in range(_TRIES):
             ending = _Ending(execution_id, decide)
@@ -840,12 +842,12 @@ class AdmissionQueue:
         """Return how a request ends. If it does not, set the outcome."""
         if item is None or item["queue"] != self.store.queue or item["state"] == State.RESERVING:
             ending.decide(None)
-            ending.change = Change(outcome=Changed.UNKNOWN)
+            ending.change = RequestChange(outcome=Changed.UNKNOWN)
             return None
         found = ending.decide(item)
         if found is None or item["state"] in ENDED:
             outcome = Changed.ENDED if item["state"] in ENDED else Changed.REFUSED
-            ending.change = Change(outcome=outcome, ticket=rules.ticket_of(item))
+            ending.change = RequestChange(outcome=outcome, ticket=rules.ticket_of(item))
             return None
         return found
 
@@ -861,10 +863,10 @@ class AdmissionQueue:
             updates.append(_change(items[id], {**fields, "owes": None}, events))
         step = _step(StepKind.ENDS, {id: _owed(item) for id, item in ended.items()})
         if await self.session.begin({token: step}) is None:
-            raise Fenced
+            raise SessionClosed
         done = await self.store.update(updates, ("settled", token))
         for id in done:
-            chosen[id][0].change = Change(outcome=Changed.DONE, ticket=rules.ticket_of(ended[id]))
+            chosen[id][0].change = RequestChange(outcome=Changed.DONE, ticket=rules.ticket_of(ended[id]))
             self.counts["ended", ended[id]["state"]] += 1
         await self._end_step(token, step, done, ended)
         self._announce([event for id in done for event in chosen[id][2]])
@@ -1023,7 +1025,7 @@ class AdmissionQueue:
                 return token, ready[:fits]
             fits = min(fits - 1, limits.max_active - (await self._counters_of(token))["active"])
         if begun and await self.session.begin(begun) is None:
-            raise Fenced
+            raise SessionClosed
         return None
 
     async def _eligible(self, limits: Limits, most: int) -> list[Fields]:
@@ -1265,7 +1267,7 @@ class AdmissionQueue:
         """Await a step. After an error or a cancel, use another session: a call that was cut off may still arrive."""
         try:
             return await step
-        except Fenced:
+        except SessionClosed:
             self.session.abandon()
             raise StoreUnavailable("the queue was not reached for a while; try again") from None
         except BaseException:

@@ -28,10 +28,10 @@ from flowkit.gateway.transports import (
     BadReply,
     HttpTransport,
     MyceliumTransport,
+    ReplyTimeout,
     SupervisorError,
-    SupervisorTimeout,
-    SupervisorUnreachable,
     Transport,
+    Unreachable,
 )
 from flowkit.text import truncate
 
@@ -399,7 +399,7 @@ class _Delivery:
             if status not in _WAITING:
                 return status
             if not self.left:
-                raise SupervisorTimeout(
+                raise ReplyTimeout(
                     f"job {self.job.id} has not ended within its timeout of {self.job.timeout:.0f} s"
                 )
             await asyncio.sleep(min(pause, self.left))
@@ -431,12 +431,12 @@ class _Delivery:
 
         With `sent`, which notes when the request is at the supervisor, the reply may take all the time of the job.
         """
-        again = (SupervisorUnreachable,) if sent else (SupervisorUnreachable, SupervisorTimeout)
+        again = (Unreachable,) if sent else (Unreachable, ReplyTimeout)
         tries = AsyncRetrying(
             retry=retry_if_exception_type(again),
             wait=wait_exponential(multiplier=0.1, max=5.0),
             stop=lambda state: self.left <= state.upcoming_sleep,  # no time would be left for a reply
-            before_sleep=sent and sent.leave,
+            before_sleep=sent.leave if sent else None,
             reraise=True,
         )
         return await tries(self._ask_once, method, params, sent)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from flowkit.core.utils import Fields
-    from flowkit.gateway.status import Run, TaskNode
+    from flowkit.gateway.status import FlowRun, TaskNode
     from flowkit.gateway.store import FlowStore
 
 LOOK_SEC: Final = 0.25
@@ -170,7 +170,7 @@ class EventLog:
             and self._settled.get(int(node["node_id"])) != _state_of(node)
         ]
 
-    def settle(self, run: Run) -> None:
+    def settle(self, run: FlowRun) -> None:
         """Note which jobs have ended: all their events are stored. After the end of a run, all are read once more."""
         if run.status.closed is not self._is_closed:
             self._is_closed = run.status.closed

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from flowkit.gateway.models import FlowData
-    from flowkit.gateway.status import Run
+    from flowkit.gateway.status import FlowRun
     from flowkit.gateway.store import FlowStore
 
 ROLE: Final = JOB_ROLE
@@ -153,7 +153,7 @@ def _with_scheme(address: str) -> str:
 class LatestRun:
     """The latest run of a flow, as MongoDB describes it."""
 
-    def __init__(self, flow: Mapping[str, Any], run: Run | None, run_seq: int = 0) -> None:
+    def __init__(self, flow: Mapping[str, Any], run: FlowRun | None, run_seq: int = 0) -> None:
         self.flow = flow
         self.nodes = [FlowNode(**node) for node in flow["nodes"]]
         """Without those that the flow got too late for its run, which has ended: they run when the flow starts again."""

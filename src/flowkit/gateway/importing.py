@@ -34,11 +34,11 @@ _DIGITS: Final = 400
 _NODE_FIELDS: Final = ("depends", "prerequisites", "supervisor_url")
 
 
-class _Part(BaseModel):
+class _ImportedPart(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class JobEntry(_Part):
+class JobEntry(_ImportedPart):
     """A job of a file, with its node in the flow."""
 
     id: int | str
@@ -52,7 +52,7 @@ class JobEntry(_Part):
     supervisor_url: str = ""
 
 
-class FlowEntry(_Part):
+class FlowEntry(_ImportedPart):
     """The flow of a file."""
 
     id: int = 1
@@ -61,7 +61,7 @@ class FlowEntry(_Part):
     execution_timeout: float | None = None
 
 
-class FlowFile(_Part):
+class FlowFile(_ImportedPart):
     """A file with a flow, and optionally with what it needs."""
 
     actors: list[models.ActorData] = Field(default_factory=list)
@@ -72,7 +72,7 @@ class FlowFile(_Part):
     jobs: list[JobEntry] = Field(min_length=1)
 
 
-class Step(_Part):
+class ImportedStep(_ImportedPart):
     """A step of the short form."""
 
     id: int | str
@@ -81,14 +81,14 @@ class Step(_Part):
     depends_on: list[int | str] = Field(default_factory=list)
 
 
-class Workflow(_Part):
+class Workflow(_ImportedPart):
     """The short form of a flow."""
 
     name: str = ""
-    steps: list[Step] = Field(min_length=1)
+    steps: list[ImportedStep] = Field(min_length=1)
 
 
-class WorkflowFile(_Part):
+class WorkflowFile(_ImportedPart):
     """A file in the short form."""
 
     workflow: Workflow

@@ -27,7 +27,7 @@ from flowkit.gateway.flows import (
 )
 from flowkit.gateway.models import MessageStatus, NodeStatus, TransportStatus
 from flowkit.gateway.secret_box import SecretError
-from flowkit.gateway.status import Dispatch, JobEvent, advance, read_dispatch
+from flowkit.gateway.status import JobDispatch, JobEvent, advance, read_dispatch
 from flowkit.gateway.store import JOBS, MESSAGES, RUNNERS, key
 from flowkit.gateway.transports import SupervisorError
 from flowkit.text import printed, truncate
@@ -382,7 +382,9 @@ class JobHandler(RoleHandler):
         assert dispatch.known is not None
         dispatch.known = await self._note(dispatch.id, dispatch.known, dispatch.epoch, event, **fields)
 
-    async def _note(self, id: str, known: Dispatch, epoch: int, event: JobEvent, **fields: Any) -> Dispatch:
+    async def _note(
+        self, id: str, known: JobDispatch, epoch: int, event: JobEvent, **fields: Any
+    ) -> JobDispatch:
         """Store what an attempt reports of a dispatch, with other fields of its record, unless it comes too late.
 
         Return the dispatch as it is then. All changes of its status are made here, or end it as abandoned.
@@ -390,8 +392,8 @@ class JobHandler(RoleHandler):
         return await retry_while_unavailable(lambda: self._try_note(id, known, epoch, event, fields))
 
     async def _try_note(
-        self, id: str, known: Dispatch, epoch: int, event: JobEvent, fields: Fields
-    ) -> Dispatch:
+        self, id: str, known: JobDispatch, epoch: int, event: JobEvent, fields: Fields
+    ) -> JobDispatch:
         while (new := advance(known, event, epoch)) is not None:
             changed = {**_FIELDS_AFTER[event], **fields, **_stored(new)}
             if await self._store.change_dispatch(id, _stored(known), changed, time.time()):
@@ -440,7 +442,7 @@ _FIELDS_AFTER: Final[dict[JobEvent, Fields]] = {
 """The other fields of the record of a dispatch after an event."""
 
 
-def _stored(dispatch: Dispatch) -> Fields:
+def _stored(dispatch: JobDispatch) -> Fields:
     """Return what decides about the status of a job, as the record of its dispatch has it."""
     return {"state": dispatch.state.value, "outcome": dispatch.outcome, "epoch": dispatch.epoch}
 
@@ -462,7 +464,7 @@ class Dispatching:
         self.task_id = task_id
         self.epoch = epoch
         """The attempt."""
-        self.known: Dispatch | None = None
+        self.known: JobDispatch | None = None
         """The dispatch as this attempt has stored or read it last; None before it is opened."""
         self.job = job
         self.transport_id = transport_id

@@ -57,7 +57,7 @@ from flowkit.gateway.permissions import may_call, parts_of, right_for
 from flowkit.gateway.secret_box import MASK, SecretBox, SecretError, masked
 from flowkit.gateway.status import (
     Cycle,
-    Run,
+    FlowRun,
     TaskNode,
     UnknownDependency,
     check_dag,
@@ -122,7 +122,7 @@ _UNOPENED_SEC: Final = 86_400.0
 _Function = Callable[[Any, Any], Awaitable[Any]]
 
 
-class RunState(Enum):
+class FlowRunState(Enum):
     """Whether the latest run of a flow is open."""
 
     NONE = "none"
@@ -245,7 +245,7 @@ class Gateway:
         given = params.job
         await self._permit_new(call, "job.create", params.context_id, "job", given)
         for flow in await self._store.flows_of_job(given.context_id, given.id, given.caller_id):
-            if await self._run_state(flow) is RunState.OPEN:
+            if await self._run_state(flow) is FlowRunState.OPEN:
                 raise InvalidTransition(
                     f"job {given.id} belongs to flow {flow['id']}, which runs; replace it when the flow has ended",
                     {"flow_id": flow["id"], "run_id": run_id(flow)},
@@ -384,9 +384,9 @@ class Gateway:
             self._check_nodes([*(FlowNode(**node) for node in flow["nodes"]), *new])
         jobs = await self._jobs(flow, ids)
         state = await self._run_state(flow)
-        if state is not RunState.NONE and not new and await self._run_has(flow, ids):
+        if state is not FlowRunState.NONE and not new and await self._run_has(flow, ids):
             return flow
-        if state not in {RunState.NONE, RunState.OPEN}:
+        if state not in {FlowRunState.NONE, FlowRunState.OPEN}:
             raise InvalidTransition(
                 f"flow {flow['id']} has ended; replace it with flow.create, or start it again",
                 {"id": flow["id"]},
@@ -399,7 +399,7 @@ class Gateway:
         if changed is None:
             return None
         await self._store.assign_jobs(flow["context_id"], flow["caller_id"], [*jobs], flow["id"])
-        if state is RunState.OPEN:
+        if state is FlowRunState.OPEN:
             await self._extend_run(changed, [task_node(flow, n, jobs[n.id], flow["run"]) for n in added])
         return changed
 
@@ -470,7 +470,7 @@ class Gateway:
             if each["task_id"] and each["task_id"] not in found and each["started_at"] > since
         ]
         states = await asyncio.gather(*map(self._state_in_temporal, missing))
-        started = [id for id, state in zip(missing, states, strict=True) if state is RunState.OPEN]
+        started = [id for id, state in zip(missing, states, strict=True) if state is FlowRunState.OPEN]
         return found | dict.fromkeys(started, (TaskStatus.QUEUED.value, 1))
 
     async def flow_status(self, call: Call, params: models.InContext) -> models.FlowView:
@@ -499,7 +499,7 @@ class Gateway:
         flow = await self._permitted(call, "flow.start", params)
         for _ in range(_TRIES):
             state = await self._run_state(flow)
-            if state is RunState.OPEN:
+            if state is FlowRunState.OPEN:
                 return _started(flow, begun=False)
             if _may_retry(flow):
                 await asyncio.sleep(_BUSY_SEC)
@@ -510,7 +510,7 @@ class Gateway:
             flow = await self._flow(params.context_id, params.id)
         raise _busy(params.id)
 
-    async def _start_run(self, flow: Fields, state: RunState) -> Fields | None:
+    async def _start_run(self, flow: Fields, state: FlowRunState) -> Fields | None:
         """Start the next run of a flow, and return the flow. Return None if another call has changed it meanwhile.
 
         The flow names its task before the task exists, and notes when it does. Only a start that was interrupted in between
@@ -573,7 +573,7 @@ class Gateway:
         The flow notes the attempt before, so that no other call starts or replaces it at the same time.
         """
         try:
-            if await self._run_state(flow) is RunState.OPEN:  # wait for its end if it is ending
+            if await self._run_state(flow) is FlowRunState.OPEN:  # wait for its end if it is ending
                 await self._rerun(call, flow, jobs, dry_run=True)
             await self.events.observe(flow)
             generations = await self._generations(flow)
@@ -641,7 +641,7 @@ class Gateway:
 
     async def _satisfy(self, call: Call, flow: Fields, prerequisite: str) -> bool:
         """Satisfy a prerequisite. Return False if it is satisfied already."""
-        if await self._run_state(flow) is not RunState.OPEN:
+        if await self._run_state(flow) is not FlowRunState.OPEN:
             raise InvalidTransition(
                 f"flow {flow['id']} has no run that could wait; start it with flow.start", {"id": flow["id"]}
             )
@@ -813,36 +813,36 @@ class Gateway:
         """Return the latest run of a flow. A flow whose run was deleted, or never began, has none."""
         latest = await read_latest(self._store, flow)
         if latest is None:  # no engine has opened it yet, or it was deleted
-            is_open = await self._state_in_temporal(flow["task_id"]) is RunState.OPEN
-            latest = LatestRun(flow, Run() if is_open else None)
+            is_open = await self._state_in_temporal(flow["task_id"]) is FlowRunState.OPEN
+            latest = LatestRun(flow, FlowRun() if is_open else None)
         return latest
 
-    async def _run_state(self, flow: Fields) -> RunState:
+    async def _run_state(self, flow: Fields) -> FlowRunState:
         """Return whether the latest run of a flow is open."""
         task_id = flow["task_id"]
         if task_id is None:
-            return RunState.NONE
+            return FlowRunState.NONE
         task = await self._store.task(task_id, ["status", "run_seq"])
         if task is None:
             return await self._state_in_temporal(task_id)
         if not TaskStatus(task["status"]).closed:
-            return RunState.OPEN
+            return FlowRunState.OPEN
         if not reopens(flow, task["run_seq"]) and not flow.get("retrying_at"):
-            return RunState.ENDED
-        is_open = await self._state_in_temporal(task_id) is RunState.OPEN
-        return RunState.OPEN if is_open else RunState.ENDED
+            return FlowRunState.ENDED
+        is_open = await self._state_in_temporal(task_id) is FlowRunState.OPEN
+        return FlowRunState.OPEN if is_open else FlowRunState.ENDED
 
-    async def _state_in_temporal(self, task_id: str) -> RunState:
+    async def _state_in_temporal(self, task_id: str) -> FlowRunState:
         states = {
-            WorkflowState.OPEN: RunState.OPEN,
-            WorkflowState.CLOSED: RunState.ENDED,
-            WorkflowState.ABSENT: RunState.ABSENT,
+            WorkflowState.OPEN: FlowRunState.OPEN,
+            WorkflowState.CLOSED: FlowRunState.ENDED,
+            WorkflowState.ABSENT: FlowRunState.ABSENT,
         }
         return states[(await self._tasks.look_up(task_id)).state]
 
     async def _require_ended(self, flow: Fields, what: str) -> None:
         state = await self._run_state(flow)
-        if state is RunState.OPEN or _may_start(flow, state) or _may_retry(flow):
+        if state is FlowRunState.OPEN or _may_start(flow, state) or _may_retry(flow):
             raise InvalidTransition(
                 f"flow {flow['id']} runs as {run_id(flow)}; it can be {what} when the run has ended",
                 {"id": flow["id"], "run_id": run_id(flow)},
@@ -1121,7 +1121,7 @@ def _summary(flow: Fields, task: tuple[str, int] | None) -> models.FlowSummary:
     run, run_seq = None, 0
     if task is not None:
         status, run_seq = task
-        run = Run(status=TaskStatus.QUEUED if reopens(flow, run_seq) else TaskStatus(status))
+        run = FlowRun(status=TaskStatus.QUEUED if reopens(flow, run_seq) else TaskStatus(status))
     return models.FlowSummary(
         flow_id=flow["id"],
         caller_id=flow["caller_id"],
@@ -1133,9 +1133,9 @@ def _summary(flow: Fields, task: tuple[str, int] | None) -> models.FlowSummary:
     )
 
 
-def _may_start(flow: Mapping[str, Any], state: RunState) -> bool:
+def _may_start(flow: Mapping[str, Any], state: FlowRunState) -> bool:
     """Return whether the latest run of a flow, which was claimed, may start any moment."""
-    is_recent = state is RunState.ABSENT and time.time() < flow["started_at"] + _STARTING_SEC
+    is_recent = state is FlowRunState.ABSENT and time.time() < flow["started_at"] + _STARTING_SEC
     return is_recent and bool(flow["is_starting"])
 
 

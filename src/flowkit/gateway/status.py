@@ -48,7 +48,7 @@ _CAUSES: Final[dict[str, str]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dispatch:
+class JobDispatch:
     """The record of one job at its supervisor."""
 
     generation: int
@@ -79,7 +79,7 @@ class JobEvent(Enum):
     """The job was stopped, because its attempt must end. Another attempt may continue the dispatch."""
 
 
-def advance(dispatch: Dispatch, event: JobEvent, epoch: int) -> Dispatch | None:
+def advance(dispatch: JobDispatch, event: JobEvent, epoch: int) -> JobDispatch | None:
     """Return a dispatch after an event that the attempt `epoch` reports; None if the report comes too late.
 
     A state only follows an earlier one, and an outcome is final. Once a later attempt continues the dispatch, reports of
@@ -105,7 +105,7 @@ def advance(dispatch: Dispatch, event: JobEvent, epoch: int) -> Dispatch | None:
     return replace(dispatch, state=state, outcome=outcome, epoch=epoch)
 
 
-def abandoned(run: Run) -> list[tuple[int, Dispatch]]:
+def abandoned(run: FlowRun) -> list[tuple[int, JobDispatch]]:
     """Return the dispatches of an ended run that have no outcome, with the ids of their jobs: none will get any."""
     if not run.status.closed:
         return []
@@ -134,14 +134,14 @@ class TaskNode:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class FlowRun:
     """The latest run of a flow."""
 
     status: TaskStatus = TaskStatus.QUEUED
     reason: str | None = None
     nodes: Mapping[int, TaskNode] = field(default_factory=dict)
     """By id of the job. Nodes that the task does not have yet are absent."""
-    dispatches: Mapping[int, Sequence[Dispatch]] = field(default_factory=dict)
+    dispatches: Mapping[int, Sequence[JobDispatch]] = field(default_factory=dict)
     """By id of the job, in any order."""
     satisfied: frozenset[str] = frozenset()
     """The prerequisites that are satisfied."""
@@ -149,7 +149,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeState:
+class JobNode:
     """The status of a node, and which attempt it belongs to."""
 
     status: NodeStatus
@@ -160,7 +160,7 @@ class NodeState:
     """Of a failed or cancelled node, the status that its latest attempt had reached; None if no attempt began."""
 
 
-def flow_status(run: Run | None) -> FlowStatus:
+def flow_status(run: FlowRun | None) -> FlowStatus:
     """Return the status of a flow with this latest run."""
     if run is None:
         return FlowStatus.CREATED
@@ -169,17 +169,17 @@ def flow_status(run: Run | None) -> FlowStatus:
     return FlowStatus.FINISHED if run.status is TaskStatus.FINISHED else FlowStatus.ERROR
 
 
-def flow_cause(run: Run | None) -> str | None:
+def flow_cause(run: FlowRun | None) -> str | None:
     """Return why a flow has ended with an error."""
     if run is None or run.status not in {TaskStatus.FAILED, TaskStatus.CANCELLED}:
         return None
     return CANCELLED if run.status is TaskStatus.CANCELLED else run.reason or "failed"
 
 
-def node_states(nodes: Iterable[FlowNode], run: Run | None) -> dict[int, NodeState]:
+def node_states(nodes: Iterable[FlowNode], run: FlowRun | None) -> dict[int, JobNode]:
     """Return the state of each node of a flow, by the id of its job."""
     if run is None:
-        return {node.id: NodeState(status=P) for node in nodes}
+        return {node.id: JobNode(status=P) for node in nodes}
     completed = {id for id, node in run.nodes.items() if node.status is TaskNodeStatus.FINISHED}
     return {
         node.id: _node_state(
@@ -191,7 +191,7 @@ def node_states(nodes: Iterable[FlowNode], run: Run | None) -> dict[int, NodeSta
     }
 
 
-def waiting_on(node: FlowNode, run: Run | None) -> list[str]:
+def waiting_on(node: FlowNode, run: FlowRun | None) -> list[str]:
     """Return the prerequisites that a node that has not started still needs."""
     if run is None:
         return node.prerequisites
@@ -201,14 +201,14 @@ def waiting_on(node: FlowNode, run: Run | None) -> list[str]:
     return [name for name in node.prerequisites if name not in run.satisfied]
 
 
-def _node_state(node: TaskNode, dispatches: Sequence[Dispatch], *, is_open: bool) -> NodeState:
+def _node_state(node: TaskNode, dispatches: Sequence[JobDispatch], *, is_open: bool) -> JobNode:
     own = [each for each in dispatches if each.generation == node.generation]
     latest = max(own, key=lambda each: each.retry, default=None)
     status = _status_of(node, latest, is_open=is_open)
     retry = 0 if latest is None else latest.retry
     after_failure = latest is not None and latest.outcome == "failed" and status is not NodeStatus.FAILED
     has_way = status in (NodeStatus.FAILED, NodeStatus.CANCELLED) and not after_failure
-    return NodeState(
+    return JobNode(
         status=status,
         cause=_cause_of(node) if status is NodeStatus.CANCELLED else None,
         generation=node.generation,
@@ -217,7 +217,7 @@ def _node_state(node: TaskNode, dispatches: Sequence[Dispatch], *, is_open: bool
     )
 
 
-def _status_of(node: TaskNode, latest: Dispatch | None, *, is_open: bool) -> NodeStatus:
+def _status_of(node: TaskNode, latest: JobDispatch | None, *, is_open: bool) -> NodeStatus:
     match node.status:
         case TaskNodeStatus.QUEUED:
             return R if is_open else P
@@ -230,7 +230,7 @@ def _status_of(node: TaskNode, latest: Dispatch | None, *, is_open: bool) -> Nod
     return _status_of_begun(node, latest)
 
 
-def _status_of_begun(node: TaskNode, latest: Dispatch | None) -> NodeStatus:
+def _status_of_begun(node: TaskNode, latest: JobDispatch | None) -> NodeStatus:
     """Return the status of a node that runs, or waits for a retry or a decision."""
     if node.held:
         return NodeStatus.FAILED
@@ -260,14 +260,14 @@ class Step:
     status: NodeStatus
 
 
-def steps(state: NodeState, dispatches: Sequence[Dispatch]) -> list[Step]:
+def steps(state: JobNode, dispatches: Sequence[JobDispatch]) -> list[Step]:
     """Return the statuses that have led a node from `Pending` to `state`, oldest first, of all its generations.
 
     An earlier attempt has passed every status from `Ready` to the one that it has reached, and `Failed`, whether anyone saw
     it or not.
     """
     found: list[Step] = []
-    own: dict[int, list[Dispatch]] = {}
+    own: dict[int, list[JobDispatch]] = {}
     for each in dispatches:
         own.setdefault(each.generation, []).append(each)
     for generation in sorted(each for each in own if each < state.generation):
@@ -275,15 +275,15 @@ def steps(state: NodeState, dispatches: Sequence[Dispatch]) -> list[Step]:
     return found + _lead_to(state, own.get(state.generation) or ())
 
 
-def _end_of(dispatches: Sequence[Dispatch]) -> NodeState:
+def _end_of(dispatches: Sequence[JobDispatch]) -> JobNode:
     """Return how an earlier generation of a node has ended."""
     last = max(dispatches, key=lambda each: each.retry)
     ends = {"completed": NodeStatus.COMPLETED, "failed": NodeStatus.FAILED}
     status = ends.get(last.outcome or "", NodeStatus.CANCELLED)
-    return NodeState(status=status, generation=last.generation, retry=last.retry, via=last.state)
+    return JobNode(status=status, generation=last.generation, retry=last.retry, via=last.state)
 
 
-def _lead_to(end: NodeState, dispatches: Iterable[Dispatch]) -> list[Step]:
+def _lead_to(end: JobNode, dispatches: Iterable[JobDispatch]) -> list[Step]:
     """Return the statuses of one generation of a node, from `Pending` to `end`, without `Pending`."""
     reached = {each.retry: each.state for each in dispatches}
     at, found = P, []
@@ -364,12 +364,12 @@ def levels(nodes: Sequence[FlowNode]) -> list[list[int]]:
 # --- the documents ----------------------------------------------------------------------------------------------
 
 
-def read_run(task: Mapping[str, Any], dispatches: Iterable[Mapping[str, Any]]) -> Run:
+def read_run(task: Mapping[str, Any], dispatches: Iterable[Mapping[str, Any]]) -> FlowRun:
     """Return the run that a task document, with the projection RUN_FIELDS, and its dispatches describe."""
-    by_job: dict[int, list[Dispatch]] = {}
+    by_job: dict[int, list[JobDispatch]] = {}
     for row in dispatches:
         by_job.setdefault(row["job_id"], []).append(read_dispatch(row))
-    return Run(
+    return FlowRun(
         status=TaskStatus(task["status"]),
         reason=task.get("reason"),
         nodes={int(node["node_id"]): _read_node(node) for node in task["graph"]["nodes"]},
@@ -379,7 +379,7 @@ def read_run(task: Mapping[str, Any], dispatches: Iterable[Mapping[str, Any]]) -
     )
 
 
-def renew(run: Run, generations: Mapping[int, int]) -> Run:
+def renew(run: FlowRun, generations: Mapping[int, int]) -> FlowRun:
     """Return a run whose nodes have these generations, by id of the job, at least.
 
     A retry starts new generations. Until the task document shows them, it has the ends of the run before.
@@ -392,9 +392,9 @@ def renew(run: Run, generations: Mapping[int, int]) -> Run:
     return replace(run, nodes={**run.nodes, **new}) if new else run
 
 
-def read_dispatch(row: Mapping[str, Any]) -> Dispatch:
+def read_dispatch(row: Mapping[str, Any]) -> JobDispatch:
     """Return the dispatch that a record describes."""
-    return Dispatch(
+    return JobDispatch(
         generation=row["generation"],
         retry=row["retry"],
         state=NodeStatus(row["state"]),

@@ -49,13 +49,13 @@ class SupervisorError(Exception):
     code: ClassVar[str]
 
 
-class SupervisorUnreachable(SupervisorError):
+class Unreachable(SupervisorError):
     """The supervisor cannot be reached, or breaks connections."""
 
     code = reason_codes.SUPERVISOR_UNREACHABLE
 
 
-class SupervisorTimeout(SupervisorError):
+class ReplyTimeout(SupervisorError):
     """The supervisor does not reply in time."""
 
     code = reason_codes.SUPERVISOR_TIMEOUT
@@ -86,7 +86,7 @@ class Transport(Protocol):
         """Return what the supervisor replies to a request, as parsed JSON.
 
         `on_sent` is called when the supervisor has been reached, if the transport learns that before the reply. Raise
-        SupervisorUnreachable, SupervisorTimeout or BadReply.
+        Unreachable, ReplyTimeout or BadReply.
         """
 
     async def close(self) -> None:
@@ -117,13 +117,13 @@ class HttpTransport:
             ) as response:
                 body = await read_body(response, MAX_REPLY)
         except TimeoutError:
-            raise SupervisorTimeout(f"{side} has not replied within {wait_sec:.0f} s") from None
+            raise ReplyTimeout(f"{side} has not replied within {wait_sec:.0f} s") from None
         except UnusableResponse as error:
             raise BadReply(f"{side} {error}") from None
         except (aiohttp.ClientError, OSError) as error:
             raise _connection_error(side, error) from None
         if response.status >= 500:
-            raise SupervisorUnreachable(f"{side} returns the status {response.status}")
+            raise Unreachable(f"{side} returns the status {response.status}")
         return _parse(body, side)
 
     async def close(self) -> None:
@@ -143,7 +143,7 @@ def _connection_error(side: str, error: Exception) -> SupervisorError:
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else None
     if isinstance(cause, AddressNotAllowed):
         return SupervisorNotAllowed(f"{side} is not called: {cause.reason}")
-    return SupervisorUnreachable(f"no reply from {side} ({type(error).__name__})")
+    return Unreachable(f"no reply from {side} ({type(error).__name__})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +236,7 @@ class MyceliumTransport:
                     push.result()
                 return _parse(await reply, f"the supervisor at {to}")
         except TimeoutError:
-            raise SupervisorTimeout(
-                f"the supervisor at {to} has not replied within {wait_sec:.0f} s"
-            ) from None
+            raise ReplyTimeout(f"the supervisor at {to} has not replied within {wait_sec:.0f} s") from None
         finally:
             ending = asyncio.create_task(_end_soon(push))
             self._ending.add(ending)
@@ -265,7 +263,7 @@ class MyceliumTransport:
             raise BadReply(f"the Mycelium node at {self._node} returns no JSON-RPC response to {method}")
         error = found.get("error")
         if isinstance(error, dict) and error.get("code") not in {204, 408}:
-            raise SupervisorUnreachable(f"the Mycelium node at {self._node} rejects {method}")
+            raise Unreachable(f"the Mycelium node at {self._node} rejects {method}")
         return found.get("result")
 
     def _read_for(self, topic: str, seconds: float) -> None:

@@ -295,7 +295,7 @@ def submit(
     log_warnings(verbose)
     from flowkit.admission.cli import submission
 
-    given = submission.Given(
+    given = submission.SubmitOptions(
         graph=graph, params=params, script=script, lang=lang, lang_version=lang_version, fields=fields or ()
     )
     who = Admission(user_id=user, tenant=tenant, priority=priority)

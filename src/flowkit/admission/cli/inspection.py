@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from flowkit.admission.models import Page, QueueStatus, Ticket
+    from flowkit.admission.models import QueueStatus, RequestPage, Ticket
     from flowkit.cli.options import Where
 
 _REFRESH_SEC: Final = 1.0
@@ -175,13 +175,13 @@ def _active_share(status: QueueStatus) -> float:
 # --- requests
 
 
-async def read_page(where: Where, wanted: Mapping[str, Any], limit: int) -> Page:
+async def read_page(where: Where, wanted: Mapping[str, Any], limit: int) -> RequestPage:
     """Return the newest requests that match."""
     async with open_queue(where) as queue:
         return await queue.page(**wanted, limit=limit)
 
 
-def print_page(page: Page) -> None:
+def print_page(page: RequestPage) -> None:
     """Print a table with a row for each request."""
     if not page.tickets:
         return output.note("no requests")
@@ -192,7 +192,7 @@ def print_page(page: Page) -> None:
     return None
 
 
-def _request_table(page: Page, *, wide: bool) -> Table:
+def _request_table(page: RequestPage, *, wide: bool) -> Table:
     table = plain_table(wide=wide)
     add_names(table, "request", [each.execution_id for each in page.tickets], most=36)
     for heading in ("status", "band"):

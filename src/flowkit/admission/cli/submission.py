@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from flowkit.admission.models import Change, Fields, Request, Ticket
+    from flowkit.admission.models import Fields, Request, RequestChange, Ticket
     from flowkit.cli.options import Where
     from flowkit.models.admission import Admission, Priority
 
@@ -39,7 +39,7 @@ _KINDS: Final[Mapping[str, type]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Given:
+class SubmitOptions:
     """What the command line says about what is to start."""
 
     graph: str | None
@@ -65,7 +65,7 @@ async def open_queue(where: Where) -> AsyncIterator[AdmissionQueue]:
 # --- what is submitted
 
 
-def read_request(given: Given, request_id: str | None, who: Admission) -> Request:
+def read_request(given: SubmitOptions, request_id: str | None, who: Admission) -> Request:
     """Return the request. Raise ConfigError or GraphError if an option, a file or the graph is invalid."""
     _check_options(given)
     new_id = request_id or str(uuid.uuid4())
@@ -76,7 +76,7 @@ def read_request(given: Given, request_id: str | None, who: Admission) -> Reques
     return request_of(who, new_id, {"params": task.params, "graph": task.graph})
 
 
-def _check_options(given: Given) -> None:
+def _check_options(given: SubmitOptions) -> None:
     if (given.graph is None) == (given.script is None):
         problem = "neither GRAPH nor" if given.graph is None else "both GRAPH and"
         raise add_remedy(ConfigError(f"{problem} --script is given"), "give one of them")
@@ -88,7 +88,7 @@ def _check_options(given: Given) -> None:
         raise add_remedy(ConfigError("--params needs GRAPH"), "omit --params")
 
 
-def _read_execution(given: Given, script: Path) -> Fields:
+def _read_execution(given: SubmitOptions, script: Path) -> Fields:
     """Return the fields of the event `execution_requested`, which the command to the executor repeats."""
     language, version = given.lang or rules.PYTHON, given.lang_version or rules.PYTHON_VERSION
     own = read_pairs(given.fields, "--set", "timeout_seconds=60")
@@ -217,7 +217,7 @@ async def cancel(request_id: str, reason: str, by: str, where: Where) -> Ticket:
     return ticket
 
 
-def _known(changed: Change, request_id: str, where: Where) -> Ticket:
+def _known(changed: RequestChange, request_id: str, where: Where) -> Ticket:
     if changed.ticket is None:
         raise _unknown(request_id, where)
     return changed.ticket
