@@ -22,7 +22,7 @@ BASE = frozenset(
     for name in (
         *("models", "limits", "errors", "text", "validation"),
         "reason_codes",
-        *("protocol", "graph", "core", "config", "admission.rules"),
+        *("protocol", "graph", "actions", "core", "config", "admission.rules"),
     )
 )
 LAYERS: tuple[frozenset[str], ...] = (
@@ -134,6 +134,7 @@ PURE = (
         *(ROOT / "workflows" / f"{name}.py" for name in PURE),
         *files("workflows/scheduling"),
         *files("src/flowkit/graph"),
+        *files("src/flowkit/actions"),
         *files("bridge/rules"),
     ],
     ids=str,

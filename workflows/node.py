@@ -32,6 +32,8 @@ from temporalio.exceptions import (
 )
 
 from flowkit import reason_codes
+from flowkit.actions.plans import Decision
+from flowkit.actions.scopes import list_function_sources
 from flowkit.limits import ACTIVATION_INPUT_BYTES
 from flowkit.models import APPROVE, AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.models.temporal_names import role_queue
@@ -51,7 +53,6 @@ from flowkit.workflows.retry import (
     describe_runner,
     note_failure,
 )
-from flowkit.workflows.scheduling.actions import Decision, list_function_sources
 from flowkit.workflows.scheduling.scheduler import HOLD
 from flowkit.workflows.shards import RetryWaits, Shards
 from flowkit.workflows.slots import Slots, TaskSlots, concurrency_slots_of

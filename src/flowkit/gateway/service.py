@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from temporalio.exceptions import TemporalError
 
 from flowkit import reason_codes
+from flowkit.actions.records import CHANGE_GRAPH, SATISFY
 from flowkit.adapters.flows import ACTORS, CONTEXTS, FLOWS, JOBS, MESSAGES, RUNNERS, Listing, key
 from flowkit.attempt.workflows import WorkflowState
 from flowkit.connection import TemporalUnavailable
@@ -68,7 +69,6 @@ from flowkit.gateway.status import (
 )
 from flowkit.gateway.supervisors import SupervisorError, parse_destination
 from flowkit.models import TaskStatus
-from flowkit.models.actions import CHANGE_GRAPH, SATISFY
 from flowkit.models.ownership import task_owner
 from flowkit.server.connection import MAX_SUBSCRIPTIONS
 from flowkit.server.rpc import (

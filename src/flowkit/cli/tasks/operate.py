@@ -6,6 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
+from flowkit.actions.records import (
+    CHANGE_GRAPH,
+    COMPLETE_NODE,
+    DECIDE,
+    FAIL_NODE,
+    PAUSE,
+    RESUME,
+    RETRY_BATCHES,
+    RETRY_NODE,
+    SATISFY,
+    SKIP_BATCHES,
+    SKIP_NODE,
+    TASK_SCOPE,
+)
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.json_files import read_change, read_object, read_objects, read_pairs
@@ -25,20 +39,6 @@ from flowkit.cli.options import (
 from flowkit.cli.output import log_warnings
 from flowkit.errors import ConfigError
 from flowkit.models import APPROVE, REJECT
-from flowkit.models.actions import (
-    CHANGE_GRAPH,
-    COMPLETE_NODE,
-    DECIDE,
-    FAIL_NODE,
-    PAUSE,
-    RESUME,
-    RETRY_BATCHES,
-    RETRY_NODE,
-    SATISFY,
-    SKIP_BATCHES,
-    SKIP_NODE,
-    TASK_SCOPE,
-)
 from flowkit.text import count_of, printed
 from flowkit.validation.arguments import choice_problem, require
 
