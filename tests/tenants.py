@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flowkit.adapters.tokens import TokenStore
-from flowkit.models.tokens import Right
+from flowkit.server.token_store import TokenStore
+from flowkit.server.tokens import Right
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

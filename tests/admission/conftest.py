@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flowkit.adapters import admission
+from flowkit.admission import store
 from tests.bounded_reads import check_reads
 
 if TYPE_CHECKING:
@@ -16,4 +16,4 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _bounded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail if a read of the queue has no limit or no projection."""
-    yield from check_reads(monkeypatch, admission)
+    yield from check_reads(monkeypatch, store)

@@ -12,14 +12,14 @@ import sys
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flowkit.adapters.admission import KEPT_SERVICES
-from flowkit.models.admission import ENDED, PENDING, RUNNING, Limits, State
+from flowkit.admission.models import ENDED, PENDING, RUNNING, Limits, State
+from flowkit.admission.store import KEPT_SERVICES
 
 if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 
-    from flowkit.adapters.admission import Count, Hold, ItemUpdate
+    from flowkit.admission.store import Count, Hold, ItemUpdate
 
 Fields = dict[str, Any]
 T = TypeVar("T")

@@ -14,10 +14,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
-from flowkit.admission.queue import AdmissionQueue
-from flowkit.admission.rules import tenant_holder, user_holder
-from flowkit.errors import StoreUnavailable
-from flowkit.models.admission import (
+from flowkit.admission.models import (
     ENDED,
     RUNNING,
     Changed,
@@ -25,11 +22,14 @@ from flowkit.models.admission import (
     Kind,
     Limits,
     Override,
-    Priority,
     Report,
     Request,
     State,
 )
+from flowkit.admission.queue import AdmissionQueue
+from flowkit.admission.rules import tenant_holder, user_holder
+from flowkit.errors import StoreUnavailable
+from flowkit.models.admission import Priority
 from tests.admission.memory import MemoryStore, Outage, Shared, turn
 
 TICK_SEC = 0.05

@@ -13,14 +13,15 @@ import pytest_asyncio
 from jsonschema import Draft202012Validator
 
 from flowkit import reason_codes
-from flowkit.adapters.admission import AdmissionStore
-from flowkit.adapters.tokens import TokenStore
 from flowkit.admission.api import OPERATIONS, PREFIX, admission_routes
+from flowkit.admission.models import Door, Kind, Limits, Override, Report, Request, State
 from flowkit.admission.queue import AdmissionQueue
+from flowkit.admission.store import AdmissionStore
 from flowkit.core.utils import dumps
 from flowkit.errors import StoreRefused, StoreUnavailable
-from flowkit.models.admission import Door, Kind, Limits, Override, Priority, Report, Request, State
-from flowkit.models.tokens import Right
+from flowkit.models.admission import Priority
+from flowkit.server.token_store import TokenStore
+from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
 from tests.docs import admission_pages
 from tests.server.servers import Gate, serving, url

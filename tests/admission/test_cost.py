@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.adapters.admission import AdmissionStore, Hold
 from flowkit.admission import queue as queue_module
 from flowkit.admission.kafka import AdmissionTopics, EventRelay
+from flowkit.admission.models import Door, Kind, Limits, Override, Report, Request, State
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.rules import KEEP_BODY_SEC
-from flowkit.models.admission import Door, Kind, Limits, Override, Report, Request, State
+from flowkit.admission.store import AdmissionStore, Hold
 from flowkit.testing import memory_database
 from tests.unit.event_loop import let_other_tasks_run
 

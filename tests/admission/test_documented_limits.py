@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from flowkit.admission.models import Door, Kind, Request, State
 from flowkit.admission.queue import AdmissionQueue
-from flowkit.models.admission import Door, Kind, Request, State
 from tests.admission.memory import MemoryStore, Shared
 
 

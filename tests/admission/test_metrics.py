@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from flowkit.adapters.admission import AdmissionStore
-from flowkit.adapters.tokens import TokenStore
 from flowkit.admission.metrics import PATH, metrics_route
+from flowkit.admission.models import Door, Kind, Limits, Report, Request, State
 from flowkit.admission.queue import AdmissionQueue
+from flowkit.admission.store import AdmissionStore
 from flowkit.errors import StoreUnavailable
-from flowkit.models.admission import Door, Kind, Limits, Priority, Report, Request, State
+from flowkit.models.admission import Priority
+from flowkit.server.token_store import TokenStore
 from flowkit.testing import memory_database
 from tests.docs.pages import DOCS
 from tests.server.servers import Gate, serving, url

@@ -11,10 +11,10 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.admission import dispatcher as dispatching
 from flowkit.admission.dispatcher import Dispatcher
+from flowkit.admission.models import Door, Kind, Request, State
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.attempt.workflows import ABSENT, Found, WorkflowState
 from flowkit.errors import TaskIdTaken
-from flowkit.models.admission import Door, Kind, Request, State
 from flowkit.models.ownership import Owner, OwnerKind
 from tests.admission.memory import MemoryStore, Shared
 from tests.unit.test_ownership import missing_namespace

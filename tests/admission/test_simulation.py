@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flowkit.models.admission import Limits, Override
+from flowkit.admission.models import Limits, Override
 from tests.admission.simulation import Plan, Simulation
 
 LIMITS = Limits(

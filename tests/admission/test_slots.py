@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.admission.models import Door, Kind, Limits, Override, Report, Request, State
 from flowkit.admission.queue import LIMITS_SEC, AdmissionQueue
-from flowkit.models.admission import Door, Kind, Limits, Override, Report, Request, State
 from tests.admission.memory import MemoryStore, Shared
 
 if TYPE_CHECKING:

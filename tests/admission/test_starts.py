@@ -10,11 +10,11 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.admission import dispatcher as dispatching
 from flowkit.admission.dispatcher import Dispatcher
+from flowkit.admission.models import Door, Kind, Request, State
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.rules import OVERDUE_SEC, START_TRIES
 from flowkit.connection import TemporalUnavailable
 from flowkit.errors import GraphError, StoreRefused, StoreUnavailable
-from flowkit.models.admission import Door, Kind, Request, State
 from tests.admission.memory import MemoryStore, Shared
 from tests.admission.test_ownership import BODY, Tasks, admitted
 

@@ -12,24 +12,15 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from flowkit.adapters.admission import AdmissionStore
+from flowkit.admission.cli.commands import topic_rights
+from flowkit.admission.client import describe
 from flowkit.admission.kafka import TopicRights
+from flowkit.admission.models import Door, Kind, Limits, Override, QueueStatus, Report, State, Ticket
 from flowkit.admission.queue import AdmissionQueue
-from flowkit.cli.admission.commands import topic_rights
-from flowkit.cli.admission.submission import describe
+from flowkit.admission.store import AdmissionStore
 from flowkit.cli.app import run
 from flowkit.local.ports import free_port
-from flowkit.models.admission import (
-    Door,
-    Kind,
-    Limits,
-    Override,
-    Priority,
-    QueueStatus,
-    Report,
-    State,
-    Ticket,
-)
+from flowkit.models.admission import Priority
 from flowkit.testing import memory_database
 from tests.integration.handlers import Quick
 from tests.integration.harness import eventually, node
@@ -178,7 +169,7 @@ def test_wait_shows_changes_and_exits_with_the_outcome(
 
     look = AdmissionQueue.find
     monkeypatch.setattr(AdmissionQueue, "find", find)
-    monkeypatch.setattr("flowkit.cli.admission.submission._PAUSE_SEC", 0)
+    monkeypatch.setattr("flowkit.cli.following._PAUSE_SEC", 0)
     assert side.submit("first", "--wait") == code
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
@@ -328,7 +319,7 @@ def test_watch_prints_a_line_for_each_change_until_it_is_interrupted(
     side.submit("first", "--priority", "low")
     capsys.readouterr()
     monkeypatch.setattr(AdmissionQueue, "status", status)
-    monkeypatch.setattr("flowkit.cli.admission.inspection._REFRESH_SEC", 0)
+    monkeypatch.setattr("flowkit.admission.cli.inspection._REFRESH_SEC", 0)
     assert run(["admission", "status", "--watch"]) == 130
     lines = [line.partition(" s  ")[2] for line in capsys.readouterr().out.splitlines()]
     assert lines == ["1 pending (1 low), 0 active", "1 pending (1 low), 1 active"]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit import server
 from flowkit.cli.app import run
-from flowkit.cli.tokens import choose_rights
-from flowkit.models.tokens import Right
+from flowkit.server.cli import choose_rights
+from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -125,13 +125,29 @@ def test_invalid_option_exits_with_code_2(
     assert reported in capsys.readouterr().err
 
 
-def test_server_without_its_packages_says_how_to_install_them() -> None:
-    program = (
-        "import importlib.util\nfind = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *more: None if name == 'starlette' else find(name, *more)\n"
-        "import flowkit.server.rpc"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert ended.stderr.splitlines()[-1].endswith(
-        "ConfigError: the HTTP server needs starlette: run pip install 'flowkit-temporal[server]'"
-    )
+@pytest.mark.parametrize(
+    ("arguments", "missing", "reported"),
+    [
+        (
+            ["gateway"],
+            "starlette",
+            "the gateway needs starlette: run pip install 'flowkit-temporal[gateway]'",
+        ),
+        (["gateway"], "aiohttp", "the gateway needs aiohttp: run pip install 'flowkit-temporal[gateway]'"),
+        (
+            ["admission", "run"],
+            "prometheus_client",
+            "the HTTP API of admission needs prometheus_client: run pip install 'flowkit-temporal[admission]'",
+        ),
+    ],
+)
+def test_server_without_its_packages_says_how_to_install_them(
+    arguments: list[str],
+    missing: str,
+    reported: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(server, "find_spec", lambda name: None if name == missing else find_spec(name))
+    assert run(arguments) == 2
+    assert reported in capsys.readouterr().err

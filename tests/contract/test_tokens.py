@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from flowkit.adapters.tokens import MAX_NOTE_CHARS, TokenStore
 from flowkit.errors import ConfigError, StoreUnavailable
-from flowkit.models.tokens import MAX_ACTOR, Right
+from flowkit.server.token_store import MAX_NOTE_CHARS, TokenStore
+from flowkit.server.tokens import MAX_ACTOR, Right
 from flowkit.testing import memory_database
 
 FLOWS = frozenset({Right.FLOWS})

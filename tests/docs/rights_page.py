@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from starlette.routing import Route
 from tests.docs.flow_pages import DOCS
 
-from flowkit.adapters.admission import AdmissionStore
-from flowkit.adapters.tokens import TokenStore
 from flowkit.admission.api import admission_routes
 from flowkit.admission.metrics import metrics_route
 from flowkit.admission.queue import AdmissionQueue
+from flowkit.admission.store import AdmissionStore
 from flowkit.gateway.service import Gateway, methods
-from flowkit.models.tokens import Right
 from flowkit.server.app import create_app
 from flowkit.server.auth import Authenticator, Caller
 from flowkit.server.rights import Declared, Open, refusal
 from flowkit.server.rpc import discovery, rpc_routes
+from flowkit.server.token_store import TokenStore
+from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from flowkit.admission import kafka, rules
 from flowkit.admission.kafka import AdmissionTopics
 
 if TYPE_CHECKING:
-    from flowkit.models.admission import Fields
+    from flowkit.admission.models import Fields
 
 PAGE = (Path(__file__).parents[2] / "docs/admission.md").read_text(encoding="utf-8")
 NAMES = set(re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", PAGE, flags=re.DOTALL | re.MULTILINE)))

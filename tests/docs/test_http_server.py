@@ -7,10 +7,9 @@ from pathlib import Path
 
 from tests.docs.pages import DOCS
 
-from flowkit.adapters import tokens
-from flowkit.models.tokens import Right
-from flowkit.server import app, auth, connection, errors, rights, rpc, serving
+from flowkit.server import app, auth, connection, errors, rights, rpc, serving, token_store
 from flowkit.server.protocols import ClientLimits
+from flowkit.server.tokens import Right
 
 LIMITS = ClientLimits()
 PAGE = (DOCS / "http-server.md").read_text(encoding="utf-8")
@@ -44,7 +43,7 @@ def test_limits_and_rights_have_the_described_values() -> None:
         f"| responses of a batch | {rpc.BATCH_BYTES:,} bytes |",
         f"| result of a JSON-RPC call | {rpc.RESULT_BYTES:,} bytes |",
         *(f"| `{right}` |" for right in Right),
-        f"with up to {tokens.MAX_NAME_CHARS} characters, and can be repeated",
+        f"with up to {token_store.MAX_NAME_CHARS} characters, and can be repeated",
     )
     assert [text for text in described if text not in PAGE] == []
     assert (auth.CACHE_SEC, serving.STOP_SEC) == (3, 10)

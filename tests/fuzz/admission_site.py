@@ -49,7 +49,7 @@ from flowkit.errors import (
     TaskIdTaken,
 )
 from flowkit.local.ports import free_port
-from flowkit.models.tokens import Right
+from flowkit.server.tokens import Right
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

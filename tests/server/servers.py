@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, SecretStr
 
 from flowkit.errors import StoreRefused, StoreUnavailable
-from flowkit.models.tokens import Right
 from flowkit.server.addresses import Address
 from flowkit.server.app import create_app
 from flowkit.server.auth import Authenticator
@@ -25,6 +24,7 @@ from flowkit.server.rpc import (
     rpc_routes,
 )
 from flowkit.server.serving import HttpServer
+from flowkit.server.tokens import Right
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import BaseRoute
 
-    from flowkit.adapters.tokens import TokenStore
     from flowkit.server.connection import Connection
+    from flowkit.server.token_store import TokenStore
 
 HOST = "127.0.0.1"
 PASSWORD = "hunter2-hunter2"

@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from flowkit.adapters.tokens import TokenStore
 from flowkit.errors import ConfigError
-from flowkit.models.tokens import Right
 from flowkit.server.addresses import Address, is_loopback, names_loopback
 from flowkit.server.auth import CACHE_SEC, MAX_CACHED, Authenticator
 from flowkit.server.errors import Unauthorized
+from flowkit.server.token_store import TokenStore
+from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
 
 LOCAL = Address(host="127.0.0.1", port=8080)

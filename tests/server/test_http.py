@@ -17,13 +17,13 @@ import trustme
 from starlette.applications import Starlette
 from starlette.responses import StreamingResponse
 
-from flowkit.adapters.tokens import TokenStore
 from flowkit.errors import ConfigError, StoreUnavailable
-from flowkit.models.tokens import Right
 from flowkit.server.addresses import Address
 from flowkit.server.protocols import ClientLimits
 from flowkit.server.rights import HttpRoute, Open
 from flowkit.server.serving import HttpServer, Tls
+from flowkit.server.token_store import TokenStore
+from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
 from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually
 from tests.server.servers import HOST, PASSWORD, Gate, rpc, serving, url

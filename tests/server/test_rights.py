@@ -11,18 +11,18 @@ import pytest_asyncio
 from starlette.responses import Response
 from starlette.routing import Mount, Route, WebSocketRoute
 
-from flowkit.adapters.flows import FlowStore
-from flowkit.adapters.tokens import TokenStore
 from flowkit.admission.openapi import Operation
 from flowkit.connection import TemporalUnavailable
 from flowkit.gateway.permissions import EVERY_ACTOR, PERMISSIONS, Part, may_call, parts_of
 from flowkit.gateway.secret_box import SecretBox
 from flowkit.gateway.service import Gateway, methods
-from flowkit.models.tokens import Right
+from flowkit.gateway.store import FlowStore
 from flowkit.server.app import create_app
 from flowkit.server.auth import Authenticator, Caller
 from flowkit.server.rights import HttpRoute, SocketRoute
 from flowkit.server.rpc import Call, Dispatcher, Method, NoParams, PermissionDenied, discovery
+from flowkit.server.token_store import TokenStore
+from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
 from tests.docs import rights_page
 from tests.docs.rights_page import gateway_routes, permits, queue_routes, sections

@@ -10,7 +10,6 @@ import pytest
 from jsonschema import ValidationError
 from pydantic import BaseModel
 
-from flowkit.models.tokens import Right
 from flowkit.server.auth import Caller
 from flowkit.server.rpc import (
     BATCH_BYTES,
@@ -40,6 +39,7 @@ from flowkit.server.rpc import (
     SupervisorUnreachable,
     openrpc_document,
 )
+from flowkit.server.tokens import Right
 from tests.server.openrpc import validate_result
 from tests.server.servers import INFO, PASSWORD, methods, rpc
 

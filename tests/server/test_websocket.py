@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 from uvicorn.server import ServerState
 
-from flowkit.adapters.tokens import TokenStore
-from flowkit.models.tokens import Right
 from flowkit.server.auth import CACHE_SEC
 from flowkit.server.connection import MAX_CONCURRENT_CALLS
 from flowkit.server.protocols import ClientLimits, ServerConfig, WebSocketProtocol
+from flowkit.server.token_store import TokenStore
+from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
 from tests.integration.harness import eventually
 from tests.server.servers import PASSWORD, Gate, routes, rpc, serving, url

@@ -19,6 +19,6 @@ def _bounded_reads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     if not request.node.path.name.startswith(_GATEWAY):
         yield
         return
-    from flowkit.adapters import flows  # only these tests need it
+    from flowkit.gateway import store  # only these tests need it
 
-    yield from check_reads(monkeypatch, flows)
+    yield from check_reads(monkeypatch, store)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from typing import Any
 
+import pytest
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 
@@ -39,9 +42,14 @@ def activation(*jobs: str, events: int = 3, task: int = 1) -> WorkflowActivation
     return made
 
 
+def activations_of(instance: Instance) -> Activations:
+    """Return the activations of a run whose workflow tasks time out after ten seconds."""
+    return Activations(instance.run, timedelta(seconds=10))
+
+
 def test_updates_run_after_the_other_jobs_and_the_commands_are_merged() -> None:
     instance = Instance()
-    done = Activations(instance.run).run(activation("signal_workflow", "do_update", "resolve_activity"))
+    done = activations_of(instance).run(activation("signal_workflow", "do_update", "resolve_activity"))
     assert instance.activations == [["signal_workflow", "resolve_activity"], ["do_update"]]
     assert [command.start_timer.seq for command in done.successful.commands] == [1, 1, 2]
     assert [*done.successful.used_internal_flags] == [1, 2]
@@ -50,19 +58,19 @@ def test_updates_run_after_the_other_jobs_and_the_commands_are_merged() -> None:
 def test_an_activation_of_one_kind_of_jobs_is_not_split() -> None:
     for jobs in (["do_update", "do_update"], ["fire_timer", "resolve_activity"]):
         instance = Instance()
-        Activations(instance.run).run(activation(*jobs))
+        activations_of(instance).run(activation(*jobs))
         assert instance.activations == [jobs]
 
 
 def test_updates_do_not_run_in_a_run_that_has_ended() -> None:
     instance = Instance(ends=True)
-    Activations(instance.run).run(activation("do_update", "fire_timer"))
+    activations_of(instance).run(activation("do_update", "fire_timer"))
     assert instance.activations == [["fire_timer"]]
 
 
 def test_events_that_a_query_brings_wait_for_their_workflow_task() -> None:
     instance = Instance()
-    activations = Activations(instance.run)
+    activations = activations_of(instance)
     activations.run(activation("initialize_workflow"))
     ahead = activations.run(activation("resolve_activity", events=11))
     assert len(ahead.successful.commands) == 0
@@ -83,7 +91,7 @@ def test_events_that_a_query_brings_wait_for_their_workflow_task() -> None:
 
 def test_a_local_activity_that_ends_within_a_workflow_task_does_not_wait() -> None:
     instance = Instance()
-    activations = Activations(instance.run)
+    activations = activations_of(instance)
     activations.run(activation("initialize_workflow"))
     activations.run(activation("resolve_activity"))
     activations.run(activation("remove_from_cache"))
@@ -117,11 +125,11 @@ def end_of(number: int) -> WorkflowActivation:
 def test_updates_wait_while_a_local_activity_runs() -> None:
     """A replay has the update together with the signal, because it knows no heartbeats of workflow tasks."""
     live, replayed = Local(), Local()
-    activations = Activations(live.run)
+    activations = activations_of(live)
     for each in (activation("signal_workflow"), activation("do_update"), end_of(1), activation("do_update")):
         activations.run(each)
     assert live.activations == [["signal_workflow"], [], ["resolve_activity"], ["do_update"], ["do_update"]]
-    activations = Activations(replayed.run)
+    activations = activations_of(replayed)
     for each in (activation("signal_workflow", "do_update"), end_of(1), activation("do_update")):
         activations.run(each)
     assert replayed.activations == [each for each in live.activations if each]
@@ -137,7 +145,7 @@ def query(number: int) -> WorkflowActivation:
 def test_queries_wait_while_a_local_activity_runs_and_are_answered_with_what_follows_its_end() -> None:
     """A workflow task that an answer completes meanwhile would end before the activity, which no replay knows."""
     instance = Local()
-    activations = Activations(instance.run)
+    activations = activations_of(instance)
     activations.run(activation("signal_workflow"))
     assert len(activations.run(query(1)).successful.commands) == 0
     assert len(activations.run(end_of(1)).successful.commands) == 2, "that of the workflow, and the answer"
@@ -148,7 +156,7 @@ def test_queries_wait_while_a_local_activity_runs_and_are_answered_with_what_fol
 def test_a_query_of_an_earlier_workflow_task_has_no_answer() -> None:
     """The server sends it again with the next one."""
     instance = Local()
-    activations = Activations(instance.run)
+    activations = activations_of(instance)
     activations.run(activation("signal_workflow"))
     activations.run(query(1))
     ended = end_of(1)
@@ -157,9 +165,69 @@ def test_a_query_of_an_earlier_workflow_task_has_no_answer() -> None:
     assert len(activations.run(ended).successful.commands) == 1
 
 
-def test_a_query_without_a_workflow_task_is_answered_at_once() -> None:
-    activations = Activations(Local().run)
-    activations.run(activation("signal_workflow"))
+def legacy_query() -> WorkflowActivation:
+    """Return an activation with a query that has come without a workflow task."""
     asked = query(1)
-    asked.jobs[0].query_workflow.query_id = "legacy"
-    assert len(activations.run(asked).successful.commands) == 1
+    asked.jobs[0].query_workflow.query_id = "legacy_query"
+    return asked
+
+
+def test_a_query_without_a_workflow_task_is_answered_at_once() -> None:
+    activations = activations_of(Local())
+    activations.run(activation("signal_workflow"))
+    assert len(activations.run(legacy_query()).successful.commands) == 1
+
+
+def test_a_workflow_task_fails_if_the_events_before_it_may_belong_to_another_engine() -> None:
+    activations = activations_of(Instance())
+    activations.run(activation("signal_workflow", task=1))
+    activations.run(legacy_query())
+    assert activations.run(activation("signal_workflow", events=9, task=11)).HasField("failed")
+
+
+def ended_activity(number: int, *, is_local: bool = False) -> WorkflowActivation:
+    """Return an activation eleven seconds later, with the end of an activity."""
+    made = activation("resolve_activity", events=9, task=12)
+    made.jobs[0].resolve_activity.seq, made.jobs[0].resolve_activity.is_local = number, is_local
+    return made
+
+
+def ended_timer(number: int) -> WorkflowActivation:
+    """Return an activation eleven seconds later, in which a timer fires."""
+    made = activation("fire_timer", events=9, task=12)
+    made.jobs[0].fire_timer.seq = number
+    return made
+
+
+@pytest.mark.parametrize(
+    ("followed", "fails"),
+    [
+        (activation("signal_workflow", events=9, task=10), False),  # the workflow task cannot have timed out
+        (ended_timer(1), False),  # only a completed workflow task has started the timer
+        (ended_timer(2), True),
+        (ended_activity(1), True),
+    ],
+)
+def test_a_workflow_task_fails_only_if_nothing_shows_whose_the_events_before_it_were(
+    followed: WorkflowActivation, fails: bool
+) -> None:
+    activations = activations_of(Instance())
+    activations.run(activation("signal_workflow", task=1))
+    activations.run(legacy_query())
+    assert activations.run(followed).HasField("failed") is fails
+
+
+@pytest.mark.parametrize("what", ["no query", "an update", "a replay", "a later query"])
+def test_events_that_no_query_can_have_brought_are_of_this_engine(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    activations = activations_of(Instance())
+    first = activation("do_update" if what == "an update" else "signal_workflow", task=1)
+    first.is_replaying = what == "a replay"
+    activations.run(first)
+    if what == "a later query":
+        now = time.monotonic()
+        monkeypatch.setattr("flowkit.engine.activations.time.monotonic", lambda: now + 60)
+    if what != "no query":
+        activations.run(legacy_query())
+    assert activations.run(activation("signal_workflow", events=9, task=12)).HasField("successful")

@@ -9,13 +9,13 @@ import pytest
 from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit.adapters.flows import CONTEXTS, FLOWS, JOBS, FlowStore, key
 from flowkit.errors import ActionRejected, ActionUnanswered, RejectionCause, UnknownTask
 from flowkit.gateway import models
 from flowkit.gateway.service import Gateway, methods
-from flowkit.models.tokens import Right
+from flowkit.gateway.store import CONTEXTS, FLOWS, JOBS, FlowStore, key
 from flowkit.server.auth import Caller
 from flowkit.server.rpc import AlreadyExists, Call, InvalidTransition, StorageError
+from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
 
 CONTEXT, CALLER, FLOW = 3, 11, 40

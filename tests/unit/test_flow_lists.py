@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from flowkit.adapters.flows import JOBS, MESSAGES, PAGE_BYTES, FlowStore, key
 from flowkit.gateway import models
 from flowkit.gateway.service import Gateway
-from flowkit.models.tokens import Right
+from flowkit.gateway.store import JOBS, MESSAGES, PAGE_BYTES, FlowStore, key
 from flowkit.server.auth import Caller
 from flowkit.server.rpc import Call, InvalidParams
+from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
 
 CONTEXT = 3

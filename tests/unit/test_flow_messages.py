@@ -7,12 +7,12 @@ from typing import Any
 
 from tests.unit.event_loop import let_other_tasks_run
 
-from flowkit.adapters.flows import FlowStore
 from flowkit.gateway import models
 from flowkit.gateway.service import Gateway
-from flowkit.models.tokens import Right
+from flowkit.gateway.store import FlowStore
 from flowkit.server.auth import Caller
 from flowkit.server.rpc import AlreadyExists, Call
+from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
 
 OPERATOR = Call(caller=Caller(actor=None, rights=frozenset({Right.OPERATOR})))

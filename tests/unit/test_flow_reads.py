@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from flowkit.adapters.flows import EVENTS, FLOWS, MESSAGES, FlowStore
 from flowkit.gateway import events
 from flowkit.gateway.events import EventLog, FlowEvents
 from flowkit.gateway.models import FlowNode
 from flowkit.gateway.status import read_run, waiting_on
+from flowkit.gateway.store import EVENTS, FLOWS, MESSAGES, FlowStore
 from flowkit.testing import memory_database
 
 FLOW, TASK = "3:40", "flow:1f2e3d4c:3:40/2"

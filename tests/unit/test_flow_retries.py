@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from flowkit.adapters.flows import FLOWS, JOBS, MESSAGES, FlowStore, key
 from flowkit.attempt.workflows import ABSENT, Found, WorkflowState
 from flowkit.errors import ActionRejected
 from flowkit.gateway import models, service
 from flowkit.gateway.flows import GRACE_SEC, dispatch_id
 from flowkit.gateway.models import FlowStatus, NodeStatus
 from flowkit.gateway.service import Gateway
-from flowkit.models.tokens import Right
+from flowkit.gateway.store import FLOWS, JOBS, MESSAGES, FlowStore, key
 from flowkit.server.auth import Caller
 from flowkit.server.rpc import Call, InvalidTransition, RpcError, StorageError
+from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
 
 CONTEXT, CALLER, FLOW = 3, 11, 40

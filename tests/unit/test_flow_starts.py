@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from flowkit.adapters.flows import FLOWS, JOBS, FlowStore, key
 from flowkit.attempt.workflows import ABSENT
 from flowkit.gateway import models
 from flowkit.gateway.service import Gateway
-from flowkit.models.tokens import Right
+from flowkit.gateway.store import FLOWS, JOBS, FlowStore, key
 from flowkit.server.auth import Caller
 from flowkit.server.rpc import Call
+from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
 
 CONTEXT, CALLER, FLOW = 3, 11, 40

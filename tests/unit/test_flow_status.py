@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowkit.adapters.flows import FlowStore
 from flowkit.gateway.events import EventLog
 from flowkit.gateway.flows import LatestRun, new_task_id, run_id, transport_id
 from flowkit.gateway.models import FlowNode, FlowStatus, NodeStatus
@@ -29,6 +28,7 @@ from flowkit.gateway.status import (
     path,
     waiting_on,
 )
+from flowkit.gateway.store import FlowStore
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import TaskStatus
 from flowkit.models.ownership import OwnerKind, reserved_for

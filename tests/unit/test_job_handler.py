@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.adapters.flows import FLOWS, JOBS, MESSAGES, RUNNERS, FlowStore, Listing, key
 from flowkit.errors import StoreUnavailable
 from flowkit.gateway import jobs
 from flowkit.gateway.jobs import JobHandler
 from flowkit.gateway.models import FlowNode, JobData, RunnerData
 from flowkit.gateway.secret_box import SecretBox
+from flowkit.gateway.store import FLOWS, JOBS, MESSAGES, RUNNERS, FlowStore, Listing, key
 from flowkit.gateway.supervisors import Destination, JobOutcome, WireJob
 from flowkit.testing import memory_database
 from flowkit.worker import Batch

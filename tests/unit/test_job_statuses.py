@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.unit.event_loop import let_other_tasks_run
 
-from flowkit.adapters.flows import FLOWS, JOBS, FlowStore, key
 from flowkit.gateway.events import FlowEvents
 from flowkit.gateway.flows import read_latest
 from flowkit.gateway.jobs import JobHandler
@@ -32,6 +31,7 @@ from flowkit.gateway.status import (
     node_states,
     path,
 )
+from flowkit.gateway.store import FLOWS, JOBS, FlowStore, key
 from flowkit.gateway.supervisors import JobOutcome, JobState, SupervisorUnreachable
 from flowkit.testing import memory_database
 from flowkit.worker import Batch

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.adapters.flows import FLOWS, JOBS, FlowStore, key
 from flowkit.gateway import models
 from flowkit.gateway.jobs import JobHandler
 from flowkit.gateway.secret_box import SecretBox
 from flowkit.gateway.service import Gateway
+from flowkit.gateway.store import FLOWS, JOBS, FlowStore, key
 from flowkit.gateway.supervisors import Destination, JobOutcome, parse_destination
-from flowkit.models.tokens import Right
 from flowkit.server.auth import Caller
 from flowkit.server.rpc import Call
+from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
 from flowkit.worker import Batch
 

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from flowkit import limits, reason_codes
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.admission import rules
+from flowkit.admission.models import ENDED, Changed, Door, Kind, Limits, Override, Request, State, Ticket
 from flowkit.admission.openapi import Operation, operation_routes
 from flowkit.core.utils import stable_hash
 from flowkit.core.version import __version__
@@ -25,23 +26,10 @@ from flowkit.errors import GraphError, TaskIdTaken
 from flowkit.graph.submission import validate_input
 from flowkit.graph.validation import executor_of, raise_if
 from flowkit.models import COORDINATOR_FN
-from flowkit.models.admission import (
-    DEFAULT_TENANT,
-    ENDED,
-    RANKS,
-    Changed,
-    Door,
-    Kind,
-    Limits,
-    Override,
-    Priority,
-    Request,
-    State,
-    Ticket,
-)
-from flowkit.models.tokens import Right
+from flowkit.models.admission import DEFAULT_TENANT, RANKS, Priority
 from flowkit.server.errors import HttpError
 from flowkit.server.rpc import Params
+from flowkit.server.tokens import Right
 from flowkit.text import names, printed
 from flowkit.validation.arguments import new_task_id_problem
 from flowkit.validation.storable import storage_problems
@@ -51,9 +39,9 @@ if TYPE_CHECKING:
 
     from starlette.routing import BaseRoute
 
+    from flowkit.admission.models import Fields, QueueStatus
     from flowkit.admission.openapi import Given
     from flowkit.admission.queue import AdmissionQueue
-    from flowkit.models.admission import Fields, QueueStatus
     from flowkit.server.auth import Caller
 
 PREFIX: Final = "/api/v1"

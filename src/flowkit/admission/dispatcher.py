@@ -15,10 +15,10 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import reason_codes
 from flowkit.admission import rules
+from flowkit.admission.models import Fields, Kind, Report, State
 from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger, error_summary
 from flowkit.connection import TemporalUnavailable
 from flowkit.errors import FlowKitError, StoreUnavailable, TaskIdTaken
-from flowkit.models.admission import Fields, Kind, Report, State
 from flowkit.models.ownership import Owner, OwnerKind
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from starlette.responses import Response
 
 from flowkit import reason_codes
+from flowkit.admission.models import ENDED, State
 from flowkit.errors import StoreUnavailable
-from flowkit.models.admission import BY_RANK, ENDED, RANKS, State
+from flowkit.models.admission import BY_RANK, RANKS
 from flowkit.server.errors import HttpError
 from flowkit.server.rights import HttpRoute, Open
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
     from starlette.requests import Request
 
+    from flowkit.admission.models import QueueStatus
     from flowkit.admission.queue import AdmissionQueue
-    from flowkit.models.admission import QueueStatus
 
 PATH: Final = "/metrics"
 _REJECTIONS: Final = (reason_codes.QUEUE_FULL, reason_codes.USER_LIMIT, reason_codes.TENANT_LIMIT)

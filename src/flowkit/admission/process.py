@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowkit.adapters.admission import AdmissionStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.admission.dispatcher import Dispatcher
 from flowkit.admission.kafka import AdmissionConsumer, AdmissionTopics, EventRelay
 from flowkit.admission.queue import AdmissionQueue
+from flowkit.admission.store import AdmissionStore
 from flowkit.attempt.background import Health
 from flowkit.bridge.kafka.clients import KafkaConnection
 from flowkit.bridge.kafka.consumer import RecordConsumer

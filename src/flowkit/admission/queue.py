@@ -31,17 +31,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from flowkit import reason_codes
-from flowkit.adapters.admission import AdmissionStore, Count, Hold, ItemUpdate
 from flowkit.adapters.group_commit import GroupCommit
 from flowkit.admission import rules
-from flowkit.core.utils import dumps
-from flowkit.errors import ConfigError, StoreUnavailable, TaskIdTaken
-from flowkit.limits import ADMITTED_TASK_BYTES, USER_CHARS
-from flowkit.models.admission import (
+from flowkit.admission.models import (
     ENDED,
-    RANKS,
     REPEATABLE,
-    Admission,
     Change,
     Changed,
     Door,
@@ -49,7 +43,6 @@ from flowkit.models.admission import (
     Kind,
     Limits,
     Page,
-    Priority,
     QueueStatus,
     Report,
     Request,
@@ -57,6 +50,11 @@ from flowkit.models.admission import (
     Ticket,
     UserLoad,
 )
+from flowkit.admission.store import AdmissionStore, Count, Hold, ItemUpdate
+from flowkit.core.utils import dumps
+from flowkit.errors import ConfigError, StoreUnavailable, TaskIdTaken
+from flowkit.limits import ADMITTED_TASK_BYTES, USER_CHARS
+from flowkit.models.admission import RANKS, Admission, Priority
 from flowkit.text import shown
 
 if TYPE_CHECKING:

@@ -12,25 +12,33 @@ It divides a history into activations in another way in a replay than in an engi
 * A query that came with a workflow task is answered while a local activity runs. The SDK then completes the workflow task
   with the answer, and the activity ends in the next one. A replay knows no workflow task between the two, so that the time,
   the length of the history and the order of the commands differ.
+* A query brings an engine the events of a workflow task that has started in another engine, and that times out there. The
+  SDK runs the workflow with them, as with those of a workflow task of its own. The next one has the events that came
+  later. A replay has all of them in one activation, because it knows nothing of a workflow task that has timed out.
 
 All lead to other commands, so that the history could never be replayed. Here, events wait for their workflow task, the
 updates of an activation come last, and updates and queries wait while a local activity runs. Such an activity is short.
 The answers leave together with the commands that follow its end. The server sends a query again that has no answer.
 
-One case remains: a query brings a new engine the events of a workflow task that has started in another engine, and that
-times out there. Nothing in an activation tells them from events of a workflow task of its own.
+In the last case, nothing in an activation says whose events it has. The workflow task that follows such a query fails if
+the one before may have timed out elsewhere (`Activations._may_have_timed_out`). The SDK then forgets the workflow, the
+server sends the workflow task again, and the engine runs the workflow anew from its history.
 """
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 from temporalio.worker import WorkflowRunner
 
 from flowkit.models import temporal_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import timedelta
 
     from temporalio.worker import WorkflowInstance, WorkflowInstanceDetails
 
@@ -40,8 +48,11 @@ _TERMINAL = (
     "fail_workflow_execution",
     "cancel_workflow_execution",
 )
-_LEGACY_QUERY = "legacy"
-"""The id of a query that comes without a workflow task."""
+_LEGACY_QUERY = "legacy_query"
+"""The id that the SDK gives to a query that comes without a workflow task."""
+_SOON_SEC = 1.0
+"""A query that brings events is asked at once after them. Before any other query, the workflow task is completed at the
+server, so that it comes later than this as a rule. On an engine that is very busy, the former can come later, too."""
 
 
 class OrderedRunner(WorkflowRunner):
@@ -58,7 +69,7 @@ class OrderedRunner(WorkflowRunner):
         """Return an instance of a workflow."""
         instance = self.inner.create_instance(det)
         if det.info.workflow_type == temporal_names.TASK:
-            vars(instance)["activate"] = Activations(instance.activate).run
+            vars(instance)["activate"] = Activations(instance.activate, det.info.task_timeout).run
         return instance
 
     def set_worker_level_failure_exception_types(self, types: Sequence[type[BaseException]]) -> None:
@@ -69,9 +80,14 @@ class OrderedRunner(WorkflowRunner):
 class Activations:
     """The activations of one run of a workflow in one process."""
 
-    def __init__(self, run: Callable[[Any], Any]) -> None:
-        """`run` runs an activation, and returns a completion with the commands to which it leads."""
+    def __init__(self, run: Callable[[Any], Any], task_timeout: timedelta) -> None:
+        """Start with no activation.
+
+        `run` runs an activation, and returns a completion with the commands to which it leads. `task_timeout` is the
+        time after which the server gives up a workflow task that has started.
+        """
         self._run = run
+        self._timeout_ns = int(task_timeout.total_seconds() * 1e9)
         self._task: tuple[int, int] | None = None
         """The size of the history and the time of the latest workflow task that has started."""
         self._events = 0
@@ -84,6 +100,10 @@ class Activations:
         """Queries of the present workflow task that wait until no local activity runs."""
         self._local: set[int] = set()
         """The sequence numbers of the local activities that run."""
+        self._new: _NewEvents | None = None
+        """The latest activation with events that are new to this engine, and the commands to which it led."""
+        self._is_foreign = False
+        """Whether a query may have brought the new events, so that their workflow task may belong to another engine."""
 
     def run(self, activation: Any) -> Any:
         """Return the completion of an activation."""
@@ -91,6 +111,8 @@ class Activations:
             return self._run(activation)
         if all(job.HasField("query_workflow") for job in activation.jobs):
             return self._ask(activation)
+        if self._may_have_timed_out(activation):
+            return _failure(activation)
         if activation.history_length != self._events:
             self._queries = []
         if self._is_ahead(activation):
@@ -99,11 +121,16 @@ class Activations:
         if self._held:
             held, self._held = self._held, []
             activation = _with_jobs(activation, [*held, *activation.jobs])
-        return self._with_answers(activation, self._run_in_order(activation))
+        completion = self._with_answers(activation, self._run_in_order(activation))
+        self._note_new_events(activation, completion)
+        return completion
 
     def _ask(self, activation: Any) -> Any:
         """Run queries, or keep them if they have come with a workflow task in which a local activity runs."""
-        if not self._local or any(job.query_workflow.query_id == _LEGACY_QUERY for job in activation.jobs):
+        is_legacy = any(job.query_workflow.query_id == _LEGACY_QUERY for job in activation.jobs)
+        if is_legacy and self._new is not None and time.monotonic() - self._new.ended < _SOON_SEC:
+            self._is_foreign = True
+        if not self._local or is_legacy:
             return self._run(activation)
         self._queries += activation.jobs
         return self._run(_with_jobs(activation, []))
@@ -128,6 +155,31 @@ class Activations:
         task, before = (activation.history_size_bytes, activation.timestamp.ToNanoseconds()), self._events
         is_same_task, self._task, self._events = task == self._task, task, activation.history_length
         return is_same_task and activation.history_length > before
+
+    def _note_new_events(self, activation: Any, completion: Any) -> None:
+        """Keep what says later whether the workflow task of an activation was one of this engine.
+
+        A replay has the events of completed workflow tasks only, and updates come only with a task of this engine.
+        """
+        commands = [*completion.successful.commands]
+        if self._new is not None and self._new.length == activation.history_length:
+            commands += self._new.commands
+        self._is_foreign, self._new = False, None
+        is_own = any(job.HasField("do_update") for job in activation.jobs)
+        if not (activation.is_replaying or is_own):
+            self._new = _NewEvents(
+                activation.history_length, activation.timestamp.ToNanoseconds(), time.monotonic(), commands
+            )
+
+    def _may_have_timed_out(self, activation: Any) -> bool:
+        """Return whether the latest new events may belong to a workflow task that has timed out in another engine.
+
+        A query came at once after them, the timeout has passed, and nothing has come of the commands to which they led.
+        """
+        if self._new is None or not self._is_foreign or activation.history_length <= self._new.length:
+            return False
+        passed = activation.timestamp.ToNanoseconds() - self._new.started
+        return passed >= self._timeout_ns and not _ends_one_of(activation, self._new.commands)
 
     def _run_in_order(self, activation: Any) -> Any:
         """Run the updates after the other jobs, and when no local activity runs. Return all commands as one completion.
@@ -165,6 +217,44 @@ class Activations:
             )
             self._local.update(each.seq for each in started)
         return completion
+
+
+@dataclass(frozen=True, slots=True)
+class _NewEvents:
+    """An activation that was no replay: the latest one, or several of one workflow task."""
+
+    length: int
+    """The length of the history."""
+    started: int
+    """When its workflow task started: the server's time in nanoseconds."""
+    ended: float
+    """When the workflow had run: this engine's monotonic time in seconds."""
+    commands: list[Any]
+
+
+def _ends_one_of(activation: Any, commands: Sequence[Any]) -> bool:
+    """Return whether an activity or a timer ends that one of these commands has started."""
+    activities = {each.schedule_activity.seq for each in commands if each.HasField("schedule_activity")}
+    timers = {each.start_timer.seq for each in commands if each.HasField("start_timer")}
+    return any(
+        (
+            job.HasField("resolve_activity")
+            and not job.resolve_activity.is_local
+            and job.resolve_activity.seq in activities
+        )
+        or (job.HasField("fire_timer") and job.fire_timer.seq in timers)
+        for job in activation.jobs
+    )
+
+
+def _failure(activation: Any) -> Any:
+    """Return a completion that fails the workflow task, after which the SDK runs the workflow from its history."""
+    completion = WorkflowActivationCompletion(run_id=activation.run_id)
+    completion.failed.failure.message = (
+        "A query brought this engine events of a workflow task that may have timed out in another engine. "
+        "The workflow task is repeated from the history. No action is needed."
+    )
+    return completion
 
 
 def _with_jobs(activation: Any, jobs: Sequence[Any]) -> Any:

@@ -20,8 +20,8 @@ from flowkit.models import NodeStatus as TaskNodeStatus
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from flowkit.adapters.flows import FlowStore
     from flowkit.gateway.status import Run, TaskNode
+    from flowkit.gateway.store import FlowStore
 
 LOOK_SEC: Final = 0.25
 """How often a gateway looks at a flow with subscribers."""

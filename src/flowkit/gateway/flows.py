@@ -11,14 +11,14 @@ from flowkit.gateway.supervisors import parse_destination
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import OnNodeFailure
 from flowkit.models.ownership import OwnerKind
-from flowkit.models.tokens import JOB_ROLE
+from flowkit.server.tokens import JOB_ROLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from flowkit.adapters.flows import FlowStore
     from flowkit.gateway.models import FlowData
     from flowkit.gateway.status import Run
+    from flowkit.gateway.store import FlowStore
 
 ROLE: Final = JOB_ROLE
 """The role of the nodes of a flow."""

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowkit import reason_codes
-from flowkit.adapters.flows import JOBS, MESSAGES, RUNNERS, key
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.errors import FlowKitError
 from flowkit.gateway.flows import (
@@ -26,6 +25,7 @@ from flowkit.gateway.flows import (
 from flowkit.gateway.models import MessageStatus, NodeStatus, TransportStatus
 from flowkit.gateway.secret_box import SecretError
 from flowkit.gateway.status import Dispatch, JobEvent, advance, read_dispatch
+from flowkit.gateway.store import JOBS, MESSAGES, RUNNERS, key
 from flowkit.gateway.supervisors import JobState, SupervisorError, WireJob, parse_destination
 from flowkit.text import printed, truncate
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
@@ -33,8 +33,8 @@ from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from flowkit.adapters.flows import FlowStore
     from flowkit.gateway.secret_box import SecretBox
+    from flowkit.gateway.store import FlowStore
     from flowkit.gateway.supervisors import Destination, JobOutcome, Supervisors
     from flowkit.worker import RunContext
 

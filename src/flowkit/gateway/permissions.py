@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from flowkit.models.tokens import Right
+from flowkit.server.tokens import Right
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit import WorkerConfig
-from flowkit.adapters.flows import FlowStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.background import Health
 from flowkit.client import TaskClient
@@ -16,6 +15,7 @@ from flowkit.gateway.flows import ROLE
 from flowkit.gateway.http_client import DEFAULT_ALLOWED, AllowedNetworks
 from flowkit.gateway.jobs import CONCURRENCY, JobHandler
 from flowkit.gateway.service import Gateway, methods
+from flowkit.gateway.store import FlowStore
 from flowkit.gateway.supervisors import DEFAULT_MYCELIUM_URL, Supervisors
 from flowkit.server.rpc import rpc_routes
 from flowkit.server.serving import HttpServer, serve

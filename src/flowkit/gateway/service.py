@@ -13,7 +13,6 @@ from temporalio.exceptions import TemporalError
 
 from flowkit import reason_codes
 from flowkit.actions.records import CHANGE_GRAPH, SATISFY
-from flowkit.adapters.flows import ACTORS, CONTEXTS, FLOWS, JOBS, MESSAGES, RUNNERS, Listing, key
 from flowkit.attempt.workflows import WorkflowState
 from flowkit.connection import TemporalUnavailable
 from flowkit.core.utils import dumps
@@ -67,6 +66,7 @@ from flowkit.gateway.status import (
     node_states,
     waiting_on,
 )
+from flowkit.gateway.store import ACTORS, CONTEXTS, FLOWS, JOBS, MESSAGES, RUNNERS, Listing, key
 from flowkit.gateway.supervisors import SupervisorError, parse_destination
 from flowkit.models import TaskStatus
 from flowkit.models.ownership import task_owner
@@ -92,8 +92,8 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from flowkit.adapters.flows import FlowStore
     from flowkit.client import TaskClient
+    from flowkit.gateway.store import FlowStore
     from flowkit.gateway.supervisors import Supervisors
     from flowkit.server.rpc import Call
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from flowkit.adapters.mongo import moment
 from flowkit.errors import ConfigError
-from flowkit.models.tokens import JOB_ROLE, Right
 from flowkit.server.errors import Unauthorized
+from flowkit.server.tokens import JOB_ROLE, Right
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from flowkit.adapters.tokens import TokenStore
-    from flowkit.models.tokens import Token
     from flowkit.server.addresses import Address
+    from flowkit.server.token_store import TokenStore
+    from flowkit.server.tokens import Token
 
 CACHE_SEC = 3.0
 """How long the server trusts a token without reading it again. A revoked token stops within this time."""

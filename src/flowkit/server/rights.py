@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
-from flowkit.models.tokens import Right
 from flowkit.server.errors import HttpError
+from flowkit.server.tokens import Right
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from flowkit.adapters.tokens import TokenStore
 from flowkit.attempt.background import Health, error_summary
 from flowkit.errors import ConfigError
 from flowkit.server.addresses import Address
 from flowkit.server.app import BODY_LIMIT, create_app
 from flowkit.server.auth import Authenticator
 from flowkit.server.protocols import ClientLimits, HttpProtocol, ServerConfig
+from flowkit.server.token_store import TokenStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

@@ -15,9 +15,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from motor.motor_asyncio import AsyncIOMotorClient
 
 from flowkit import CoordinatorConfig
-from flowkit.adapters.admission import AdmissionStore
 from flowkit.admission.kafka import AdmissionConsumer, AdmissionTopics, EventRelay
 from flowkit.admission.queue import AdmissionQueue
+from flowkit.admission.store import AdmissionStore
 from flowkit.bridge.kafka import clients
 from flowkit.bridge.kafka.clients import KafkaConnection
 from flowkit.bridge.kafka.consumer import RecordConsumer

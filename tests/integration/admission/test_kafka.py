@@ -11,11 +11,11 @@ import pytest
 
 from flowkit import reason_codes
 from flowkit.admission.kafka import DEAD_LETTER_BYTES, AdmissionTopics, EventRelay
+from flowkit.admission.models import Door as Via
+from flowkit.admission.models import Kind, Limits, Request, State
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.errors import KafkaUnavailable, StoreUnavailable
 from flowkit.limits import KAFKA_RECORD_BYTES
-from flowkit.models.admission import Door as Via
-from flowkit.models.admission import Kind, Limits, Request, State
 from tests.admission.events import REQUESTED, record, refuse_inserts, requested
 from tests.integration.admission.conftest import Door
 from tests.integration.harness import eventually

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flowkit.adapters.admission import AdmissionStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.admission.dispatcher import Dispatcher
+from flowkit.admission.models import Limits, State
 from flowkit.admission.queue import AdmissionQueue, request_of
+from flowkit.admission.store import AdmissionStore
 from flowkit.client import TaskClient
-from flowkit.models.admission import Admission, Limits, State
+from flowkit.models.admission import Admission
 from tests.integration.harness import node
 
 if TYPE_CHECKING:
-    from flowkit.models.admission import Fields
+    from flowkit.admission.models import Fields
     from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server

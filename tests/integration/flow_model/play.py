@@ -19,7 +19,7 @@ from flowkit.gateway.http_client import AllowedNetworks
 from flowkit.gateway.process import GatewayProcess, GatewaySettings
 from flowkit.gateway.secret_box import SecretBox
 from flowkit.models.tasks import TaskStatus
-from flowkit.models.tokens import Right
+from flowkit.server.tokens import Right
 from flowkit.testing.supervisor import MyceliumNode
 from tests.integration.flow_model.client import FlowClient
 from tests.integration.flow_model.cluster import Cluster, Part

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.adapters.tokens import TokenStore
 from flowkit.gateway import service
 from flowkit.gateway.client import GatewayClient
-from flowkit.models.tokens import Right
+from flowkit.server.token_store import TokenStore
+from flowkit.server.tokens import Right
 from flowkit.testing.supervisor import Misbehavior
 from tests.integration.flows.world import CALLER, FLOW, FlowWorld
 from tests.integration.harness import eventually

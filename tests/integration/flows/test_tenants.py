@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.gateway.permissions import PERMISSIONS
-from flowkit.models.tokens import Right
+from flowkit.server.tokens import Right
 from tests.integration.flows.world import CALLER, FLOW, NEIGHBOR, RUNNER
 from tests.tenants import create_tenants
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from flowkit import reason_codes
+from flowkit.admission.cli.limits import limits
+from flowkit.admission.models import State
 from flowkit.cli import output
-from flowkit.cli.admission.limits import limits
 from flowkit.cli.errors import EPILOG, add_remedy
 from flowkit.cli.loading import load_config
 from flowkit.cli.options import (
@@ -32,7 +33,8 @@ from flowkit.cli.output import log_processes, log_warnings
 from flowkit.cli.running import run_until_stopped
 from flowkit.core.loops import run
 from flowkit.errors import ConfigError
-from flowkit.models.admission import DEFAULT_TENANT, Admission, Priority, State
+from flowkit.models.admission import DEFAULT_TENANT, Admission, Priority
+from flowkit.server import check_packages
 from flowkit.text import printed, shown
 from flowkit.validation import arguments
 
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
     from flowkit.admission.kafka import TopicRights
 
+PACKAGES = ("prometheus_client",)
+"""What the HTTP API imports beside the server's packages."""
 _MOST = 1_000
 """Most requests that `list` prints."""
 _STATES = [state.value for state in State if state is not State.RESERVING]
@@ -143,9 +147,7 @@ def run_process(
     """
     log_processes(verbose)
     if http:
-        from flowkit.server import check_packages
-
-        check_packages()
+        check_packages("the HTTP API of admission", extra="admission", needs=PACKAGES)
     from flowkit.admission.kafka import OPTIONAL, AdmissionTopics
     from flowkit.admission.process import AdmissionProcess, AdmissionSettings
 
@@ -235,12 +237,12 @@ def status(
     log_warnings(verbose)
     where = Where(mongo_url=mongo_url, database=database, queue=queue)
     if request_id is not None:
-        from flowkit.cli.admission import submission
+        from flowkit.admission.cli import submission
 
         return asyncio.run(submission.show(request_id, where, watch=watch, as_json=as_json))
     if watch and as_json:
         raise add_remedy(ConfigError("--watch does not end, so it has no JSON document"), "omit --json")
-    from flowkit.cli.admission import inspection
+    from flowkit.admission.cli import inspection
 
     if watch:
         return asyncio.run(inspection.watch_status(where))
@@ -291,7 +293,7 @@ def submit(
 ) -> None:
     """Submit a task, or with --script an execution for an outside executor. Exit with 1 if the queue rejects it."""
     log_warnings(verbose)
-    from flowkit.cli.admission import submission
+    from flowkit.admission.cli import submission
 
     given = submission.Given(
         graph=graph, params=params, script=script, lang=lang, lang_version=lang_version, fields=fields or ()
@@ -314,13 +316,14 @@ def set_priority(
 ) -> None:
     """Move a waiting request to another band. It keeps its time of arrival."""
     log_warnings(verbose)
-    from flowkit.cli.admission import submission
+    from flowkit.admission.cli import submission
+    from flowkit.admission.client import describe
 
     where = Where(mongo_url=mongo_url, database=database, queue=queue)
     ticket = asyncio.run(submission.set_priority(request_id, band, where))
     if as_json:
         return output.document(asdict(ticket))
-    return output.echo(submission.describe(ticket))
+    return output.echo(describe(ticket))
 
 
 @admission.command("cancel", epilog=EPILOG)
@@ -337,13 +340,14 @@ def cancel(
 ) -> None:
     """Cancel a request. One that waits ends at once; the end of one that runs is only requested."""
     log_warnings(verbose)
-    from flowkit.cli.admission import submission
+    from flowkit.admission.cli import submission
+    from flowkit.admission.client import describe
 
     where = Where(mongo_url=mongo_url, database=database, queue=queue)
     ticket = asyncio.run(submission.cancel(request_id, reason, current_user(), where))
     if as_json:
         return output.document(asdict(ticket))
-    return output.echo(submission.describe(ticket))
+    return output.echo(describe(ticket))
 
 
 @admission.command("list", epilog=EPILOG)
@@ -363,7 +367,7 @@ def list_requests(
 ) -> None:
     """List requests, newest first."""
     log_warnings(verbose)
-    from flowkit.cli.admission import inspection
+    from flowkit.admission.cli import inspection
 
     where = Where(mongo_url=mongo_url, database=database, queue=queue)
     wanted = {"state": state and State(state), "user_id": user, "tenant": tenant, "priority": priority}

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
+from flowkit.admission.cli.submission import open_queue
+from flowkit.admission.models import State
 from flowkit.cli import output
-from flowkit.cli.admission.submission import open_queue
 from flowkit.cli.screen import add_names, add_times, format_time, open_screen, plain_table
-from flowkit.models.admission import RANKS, State
+from flowkit.models.admission import RANKS
 from flowkit.text import format_duration, one_line
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
+    from flowkit.admission.models import Page, QueueStatus, Ticket
     from flowkit.cli.options import Where
-    from flowkit.models.admission import Page, QueueStatus, Ticket
 
 _REFRESH_SEC: Final = 1.0
 _BAR_CHARS: Final = 20

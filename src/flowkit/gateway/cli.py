@@ -25,12 +25,15 @@ from flowkit.cli.options import (
 from flowkit.cli.output import log_processes
 from flowkit.cli.running import run_until_stopped
 from flowkit.core.loops import run
+from flowkit.server import check_packages
 
 if TYPE_CHECKING:
     from flowkit.gateway.client import GatewayClient
     from flowkit.gateway.importing import Import
 
 DEFAULT_URL = "http://127.0.0.1:9652"
+PACKAGES = ("aiohttp", "cryptography", "ruamel")
+"""What the gateway imports beside the server's packages."""
 
 gateway = typer.Typer(
     help="Serve flows and jobs by JSON-RPC, and dispatch the jobs to supervisors.",
@@ -129,9 +132,7 @@ def _run(
     where: Where, given: dict[str, Any], networks: str, summary: str, reports: HealthOptions, *, verbose: bool
 ) -> None:
     log_processes(verbose)
-    from flowkit.server import check_packages
-
-    check_packages()
+    check_packages("the gateway", extra="gateway", needs=PACKAGES)
     from flowkit.gateway.http_client import AllowedNetworks
     from flowkit.gateway.process import GatewayProcess, GatewaySettings
     from flowkit.gateway.secret_box import SecretBox
@@ -173,9 +174,7 @@ def import_flow(
 ) -> int:
     """Create the flow of a YAML file, with its jobs, and optionally start it."""
     output.log_warnings(verbose)
-    from flowkit.server import check_packages
-
-    check_packages()
+    check_packages("the gateway", extra="gateway", needs=PACKAGES)
     from flowkit.gateway.importing import read_flow_file
 
     planned = read_flow_file(file, {"context": context, "caller": caller, "flow": flow})

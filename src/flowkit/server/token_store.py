@@ -18,7 +18,7 @@ from pymongo import ASCENDING
 from flowkit.adapters.entries import utc
 from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
 from flowkit.errors import ConfigError
-from flowkit.models.tokens import MAX_ACTOR, Right, Token
+from flowkit.server.tokens import MAX_ACTOR, Right, Token
 from flowkit.text import shown
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowkit.admission.models import Limits, Override
 from flowkit.cli import output
 from flowkit.cli.errors import EPILOG, add_remedy
 from flowkit.cli.options import (
@@ -24,7 +25,6 @@ from flowkit.cli.options import (
 from flowkit.cli.output import log_warnings
 from flowkit.errors import ConfigError
 from flowkit.limits import USER_CHARS
-from flowkit.models.admission import Limits, Override
 from flowkit.text import shown
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def _apply(change: Callable[[Limits], Limits], where: Where, *, as_json: bool) -
 
 
 async def _store(change: Callable[[Limits], Limits], where: Where) -> Limits:
-    from flowkit.adapters.admission import AdmissionStore
+    from flowkit.admission.store import AdmissionStore
     from flowkit.cli import servers
 
     async with servers.database(where) as db:

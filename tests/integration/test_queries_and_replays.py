@@ -1,4 +1,4 @@
-"""A history replays although queries come while local activities run."""
+"""A history replays although queries come while local activities run, or while another engine is frozen."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 from temporalio import activity, workflow
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import PollWorkflowTaskQueueRequest
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
 
 from flowkit.engine.activations import OrderedRunner
 from tests.integration.harness import wait_seconds
 
 if TYPE_CHECKING:
+    from temporalio.client import Client
+
     from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
@@ -106,3 +110,79 @@ async def test_history_replays_although_a_query_comes_while_a_local_activity_run
             if await query == [True, True]:
                 return
     raise AssertionError("no query came while a local activity ran")
+
+
+@activity.defn
+async def echo(number: int) -> int:
+    return number
+
+
+@workflow.defn(name="Task")
+class CountsSignals:
+    """Runs an activity with the number of the signals that it has in its first activation with one."""
+
+    def __init__(self) -> None:
+        self._signals = 0
+
+    @workflow.signal
+    def notify(self) -> None:
+        self._signals += 1
+
+    @workflow.query
+    def signals(self) -> int:
+        return self._signals
+
+    @workflow.run
+    async def run(self) -> int:
+        await workflow.wait_condition(lambda: self._signals > 0)
+        number = self._signals
+        await workflow.execute_activity(
+            echo, number, activity_id=f"with {number}", schedule_to_close_timeout=FOREVER
+        )
+        return number
+
+
+async def take_workflow_task(client: Client, queue: str) -> None:
+    """Poll as an engine does that is frozen then: take the queries of a queue, and its workflow task, and complete none."""
+    request = PollWorkflowTaskQueueRequest(
+        namespace=client.namespace, task_queue=TaskQueue(name=queue), identity="frozen"
+    )
+    is_query = True
+    while is_query:
+        taken = await client.workflow_service.poll_workflow_task_queue(request)
+        is_query = bool(taken.query.query_type) or not taken.task_token
+
+
+async def test_history_replays_although_a_query_brought_events_of_a_task_that_timed_out_elsewhere(
+    harness: Harness,
+) -> None:
+    client = await harness.client()
+    queue = f"queries-{uuid.uuid4().hex[:8]}"
+
+    def engine() -> Worker:
+        return Worker(
+            client,
+            task_queue=queue,
+            workflows=[CountsSignals],
+            activities=[echo],
+            workflow_runner=runner(),
+        )
+
+    async with engine():
+        handle = await client.start_workflow(
+            CountsSignals.run, id=uuid.uuid4().hex, task_queue=queue, task_timeout=timedelta(seconds=3)
+        )
+        assert await handle.query(CountsSignals.signals) == 0
+    queries = [asyncio.create_task(handle.query(CountsSignals.signals)) for _ in range(8)]
+    await wait_seconds(0.5)
+    await handle.signal(CountsSignals.notify)
+    await take_workflow_task(client, queue)
+    async with engine():
+        await asyncio.wait(queries, return_when=asyncio.FIRST_COMPLETED)
+        await handle.signal(CountsSignals.notify)
+        assert await handle.result() == 2
+    for query in queries:
+        query.cancel()
+    await asyncio.gather(*queries, return_exceptions=True)
+    replayer = Replayer(workflows=[CountsSignals], workflow_runner=runner())
+    await replayer.replay_workflow(await handle.fetch_history())

@@ -21,7 +21,7 @@ from flowkit.cli.options import (
 )
 from flowkit.cli.output import log_warnings
 from flowkit.errors import ConfigError
-from flowkit.models.tokens import MAX_ACTOR, Right
+from flowkit.server.tokens import MAX_ACTOR, Right
 from flowkit.text import printed
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from flowkit.models.tokens import Token
+    from flowkit.server.tokens import Token
 
 _DAY_SEC = 86_400.0
 _MAX_DAYS = 36_500
@@ -97,8 +97,8 @@ async def _create(
     where: Where, scope: Mapping[str, Any], note: str, expires: int | None
 ) -> tuple[str, list[str]]:
     """Create a token. Return its text, and what to print about it."""
-    from flowkit.adapters.tokens import TokenStore
     from flowkit.cli.servers import database
+    from flowkit.server.token_store import TokenStore
 
     async with database(where) as db:
         store = TokenStore(db)
@@ -138,8 +138,8 @@ def list_tokens(
 
 
 async def _read(where: Where) -> list[Token]:
-    from flowkit.adapters.tokens import TokenStore
     from flowkit.cli.servers import database
+    from flowkit.server.token_store import TokenStore
 
     async with database(where) as db:
         return await TokenStore(db).list_tokens()
@@ -165,8 +165,8 @@ def revoke(
 
 
 async def _revoke(where: Where, token_id: str) -> Token | None:
-    from flowkit.adapters.tokens import TokenStore
     from flowkit.cli.servers import database
+    from flowkit.server.token_store import TokenStore
 
     async with database(where) as db:
         return await TokenStore(db).revoke(token_id)
