@@ -60,7 +60,7 @@ _SPARSER = 20
 """The gap between two rows of one kind is at least the attempt's age divided by this, which limits their number."""
 
 
-class EventLog:
+class AttemptEventLog:
     """Queues the events of attempts and writes them to `worker_events`.
 
     An attempt that succeeds within five seconds writes one event, its end. A longer attempt also writes its start, its

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.mongo import Database
     from flowkit.adapters.tasks.attempts import EntryWrite, NodeWrite
-    from flowkit.adapters.vars.changes import Change
+    from flowkit.adapters.vars.changes import VarsChange
 
     Answer = Awaitable[dict[str, Any]]
 
@@ -162,7 +162,7 @@ class CoordinatorAdapters:
             await self._variables.write(task_id, changes.NOTHING, self._write)
         return {"ok": True}
 
-    async def _change(self, task_id: str, rule: Callable[[], Change]) -> dict[str, Any]:
+    async def _change(self, task_id: str, rule: Callable[[], VarsChange]) -> dict[str, Any]:
         _require_task(task_id)
         change = rule()
         hits = self._hits(change)
@@ -171,13 +171,13 @@ class CoordinatorAdapters:
             self._log_change(task_id, change, hits, first=first)
         return {"ok": True, "touched": change.touched}
 
-    def _hits(self, change: Change) -> int:
+    def _hits(self, change: VarsChange) -> int:
         hits = self.detector.hits(change.values)
         if hits and change.block_sensitive:
             raise AdapterError(f"vars.{change.operation} blocked: {hits} sensitive-looking values")
         return hits
 
-    def _log_change(self, task_id: str, change: Change, hits: int, *, first: bool) -> None:
+    def _log_change(self, task_id: str, change: VarsChange, hits: int, *, first: bool) -> None:
         """Log one record with paths and counts. Values are never logged, because they may be secrets."""
         if not _logger.isEnabledFor(logging.INFO):
             return

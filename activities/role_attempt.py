@@ -19,8 +19,9 @@ from flowkit.activities.calls import context_for
 from flowkit.activities.context import ArtifactsWriter, RunContext
 from flowkit.activities.handlers import PERMANENT_ERRORS, BatchResult, FinalizeResult, RoleHandler
 from flowkit.activities.process_pool import ProcessDied
-from flowkit.adapters.artifacts import check_uid, first_fence
+from flowkit.adapters.artifacts import check_uid
 from flowkit.adapters.batch_tries import LostTries
+from flowkit.adapters.claims import first_fence
 from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.adapters.outages import clock_stopped, retry_while_unavailable
 from flowkit.adapters.shards import FAILED, FINISHED
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from temporalio.exceptions import ApplicationError
 
-    from flowkit.activities.attempt_log import AttemptLog, EventLog
+    from flowkit.activities.attempt_log import AttemptEventLog, AttemptLog
     from flowkit.activities.batches.backpressure import Backpressure
     from flowkit.activities.calls import Threads
     from flowkit.activities.handlers import Batch
@@ -121,7 +122,7 @@ class RoleContext:
     inputs: InputSettings = field(default_factory=InputSettings)
     processes: ProcessPool | None = None
     clock: Any = None
-    events: EventLog | None = None
+    events: AttemptEventLog | None = None
     leases: Mapping[str, RoleLease] = field(default_factory=dict)
     """The lease of each role whose task queue the process polls."""
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +14,7 @@ from flowkit.activities.params_checks import ENGINE_SLACK, ParamsChecks
 from flowkit.adapters.tasks.store import is_same_database, latest_attempt, show_database
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
 from flowkit.attempt.failures import cut, refusal
+from flowkit.attempt.supervision import sending_heartbeats
 from flowkit.errors import (
     FlowKitError,
     GraphError,
@@ -45,7 +46,8 @@ from flowkit.models.columns import unpack
 from flowkit.validation.storable import storage_problems
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.store import TaskStore
@@ -293,26 +295,9 @@ def _check_conditions(graph: dict[str, Any]) -> None:
     raise_if(condition_problems(graph, normalized(graph)))
 
 
-@asynccontextmanager
-async def heartbeats() -> AsyncIterator[None]:
-    """Send heartbeats for the running activity, on Temporal's loop, so that a busy portal loop cannot delay them.
-
-    A local activity has none.
-    """
-    if activity.info().is_local:
-        yield
-        return
-    sending = asyncio.create_task(_send_heartbeats())
-    try:
-        yield
-    finally:
-        sending.cancel()
-
-
-async def _send_heartbeats() -> None:
-    while True:
-        await asyncio.sleep(_BEAT_SEC)
-        activity.heartbeat()
+def heartbeats() -> AbstractAsyncContextManager[None]:
+    """Send heartbeats for the running activity, unless it is a local one."""
+    return sending_heartbeats(lambda: _BEAT_SEC)
 
 
 class StoredTasks:

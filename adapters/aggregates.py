@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import DuplicateKeyError
 
-from flowkit.adapters.entries import of_generation, scan_filter
+from flowkit.adapters.entries import generation_filter, scan_filter
 from flowkit.adapters.mongo import Database, durable, iso, moment, translate_errors
 from flowkit.adapters.tasks.reset import read_first_epochs
 from flowkit.errors import AdapterError, Fenced
@@ -101,7 +101,7 @@ class Aggregates:
         """
         if first_epochs is None:
             first_epochs = await read_first_epochs(self._db.tasks, task_id, [node_id])
-        own = {"task_id": task_id, "node_id": node_id, **of_generation(first_epochs.get(node_id, 0))}
+        own = {"task_id": task_id, "node_id": node_id, **generation_filter(first_epochs.get(node_id, 0))}
         cursor = self._db.metrics_raw.find({**own, "failed": {"$ne": True}}, {"_id": 0, "metrics": 1})
         return await _folded((row.get("metrics") or {} async for row in cursor), mode)
 
@@ -115,7 +115,7 @@ class Aggregates:
         replaced it. If an earlier try of the same attempt has finished its node, the stats are stored already.
         """
         path = f"graph.nodes.{await self.place_of(task_id, node_id)}"
-        held = {"id": task_id} if write is None else write.entry.held_by(write.run_id)
+        held = {"id": task_id} if write is None else write.entry.running_filter(write.run_id)
         fields = {f"{path}.stats": stats, f"{path}.stats_cached_at": at, "updated_at": at}
         same_node: dict[str, Any] = {f"{path}.node_id": node_id}
         done = await self._db.tasks.update_one({**held, **same_node}, {"$set": fields})
@@ -126,7 +126,10 @@ class Aggregates:
         """Return True if this attempt has already finished its node."""
         if write is None:
             return False
-        own = {**write.entry.taken_by(write.run_id), write.entry.path_of("status"): NodeStatus.FINISHED.value}
+        own = {
+            **write.entry.taken_filter(write.run_id),
+            write.entry.path_of("status"): NodeStatus.FINISHED.value,
+        }
         return await self._db.tasks.find_one(own, {"_id": 1}) is not None
 
 

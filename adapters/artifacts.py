@@ -1,26 +1,22 @@
-"""Storage of artifacts, metrics and claims (spec: artifacts, metrics path; protocol: MongoDB contract).
+"""Storage of artifacts and metrics (spec: artifacts, metrics path; protocol: MongoDB contract).
 
-One rule applies to all three: a write of a higher epoch replaces the row, and a write of a lower epoch is rejected.
+One rule applies to both: a write of a higher epoch replaces the row, and a write of a lower epoch is rejected.
 A rejected write raises Fenced, which ends an outdated attempt that is still running.
-
-Within one process, writers notify the nodes that wait for new batches and claims.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import defaultdict
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from bson import ObjectId
 from pymongo import ASCENDING, UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from flowkit.adapters.batch_uids import BadBatchUid, uid_text
+from flowkit.adapters.batch_uids import BadBatchUid, uid_filters, uid_text
+from flowkit.adapters.claims import Claims, first_fence, sealed_fence
 from flowkit.adapters.entries import (
     PAGE_BYTES,
     PROJECTION,
@@ -31,38 +27,35 @@ from flowkit.adapters.entries import (
     entries,
     entry_of,
     fitting,
+    generation_filter,
     is_whole,
-    of_generation,
     scan_filter,
 )
 from flowkit.adapters.group_commit import GroupCommit
 from flowkit.adapters.metrics import EMPTY_BYTES, storable
 from flowkit.adapters.mongo import (
-    DUPLICATE_KEY,
+    CURSOR_DOCUMENTS,
     Database,
+    duplicate_indexes,
     durable,
     ensure_index,
     gather_writes,
     moment,
     translate_errors,
 )
+from flowkit.adapters.notifier import ArtifactNotifier
 from flowkit.errors import Fenced
 from flowkit.models import NodeStatus
 from flowkit.protocol.messages import FINAL_UID
 from flowkit.validation.values import batch_uid_problem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
     from flowkit.adapters.entries import Mark
     from flowkit.models import AttemptInput, NodeOutcome, NodeRecord
 
-T = TypeVar("T")
-
 _NODE_BATCH = [("task_id", ASCENDING), ("node_id", ASCENDING), ("batch_uid", ASCENDING)]
-
-_CLAIM = [(name, ASCENDING) for name in ("task_id", "consumer_node", "from_node", "batch_uid")]
-
 
 _REPLACED_FIELDS = ("artifacts_ref", "error", "quarantined")
 """Optional fields of an artifact that a new write of the same batch removes unless it sets them."""
@@ -73,86 +66,12 @@ _LARGE_BYTES = 256 * 1024
 SET_ASIDE: dict[str, Any] = {"status": "failed", "quarantined": {"$exists": True}}
 """The filter for batches that a node has set aside."""
 
+_SKIPPED: dict[str, Any] = {"quarantined.skipped": True}
+_NOT_SKIPPED: dict[str, Any] = {"quarantined.skipped": {"$ne": True}}
+
 _MARKERS_AT_ONCE = 500
 _GENERATIONS_AT_ONCE = 100
 """How many nodes' earlier generations one call deletes."""
-
-
-MOST_KEPT = 1_000
-"""How many notifications with a row a subscription keeps. Beyond that, its listener has to read the database."""
-
-
-class Claimed(NamedTuple):
-    """Claims that a node has just made."""
-
-    consumer: str
-    batches: int
-    """How many batches it has claimed for the first time."""
-    began: float
-    """When the write of the claims began, in seconds of `time.monotonic`."""
-
-
-class Subscription(Generic[T]):
-    """Notifications for one listener about the nodes that it listens to."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self._kept: list[tuple[str, T]] = []
-        self._must_read = False
-
-    def notify(self, node: str, row: T | None) -> None:
-        """Notify the listener of a row of `node`. With None, the listener has to read the database."""
-        if row is None or len(self._kept) >= MOST_KEPT:
-            self._must_read = True
-        else:
-            self._kept.append((node, row))
-        self._event.set()
-
-    async def wait(self, most: float) -> None:
-        """Return after a notification, but no later than after `most` seconds."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._event.wait(), most)
-
-    def take(self) -> tuple[list[tuple[str, T]], bool]:
-        """Return the rows since the last call with their nodes, and whether to read the database for others."""
-        taken = self._kept, self._must_read
-        self._kept, self._must_read = [], False
-        self._event.clear()
-        return taken
-
-
-class Notifier(Generic[T]):
-    """Notifies the listeners of a node of the rows that concern the node, within one process."""
-
-    def __init__(self) -> None:
-        self._listeners: defaultdict[tuple[str, str], set[Subscription[T]]] = defaultdict(set)
-
-    @contextmanager
-    def listener(self, task_id: str, nodes: Iterable[str]) -> Iterator[Subscription[T]]:
-        """Subscribe to these nodes of a task until the end of the block."""
-        keys, subscription = [(task_id, node) for node in nodes], Subscription[T]()
-        for key in keys:
-            self._listeners[key].add(subscription)
-        try:
-            yield subscription
-        finally:
-            for key in keys:
-                self._listeners[key].discard(subscription)
-                if not self._listeners[key]:
-                    del self._listeners[key]
-
-    def notify(self, task_id: str, node: str, row: T | None = None) -> None:
-        """Notify the listeners of `node` of a stored row. With None, they read the database."""
-        for subscription in self._listeners.get((task_id, node), ()):
-            subscription.notify(node, row)
-
-
-class ArtifactNotifier(Notifier[Entry]):
-    """Notifies the listeners of a node of each batch that the node stores, and of its complete marker (None)."""
-
-
-class ClaimNotifier(Notifier[Claimed]):
-    """Notifies the listeners of a node of the claims that other nodes make of its batches."""
 
 
 def check_uid(uid: str) -> None:
@@ -161,7 +80,7 @@ def check_uid(uid: str) -> None:
         raise BadBatchUid(problem)
 
 
-def replaceable(epoch: int, fence: int) -> dict[str, Any]:
+def replaceable_filter(epoch: int, fence: int) -> dict[str, Any]:
     """Return the filter for rows that an attempt may replace.
 
     Among the rows of shards, those with a lower or the same fencing number; among all others, those without a higher
@@ -191,21 +110,21 @@ class _Row:
 
     @property
     def document(self) -> dict[str, Any]:
-        return {**self.values, **self.first, **self._written}
+        return {**self.values, **self.first, **self._written_fields}
 
     @property
-    def _written(self) -> dict[str, Any]:
+    def _written_fields(self) -> dict[str, Any]:
         fence = {"fence": self.fence} if self.fence else {}
         return {**self.fields, "attempt_epoch": self.epoch, **fence}
 
     @property
-    def replaceable(self) -> dict[str, Any]:
+    def replaceable_filter(self) -> dict[str, Any]:
         """The filter for a stored row that this one may replace."""
-        return {**self.key, **replaceable(self.epoch, self.fence)}
+        return {**self.key, **replaceable_filter(self.epoch, self.fence)}
 
     @property
     def update(self) -> dict[str, Any]:
-        fields = self._written
+        fields = self._written_fields
         gone = {name: "" for name in self.forgotten if name not in fields}
         written = {"$set": fields}
         return {**written, "$unset": gone} if gone else written
@@ -231,7 +150,7 @@ class _FencedRows:
         exists: bool = False,
         fence: int = 0,
     ) -> None:
-        """Write the row with this `key`, which probably `exists`. Raise Fenced if `replaceable` excludes the stored one.
+        """Write the row with this `key`, which probably `exists`. Raise Fenced if `replaceable_filter` excludes the stored one.
 
         An existing row keeps its `first` fields and loses the `forgotten` fields that are not in `fields`. `size` is
         the size of the user's part of the row in bytes.
@@ -254,13 +173,13 @@ class _FencedRows:
 
     async def _update(self, row: _Row) -> None:
         """Replace the row if it exists, otherwise insert it. Raise Fenced if the stored row is not replaceable."""
-        replaced = await self._collection.update_one(row.replaceable, row.update)
+        replaced = await self._collection.update_one(row.replaceable_filter, row.update)
         if not replaced.matched_count:
             await self._replace(row)
 
     async def _update_all(self, rows: Sequence[_Row]) -> Collection[int]:
         """Replace the rows. Return all indexes if one of them could not be replaced, because it is not known which."""
-        updates = [UpdateOne(row.replaceable, row.update) for row in rows]
+        updates = [UpdateOne(row.replaceable_filter, row.update) for row in rows]
         done = await self._collection.bulk_write(updates, ordered=False)
         return () if done.matched_count == len(rows) else range(len(rows))
 
@@ -272,7 +191,7 @@ class _FencedRows:
         try:
             await self._collection.insert_one(row.document)
         except DuplicateKeyError:
-            replaced = await self._collection.update_one(row.replaceable, row.update)
+            replaced = await self._collection.update_one(row.replaceable_filter, row.update)
             if not replaced.matched_count:
                 text = f"a newer attempt of node {row.key['node_id']!r} has already written {row.values}"
                 raise Fenced(text) from None
@@ -328,7 +247,9 @@ class ArtifactStore:
 
     @translate_errors
     async def _delete_failed_row(self, attempt: AttemptInput, batch_uid: str, fence: int) -> None:
-        own = replaceable(attempt.epoch, fence) if fence else {"attempt_epoch": {"$lte": attempt.epoch}}
+        own = (
+            replaceable_filter(attempt.epoch, fence) if fence else {"attempt_epoch": {"$lte": attempt.epoch}}
+        )
         await self._metrics.delete_one({**_key(attempt, batch_uid), "failed": True, **own})
 
     async def store_failed_batch(
@@ -383,7 +304,7 @@ class ArtifactStore:
         A failed batch that is not set aside stays replaceable, because shards that run later in this generation try it again.
         """
         own = {"task_id": attempt.task_id, "node_id": attempt.node_id}
-        first, sealed = first_fence(attempt), (attempt.generation + 1) << _GENERATION_BITS
+        first, sealed = first_fence(attempt), sealed_fence(attempt)
         stored: dict[str, Any] = {**own, "fence": {"$gte": first, "$lt": sealed}}
         kinds: list[tuple[Any, dict[str, Any]]] = [
             (self._artifacts, {"status": "partial"}),
@@ -531,7 +452,7 @@ class ArtifactStore:
         nodes = [*first_epochs.items()]
         for start in range(0, len(nodes), _GENERATIONS_AT_ONCE):
             some = nodes[start : start + _GENERATIONS_AT_ONCE]
-            claims = [{"consumer_node": node_id, **_earlier(epoch, before)} for node_id, epoch in some]
+            claims = [{"consumer_node": node_id, **_earlier_filter(epoch, before)} for node_id, epoch in some]
             await self.claims.delete(task_id, claims)
 
     @translate_errors
@@ -547,7 +468,7 @@ class ArtifactStore:
             some = nodes[start : start + _GENERATIONS_AT_ONCE]
             rows = {
                 "task_id": task_id,
-                "$or": [{"node_id": node_id, **_earlier(epoch, before)} for node_id, epoch in some],
+                "$or": [{"node_id": node_id, **_earlier_filter(epoch, before)} for node_id, epoch in some],
             }
             await gather_writes(self._artifacts.delete_many(rows), self._metrics.delete_many(rows))
 
@@ -602,7 +523,7 @@ class ArtifactStore:
                 [_marker_row(task_id, node, at) for node in nodes], ordered=False
             )
         except BulkWriteError as error:
-            taken = _duplicate_indexes(error)
+            taken = duplicate_indexes(error)
             older = await self._outdated_markers(task_id, [nodes[index] for index in sorted(taken)])
             if older:
                 replacements = [_marker_update(task_id, node, at) for node in older]
@@ -613,7 +534,7 @@ class ArtifactStore:
     async def _outdated_markers(self, task_id: str, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
         """Return the nodes whose stored marker is missing or outdated."""
         cursor = self._artifacts.find(
-            {**_markers_of(task_id), "node_id": {"$in": [node.node_id for node in nodes]}},
+            {**_markers_filter(task_id), "node_id": {"$in": [node.node_id for node in nodes]}},
             {"_id": 0, "node_id": 1, "attempt_epoch": 1, "meta.ended": 1},
         )
         stored = {row["node_id"]: row async for row in cursor}
@@ -645,7 +566,7 @@ class ArtifactStore:
     async def count_stored(self, attempt: AttemptInput) -> int:
         """Return the number of batches that the node of an attempt has stored, in its present generation."""
         stored = {"task_id": attempt.task_id, "node_id": attempt.node_id, "status": "partial"}
-        return int(await self._artifacts.count_documents(stored | of_generation(attempt.first_epoch)))
+        return int(await self._artifacts.count_documents(stored | generation_filter(attempt.first_epoch)))
 
     @translate_errors
     async def count_settled(self, attempt: AttemptInput) -> int:
@@ -654,7 +575,7 @@ class ArtifactStore:
         It grows only with batches that the generation had neither stored nor set aside before.
         """
         settled = {"$or": [{"status": "partial"}, SET_ASIDE]}
-        return int(await self._artifacts.count_documents(_of_node(attempt) | settled))
+        return int(await self._artifacts.count_documents(_node_filter(attempt) | settled))
 
     @translate_errors
     async def batch_uids(self, task_id: str, node_id: str, first_epoch: int = 0) -> set[str]:
@@ -669,10 +590,10 @@ class ArtifactStore:
     @translate_errors
     async def _entries(self, task_id: str, node_id: str, first_epoch: int) -> dict[str, Entry]:
         """Return a node's stored batches in any order. Needs less memory than `_partials`."""
-        own = {"task_id": task_id, "node_id": node_id, "status": "partial", **of_generation(first_epoch)}
+        own = {"task_id": task_id, "node_id": node_id, "status": "partial", **generation_filter(first_epoch)}
         wanted = {"_id": 0, "batch_uid": 1, "size": 1}
         found: dict[str, Entry] = {}
-        async for partial in self._artifacts.find(own, wanted).batch_size(_DOCUMENTS):
+        async for partial in self._artifacts.find(own, wanted).batch_size(CURSOR_DOCUMENTS):
             if "batch_uid" in partial:
                 found[uid_text(partial["batch_uid"])] = entry_of(partial)
         return found
@@ -683,10 +604,10 @@ class ArtifactStore:
 
         Omit those whose metrics row does not say so: the worker that wrote the artifact may have died before.
         """
-        failed = _of_node(attempt) | {"failed": True}
+        failed = _node_filter(attempt) | {"failed": True}
         found = [
-            rows.find(condition, {"_id": 0, "batch_uid": 1}).batch_size(_DOCUMENTS)
-            for rows, condition in ((self._artifacts, _set_aside(attempt)), (self._metrics, failed))
+            rows.find(condition, {"_id": 0, "batch_uid": 1}).batch_size(CURSOR_DOCUMENTS)
+            for rows, condition in ((self._artifacts, _set_aside_filter(attempt)), (self._metrics, failed))
         ]
         artifacts, rows = [{uid_text(row["batch_uid"]) async for row in cursor} for cursor in found]
         return artifacts & rows
@@ -694,32 +615,34 @@ class ArtifactStore:
     @translate_errors
     async def count_quarantined(self, attempt: AttemptInput) -> int:
         """Return the number of these batches, without those that are skipped."""
-        return int(await self._artifacts.count_documents(_set_aside(attempt) | _NOT_SKIPPED))
+        return int(await self._artifacts.count_documents(_set_aside_filter(attempt) | _NOT_SKIPPED))
 
     @translate_errors
     async def find_set_aside(self, attempt: AttemptInput, batch_uids: Sequence[str]) -> set[str]:
         """Return those of these uids whose batches the node has set aside, up to this attempt, also if they are skipped."""
-        named = _up_to(attempt) | {"batch_uid": {"$in": [*batch_uids]}}
+        named = _set_aside_until_filter(attempt) | {"batch_uid": {"$in": [*batch_uids]}}
         return {uid_text(row["batch_uid"]) async for row in self._artifacts.find(named, {"batch_uid": 1})}
 
     @translate_errors
     async def skipped(self, attempt: AttemptInput) -> set[str]:
         """Return the uids of those of these batches that are skipped."""
-        cursor = self._artifacts.find(_set_aside(attempt) | _SKIPPED, {"_id": 0, "batch_uid": 1})
+        cursor = self._artifacts.find(_set_aside_filter(attempt) | _SKIPPED, {"_id": 0, "batch_uid": 1})
         return {uid_text(row["batch_uid"]) async for row in cursor}
 
     @translate_errors
     async def skip_quarantined(self, attempt: AttemptInput, batch_uids: Sequence[str] | None) -> None:
         """Skip batches that the node has set aside, up to this attempt: these, or all. They no longer count as failed."""
-        chosen = _up_to(attempt) | ({} if batch_uids is None else {"batch_uid": {"$in": [*batch_uids]}})
+        chosen = _set_aside_until_filter(attempt) | (
+            {} if batch_uids is None else {"batch_uid": {"$in": [*batch_uids]}}
+        )
         await self._artifacts.update_many(chosen, {"$set": {"quarantined.skipped": True}})
 
     @translate_errors
     async def choose_quarantined(self, attempt: AttemptInput, batch_uids: Sequence[str] | None) -> list[str]:
         """Return the batches that the node has set aside, up to this attempt: of these, or all that are not skipped."""
         chosen = _NOT_SKIPPED if batch_uids is None else {"batch_uid": {"$in": [*batch_uids]}}
-        cursor = self._artifacts.find(_up_to(attempt) | chosen, {"_id": 0, "batch_uid": 1})
-        return [row["batch_uid"] async for row in cursor.batch_size(_DOCUMENTS)]
+        cursor = self._artifacts.find(_set_aside_until_filter(attempt) | chosen, {"_id": 0, "batch_uid": 1})
+        return [row["batch_uid"] async for row in cursor.batch_size(CURSOR_DOCUMENTS)]
 
     @translate_errors
     async def forget_quarantined(self, attempt: AttemptInput, batch_uids: Sequence[str]) -> None:
@@ -728,15 +651,15 @@ class ArtifactStore:
         Their artifacts go last, so that a repetition after a crash still chooses them.
         """
         await self.claims.release(attempt, batch_uids)
-        for some in _pages(batch_uids):
+        for some in uid_filters(batch_uids):
             own = {"task_id": attempt.task_id, "node_id": attempt.node_id, "failed": True}
             await self._metrics.delete_many({**own, "attempt_epoch": {"$lte": attempt.epoch}, **some})
-            await self._artifacts.delete_many(_up_to(attempt) | some)
+            await self._artifacts.delete_many(_set_aside_until_filter(attempt) | some)
 
     @translate_errors
     async def _partials(self, task_id: str, node_id: str, first_epoch: int) -> dict[str, Entry]:
         """Return a node's stored batches, oldest first."""
-        own = {"task_id": task_id, "node_id": node_id, "status": "partial", **of_generation(first_epoch)}
+        own = {"task_id": task_id, "node_id": node_id, "status": "partial", **generation_filter(first_epoch)}
         cursor = self._artifacts.find(own, PROJECTION)
         return entries([partial async for partial in cursor])
 
@@ -744,7 +667,7 @@ class ArtifactStore:
     async def has_batches(self, task_id: str, node_id: str, first_epoch: int = 0) -> bool:
         """Return whether a node has stored a batch."""
         batch = {"task_id": task_id, "node_id": node_id, "status": "partial", "batch_uid": {"$exists": True}}
-        return await self._artifacts.find_one(batch | of_generation(first_epoch), {"_id": 1}) is not None
+        return await self._artifacts.find_one(batch | generation_filter(first_epoch), {"_id": 1}) is not None
 
     async def stored_uids(self, task_id: str, node_id: str, first_epoch: int = 0) -> set[str]:
         """Return the uids of a node's stored batches."""
@@ -752,8 +675,8 @@ class ArtifactStore:
 
     async def _rows(self, task_id: str, node_id: str, first_epoch: int) -> dict[str, bool]:
         """Return whether a batch failed, for each batch that has a metrics row."""
-        own = {"task_id": task_id, "node_id": node_id, **of_generation(first_epoch)}
-        cursor = self._metrics.find(own, {"_id": 0, "batch_uid": 1, "failed": 1}).batch_size(_DOCUMENTS)
+        own = {"task_id": task_id, "node_id": node_id, **generation_filter(first_epoch)}
+        cursor = self._metrics.find(own, {"_id": 0, "batch_uid": 1, "failed": 1}).batch_size(CURSOR_DOCUMENTS)
         return {uid_text(row.get("batch_uid")): bool(row.get("failed")) async for row in cursor}
 
     async def pages(
@@ -782,35 +705,25 @@ class ArtifactStore:
         known = [entry.size for entry in page if entry.size is not None]
         grown = {"size": {"$not": {"$gt": max(known)}}} if known else {}
         cursor = self._artifacts.find(
-            {"task_id": task_id, "node_id": node_id, **batches, **grown, **of_generation(first_epoch)},
+            {"task_id": task_id, "node_id": node_id, **batches, **grown, **generation_filter(first_epoch)},
             {"_id": 0, "batch_uid": 1, "meta": 1},
         )
         found = {uid_text(partial.get("batch_uid")): partial async for partial in cursor}
         return [found[uid] for uid in map(uid_text, (entry.uid for entry in page)) if uid in found]
 
 
-def _of_node(attempt: AttemptInput) -> dict[str, Any]:
-    return {"task_id": attempt.task_id, "node_id": attempt.node_id, **of_generation(attempt.first_epoch)}
+def _node_filter(attempt: AttemptInput) -> dict[str, Any]:
+    return {"task_id": attempt.task_id, "node_id": attempt.node_id, **generation_filter(attempt.first_epoch)}
 
 
-def _set_aside(attempt: AttemptInput) -> dict[str, Any]:
-    return {**_of_node(attempt), **SET_ASIDE}
+def _set_aside_filter(attempt: AttemptInput) -> dict[str, Any]:
+    return {**_node_filter(attempt), **SET_ASIDE}
 
 
-_SKIPPED: dict[str, Any] = {"quarantined.skipped": True}
-_NOT_SKIPPED: dict[str, Any] = {"quarantined.skipped": {"$ne": True}}
-
-
-def _up_to(attempt: AttemptInput) -> dict[str, Any]:
+def _set_aside_until_filter(attempt: AttemptInput) -> dict[str, Any]:
     """Return the filter for the batches that the node has set aside in its present generation, up to an attempt."""
     epochs = {"$gte": attempt.first_epoch, "$lte": attempt.epoch}
-    return {**_set_aside(attempt), "attempt_epoch": epochs}
-
-
-def _pages(batch_uids: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield filters for rows of these batches, each for some of them."""
-    for start in range(0, len(batch_uids), _DOCUMENTS):
-        yield {"batch_uid": {"$in": [*batch_uids[start : start + _DOCUMENTS]]}}
+    return {**_set_aside_filter(attempt), "attempt_epoch": epochs}
 
 
 def _reference(what: str, given: dict[str, Any] | None) -> dict[str, Any]:
@@ -818,7 +731,7 @@ def _reference(what: str, given: dict[str, Any] | None) -> dict[str, Any]:
     return {} if given is None else {"artifacts_ref": storable(what, given)[0]}
 
 
-def _earlier(first_epoch: int, before: float | None) -> dict[str, Any]:
+def _earlier_filter(first_epoch: int, before: float | None) -> dict[str, Any]:
     by_epoch = {"attempt_epoch": {"$lt": first_epoch}}
     if before is None:
         return by_epoch
@@ -843,7 +756,7 @@ def _is_newer(node: NodeRecord, stored: dict[str, Any] | None) -> bool:
     return known[0] <= node.epoch and known != (node.epoch, node.status.value)
 
 
-def _markers_of(task_id: str) -> dict[str, Any]:
+def _markers_filter(task_id: str) -> dict[str, Any]:
     """Return the filter for the markers of a task. A marker is an artifact without a `batch_uid`."""
     return {"task_id": task_id, "batch_uid": {"$exists": False}}
 
@@ -860,222 +773,5 @@ def _marker_row(task_id: str, node: NodeRecord, at: float) -> dict[str, Any]:
 
 
 def _marker_update(task_id: str, node: NodeRecord, at: float) -> UpdateOne:
-    older = {**_markers_of(task_id), "node_id": node.node_id, "attempt_epoch": {"$lte": node.epoch}}
+    older = {**_markers_filter(task_id), "node_id": node.node_id, "attempt_epoch": {"$lte": node.epoch}}
     return UpdateOne(older, {"$set": _marker_fields(node, at)})
-
-
-def _duplicate_indexes(error: BulkWriteError) -> set[int]:
-    """Return the indexes of the rows whose key exists already. Raise `error` if it has any other cause."""
-    problems = error.details.get("writeErrors", [])
-    other = [problem for problem in problems if problem.get("code") != DUPLICATE_KEY]
-    if other or not problems or error.details.get("writeConcernErrors"):
-        raise error
-    return {problem["index"] for problem in problems}
-
-
-class Claim(NamedTuple):
-    """The claim of a batch by a node with shards."""
-
-    from_node: str
-    batch_uid: Any
-    """The uid as stored."""
-    epoch: int
-    """The epoch of the attempt that has it."""
-    fence: int
-    """Its fencing number, which each take-over raises; 0 for a claim that no shard has made."""
-
-
-_GENERATION_BITS = 32
-_DOCUMENTS = 1_000
-"""How many small documents a cursor receives at once. By default it holds 16 MB of them, which are much more as objects."""
-
-
-def first_fence(attempt: AttemptInput) -> int:
-    """Return the fencing number of a new claim: those of a later generation are higher, whatever was taken over before."""
-    return (attempt.generation << _GENERATION_BITS) + 1
-
-
-def _claim_key(attempt: AttemptInput, from_node: str, batch_uid: Any) -> dict[str, Any]:
-    return {
-        "task_id": attempt.task_id,
-        "consumer_node": attempt.node_id,
-        "from_node": from_node,
-        "batch_uid": batch_uid,
-    }
-
-
-def _owned(attempt: AttemptInput, fence: int, at: float) -> dict[str, Any]:
-    return {"attempt_epoch": attempt.epoch, "fence": fence, "claimed_at": moment(at)}
-
-
-class Claims:
-    """The collection `stream_progress` of one database."""
-
-    def __init__(self, db: Database) -> None:
-        self._claims = durable(db).stream_progress
-        self.notifier = ClaimNotifier()
-        """Notifies nodes in this process when another node in this process claims their batches."""
-
-    @translate_errors
-    async def prepare(self) -> None:
-        """Create the index, under the name that external workers also use."""
-        await ensure_index(self._claims, _CLAIM, "uniq_stream_claim_batch", unique=True)
-
-    @translate_errors
-    async def make(self, attempt: AttemptInput, from_node: str, batch_uids: Sequence[Any], at: float) -> None:
-        """Record that this node received batches of `from_node`, and take over claims of its earlier attempts.
-
-        Raise Fenced if a newer attempt has already claimed one of the batches.
-        """
-        if not batch_uids:
-            return
-        claims = [
-            {
-                "task_id": attempt.task_id,
-                "consumer_node": attempt.node_id,
-                "from_node": from_node,
-                "batch_uid": batch_uid,
-                "attempt_epoch": attempt.epoch,
-                "claimed_at": moment(at),
-            }
-            for batch_uid in batch_uids
-        ]
-        refused: list[Any] = []
-        began = time.monotonic()
-        try:
-            await self._claims.insert_many(claims, ordered=False)
-        except BulkWriteError as error:
-            refused = _refused_uids(error, claims)
-            await self._claim_again(attempt, from_node, refused, at)
-        claimed = Claimed(attempt.node_id, len(claims) - len(refused), began)
-        self.notifier.notify(attempt.task_id, from_node, claimed)
-
-    @translate_errors
-    async def make_new(
-        self, attempt: AttemptInput, from_node: str, batch_uids: Sequence[Any], at: float
-    ) -> set[int]:
-        """Claim those of these batches for a shard that nobody has claimed. Return their places in the list."""
-        claims = [
-            {**_claim_key(attempt, from_node, uid), **_owned(attempt, first_fence(attempt), at)}
-            for uid in batch_uids
-        ]
-        won, began = {*range(len(claims))}, time.monotonic()
-        try:
-            await self._claims.insert_many(claims, ordered=False)
-        except BulkWriteError as error:
-            won -= _duplicate_indexes(error)
-        self.notifier.notify(attempt.task_id, from_node, Claimed(attempt.node_id, len(won), began))
-        return won
-
-    @translate_errors
-    async def release(self, attempt: AttemptInput, batch_uids: Sequence[str]) -> None:
-        """Let shards take over the claims of batches of these uids, whose results are forgotten. They still count as claims.
-
-        The uid of a result may not be that of the batch (`qualified`, chunks). Then release all claims of the node: shards
-        take over only those of batches without a result. Claims that no shard has made need no release.
-        """
-        made = {"fence": {"$exists": True}, "attempt_epoch": {"$not": {"$gt": attempt.epoch}}}
-        own = {"task_id": attempt.task_id, "consumer_node": attempt.node_id, **made}
-        known: set[str] = set()
-        for some in _pages(batch_uids):
-            known |= {row["batch_uid"] async for row in self._claims.find(own | some, {"batch_uid": 1})}
-        is_exact = known.issuperset(batch_uids) and not any("@" in uid for uid in batch_uids)
-        for some in _pages(batch_uids) if is_exact else [{}]:
-            await self._claims.update_many(own | some, {"$set": {"released": True}})
-
-    @translate_errors
-    async def of_attempts(
-        self, attempt: AttemptInput, epochs: Sequence[int], *, released: bool = False
-    ) -> list[Claim]:
-        """Return the claims that attempts of a node with these epochs have, and also those that are `released`."""
-        own = {"task_id": attempt.task_id, "consumer_node": attempt.node_id}
-        shown = {"_id": 0, "from_node": 1, "batch_uid": 1, "attempt_epoch": 1, "fence": 1}
-        wanted: list[dict[str, Any]] = [{"attempt_epoch": {"$in": [*epochs]}}]
-        wanted += [{"released": True}] if released else []
-        found = self._claims.find({**own, "$or": wanted}, shown)
-        return [
-            Claim(each["from_node"], each["batch_uid"], each["attempt_epoch"], each.get("fence") or 0)
-            async for each in found
-        ]
-
-    @translate_errors
-    async def of_others(
-        self, attempt: AttemptInput, from_node: str, between: tuple[str, str] | None = None
-    ) -> set[str]:
-        """Return the uids of the batches of `from_node` that other attempts of the node have claimed, as text.
-
-        `between` is the first and the last uid of those that the caller needs.
-        """
-        claims: dict[str, Any] = {
-            "task_id": attempt.task_id,
-            "consumer_node": attempt.node_id,
-            "from_node": from_node,
-            "attempt_epoch": {"$ne": attempt.epoch},
-        }
-        if between is not None:
-            claims["batch_uid"] = {"$gte": between[0], "$lte": between[1]}
-        found = self._claims.find(claims, {"_id": 0, "batch_uid": 1}).batch_size(_DOCUMENTS)
-        return {uid_text(each["batch_uid"]) async for each in found}
-
-    @translate_errors
-    async def take_over(self, attempt: AttemptInput, claim: Claim, at: float) -> int | None:
-        """Take over a claim for a shard. Return its fencing number; None if another attempt has taken it over before."""
-        fence = max(claim.fence + 1, first_fence(attempt))
-        unchanged = {"attempt_epoch": claim.epoch, "fence": claim.fence or None}
-        done = await self._claims.update_one(
-            {**_claim_key(attempt, claim.from_node, claim.batch_uid), **unchanged},
-            {"$set": _owned(attempt, fence, at), "$unset": {"released": ""}},
-        )
-        if done.matched_count:
-            return fence
-        mine = {**_claim_key(attempt, claim.from_node, claim.batch_uid), "attempt_epoch": attempt.epoch}
-        return fence if await self._claims.find_one({**mine, "fence": fence}, {"_id": 1}) else None
-
-    async def _claim_again(self, attempt: AttemptInput, from_node: str, uids: list[Any], at: float) -> None:
-        """Take over claims of earlier attempts. Claims of external workers have no epoch and count as earlier."""
-        taken = await self._claims.update_many(
-            {
-                "task_id": attempt.task_id,
-                "consumer_node": attempt.node_id,
-                "from_node": from_node,
-                "batch_uid": {"$in": uids},
-                "attempt_epoch": {"$not": {"$gt": attempt.epoch}},
-            },
-            {"$set": {"attempt_epoch": attempt.epoch, "claimed_at": moment(at)}},
-        )
-        if taken.matched_count < len(uids):
-            raise Fenced(f"a newer attempt of node {attempt.node_id!r} has claimed batches of {from_node!r}")
-
-    @translate_errors
-    async def delete(self, task_id: str, claims: Sequence[dict[str, Any]]) -> None:
-        """Delete the claims that match one of these filters."""
-        await self._claims.delete_many({"task_id": task_id, "$or": [*claims]})
-
-    @translate_errors
-    async def counts(
-        self,
-        task_id: str,
-        from_node: str,
-        consumers: Sequence[str],
-        first_epochs: Mapping[str, int] = MappingProxyType({}),
-    ) -> dict[str, int]:
-        """Return how many batches of `from_node` each of `consumers` has claimed.
-
-        Claims of earlier generations of a consumer do not count. External workers write no epoch into theirs.
-        """
-        keys: list[dict[str, Any]] = [
-            {"task_id": task_id, "consumer_node": consumer, "from_node": from_node} for consumer in consumers
-        ]
-        for key in keys:
-            if first := first_epochs.get(key["consumer_node"]):
-                key["attempt_epoch"] = {"$not": {"$lt": first}}
-        found = await asyncio.gather(*(self._claims.count_documents(key) for key in keys))
-        return dict(zip(consumers, found, strict=True))
-
-
-def _refused_uids(error: BulkWriteError, claims: list[dict[str, Any]]) -> list[Any]:
-    problems = error.details.get("writeErrors", [])
-    unconfirmed = error.details.get("writeConcernErrors")
-    if unconfirmed or any(problem.get("code") != DUPLICATE_KEY for problem in problems):
-        raise error
-    return [claims[problem["index"]]["batch_uid"] for problem in problems]

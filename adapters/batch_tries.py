@@ -53,7 +53,7 @@ class BatchTries:
     ) -> None:
         """Note that an attempt processes a batch now, and whether its process runs no other batch meanwhile."""
         row = {
-            **_of_generation(attempt),
+            **_generation_filter(attempt),
             "attempt_epoch": attempt.epoch,
             "batch_uid": batch_uid,
             "alone": alone,
@@ -73,7 +73,7 @@ class BatchTries:
 
         Those of shards that run are among them. Their batches are claimed, so the attempt does not process them.
         """
-        others = {**_of_generation(attempt), "attempt_epoch": {"$ne": attempt.epoch}}
+        others = {**_generation_filter(attempt), "attempt_epoch": {"$ne": attempt.epoch}}
         rows = [row async for row in self._rows.find(others, {"_id": 0, "batch_uid": 1, "alone": 1})]
         return LostTries(
             counts=Counter(row["batch_uid"] for row in rows),
@@ -85,10 +85,10 @@ class BatchTries:
         """Forget the tries of these batches of a node, because they are tried anew."""
         for start in range(0, len(batch_uids), _UIDS_AT_ONCE):
             some = {"batch_uid": {"$in": [*batch_uids[start : start + _UIDS_AT_ONCE]]}}
-            await self._rows.delete_many({**_of_generation(attempt), **some})
+            await self._rows.delete_many({**_generation_filter(attempt), **some})
 
 
-def _of_generation(attempt: AttemptInput) -> dict[str, Any]:
+def _generation_filter(attempt: AttemptInput) -> dict[str, Any]:
     return {"task_id": attempt.task_id, "node_id": attempt.node_id, "generation": attempt.generation}
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from bson import json_util
 
 from flowkit import reason_codes
+from flowkit.adapters.mongo import CURSOR_DOCUMENTS
 from flowkit.core.utils import stable_hash
 from flowkit.errors import FlowKitError
 from flowkit.limits import BATCH_UID_CHARS
 from flowkit.validation.values import batch_uid_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 
 class BadBatchUid(FlowKitError, ValueError):
@@ -46,3 +50,9 @@ def qualified(uid: str, source: str, *, first: str) -> str:
 
 def _encoded(text: str) -> str:
     return quote(text, safe="", errors="surrogatepass")
+
+
+def uid_filters(batch_uids: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield filters for rows of these batches, each for some of them."""
+    for start in range(0, len(batch_uids), CURSOR_DOCUMENTS):
+        yield {"batch_uid": {"$in": [*batch_uids[start : start + CURSOR_DOCUMENTS]]}}

@@ -22,7 +22,7 @@ from pymongo import ASCENDING, ReturnDocument, UpdateOne
 from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
-from flowkit.core.utils import stable_hash
+from flowkit.core.utils import Fields, stable_hash
 from flowkit.errors import StoreRefused
 from flowkit.graph.input_adapters import PullArgs
 from flowkit.models import AttemptFailure, AttemptInput
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("flowkit.bridge")
 
-Fields = dict[str, Any]
 
 PAST_LEASES = 16
 """Maximum number of earlier leases that a record keeps, to recognize redelivered acceptances."""
@@ -412,7 +411,7 @@ class DispatchStore:
         """Move a record to `state` if it matches `held`, and add `batches` to its count of stored batches."""
         stored = {"state": state, "outcome": outcome_fields(outcome), "updated_at": moment(outcome.at)}
         found = await self._records.find_one_and_update(
-            held, {"$set": stored, **_add_batches(batches)}, return_document=ReturnDocument.AFTER
+            held, {"$set": stored, **_batches_update(batches)}, return_document=ReturnDocument.AFTER
         )
         return _read_record(found) if found else None
 
@@ -545,7 +544,7 @@ def _find_problem(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _add_batches(batches: int) -> Fields:
+def _batches_update(batches: int) -> Fields:
     return {"$inc": {"batches": batches}} if batches else {}
 
 
@@ -556,7 +555,7 @@ def _renewal(key: str, lease: WorkerLease, batches: int, at: float) -> tuple[Fie
         "$set": {"lease.ttl_sec": lease.ttl_sec, "lease.ended": False, "updated_at": moment(at)},
     }
     held = {"_id": key, "state": _OPEN, "lease.lease_id": lease.lease_id}
-    return held, update | _add_batches(batches)
+    return held, update | _batches_update(batches)
 
 
 @translate_errors

@@ -32,7 +32,7 @@ SCANNED = {**PROJECTION, "node_id": 1, "status": 1, "attempt_epoch": 1, "confirm
 """The fields of an artifact that a scan reads."""
 
 
-def of_generation(first_epoch: int) -> dict[str, Any]:
+def generation_filter(first_epoch: int) -> dict[str, Any]:
     """Return the filter for rows of the present generation of a node, whose `first_epoch` this is.
 
     It is empty for a node with one generation. Rows without an epoch belong to none.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING
 
 from flowkit.adapters.batch_uids import uid_text
-from flowkit.adapters.entries import of_generation, scan_filter
+from flowkit.adapters.entries import generation_filter, scan_filter
 from flowkit.adapters.mongo import Database, durable, moment, translate_errors
 from flowkit.core.utils import stable_hash
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptInput
 
 
-Fields = dict[str, Any]
 Uids = set[str]
 
 SCAN_WINDOW = 200
@@ -88,7 +87,7 @@ class ExternalInputs:
         return sum([await self._show_unclaimed(attempt, source, at) for source in pull.from_nodes])
 
     async def _show_unclaimed(self, attempt: AttemptInput, source: str, at: float) -> int:
-        generation = of_generation(attempt.source_first_epochs.get(source, 0))
+        generation = generation_filter(attempt.source_first_epochs.get(source, 0))
         batches = {"task_id": attempt.task_id, "node_id": source, "status": "partial", **generation}
         stored = await self._artifacts.count_documents(batches)
         claims = {"task_id": attempt.task_id, "consumer_node": attempt.node_id, "from_node": source}
@@ -128,7 +127,7 @@ class ExternalInputs:
         batch. The events of an attempt that has ended, for example because it was cancelled, are ignored. The metrics row of
         a batch that failed before then still says so.
         """
-        generation = of_generation(attempt.first_epoch)
+        generation = generation_filter(attempt.first_epoch)
         own = {"task_id": attempt.task_id, "node_id": attempt.node_id, **generation}
         first_epochs = {attempt.node_id: attempt.first_epoch}
         stored = (await self._read_stored(attempt.task_id, [attempt.node_id], first_epochs))[attempt.node_id]
@@ -171,7 +170,7 @@ class ExternalInputs:
         found: dict[str, Uids] = {}
         for start in range(0, len(parents), _AT_ONCE):
             wanted = {"node_id": source, "batch_uid": {"$in": list(parents[start : start + _AT_ONCE])}}
-            generation = of_generation(attempt.source_first_epochs.get(source, 0))
+            generation = generation_filter(attempt.source_first_epochs.get(source, 0))
             cursor = self._artifacts.find(
                 {"task_id": attempt.task_id, **wanted, **generation}, {"_id": 0, "batch_uid": 1, "meta": 1}
             )

@@ -18,7 +18,7 @@ from pymongo import ReadPreference, WriteConcern
 from pymongo import errors as pymongo_errors
 
 from flowkit.errors import ConfigError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
-from flowkit.text import clean, truncate
+from flowkit.text import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -58,6 +58,9 @@ _PERMANENT_CODES = _TOO_LARGE_CODES | frozenset(
 
 DUPLICATE_KEY = 11000
 """Server code of a write that a unique index rejects."""
+
+CURSOR_DOCUMENTS = 1_000
+"""How many small documents a cursor receives at once. By default it holds 16 MB of them, which are much more as objects."""
 
 _INDEX_CONFLICTS = frozenset({85, 86})
 """Server codes for an existing index with the same keys or the same name but a different definition."""
@@ -273,7 +276,7 @@ def _short(what: str, error: Exception) -> str:
 def words(error: Exception) -> str:
     """Return the informative part of a driver's error message, at most 250 characters."""
     details = getattr(error, "details", None) or {}
-    return truncate(clean(str(details.get("errmsg") or error).rpartition(":: caused by :: ")[2]), 250)
+    return bounded(str(details.get("errmsg") or error).rpartition(":: caused by :: ")[2], 250)
 
 
 async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) -> None:
@@ -323,6 +326,15 @@ def _is_unique(index: dict[str, Any]) -> bool:
 
 def _shown(keys: list[tuple[Any, ...]]) -> str:
     return f"({', '.join(str(key[0]) for key in keys)})"
+
+
+def duplicate_indexes(error: pymongo_errors.BulkWriteError) -> set[int]:
+    """Return the indexes of the rows whose key exists already. Raise `error` if it has any other cause."""
+    problems = error.details.get("writeErrors", [])
+    other = [problem for problem in problems if problem.get("code") != DUPLICATE_KEY]
+    if other or not problems or error.details.get("writeConcernErrors"):
+        raise error
+    return {problem["index"] for problem in problems}
 
 
 def moment(at: float) -> datetime:

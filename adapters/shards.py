@@ -7,7 +7,7 @@ each attempt of a shard are in a row of their own, so that shards do not fence e
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pymongo import ASCENDING
 from pymongo.errors import DuplicateKeyError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from flowkit.models import AttemptInput
 
-Fields = dict[str, Any]
 
 RUNNING, FINISHED, FAILED = "running", "finished", "failed"
 """The states of a row. The attempt of a shard has finished when all batches that it has claimed are stored."""

@@ -10,21 +10,21 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from pymongo import ASCENDING, DESCENDING
 from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
+from flowkit.adapters.turns import Turns
 from flowkit.models import Slot, SlotRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from flowkit.config import CoordinatorConfig
+    from flowkit.core.utils import Fields
 
-Fields = dict[str, Any]
 
 PAGE = 50
 """Largest number of requests that are read at once."""
@@ -36,7 +36,7 @@ _ORDER = [("turn", ASCENDING), ("priority", DESCENDING), ("since", ASCENDING)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class QueueLimits:
     """How many attempts may be in flight over all tasks of a queue."""
 
     total: int | None = None
@@ -76,22 +76,22 @@ class SlotUsage:
         )
 
 
-def is_full(limits: Limits, usage: SlotUsage) -> bool:
+def is_full(limits: QueueLimits, usage: SlotUsage) -> bool:
     """Return whether no role can get a slot."""
     return limits.total is not None and usage.total >= limits.total
 
 
-def full_roles(limits: Limits, usage: SlotUsage) -> frozenset[str]:
+def full_roles(limits: QueueLimits, usage: SlotUsage) -> frozenset[str]:
     """Return the roles that use all of their slots."""
     return frozenset(role for role, limit in limits.by_role.items() if usage.by_role.get(role, 0) >= limit)
 
 
-def has_room(limits: Limits, usage: SlotUsage, role: str) -> bool:
+def has_room(limits: QueueLimits, usage: SlotUsage, role: str) -> bool:
     """Return whether `role` can get a slot."""
     return not is_full(limits, usage) and role not in full_roles(limits, usage)
 
 
-def wait_reason(limits: Limits, usage: SlotUsage, role: str, *, served: bool) -> str:
+def wait_reason(limits: QueueLimits, usage: SlotUsage, role: str, *, served: bool) -> str:
     """Return why a request of `role` waits, such as `12 of 12`."""
     if role in full_roles(limits, usage):
         return f"{usage.by_role[role]} of {limits.by_role[role]}"
@@ -132,6 +132,7 @@ class SlotStore:
         stored = durable(db)
         self._slots = stored.slots
         self._requests = stored.slot_requests
+        self._turns = Turns(db)
         self._id = json.dumps([namespace_id, queue])
 
     @translate_errors
@@ -150,15 +151,15 @@ class SlotStore:
         return SlotUsage(total=stored.get("total", 0), by_role=counts, turn=stored.get("turn", 0))
 
     @translate_errors
-    async def grant(self, request: SlotRequest, limits: Limits, at: float) -> bool:
+    async def grant(self, request: SlotRequest, limits: QueueLimits, at: float) -> bool:
         """Give the attempt a slot if the limits allow it. Return whether it holds one, possibly from an earlier call."""
         counter = _counter(request.role)
-        free: Fields = {"_id": self._id, "holders": {"$not": {"$elemMatch": _attempt_of(request)}}}
+        free: Fields = {"_id": self._id, "holders": {"$not": {"$elemMatch": _attempt_key(request)}}}
         if limits.total is not None:
             free["total"] = {"$lt": limits.total}
         if request.role in limits.by_role:
             free[counter] = {"$not": {"$gte": limits.by_role[request.role]}}
-        holder = {**_attempt_of(request), "run_id": request.run_id, "role": request.role, "at": at}
+        holder = {**_attempt_key(request), "run_id": request.run_id, "role": request.role, "at": at}
         done = await self._slots.update_one(
             free, {"$push": {"holders": holder}, "$inc": {"total": 1, counter: 1}}
         )
@@ -170,7 +171,7 @@ class SlotStore:
         return await self._renew(request)
 
     async def _renew(self, request: SlotRequest) -> bool:
-        held = {"_id": self._id, "holders": {"$elemMatch": _attempt_of(request)}}
+        held = {"_id": self._id, "holders": {"$elemMatch": _attempt_key(request)}}
         return bool((await self._slots.update_one(held, {"$inc": {"renewals": 1}})).matched_count)
 
     @translate_errors
@@ -232,7 +233,7 @@ class SlotStore:
     @translate_errors
     async def dequeue(self, request: SlotRequest) -> None:
         """Remove a request that got its slot, and begin its turn."""
-        query = {"queue": self._id, **_attempt_of(request)}
+        query = {"queue": self._id, **_attempt_key(request)}
         stored = await self._requests.find_one_and_delete(query)
         if stored is not None:
             await self._slots.update_one({"_id": self._id}, {"$max": {"turn": stored["turn"]}})
@@ -259,18 +260,12 @@ class SlotStore:
         found = self._requests.find(query, {"task_id": 1}).sort("_id", ASCENDING).limit(_CHECKED)
         return [(request["_id"], request["task_id"]) async for request in found]
 
-    @translate_errors
     async def take_turn(self, owner: str, at: float, seconds: float) -> bool:
         """Reserve the check for leaks for `owner`. Return False if another engine has reserved it."""
-        free = [{"checks.owner": owner}, {"checks.until": {"$lt": moment(at)}}, {"checks": None}]
-        until = moment(at) + timedelta(seconds=seconds)
-        done = await self._slots.update_one(
-            {"_id": self._id, "$or": free}, {"$set": {"checks": {"owner": owner, "until": until}}}
-        )
-        return bool(done.matched_count)
+        return await self._turns.take(f"slots:{self._id}", owner, at, seconds)
 
 
-def _attempt_of(request: SlotRequest) -> Fields:
+def _attempt_key(request: SlotRequest) -> Fields:
     return {"task_id": request.task_id, "node_id": request.node_id, "epoch": request.epoch}
 
 

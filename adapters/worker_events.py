@@ -16,7 +16,7 @@ from flowkit.adapters.mongo import DUPLICATE_KEY, Database, durable, ensure_inde
 from flowkit.core.utils import stable_hash
 from flowkit.limits import BATCH_UID_CHARS, LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.protocol.messages import FINAL_UID, EventKind
-from flowkit.text import clean
+from flowkit.text import prefix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,18 +191,13 @@ def _identity(what: str, attempt: AttemptInput) -> dict[str, Any]:
 
 def _reason(failure: AttemptFailure) -> dict[str, Any]:
     code, message = (
-        _storable_text(failure.code, REASON_CODE_CHARS),
-        _storable_text(failure.message, LAST_ERROR_CHARS),
+        prefix(failure.code, REASON_CODE_CHARS),
+        prefix(failure.message, LAST_ERROR_CHARS),
     )
     return {"reason_code": code, "permanent": failure.permanent, "error": message or None}
 
 
 def _batch(attempt: AttemptInput, batch_uid: str) -> dict[str, Any]:
-    uid = _storable_text(batch_uid, BATCH_UID_CHARS)
+    uid = prefix(batch_uid, BATCH_UID_CHARS)
     ref = {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": uid}
     return {"batch_uid": uid, "artifacts_ref": ref}
-
-
-def _storable_text(text: str, length: int) -> str:
-    """Return `text` cut to `length` characters and without characters that MongoDB cannot store."""
-    return clean(text[:length])[:length]

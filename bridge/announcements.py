@@ -12,14 +12,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from cachetools import LRUCache
+
 from flowkit.adapters.dispatches import key_of
 from flowkit.adapters.metrics import UNSTORABLE, storable
-from flowkit.bridge.context import RecentEntries
+from flowkit.bridge.context import REMEMBERED
 from flowkit.bridge.rules.messages import Malformed, read_announce, read_reply
 from flowkit.errors import StoreRefused
 from flowkit.limits import ANNOUNCEMENT_BYTES, ID_CHARS
 from flowkit.protocol.messages import EvWorkerOffline, EvWorkerOnline
-from flowkit.text import clean
+from flowkit.text import clean, prefix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.dispatches import Dispatch
     from flowkit.bridge.context import BridgeContext
-    from flowkit.bridge.supervisor import Supervisor
+    from flowkit.bridge.supervisor import AttemptSupervisor
     from flowkit.protocol.messages import Envelope, RTaskSnapshot
 
 _logger = logging.getLogger("flowkit.bridge")
@@ -42,12 +44,12 @@ _RECHECK_FOR_SEC = 15.0
 class Announcements:
     """Handles the records of the announcement and reply topics."""
 
-    def __init__(self, context: BridgeContext, supervisor: Supervisor) -> None:
+    def __init__(self, context: BridgeContext, supervisor: AttemptSupervisor) -> None:
         self._context = context
         self._dispatches = context.stores.dispatches
         self._registry = context.stores.registry
         self._supervisor = supervisor
-        self._extended = RecentEntries[tuple[str, int], None]()
+        self._extended = LRUCache[tuple[str, int], None](REMEMBERED)
         """Leases that a snapshot has renewed, by lease id and time of the worker's latest event."""
         self._stopped: dict[str, tuple[int, float]] = {}
         """Workers that have stopped or restarted: when by their clock, and when by the clock of the bridge."""
@@ -145,8 +147,8 @@ def announced_fields(announcement: EvWorkerOnline, size: int) -> dict[str, objec
     Omit what is too large, or what MongoDB cannot store: the worker is online all the same.
     """
     shown: dict[str, object] = {
-        "type": clean(announcement.type[:1_000]),
-        "version": clean(announcement.version[:100]),
+        "type": prefix(announcement.type, 1_000),
+        "version": prefix(announcement.version, 100),
     }
     if size > ANNOUNCEMENT_BYTES:
         return shown

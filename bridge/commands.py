@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.dispatches import Dispatch, PlacedCommand, WorkerLease
     from flowkit.bridge.context import BridgeContext
-    from flowkit.bridge.signals import Signals
+    from flowkit.bridge.signals import WorkerSignals
     from flowkit.models import AttemptInput
     from flowkit.protocol.messages import Envelope
 
@@ -436,7 +436,7 @@ class LateCommands:
     next attempt of the node must not run meanwhile.
     """
 
-    def __init__(self, context: BridgeContext, signals: Signals) -> None:
+    def __init__(self, context: BridgeContext, signals: WorkerSignals) -> None:
         self._context = context
         self._dispatches = context.stores.dispatches
         self._signals = signals

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
+
+from cachetools import LRUCache
 
 from flowkit.adapters.dispatches import DispatchStore
 from flowkit.adapters.external_inputs import ExternalInputs
@@ -30,13 +32,12 @@ if TYPE_CHECKING:
     from flowkit.config import CoordinatorConfig
     from flowkit.core.loop_portal import LoopPortal
 
-K = TypeVar("K")
-V = TypeVar("V")
 T = TypeVar("T")
 
 _logger = logging.getLogger("flowkit.bridge")
 
-_REMEMBERED = 10_000
+REMEMBERED = 10_000
+"""How many entries a bridge remembers, to recognize what it has handled a short time ago."""
 
 
 @dataclass(kw_only=True)
@@ -58,28 +59,13 @@ class Stores:
         self.events = WorkerEvents(db)
 
 
-class RecentEntries(OrderedDict[K, V]):
-    """A dictionary that keeps only its latest entries, to recognize what a bridge has handled a short time ago."""
-
-    def __init__(self, limit: int = _REMEMBERED) -> None:
-        super().__init__()
-        self._limit = limit
-
-    def __setitem__(self, key: K, value: V) -> None:
-        """Set an entry, which becomes the latest one. Drop the oldest entry if there are too many."""
-        super().__setitem__(key, value)
-        self.move_to_end(key)
-        if len(self) > self._limit:
-            self.popitem(last=False)
-
-
 class MalformedRecords:
     """The malformed records that one bridge has skipped."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         """Number of skipped records by topic."""
-        self._seen = RecentEntries[tuple[str, int, int], None]()
+        self._seen = LRUCache[tuple[str, int, int], None](REMEMBERED)
 
     def skip(self, record: KafkaRecord, why: Exception) -> None:
         """Count a record and log it. A record that Kafka delivers again is neither counted nor logged again."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
+from cachetools import LRUCache
 from temporalio.service import RPCError, RPCStatusCode
 from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
 
@@ -22,7 +23,7 @@ from flowkit.attempt.signals import signal_first_batch
 from flowkit.attempt.storage import mark
 from flowkit.attempt.supervision import cancel_pending
 from flowkit.attempt.workflows import WorkflowState, is_absent, look_up
-from flowkit.bridge.context import RecentEntries, activity_id
+from flowkit.bridge.context import REMEMBERED, activity_id
 from flowkit.bridge.rules.outcomes import not_requested, outcome_of_error, withdrawn
 from flowkit.errors import FlowKitError
 from flowkit.models import AttemptResult, FailureKind
@@ -55,7 +56,7 @@ class FirstBatches:
 
     def __init__(self, context: BridgeContext) -> None:
         self._context = context
-        self._sent = RecentEntries[str, None]()
+        self._sent = LRUCache[str, None](REMEMBERED)
         self._sending: dict[str, asyncio.Task[None]] = {}
 
     def batch_stored(self, record: Dispatch) -> None:

@@ -23,7 +23,7 @@ from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.failures import failed_attempt, from_error, lost, unexpected
 from flowkit.attempt.storage import begin, check_database, resolve
-from flowkit.attempt.supervision import HeartbeatThrottle, report_flag
+from flowkit.attempt.supervision import HeartbeatThrottle, report_flag, sending_heartbeats
 from flowkit.bridge.commands import LateCommands
 from flowkit.bridge.rules.messages import pull_of, task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, outcome_of_error
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from flowkit.bridge.context import BridgeContext
     from flowkit.bridge.delivery import Delivery, FirstBatches
     from flowkit.bridge.pulled_inputs import PulledInputs
-    from flowkit.bridge.signals import Signals
-    from flowkit.bridge.supervisor import Supervisor
+    from flowkit.bridge.signals import WorkerSignals
+    from flowkit.bridge.supervisor import AttemptSupervisor
 
 _logger = logging.getLogger("flowkit.bridge")
 
@@ -52,7 +52,7 @@ CONCURRENT_STARTS = 100
 _STOP_SEC = 5.0
 
 
-class Dispatcher:
+class AttemptDispatcher:
     """Starts and adopts attempts of external roles."""
 
     def __init__(
@@ -60,8 +60,8 @@ class Dispatcher:
         context: BridgeContext,
         *,
         delivery: Delivery,
-        signals: Signals,
-        supervisor: Supervisor,
+        signals: WorkerSignals,
+        supervisor: AttemptSupervisor,
         inputs: PulledInputs,
         first_batches: FirstBatches,
         placement: Placement,
@@ -94,7 +94,12 @@ class Dispatcher:
 
     async def run(self, attempt: AttemptInput) -> AttemptResult:
         """Start or adopt the attempt of the current activity. Always raises: an error, or `raise_complete_async`."""
-        heartbeats = asyncio.create_task(_send_heartbeats(self._throttle, attempt.lease_ttl_sec))
+        # Heartbeats report a cancel while the dispatch waits for Kafka or MongoDB.
+        async with sending_heartbeats(lambda: self._throttle.pause_sec(attempt.lease_ttl_sec)):
+            await self._run(attempt)
+        activity.raise_complete_async()
+
+    async def _run(self, attempt: AttemptInput) -> None:
         try:
             with self._throttle.attempt():
                 await self._start_or_adopt(attempt)
@@ -110,9 +115,6 @@ class Dispatcher:
         except Exception as error:
             _logger.exception("node %s was not dispatched", attempt.node_id)
             raise failed_attempt(unexpected(error)) from None
-        finally:
-            heartbeats.cancel()
-        activity.raise_complete_async()
 
     def _end_if_cancelled(self, attempt: AttemptInput) -> None:
         """End the record of an attempt that Temporal cancels. Raise an error, for another try, if the bridge stops.
@@ -334,10 +336,3 @@ class Dispatcher:
         for each in left:
             each.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-
-
-async def _send_heartbeats(throttle: HeartbeatThrottle, lease_ttl_sec: float) -> None:
-    """Send heartbeats, which report a cancel, while the dispatch is in progress: it may wait for Kafka or MongoDB."""
-    while True:
-        await asyncio.sleep(throttle.pause_sec(lease_ttl_sec))
-        activity.heartbeat()

@@ -24,7 +24,7 @@ from flowkit.bridge.announcements import Announcements
 from flowkit.bridge.commands import CommandSender, CommandWatch, Placement
 from flowkit.bridge.context import BridgeContext, Stores
 from flowkit.bridge.delivery import Delivery, FirstBatches
-from flowkit.bridge.dispatcher import Dispatcher
+from flowkit.bridge.dispatcher import AttemptDispatcher
 from flowkit.bridge.kafka import clients
 from flowkit.bridge.kafka.clients import KafkaConnection
 from flowkit.bridge.kafka.consumer import RecordConsumer
@@ -32,9 +32,9 @@ from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.producer import Producer
 from flowkit.bridge.kafka.topics import Provisioner, Topics, worker_group
 from flowkit.bridge.pulled_inputs import PulledInputs
-from flowkit.bridge.signals import Signals
+from flowkit.bridge.signals import WorkerSignals
 from flowkit.bridge.status import StatusEvents
-from flowkit.bridge.supervisor import ORPHANS_SEC, TICK_SEC, Supervisor
+from flowkit.bridge.supervisor import ORPHANS_SEC, TICK_SEC, AttemptSupervisor
 from flowkit.errors import FlowKitError, KafkaUnavailable
 from flowkit.models.temporal_names import role_queue
 from flowkit.text import clean
@@ -111,15 +111,15 @@ class Bridge:
 
     def _connect_parts(self, connection: KafkaConnection) -> None:
         context = self.context
-        self.signals = Signals(context)
+        self.signals = WorkerSignals(context)
         self.delivery = Delivery(context)
         inputs, self._first_batches = PulledInputs(context), FirstBatches(context)
         self.commands = CommandWatch(context)
-        self.supervisor = Supervisor(
+        self.supervisor = AttemptSupervisor(
             context, delivery=self.delivery, signals=self.signals, inputs=inputs, commands=self.commands
         )
         self._placement = Placement(context, self.supervisor.list_records)
-        self.dispatcher = Dispatcher(
+        self.dispatcher = AttemptDispatcher(
             context,
             delivery=self.delivery,
             signals=self.signals,
@@ -270,7 +270,7 @@ class RoleService:
     """Dispatches the attempts of one role between `run` and `shutdown`."""
 
     def __init__(
-        self, role: str, context: BridgeContext, dispatcher: Dispatcher, provisioner: Provisioner
+        self, role: str, context: BridgeContext, dispatcher: AttemptDispatcher, provisioner: Provisioner
     ) -> None:
         self.role = role
         self.queue = role_queue(context.config.queue, role)

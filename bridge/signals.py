@@ -6,8 +6,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from cachetools import LRUCache
+
 from flowkit import reason_codes
-from flowkit.bridge.context import RecentEntries
+from flowkit.bridge.context import REMEMBERED
 from flowkit.bridge.rules.messages import cancel_signal, task_discover
 from flowkit.errors import FlowKitError
 
@@ -26,12 +28,12 @@ _MAX_PENDING = 200
 """Maximum number of messages that wait for Kafka. Signals are repeated, so more of them may be dropped."""
 
 
-class Signals:
+class WorkerSignals:
     """Sends cancel signals and queries in the background."""
 
     def __init__(self, context: BridgeContext) -> None:
         self._context = context
-        self._sent_at = RecentEntries[tuple[str, str, int, str], float]()
+        self._sent_at = LRUCache[tuple[str, str, int, str], float](REMEMBERED)
         self._pending: set[asyncio.Task[None]] = set()
 
     def cancel(

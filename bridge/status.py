@@ -16,15 +16,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from cachetools import LRUCache
+
 from flowkit import reason_codes
 from flowkit.adapters.dispatches import CancelRequest
 from flowkit.adapters.metrics import BadMetrics
 from flowkit.adapters.mongo import gather_writes
 from flowkit.adapters.worker_events import WorkerEvent
-from flowkit.bridge.context import RecentEntries
 from flowkit.bridge.rules.fencing import (
     TERMINAL,
-    NodeRun,
+    PolledNode,
     Verdict,
     document_deadline_ms,
     is_from_owner,
@@ -37,7 +38,7 @@ from flowkit.bridge.rules.outcomes import outcome_of, outcome_of_error
 from flowkit.errors import Fenced, FlowKitError, StoreRefused, StoreUnavailable
 from flowkit.limits import LARGEST_EPOCH, LAST_ERROR_CHARS
 from flowkit.protocol.messages import FINAL_UID, EvBatchFailed, EvBatchOk, EventKind, EvTaskDone
-from flowkit.text import clean, truncate
+from flowkit.text import bounded, prefix
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
     from flowkit.bridge.context import BridgeContext
     from flowkit.bridge.delivery import Delivery, FirstBatches
     from flowkit.bridge.pulled_inputs import PulledInputs
-    from flowkit.bridge.signals import Signals
-    from flowkit.bridge.supervisor import Supervisor
+    from flowkit.bridge.signals import WorkerSignals
+    from flowkit.bridge.supervisor import AttemptSupervisor
 
 _logger = logging.getLogger("flowkit.bridge")
 
@@ -69,8 +70,8 @@ class StatusEvents:
         context: BridgeContext,
         *,
         delivery: Delivery,
-        signals: Signals,
-        supervisor: Supervisor,
+        signals: WorkerSignals,
+        supervisor: AttemptSupervisor,
         inputs: PulledInputs,
         first_batches: FirstBatches,
     ) -> None:
@@ -82,11 +83,11 @@ class StatusEvents:
         self._inputs = inputs
         self._first_batches = first_batches
         self._renewals = Renewals(context, supervisor)
-        self._log = EventLog(context)
+        self._log = StatusEventLog(context)
         self._roles = {context.topics.status(role): role for role in context.roles}
-        self._stored = RecentEntries[tuple[str, str], str](_REMEMBERED_BATCHES)
+        self._stored = LRUCache[tuple[str, str], str](_REMEMBERED_BATCHES)
         """For each batch that this process has stored, by record key and batch uid, the worker that sent it."""
-        self._unknown = RecentEntries[str, None](_REMEMBERED_TASKS)
+        self._unknown = LRUCache[str, None](_REMEMBERED_TASKS)
         """Tasks whose unknown attempts were logged."""
         self.handled = 0
         """Number of events that this process has handled."""
@@ -101,7 +102,7 @@ class StatusEvents:
         flagged = asyncio.create_task(self._read_flagged_tasks(events))
         found = await self._find_records(events)
         runs = [
-            NodeRun({key: found[key] for key in map(record_key, some) if key in found}, at, flagged)
+            PolledNode({key: found[key] for key in map(record_key, some) if key in found}, at, flagged)
             for some in by_node.values()
         ]
         nodes = (self._handle_node(run, some) for run, some in zip(runs, by_node.values(), strict=True))
@@ -157,7 +158,7 @@ class StatusEvents:
             return known
         return known | await self._context.db(lambda: self._stores.dispatches.find_all(unknown))
 
-    async def _handle_node(self, run: NodeRun, events: Sequence[StatusEvent | BadEvent]) -> None:
+    async def _handle_node(self, run: PolledNode, events: Sequence[StatusEvent | BadEvent]) -> None:
         """Process the events of one node in order. Batches that follow each other are stored concurrently."""
         batches: list[StatusEvent] = []
         for event in events:
@@ -170,7 +171,9 @@ class StatusEvents:
             await self._run_guarded(run, event, self._handle_event(run, event))
         await self._store_batches(run, batches)
 
-    async def _run_guarded(self, run: NodeRun, event: StatusEvent | BadEvent, work: Awaitable[None]) -> None:
+    async def _run_guarded(
+        self, run: PolledNode, event: StatusEvent | BadEvent, work: Awaitable[None]
+    ) -> None:
         """Do `work`, which handles an event. If it fails and no repetition can help, end the attempt."""
         try:
             await work
@@ -182,7 +185,7 @@ class StatusEvents:
             _logger.exception("unexpected error in an event of node %r", event.node[1])
             await self._refuse(run, event, error)
 
-    async def _refuse(self, run: NodeRun, event: StatusEvent | BadEvent, error: Exception) -> None:
+    async def _refuse(self, run: PolledNode, event: StatusEvent | BadEvent, error: Exception) -> None:
         """End the attempt of an event that cannot be handled, and stop its worker."""
         outcome = outcome_of_error(error, run.at)
         try:
@@ -202,7 +205,7 @@ class StatusEvents:
             *(ended.attempt.epoch, ended.attempt.node_id, ended.attempt.task_id, outcome.failure.message),
         )
 
-    async def _handle_event(self, run: NodeRun, event: StatusEvent | BadEvent) -> None:
+    async def _handle_event(self, run: PolledNode, event: StatusEvent | BadEvent) -> None:
         record = run.record_of(event)
         if isinstance(event, BadEvent):
             self._handle_bad_event(record, event)
@@ -240,7 +243,7 @@ class StatusEvents:
             raise BadMetrics(f"the worker sent a record that cannot be read: {event.why}")
         self._context.malformed.skip(event.record, event.why)
 
-    async def _note_late_event(self, run: NodeRun, record: Dispatch | None, event: StatusEvent) -> None:
+    async def _note_late_event(self, run: PolledNode, record: Dispatch | None, event: StatusEvent) -> None:
         """Note that a worker runs, or has ended, an attempt that was cancelled while its command was unread.
 
         The next attempt of the node waits for that end.
@@ -256,7 +259,7 @@ class StatusEvents:
             await self._context.db(lambda: dispatches.settle(record.key))
             run.put(replace(record, settled=True))
 
-    async def _accept(self, run: NodeRun, record: Dispatch, event: StatusEvent) -> None:
+    async def _accept(self, run: PolledNode, record: Dispatch, event: StatusEvent) -> None:
         """Make the sender of `event` the owner of the run. Cancel the earlier owner, if it is another worker."""
         lease, at = new_lease(record, event, run.at), run.at
         # A renewal of the earlier lease would change nothing any more, so its batches become part of the next one.
@@ -275,7 +278,7 @@ class StatusEvents:
             self._signals.stop_owner(record)
         self._supervisor.update_record(run.records[record.key])
 
-    async def _reload(self, run: NodeRun, event: StatusEvent) -> None:
+    async def _reload(self, run: PolledNode, event: StatusEvent) -> None:
         """Read the record again, because another bridge has changed it."""
         key = record_key(event)
         run.records.update(await self._context.db(lambda: self._stores.dispatches.find_all([key])))
@@ -291,7 +294,7 @@ class StatusEvents:
         attempt, run_id = record.attempt, record.run_id
         await self._context.db(lambda: self._stores.tasks.attempts.show_lease(attempt, run_id, shown, at))
 
-    async def _apply(self, run: NodeRun, event: StatusEvent) -> None:
+    async def _apply(self, run: PolledNode, event: StatusEvent) -> None:
         record = run.record_of(event)
         if record is None or record.lease is None:
             return
@@ -303,7 +306,7 @@ class StatusEvents:
         elif event.event.kind in TERMINAL:
             await self._end(run, record.key, event)
 
-    async def _store_batches(self, run: NodeRun, events: Sequence[StatusEvent]) -> None:
+    async def _store_batches(self, run: PolledNode, events: Sequence[StatusEvent]) -> None:
         """Store batches concurrently, and each one once: a poll may contain duplicates."""
         unique = {
             (record_key(event), event.worker_id, getattr(event.event, "batch_uid", "")): event
@@ -312,7 +315,7 @@ class StatusEvents:
         storing = (self._run_guarded(run, event, self._store_batch(run, event)) for event in unique.values())
         await asyncio.gather(*storing)
 
-    async def _store_batch(self, run: NodeRun, event: StatusEvent) -> None:
+    async def _store_batch(self, run: PolledNode, event: StatusEvent) -> None:
         record, batch = run.record_of(event), event.event
         if record is None or not isinstance(batch, EvBatchOk):
             return
@@ -332,7 +335,7 @@ class StatusEvents:
             self._count(run, identity, worker_id)
             self._first_batches.batch_stored(record)
 
-    def _count(self, run: NodeRun, identity: tuple[str, str], worker_id: str) -> None:
+    def _count(self, run: PolledNode, identity: tuple[str, str], worker_id: str) -> None:
         """Count a stored batch once, even if two workers with the same epoch have sent it (H16)."""
         if identity not in self._stored:
             run.count(identity[0])
@@ -351,7 +354,7 @@ class StatusEvents:
         except Fenced as error:
             _logger.info("failed batch %r was not stored: %s", batch.batch_uid, error)
 
-    async def _end(self, run: NodeRun, key: str, event: StatusEvent) -> None:
+    async def _end(self, run: PolledNode, key: str, event: StatusEvent) -> None:
         """End an attempt by a terminal event. If the node pulls, its inputs are checked before it can finish."""
         record = run.records[key]
         batches = run.take_batches(key) + await self._renewals.take(key)
@@ -361,7 +364,7 @@ class StatusEvents:
             self._renewals.add(record, batches)
             raise
 
-    async def _store_end(self, run: NodeRun, record: Dispatch, event: StatusEvent, batches: int) -> None:
+    async def _store_end(self, run: PolledNode, record: Dispatch, event: StatusEvent, batches: int) -> None:
         if isinstance(event.event, EvTaskDone) and record.pull is not None:
             record = await self._request_flagged_cancel(run, record)
             if record.cancel is None:
@@ -372,7 +375,7 @@ class StatusEvents:
         if ended is not None:
             await self._deliver(run, ended, event)
 
-    async def _hold(self, run: NodeRun, record: Dispatch, event: StatusEvent, batches: int) -> None:
+    async def _hold(self, run: PolledNode, record: Dispatch, event: StatusEvent, batches: int) -> None:
         """Keep the outcome of a run that pulls until its sources have ended."""
         key, outcome = record.key, outcome_of(record, event, run.at)
         held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome, batches))
@@ -384,7 +387,7 @@ class StatusEvents:
             else:
                 self._supervisor.update_record(held)
 
-    async def _deliver(self, run: NodeRun, ended: Dispatch, event: StatusEvent) -> None:
+    async def _deliver(self, run: PolledNode, ended: Dispatch, event: StatusEvent) -> None:
         """Start the delivery of the outcome of an event. It counts as cancelled if a cancel flag was set before.
 
         The flags are read while the outcome is stored, because a node would wait for both. If the bridge is killed in
@@ -401,7 +404,7 @@ class StatusEvents:
             run.put(ended)
             self._finish(ended)
 
-    async def _read_flag(self, run: NodeRun, record: Dispatch) -> CancelFlag | None:
+    async def _read_flag(self, run: PolledNode, record: Dispatch) -> CancelFlag | None:
         """Return the cancel flag of an attempt without a cancel request: a worker may see it before any bridge (H11)."""
         if record.cancel is not None or run.flagged is None:
             return None
@@ -410,7 +413,7 @@ class StatusEvents:
         flag = await self._context.db(lambda: self._stores.tasks.flags.find_flag(record.attempt))
         return flag if flag is not None and flag.concerns(record.run_id) else None
 
-    async def _request_flagged_cancel(self, run: NodeRun, record: Dispatch) -> Dispatch:
+    async def _request_flagged_cancel(self, run: PolledNode, record: Dispatch) -> Dispatch:
         """Return the record with its cancel request."""
         if (flag := await self._read_flag(run, record)) is not None:
             request = self._stores.dispatches.request_cancel
@@ -443,7 +446,7 @@ class StatusEvents:
         )
 
 
-def _is_batch(run: NodeRun, event: StatusEvent) -> bool:
+def _is_batch(run: PolledNode, event: StatusEvent) -> bool:
     return event.event.kind is EventKind.BATCH_OK and judge(run.record_of(event), event) is Verdict.APPLY
 
 
@@ -464,7 +467,7 @@ class Renewals:
     The consumer commits events only after their renewals are written. After a crash, it receives the events again.
     """
 
-    def __init__(self, context: BridgeContext, supervisor: Supervisor) -> None:
+    def __init__(self, context: BridgeContext, supervisor: AttemptSupervisor) -> None:
         self._context = context
         self._supervisor = supervisor
         self._due: dict[str, tuple[Dispatch, int]] = {}
@@ -512,7 +515,7 @@ class Renewals:
             _logger.warning("some of %d leases were not renewed, so they expire: %s", len(renewals), error)
 
 
-class EventLog:
+class StatusEventLog:
     """Collects events, and stores those of several polls in one call."""
 
     def __init__(self, context: BridgeContext) -> None:
@@ -545,10 +548,10 @@ def _log_row(event: StatusEvent, at: float) -> WorkerEvent:
     return WorkerEvent(
         task_id=envelope.task_id,
         node_id=envelope.node_id,
-        step_type=clean(envelope.step_type[:100]),
+        step_type=prefix(envelope.step_type, 100),
         epoch=envelope.attempt_epoch,
         at=envelope.ts_ms / 1000,
-        event_hash=clean(envelope.dedup_id[:200]),
+        event_hash=prefix(envelope.dedup_id, 200),
         payload=_log_payload(event),
         received_at=at,
     )
@@ -556,8 +559,7 @@ def _log_row(event: StatusEvent, at: float) -> WorkerEvent:
 
 def _log_payload(event: StatusEvent) -> dict[str, Any]:
     fields = event.event.model_dump(mode="json", exclude=set(_LARGE))
-    return {name: _shorten(value) for name, value in fields.items()}
-
-
-def _shorten(value: Any) -> Any:
-    return truncate(clean(value), LAST_ERROR_CHARS) if isinstance(value, str) else value
+    return {
+        name: bounded(value, LAST_ERROR_CHARS) if isinstance(value, str) else value
+        for name, value in fields.items()
+    }

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from flowkit.bridge.context import BridgeContext
     from flowkit.bridge.delivery import Delivery
     from flowkit.bridge.pulled_inputs import PulledInputs
-    from flowkit.bridge.signals import Signals
+    from flowkit.bridge.signals import WorkerSignals
 
 _logger = logging.getLogger("flowkit.bridge")
 
@@ -126,7 +126,7 @@ class Supervised:
         self.record = _keep_known(record, self.record)
 
 
-class Supervisor:
+class AttemptSupervisor:
     """The attempts that one bridge supervises."""
 
     def __init__(
@@ -134,7 +134,7 @@ class Supervisor:
         context: BridgeContext,
         *,
         delivery: Delivery,
-        signals: Signals,
+        signals: WorkerSignals,
         inputs: PulledInputs,
         commands: CommandWatch,
     ) -> None:
@@ -435,7 +435,7 @@ class AttemptChecks:
         context: BridgeContext,
         *,
         delivery: Delivery,
-        signals: Signals,
+        signals: WorkerSignals,
         inputs: PulledInputs,
         commands: CommandWatch,
         ended: Callable[[str], None],

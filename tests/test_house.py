@@ -1,4 +1,4 @@
-"""The house rules that can be measured: short functions, few suppressions, no sleeps in tests."""
+"""The house rules that can be measured: short functions, few suppressions, no sleeps in tests, one class for a name."""
 
 from __future__ import annotations
 
@@ -125,3 +125,48 @@ SHIPPED = ("workflows", "activities", "adapters", "bridge", "src")
 def test_every_public_name_has_a_docstring() -> None:
     shipped = [path for path in code() if path.relative_to(ROOT).parts[0] in SHIPPED]
     assert [name for path in shipped for name in undocumented(path)] == []
+
+
+DOUBLE = "src/flowkit/testing/external"
+"""It imports nothing of FlowKit: it is written from the specification alone and uses the same words."""
+
+SHARED = {
+    # The protocol of external workers and the graph language describe the same fields.
+    *("NodeIO", "RetryPolicy", "RunState"),
+    # The wire forms of the gateway have the names of its specification.
+    *("AttemptLog", "Message", "NodeState", "NodeStatus"),
+}
+"""Names of two classes, each of which is documented under its name."""
+
+UNDECIDED = {
+    *(
+        "ById",
+        "Cancelled",
+        "Change",
+        "Dispatch",
+        "Dispatcher",
+        "Event",
+        "Fenced",
+        "Given",
+        "Page",
+        "Step",
+        "Task",
+    ),
+    *("SupervisorTimeout", "SupervisorUnreachable", "_Part"),
+}
+
+
+def classes() -> dict[str, list[str]]:
+    """Return the places of all classes by name. The second implementation of workers is another world."""
+    found: dict[str, list[str]] = {}
+    for path in code():
+        if not path.is_relative_to(ROOT / DOUBLE):
+            for node in ast.walk(tree(path)):
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, []).append(place(path, str(node.lineno)))
+    return found
+
+
+def test_each_class_has_a_name_of_its_own() -> None:
+    known = SHARED | UNDECIDED
+    assert {name: at for name, at in classes().items() if len(at) > 1 and name not in known} == {}

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from flowkit.models import Node, NodeState
     from flowkit.models.columns import Packed
-    from flowkit.workflows.scheduling.conditions import Due
+    from flowkit.workflows.scheduling.conditions import DueCondition
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 _PART_BYTES = 600_000
@@ -60,7 +60,7 @@ Results = dict[str, bool | NoResult]
 
 
 def requests(
-    scheduler: Scheduler, due: Iterable[Due], task_id: str, deployment: str
+    scheduler: Scheduler, due: Iterable[DueCondition], task_id: str, deployment: str
 ) -> list[EvaluateConditions]:
     """Return the inputs of the activities that evaluate a group. They contain each expression once."""
     texts = list(dict.fromkeys(scheduler.text_of(each) for each in due))
@@ -156,7 +156,9 @@ def results_of(request: EvaluateConditions, found: ConditionResults) -> Results:
     }
 
 
-def apply_results(scheduler: Scheduler, group: Iterable[Due], results: Mapping[str, bool | NoResult]) -> None:
+def apply_results(
+    scheduler: Scheduler, group: Iterable[DueCondition], results: Mapping[str, bool | NoResult]
+) -> None:
     """Hand the results of a group to the scheduler.
 
     The nodes that still wait for a condition without a result fail together, so that none of them is skipped because
@@ -172,7 +174,7 @@ def apply_results(scheduler: Scheduler, group: Iterable[Due], results: Mapping[s
     scheduler.decide({due: result for due, result in awaited if isinstance(result, bool)})
 
 
-def _place(scheduler: Scheduler, due: Due) -> str:
+def _place(scheduler: Scheduler, due: DueCondition) -> str:
     return "" if due.parent is None else f"edge from {scheduler.nodes[due.parent].node_id!r}: "
 
 
@@ -183,7 +185,7 @@ class ConditionEvaluations:
         self._scheduler = scheduler
         self._deployment = deployment
         self._running: set[asyncio.Task[None]] = set()
-        self._groups: list[tuple[Sequence[Due], list[int], Results]] = []
+        self._groups: list[tuple[Sequence[DueCondition], list[int], Results]] = []
         """Groups whose results are known, with the rounds in which their conditions became due."""
         self._error: Exception | None = None
         """An unexpected error. It fails the workflow task, so that Temporal shows it."""
@@ -195,7 +197,7 @@ class ConditionEvaluations:
         """Whether no evaluation is in progress and no result waits for the main loop."""
         return not self._running and not self._groups
 
-    def start(self, group: Sequence[Due]) -> None:
+    def start(self, group: Sequence[DueCondition]) -> None:
         """Start to evaluate these conditions together."""
         if group:
             parts = requests(self._scheduler, group, workflow.info().workflow_id, self._deployment)
@@ -203,7 +205,7 @@ class ConditionEvaluations:
             self._running.add(running)
             running.add_done_callback(self._running.discard)
 
-    async def _evaluate(self, group: Sequence[Due], parts: Sequence[EvaluateConditions]) -> None:
+    async def _evaluate(self, group: Sequence[DueCondition], parts: Sequence[EvaluateConditions]) -> None:
         results: Results = {}
         rounds = [self._scheduler.rounds[due.node] for due in group]
         summary = conditions_summary(self._scheduler.nodes[due.node].node_id for due in group)

@@ -31,7 +31,7 @@ from flowkit.models import (
 )
 from flowkit.models.actions import ActionState
 from flowkit.models.columns import statuses_of
-from flowkit.text import clean, truncate
+from flowkit.text import bounded, truncate
 from flowkit.workflows.document import open_document
 from flowkit.workflows.engine_calls import call_engine
 from flowkit.workflows.state_codec import TaskState, is_state, is_stored, parse_state, rerun_in, stored_in
@@ -154,9 +154,7 @@ def _validate(new: NewTask) -> Graph:
 
 def rejection(error: GraphError) -> ApplicationError:
     """Return the error that fails a task whose input or graph is not valid."""
-    return ApplicationError(
-        truncate(clean(str(error)), _REJECTION_CHARS), type=error.code, non_retryable=True
-    )
+    return ApplicationError(bounded(str(error), _REJECTION_CHARS), type=error.code, non_retryable=True)
 
 
 async def _open(new: NewTask, graph: Graph) -> tuple[TaskState, Graph]:

@@ -9,14 +9,14 @@ from pydantic import TypeAdapter
 
 from flowkit.limits import ID_CHARS, VERSION_CHARS
 from flowkit.models import AttemptInput, CloseTask, EvaluateConditions, NodeRecord, RecordTask
+from flowkit.text import ELLIPSIS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 T = TypeVar("T")
 
-_ELLIPSIS = "…"
-_ELLIPSIS_BYTES = len(_ELLIPSIS.encode())
+_ELLIPSIS_BYTES = len(ELLIPSIS.encode())
 _LONGEST_ESCAPE_SEQUENCE = len("\\u0000")
 _MIN_BYTES = 20
 """A text that could keep fewer bytes than this is omitted, because a few characters are useless."""
@@ -91,7 +91,7 @@ def truncate_json(text: str, limit: int) -> str:
     if len(inner) <= limit:
         return text
     head = inner[: max(0, limit - _ELLIPSIS_BYTES)].decode("utf-8", "ignore")
-    return _decode_truncated(head) + _ELLIPSIS if limit >= _ELLIPSIS_BYTES else ""
+    return _decode_truncated(head) + ELLIPSIS if limit >= _ELLIPSIS_BYTES else ""
 
 
 def _decode_truncated(head: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit import reason_codes
 from flowkit.limits import ID_CHARS, LAST_ERROR_CHARS, REASON_CODE_CHARS, VERSION_CHARS
 from flowkit.models import AttemptFailure, FailureKind
-from flowkit.text import clean, truncate
+from flowkit.text import bounded, prefix, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,7 +109,7 @@ def _read_report(report: dict[Any, Any], error_type: str | None, message: str) -
 
 
 def _short(value: object, chars: int) -> str:
-    return truncate(clean(value), chars) if isinstance(value, str) else ""
+    return bounded(value, chars) if isinstance(value, str) else ""
 
 
 def _kind(value: object) -> FailureKind:
@@ -117,11 +117,11 @@ def _kind(value: object) -> FailureKind:
 
 
 def _code(value: object) -> str:
-    return clean(value)[:REASON_CODE_CHARS] if isinstance(value, str) else ""
+    return prefix(value, REASON_CODE_CHARS) if isinstance(value, str) else ""
 
 
 def _message(text: str) -> str:
-    return truncate(clean(text), LAST_ERROR_CHARS)
+    return bounded(text, LAST_ERROR_CHARS)
 
 
 def _whole(value: object) -> int:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 
-class RunningNodes(Protocol):
+class ShardNodes(Protocol):
     """What shards need of the running nodes of their task (`node.RunningNodes`)."""
 
     settings: Settings
@@ -96,7 +96,7 @@ class Shards:
 
     def __init__(
         self,
-        nodes: RunningNodes,
+        nodes: ShardNodes,
         node: Node,
         state: NodeState,
         run_attempt: Callable[[int], Awaitable[Any]],

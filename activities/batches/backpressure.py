@@ -13,7 +13,8 @@ from flowkit.adapters.outages import clock_stopped, retry_while_unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from flowkit.adapters.artifacts import ArtifactStore, Claimed, Subscription
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.notifier import Claimed, Listener
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.models import AttemptInput
 
@@ -50,7 +51,7 @@ class Backpressure:
         attempt: AttemptInput,
         artifacts: ArtifactStore,
         tasks: TaskStore,
-        subscription: Subscription[Claimed],
+        subscription: Listener[Claimed],
     ) -> None:
         self._attempt = attempt
         self._artifacts = artifacts

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import bson
 
-from flowkit.adapters.artifacts import first_fence
 from flowkit.adapters.batch_uids import qualified, uid_text
+from flowkit.adapters.claims import first_fence
 from flowkit.adapters.dispatches import external_runs
 from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, Entry, Mark, Scan, fitting
 from flowkit.adapters.outages import retry_while_unavailable
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     )
     from contextlib import AbstractContextManager
 
-    from flowkit.adapters.artifacts import ArtifactStore, Claim, Subscription
+    from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.claims import Claim
     from flowkit.adapters.map_items import ItemSet, MapItems
+    from flowkit.adapters.notifier import Listener
     from flowkit.adapters.shards import ShardStore
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.graph.input_adapters import PullArgs
@@ -116,9 +118,9 @@ class Puller:
             done |= await retry_while_unavailable(lambda: artifacts.quarantined(attempt))
         return done
 
-    async def _deliver_until_ended(self, subscription: Subscription[Entry]) -> AsyncGenerator[Delivery, None]:
+    async def _deliver_until_ended(self, subscription: Listener[Entry]) -> AsyncGenerator[Delivery, None]:
         """Scan again and again, and yield the new batches, until no source can store more of them."""
-        ended: Ended | None = None
+        ended: EndedSources | None = None
         while not self.more:
             began = time.monotonic()
             scan, still_ended = await asyncio.gather(
@@ -138,7 +140,7 @@ class Puller:
                     yield delivery
                     del delivery
 
-    async def _find_end(self, scan: Scan) -> Ended | None:
+    async def _find_end(self, scan: Scan) -> EndedSources | None:
         if not self._args.eof_on_task_done:
             return None
         return await self._sources.find_end(scan.markers, scan.unconfirmed)
@@ -148,9 +150,7 @@ class Puller:
         return
         yield
 
-    async def _deliver_until_next_scan(
-        self, subscription: Subscription[Entry]
-    ) -> AsyncGenerator[Delivery, None]:
+    async def _deliver_until_next_scan(self, subscription: Listener[Entry]) -> AsyncGenerator[Delivery, None]:
         """Yield the batches that sources in this process store, without a scan, until the next scan is due."""
         while (left := self._schedule.get_seconds_left(time.monotonic())) > 0:
             await subscription.wait(left)
@@ -573,11 +573,13 @@ class StoredItems:
             if number in found
         ]
 
-    async def find_end(self, markers: Mapping[str, int], unconfirmed: Collection[str] = ()) -> Ended | None:
+    async def find_end(
+        self, markers: Mapping[str, int], unconfirmed: Collection[str] = ()
+    ) -> EndedSources | None:
         """Return that the source has ended."""
-        return Ended(epochs={}, unfinished=frozenset())
+        return EndedSources(epochs={}, unfinished=frozenset())
 
-    async def are_still_ended(self, ended: Ended | None) -> bool:
+    async def are_still_ended(self, ended: EndedSources | None) -> bool:
         """Return whether the end has been noted, and no batches follow."""
         return ended is not None and not self._starts
 
@@ -661,7 +663,7 @@ class SourcesIdle(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class EndedSources:
     """A snapshot in which all sources had ended."""
 
     epochs: Mapping[str, int]
@@ -685,7 +687,9 @@ class Sources:
         self._native: dict[str, int] = {}
         """The epochs of attempts of sources that no bridge has dispatched."""
 
-    async def find_end(self, markers: Mapping[str, int], unconfirmed: Collection[str] = ()) -> Ended | None:
+    async def find_end(
+        self, markers: Mapping[str, int], unconfirmed: Collection[str] = ()
+    ) -> EndedSources | None:
         """Return a snapshot if every source appears to have ended, otherwise None.
 
         An external worker writes its marker before the bridge has stored its last batches (protocol: hazard H19). Such
@@ -709,7 +713,7 @@ class Sources:
     def _is_valid_marker(self, name: str, unconfirmed: Collection[str]) -> bool:
         return name not in unconfirmed or name not in self._states or self._get_status(name).ended
 
-    async def are_still_ended(self, ended: Ended | None) -> bool:
+    async def are_still_ended(self, ended: EndedSources | None) -> bool:
         """Return whether `ended` still holds, that is, no source has started again since. Return False for None."""
         if ended is None:
             return False
@@ -719,13 +723,13 @@ class Sources:
         self._restarted |= restarted
         return not restarted
 
-    def _find_end(self, markers: Mapping[str, int]) -> Ended | None:
+    def _find_end(self, markers: Mapping[str, int]) -> EndedSources | None:
         epochs = {name: self._end_of(name, markers.get(name)) for name in self._names}
         known = {name: epoch for name, epoch in epochs.items() if epoch is not None}
         if len(known) < len(epochs):
             return None
         unfinished = frozenset(name for name in self._names if self._is_unfinished(name))
-        return Ended(epochs=known, unfinished=unfinished)
+        return EndedSources(epochs=known, unfinished=unfinished)
 
     def _end_of(self, name: str, marker: int | None) -> int | None:
         """Return the epoch at which a source ended, or None if it has not, or its marker is from an earlier attempt."""

@@ -35,6 +35,7 @@ from flowkit.adapters.tasks.cancel_flags import (
     unset_of_flags,
 )
 from flowkit.adapters.tasks.fields import PAUSED, PINNED, WAITS_FOR, pin_path, read_pins
+from flowkit.core.utils import Fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
 from flowkit.text import clean
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
     from flowkit.models import AttemptInput
 
-Fields = dict[str, Any]
 Update = dict[str, Fields]
 
 NOT_CLOSED: Fields = {"closed_run_id": {"$exists": False}}
@@ -111,56 +111,60 @@ class AttemptEntry:
         return f"{self.path}.{name}"
 
     @property
-    def owned(self) -> Fields:
+    def owned_filter(self) -> Fields:
         """Return the filter for the document if the entry belongs to the attempt's owner."""
         return self.document | {self.path_of(name): value for name, value in self.owner.items()}
 
     @property
-    def epoch_is_new(self) -> Fields:
+    def new_epoch_filter(self) -> Fields:
         """Return the filter for a document that is neither closed nor flagged, and in which the epoch is new.
 
         It is the narrowest of these filters, but matches nearly always.
         """
         new = {self.path_of("attempt_epoch"): {"$lt": self.epoch}}
-        return {**self.owned, **NOT_CLOSED, **NOT_FLAGGED, **new, **self._is_pinned_alike}
+        return {**self.owned_filter, **NOT_CLOSED, **NOT_FLAGGED, **new, **self._pin_filter}
 
     @property
-    def _is_pinned_alike(self) -> Fields:
+    def _pin_filter(self) -> Fields:
         """Return the filter for a document that has fixed no version for the role, or that of the attempt."""
         return {path: {"$in": [None, version]} for path, version in self.pin.items()}
 
-    def is_new_or_has_lease(self, lease: Fields) -> Fields:
-        """Return the filter of `epoch_is_new`, which also matches if the epoch was taken with this lease."""
+    def new_or_leased_filter(self, lease: Fields) -> Fields:
+        """Return the filter of `new_epoch_filter`, which also matches if the epoch was taken with this lease."""
         epoch, lease_id = self.path_of("attempt_epoch"), self.path_of("lease.lease_id")
-        new = self.epoch_is_new
+        new = self.new_epoch_filter
         return {
             **{path: value for path, value in new.items() if path != epoch},
             "$or": [{epoch: new[epoch]}, {epoch: self.epoch, lease_id: lease["lease_id"]}],
         }
 
-    def may_begin(self, run_id: str) -> Fields:
+    def begin_filter(self, run_id: str) -> Fields:
         """Return the filter for a document in which the attempt may begin: its epoch is new or belongs to this run."""
         epoch, run, status = (self.path_of(name) for name in ("attempt_epoch", "run_id", "status"))
         own = {epoch: self.epoch, run: run_id, status: {"$in": OPEN_NODE_STATUSES}}
         new_or_own = {"$or": [{epoch: {"$lt": self.epoch}}, own]}
-        return {**self.owned, "closed_run_id": {"$ne": run_id}, **new_or_own, **self._is_pinned_alike}
+        return {**self.owned_filter, "closed_run_id": {"$ne": run_id}, **new_or_own, **self._pin_filter}
 
-    def may_begin_at_once(self, run_id: str) -> Fields:
-        """Return the filter of `may_begin`, limited to documents that are neither closed nor flagged.
+    def begin_at_once_filter(self, run_id: str) -> Fields:
+        """Return the filter of `begin_filter`, limited to documents that are neither closed nor flagged.
 
         Nearly all documents match this filter, and it makes the fastest query.
         """
-        return self.may_begin(run_id) | NOT_CLOSED | NOT_FLAGGED
+        return self.begin_filter(run_id) | NOT_CLOSED | NOT_FLAGGED
 
-    def taken_by(self, run_id: str) -> Fields:
+    def taken_filter(self, run_id: str) -> Fields:
         """Return the filter for a document in which the entry has the epoch and the run of the attempt."""
-        return {**self.owned, self.path_of("attempt_epoch"): self.epoch, self.path_of("run_id"): run_id}
+        return {
+            **self.owned_filter,
+            self.path_of("attempt_epoch"): self.epoch,
+            self.path_of("run_id"): run_id,
+        }
 
-    def held_by(self, run_id: str) -> Fields:
+    def running_filter(self, run_id: str) -> Fields:
         """Return the fence of the attempt: the filter for a document in which it is still running."""
-        return {**self.taken_by(run_id), self.path_of("status"): NodeStatus.RUNNING.value}
+        return {**self.taken_filter(run_id), self.path_of("status"): NodeStatus.RUNNING.value}
 
-    def begun(self, run_id: str, lease: Fields, at: float) -> Fields:
+    def begin_set(self, run_id: str, lease: Fields, at: float) -> Fields:
         """Return the `$set` of the attempt's first write."""
         fields: Fields = {
             self.path_of("status"): NodeStatus.RUNNING.value,
@@ -176,12 +180,12 @@ class AttemptEntry:
             fields[self.path_of("next_retry_at_ms")] = None
         return fields
 
-    def left_over(self) -> Fields:
+    def begin_unset(self) -> Fields:
         """Return the `$unset` of the attempt's first write: fields that an earlier end has left."""
         left = ("finished_at", "skip_reason", WAITS_FOR, PAUSED, *NODE_FLAGS)
         return {self.path_of(name): "" for name in left}
 
-    def finished(self, at: float) -> Fields:
+    def finish_set(self, at: float) -> Fields:
         """Return the `$set` of the attempt's last write."""
         fields: Fields = {
             self.path_of("status"): NodeStatus.FINISHED.value,
@@ -283,10 +287,10 @@ class Attempts:
         epoch with another lease.
         """
         entry = self._entry_of(attempt)
-        update = {"$set": entry.begun(run_id, lease, at), "$unset": entry.left_over()}
+        update = {"$set": entry.begin_set(run_id, lease, at), "$unset": entry.begin_unset()}
         take = partial(self._begin_once, lease) if once else self._begin
         alone = partial(take, attempt, run_id, update, read)
-        write = _Write(entry=entry, fence=entry.epoch_is_new, update=update, alone=alone, read=read)
+        write = _Write(entry=entry, fence=entry.new_epoch_filter, update=update, alone=alone, read=read)
         await self._writes.write(write)
 
     @translate_errors
@@ -296,15 +300,17 @@ class Attempts:
         Raise Fenced if a newer attempt has the entry. Do not change a node that is being cancelled.
         """
         entry = self._entry_of(attempt)
-        update = {"$set": entry.finished(at)}
+        update = {"$set": entry.finish_set(at)}
         alone = partial(self._finish, attempt, run_id, update)
-        await self._writes.write(_Write(entry=entry, fence=entry.held_by(run_id), update=update, alone=alone))
+        await self._writes.write(
+            _Write(entry=entry, fence=entry.running_filter(run_id), update=update, alone=alone)
+        )
 
     @translate_errors
     async def extend_lease(self, attempt: AttemptInput, run_id: str, deadline_ms: int, at: float) -> None:
         """Extend the lease of a running attempt to `deadline_ms` (Unix time in milliseconds). Keep a later deadline."""
         entry = self._entry_of(attempt)
-        fence = entry.held_by(run_id)
+        fence = entry.running_filter(run_id)
         later = {entry.path_of("lease.deadline_ts_ms"): deadline_ms, "last_event_recv_ms": int(at * 1000)}
         update = {"$max": later}
         alone = partial(self._extend, fence, update)
@@ -316,13 +322,15 @@ class Attempts:
         entry = self._entry_of(attempt)
         received = dict.fromkeys((entry.path_of("last_event_recv_ms"), "last_event_recv_ms"), int(at * 1000))
         shown = {entry.path_of("lease"): lease, **received}
-        await self._update(entry.held_by(run_id), {"$set": shown, "$unset": {entry.path_of(WAITS_FOR): ""}})
+        await self._update(
+            entry.running_filter(run_id), {"$set": shown, "$unset": {entry.path_of(WAITS_FOR): ""}}
+        )
 
     @translate_errors
     async def show_failed_batches(self, attempt: AttemptInput, run_id: str, failed: int) -> None:
         """Show how many batches a node has set aside, just before its attempt finishes it."""
         entry = self._entry_of(attempt)
-        await self._update(entry.held_by(run_id), {"$set": {entry.path_of("failed_batches"): failed}})
+        await self._update(entry.running_filter(run_id), {"$set": {entry.path_of("failed_batches"): failed}})
 
     @translate_errors
     async def show_wait(
@@ -335,15 +343,15 @@ class Attempts:
         entry = self._entry_of(attempt)
         path, worker_id = entry.path_of(WAITS_FOR), entry.path_of("lease.worker_id")
         if waits_for is None:
-            await self._update(entry.taken_by(run_id), {"$unset": {path: ""}})
+            await self._update(entry.taken_filter(run_id), {"$unset": {path: ""}})
         else:
-            waiting = {**entry.held_by(run_id), worker_id: {"$regex": f"^{re.escape(holders)}"}}
+            waiting = {**entry.running_filter(run_id), worker_id: {"$regex": f"^{re.escape(holders)}"}}
             await self._update(waiting, {"$set": {path: waits_for}})
 
     @translate_errors
     async def check_hold(self, attempt: AttemptInput, run_id: str) -> None:
         """Raise Fenced unless the entry still has the epoch and the run of this attempt."""
-        if await self._collection.find_one(self._entry_of(attempt).taken_by(run_id), {"_id": 1}) is None:
+        if await self._collection.find_one(self._entry_of(attempt).taken_filter(run_id), {"_id": 1}) is None:
             raise Fenced(f"node {attempt.node_id!r} has replaced its attempt {attempt.epoch}")
 
     @translate_errors
@@ -353,7 +361,7 @@ class Attempts:
         The version is empty if the lease has none, as those of functions and of external workers.
         """
         entry = self._entry_of(attempt)
-        begun = {**entry.owned, entry.path_of("attempt_epoch"): {"$gte": attempt.epoch}}
+        begun = {**entry.owned_filter, entry.path_of("attempt_epoch"): {"$gte": attempt.epoch}}
         stored = await self._collection.find_one(begun, entry.projection("lease"))
         if stored is None:
             return None
@@ -372,20 +380,20 @@ class Attempts:
     ) -> None:
         """Take the epoch unless an earlier try has. The lease distinguishes a repeated write of this try."""
         entry = self._entry_of(attempt)
-        if not await self._update(entry.is_new_or_has_lease(lease), update, read):
+        if not await self._update(entry.new_or_leased_filter(lease), update, read):
             await self._check_tries(attempt, run_id)
             await self._begin(attempt, run_id, update, read)
 
     async def _check_tries(self, attempt: AttemptInput, run_id: str) -> None:
         """Raise TriedBefore if this run has already taken the epoch."""
         entry = self._entry_of(attempt)
-        stored = await self._collection.find_one(entry.taken_by(run_id), entry.projection("status"))
+        stored = await self._collection.find_one(entry.taken_filter(run_id), entry.projection("status"))
         if stored is not None:
             finished = entry.read(stored)["status"] == NodeStatus.FINISHED
             raise TriedBefore(attempt.node_id, finished=finished)
 
     async def _begin(self, attempt: AttemptInput, run_id: str, update: Update, read: Fields | None) -> None:
-        if not await self._update(self._entry_of(attempt).may_begin_at_once(run_id), update, read):
+        if not await self._update(self._entry_of(attempt).begin_at_once_filter(run_id), update, read):
             await self._clear_flags(attempt, run_id)
             await self._begin_again(attempt, run_id, update, read)
 
@@ -394,7 +402,7 @@ class Attempts:
 
         Do nothing if anything other than a flag prevents it.
         """
-        hindered = self._entry_of(attempt).may_begin(run_id) | {"coordinator.cancelled": True}
+        hindered = self._entry_of(attempt).begin_filter(run_id) | {"coordinator.cancelled": True}
         found = await self._collection.find_one(hindered, FLAG_PATHS | {"closed_run_id": 1})
         if found is None:
             return
@@ -408,7 +416,7 @@ class Attempts:
         self, attempt: AttemptInput, run_id: str, update: Update, read: Fields | None
     ) -> None:
         """Begin in a document that was closed or flagged before. Raise the cause if the attempt must not begin."""
-        if not await self._update(self._entry_of(attempt).may_begin(run_id) | NOT_FLAGGED, update, read):
+        if not await self._update(self._entry_of(attempt).begin_filter(run_id) | NOT_FLAGGED, update, read):
             await self._explain_refusal(attempt, run_id)
         await self._reopen(attempt.task_id, run_id)
 
@@ -428,7 +436,7 @@ class Attempts:
         raise EpochTaken(found["attempt_epoch"])
 
     async def _finish(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
-        if not await self._update(self._entry_of(attempt).held_by(run_id), update):
+        if not await self._update(self._entry_of(attempt).running_filter(run_id), update):
             await self.check_hold(attempt, run_id)
 
     async def _extend(self, fence: Fields, update: Update) -> None:
@@ -566,7 +574,11 @@ class NumberedWrite:
     def fence(self) -> Fields:
         """Return the filter for documents in which the attempt runs and has made neither this nor a later update."""
         running = {self.entry.path_of("status"): {"$in": _ALIVE}}
-        return self.entry.taken_by(self.run_id) | running | _not_marked(self.entry, _NUMBER, self.number)
+        return (
+            self.entry.taken_filter(self.run_id)
+            | running
+            | _unmarked_filter(self.entry, _NUMBER, self.number)
+        )
 
     @property
     def sets(self) -> Fields:
@@ -609,12 +621,14 @@ class FinalWrite:
     @property
     def fence(self) -> Fields:
         """Return the filter for documents in which the attempt runs and the generation has had no effect yet."""
-        return self.entry.held_by(self.run_id) | _not_marked(self.entry, _EFFECT, self.attempt.generation)
+        return self.entry.running_filter(self.run_id) | _unmarked_filter(
+            self.entry, _EFFECT, self.attempt.generation
+        )
 
     @property
     def sets(self) -> Fields:
         """Return the `$set` that finishes the node and counts its effect."""
-        return self.entry.finished(self.at) | {self.entry.path_of(_EFFECT): self.attempt.generation}
+        return self.entry.finish_set(self.at) | {self.entry.path_of(_EFFECT): self.attempt.generation}
 
     @property
     def unsets(self) -> Fields:
@@ -633,7 +647,7 @@ class FinalWrite:
         return True
 
 
-def _not_marked(entry: AttemptEntry, name: str, number: int) -> Fields:
+def _unmarked_filter(entry: AttemptEntry, name: str, number: int) -> Fields:
     """Return the filter for documents whose entry has no such mark, or a lower one."""
     return {entry.path_of(name): {"$not": {"$gte": number}}}
 
@@ -672,20 +686,20 @@ class NodeWrite:
 
         It matches only documents that are neither closed nor flagged. `settle` begins the attempt in others.
         """
-        may_begin = self.entry.may_begin_at_once(self.run_id)
-        return may_begin | _not_marked(self.entry, _EFFECT, self.attempt.generation)
+        may_begin = self.entry.begin_at_once_filter(self.run_id)
+        return may_begin | _unmarked_filter(self.entry, _EFFECT, self.attempt.generation)
 
     @property
     def sets(self) -> Fields:
         """Return the `$set` that begins and finishes the attempt and counts its effect."""
-        begun = self.entry.begun(self.run_id, self.lease, self.at)
-        return begun | self.entry.finished(self.at) | {self.entry.path_of(_EFFECT): self.attempt.generation}
+        begun = self.entry.begin_set(self.run_id, self.lease, self.at)
+        return begun | self.entry.finish_set(self.at) | {self.entry.path_of(_EFFECT): self.attempt.generation}
 
     @property
     def unsets(self) -> Fields:
         """Return the `$unset` for fields that an earlier end of the node has left."""
         set_again = self.entry.path_of("finished_at")
-        return {path: "" for path in self.entry.left_over() if path != set_again}
+        return {path: "" for path in self.entry.begin_unset() if path != set_again}
 
     async def settle(self, document: Fields, attempts: Attempts) -> bool:
         """Begin the attempt. If an earlier one has had the effect, finish the node and return True."""

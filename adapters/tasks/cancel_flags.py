@@ -20,9 +20,9 @@ from flowkit.models import NodeStatus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from flowkit.core.utils import Fields
     from flowkit.models import AttemptInput, NodeRecord
 
-Fields = dict[str, Any]
 
 NOT_FLAGGED: Fields = {"coordinator.cancelled": {"$ne": True}}
 """Filter for documents without a cancel flag for the whole task."""

@@ -26,9 +26,9 @@ from flowkit.text import truncate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from flowkit.core.utils import Fields
     from flowkit.models import CloseTask, NodeRecord
 
-Fields = dict[str, Any]
 
 _REASON_CHARS = 200
 

@@ -16,9 +16,9 @@ from flowkit.graph.validation import parents_by_node
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from flowkit.core.utils import Fields
     from flowkit.models import ChangedNode, GraphChange
 
-Fields = dict[str, Any]
 
 LATEST = "coordinator.graph_change"
 """Field that identifies the latest change of the graph."""
@@ -37,7 +37,7 @@ class Extending:
 
         A repetition changes nothing, and returns the same. Raise Fenced if the task has ended or belongs to a newer run.
         """
-        stored = await self._tasks.find_one(_open(change), _READ)
+        stored = await self._tasks.find_one(_open_filter(change), _READ)
         new = change.added["nodes"]
         first = len(graph["nodes"]) - len(new)
         entries = nodes_of(stored or {})
@@ -47,10 +47,10 @@ class Extending:
         if latest == _identity(change):
             return [entry.get("attempt_epoch") or 0 for entry in entries[first : first + len(new)]]
         epochs = _epochs(new, entries[first:])
-        sets = _fields_of_new(graph, first, epochs) | _fields_of_changed(change.changed)
-        unsets = _removed(change.changed)
+        sets = _new_set(graph, first, epochs) | _changed_set(change.changed)
+        unsets = _removed_unset(change.changed)
         done = await self._tasks.update_one(
-            _open(change)
+            _open_filter(change)
             | {LATEST: latest, f"graph.nodes.{first - 1}.node_id": entries[first - 1]["node_id"]},
             {
                 "$set": {**sets, LATEST: _identity(change), "updated_at": moment(change.at)},
@@ -62,7 +62,7 @@ class Extending:
         return epochs
 
 
-def _open(change: GraphChange) -> Fields:
+def _open_filter(change: GraphChange) -> Fields:
     return {"id": change.task_id, "run_seq": {"$lte": change.run_seq}, "finished_at": None}
 
 
@@ -80,7 +80,7 @@ def _epochs(new: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]])
     return [begun[node["node_id"]] + 1 if node["node_id"] in begun else 0 for node in new]
 
 
-def _fields_of_new(graph: Mapping[str, Any], first: int, epochs: Sequence[int]) -> Fields:
+def _new_set(graph: Mapping[str, Any], first: int, epochs: Sequence[int]) -> Fields:
     parents = parents_by_node({**graph})
     fields: Fields = {}
     for place, epoch in enumerate(epochs):
@@ -90,7 +90,7 @@ def _fields_of_new(graph: Mapping[str, Any], first: int, epochs: Sequence[int]) 
     return fields | {f"graph.{name}": graph.get(name) or [] for name in ("edges", "edges_ex")}
 
 
-def _fields_of_changed(changed: Sequence[ChangedNode]) -> Fields:
+def _changed_set(changed: Sequence[ChangedNode]) -> Fields:
     fields: Fields = {}
     for each in changed:
         path = f"graph.nodes.{each.index}"
@@ -100,7 +100,7 @@ def _fields_of_changed(changed: Sequence[ChangedNode]) -> Fields:
     return fields
 
 
-def _removed(changed: Sequence[ChangedNode]) -> Fields:
+def _removed_unset(changed: Sequence[ChangedNode]) -> Fields:
     return {
         f"graph.nodes.{each.index}.{name}": ""
         for each in changed

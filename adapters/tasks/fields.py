@@ -17,7 +17,8 @@ from flowkit.models import RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-Fields = dict[str, Any]
+    from flowkit.core.utils import Fields
+
 
 NEW_NODE: Fields = {"status": NodeStatus.QUEUED.value, "attempt_epoch": 0, "stats": {}, "lease": {}}
 """Runtime fields of a node that has not begun. FlowKit adds the others when they have a value.

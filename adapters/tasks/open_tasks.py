@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pymongo import ASCENDING
-from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.mongo import Database, durable, ensure_index, iso, moment, translate_errors
 from flowkit.adapters.tasks.cancel_flags import set_of_task_flag
 from flowkit.adapters.tasks.fields import NODE_STATES, nodes_of
 from flowkit.adapters.tasks.queries import aggregated
+from flowkit.adapters.turns import Turns
 from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, SkipReason, TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-Fields = dict[str, Any]
+    from flowkit.core.utils import Fields
+
 
 _NOT_ENDED: Fields = {"finished_at": None}
 _NOT_CLOSED: Fields = {"status": {"$in": [*OPEN_TASK_STATUSES, TaskStatus.FAILED.value]}, **_NOT_ENDED}
@@ -41,9 +41,8 @@ class OpenTasks:
     """Open tasks of one database. Raises StoreUnavailable if MongoDB does not respond."""
 
     def __init__(self, db: Database) -> None:
-        stored = durable(db)
-        self._tasks = stored.tasks
-        self._meta = stored.flowkit_meta
+        self._tasks = durable(db).tasks
+        self._turns = Turns(db)
 
     @translate_errors
     async def prepare(self) -> None:
@@ -94,40 +93,28 @@ class OpenTasks:
             return False
         change = {"from": stored["status"], "to": TaskStatus.FAILED.value, "at": iso(at)}
         done = await self._tasks.update_one(
-            unchanged | _unchanged_nodes(stored),
-            {"$set": _orphan_fields(stored, reason, at), "$push": {"status_history": change}},
+            unchanged | _unchanged_filter(stored),
+            {"$set": _orphan_set(stored, reason, at), "$push": {"status_history": change}},
         )
         return bool(done.matched_count)
 
-    @translate_errors
     async def take_turn(self, namespace_id: str, owner: str, at: float, seconds: float) -> bool:
         """Reserve the sweep of this namespace for `owner` for so many `seconds`.
 
         Return False if another owner has reserved it.
         """
-        free = [{"owner": owner}, {"until": {"$lt": moment(at)}}]
-        until = moment(at) + timedelta(seconds=seconds)
-        try:
-            await self._meta.update_one(
-                {"_id": _turn(namespace_id), "$or": free},
-                {"$set": {"owner": owner, "until": until}},
-                upsert=True,
-            )
-        except DuplicateKeyError:
-            return False
-        return True
+        return await self._turns.take(_turn(namespace_id), owner, at, seconds)
 
-    @translate_errors
     async def end_turn(self, namespace_id: str, owner: str) -> None:
         """Release the owner's reservation, so that another engine can sweep immediately."""
-        await self._meta.delete_one({"_id": _turn(namespace_id), "owner": owner})
+        await self._turns.end(_turn(namespace_id), owner)
 
 
 def _turn(namespace_id: str) -> str:
     return f"sweep:{namespace_id or 'unknown'}"
 
 
-def _unchanged_nodes(stored: Fields) -> Fields:
+def _unchanged_filter(stored: Fields) -> Fields:
     """Return the filter for a document in which every open node still has the status that was read."""
     return {
         f"graph.nodes.{index}.status": node["status"]
@@ -136,7 +123,7 @@ def _unchanged_nodes(stored: Fields) -> Fields:
     }
 
 
-def _orphan_fields(stored: Fields, reason: str, at: float) -> Fields:
+def _orphan_set(stored: Fields, reason: str, at: float) -> Fields:
     """Return the `$set` for a task whose workflow is gone: it sets cancel flags and ends open nodes (spec: sweep)."""
     fields: Fields = {
         "status": TaskStatus.FAILED.value,
@@ -149,11 +136,11 @@ def _orphan_fields(stored: Fields, reason: str, at: float) -> Fields:
     }
     for index, node in enumerate(nodes_of(stored)):
         if node.get("status") in OPEN_NODE_STATUSES:
-            fields |= _ended(f"graph.nodes.{index}", begun=bool(node.get("attempt_epoch")), at=at)
+            fields |= _ended_set(f"graph.nodes.{index}", begun=bool(node.get("attempt_epoch")), at=at)
     return fields
 
 
-def _ended(path: str, *, begun: bool, at: float) -> Fields:
+def _ended_set(path: str, *, begun: bool, at: float) -> Fields:
     status = NodeStatus.CANCELLED if begun else NodeStatus.SKIPPED
     fields: Fields = {f"{path}.status": status.value, f"{path}.finished_at": moment(at)}
     if begun:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pymongo import ASCENDING
 
@@ -11,7 +11,8 @@ from flowkit.adapters.mongo import Database, durable, moment, translate_errors
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
 
-Fields = dict[str, Any]
+    from flowkit.core.utils import Fields
+
 
 BELONGINGS = (
     *("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches"),
@@ -70,9 +71,9 @@ class Purge:
     @translate_errors
     async def count(self, task_ids: Sequence[str]) -> dict[str, int]:
         """Return the number of rows of these tasks by collection, including their documents under `tasks`."""
-        own = _of(task_ids)
+        own = _rows_filter(task_ids)
         counts = {name: await self._db[name].count_documents(own) for name in BELONGINGS}
-        return {**counts, "tasks": await self._db.tasks.count_documents(self._documents(task_ids))}
+        return {**counts, "tasks": await self._db.tasks.count_documents(self._documents_filter(task_ids))}
 
     @translate_errors
     async def remove(self, task_ids: Sequence[str]) -> dict[str, int]:
@@ -80,14 +81,14 @@ class Purge:
 
         Keep the document of a task that was opened again.
         """
-        own = _of(task_ids)
+        own = _rows_filter(task_ids)
         removed = {name: (await self._db[name].delete_many(own)).deleted_count for name in BELONGINGS}
-        ended = await self._db.tasks.delete_many(self._documents(task_ids))
+        ended = await self._db.tasks.delete_many(self._documents_filter(task_ids))
         return {**removed, "tasks": ended.deleted_count}
 
-    def _documents(self, task_ids: Sequence[str]) -> Fields:
+    def _documents_filter(self, task_ids: Sequence[str]) -> Fields:
         return {**self._ended, "id": {"$in": list(task_ids)}}
 
 
-def _of(task_ids: Sequence[str]) -> Fields:
+def _rows_filter(task_ids: Sequence[str]) -> Fields:
     return {"task_id": {"$in": list(task_ids)}}

@@ -110,7 +110,7 @@ class ExternalRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeRun:
+class LatestNodeRun:
     """The latest attempt of a node, as the task document describes it."""
 
     epoch: int
@@ -255,11 +255,11 @@ class TaskQueries:
     async def batches(self, task_id: str) -> dict[str, int]:
         """Return the number of stored batches by node id. Raise ConfigError if the task id is invalid."""
         require(task_id_problem(task_id))
-        earlier = await self._earlier_generations(task_id)
+        earlier = await self._earlier_generations_filter(task_id)
         stored = {"$match": {"task_id": task_id, "status": "partial", **earlier}}
         return await self._counted(self._db.artifacts, stored, "$node_id")
 
-    async def _earlier_generations(self, task_id: str) -> dict[str, Any]:
+    async def _earlier_generations_filter(self, task_id: str) -> dict[str, Any]:
         """Return the filter that omits the rows of earlier generations of a task's nodes."""
         first_epochs = await read_first_epochs(self._db.tasks, task_id)
         old = [
@@ -269,7 +269,7 @@ class TaskQueries:
         return {"$nor": old} if old else {}
 
     @translate_errors
-    async def node_runs(self, task_id: str) -> dict[str, NodeRun]:
+    async def node_runs(self, task_id: str) -> dict[str, LatestNodeRun]:
         """Return the latest attempts of a task's nodes by node id. Nodes without an attempt are absent."""
         require(task_id_problem(task_id))
         stored = await self._db.tasks.find_one({"id": task_id}, _NODE_RUNS)
@@ -310,7 +310,7 @@ class TaskQueries:
     async def results(self, task_id: str) -> dict[str, StoredResult]:
         """Return what the nodes of a task have stored at their ends, by node id. Omit nodes without such a result."""
         require(task_id_problem(task_id))
-        earlier = await self._earlier_generations(task_id)
+        earlier = await self._earlier_generations_filter(task_id)
         markers = {"task_id": task_id, "batch_uid": {"$exists": False}, "status": "complete", **earlier}
         found = self._db.artifacts.find(markers, {"_id": 0, "node_id": 1, "meta": 1, "artifacts_ref": 1})
         return {row["node_id"]: _stored_result(row) async for row in found}
@@ -324,7 +324,7 @@ class TaskQueries:
         With `failed`, only failed batches count; otherwise they are included. The content of other batches is not read.
         """
         require(task_id_problem(task_id))
-        earlier = await self._earlier_generations(task_id)
+        earlier = await self._earlier_generations_filter(task_id)
         own = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": True}, **earlier}
         own |= {"status": "failed"} if failed else {}
         every = oldest_first([row async for row in self._db.artifacts.find(own, PROJECTION)])
@@ -477,9 +477,9 @@ def _external_run(row: dict[str, Any], waits_for: str | None) -> ExternalRun:
     )
 
 
-def _node_run(node: dict[str, Any]) -> NodeRun:
+def _node_run(node: dict[str, Any]) -> LatestNodeRun:
     lease = node.get("lease") or {}
-    return NodeRun(
+    return LatestNodeRun(
         epoch=node.get("attempt_epoch") or 0,
         worker=lease.get("worker_id") or "",
         version=lease.get("version") or "",

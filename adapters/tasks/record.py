@@ -35,10 +35,10 @@ from flowkit.models.actions import AppliedAction
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from flowkit.core.utils import Fields
     from flowkit.models import CloseTask, NodeRecord, RecordTask
     from flowkit.models.actions import ActionRecord
 
-Fields = dict[str, Any]
 T = TypeVar("T")
 
 NODES_OF_ONE_UPDATE = 100

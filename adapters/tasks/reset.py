@@ -1,7 +1,7 @@
 """Starts nodes again in a task document, in new generations, as an action or a rerun of the task asks for.
 
 A reset reserves an epoch of each node by a compare-and-set. Attempts of the earlier generation have lower epochs, so their
-later writes to the entry do not match. Readers ignore rows with lower epochs (`entries.of_generation`). Deleting these
+later writes to the entry do not match. Readers ignore rows with lower epochs (`entries.generation_filter`). Deleting these
 rows is clean-up, except for external workers, which read all rows that there are.
 """
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.core.utils import Fields
     from flowkit.models import NodeReset, ResetNodes
 
-Fields = dict[str, Any]
 
 _NODES_OF_ONE_UPDATE = 100
 _ENTRIES: Fields = {
@@ -100,7 +100,7 @@ class Resetting:
         changed = [node for node in record.nodes if node.io is not None]
         if not changed:
             return record
-        found = await self._tasks.find_one(_open(record), {"_id": 0, "graph.nodes.io": 1}) or {}
+        found = await self._tasks.find_one(_open_filter(record), {"_id": 0, "graph.nodes.io": 1}) or {}
         stored = [node.get("io") for node in nodes_of(found)]
         return replace(
             record,
@@ -113,7 +113,7 @@ class Resetting:
         )
 
     async def _read(self, record: ResetNodes) -> list[Fields]:
-        stored = await self._tasks.find_one(_open(record), _ENTRIES)
+        stored = await self._tasks.find_one(_open_filter(record), _ENTRIES)
         entries = nodes_of(stored or {})
         fits = all(
             node.index < len(entries) and entries[node.index].get("node_id") == node.node_id
@@ -127,19 +127,19 @@ class Resetting:
         self, record: ResetNodes, some: Sequence[tuple[NodeReset, int]], entries: Sequence[Mapping[str, Any]]
     ) -> None:
         """Write the nodes whose entries have not changed since they were read: in one update, or else one by one."""
-        fence, sets, unsets = _open(record), dict[str, Any](), dict[str, Any]()
+        fence, sets, unsets = _open_filter(record), dict[str, Any](), dict[str, Any]()
         for node, epoch in some:
-            fence |= _unchanged(node, entries[node.index])
-            sets |= _fields(record, node, epoch)
-            unsets |= _removed(node)
+            fence |= _unchanged_filter(node, entries[node.index])
+            sets |= _reset_set(record, node, epoch)
+            unsets |= _reset_unset(node)
         done = await self._tasks.update_one(fence, {"$set": sets, "$unset": unsets})
         if done.matched_count or len(some) == 1:
             return
         await self._tasks.bulk_write(
             [
                 UpdateOne(
-                    _open(record) | _unchanged(node, entries[node.index]),
-                    {"$set": _fields(record, node, epoch), "$unset": _removed(node)},
+                    _open_filter(record) | _unchanged_filter(node, entries[node.index]),
+                    {"$set": _reset_set(record, node, epoch), "$unset": _reset_unset(node)},
                 )
                 for node, epoch in some
             ],
@@ -156,10 +156,10 @@ class Resetting:
         path = f"graph.nodes.{node.index}"
         own = {f"{path}.node_id": node.node_id, f"{path}.attempt_epoch": epoch}
         ended = {f"{path}.status": NodeStatus.FINISHED.value, f"{path}.finished_at": moment(record.at)}
-        await self._tasks.update_one(_open(record) | own, {"$set": ended})
+        await self._tasks.update_one(_open_filter(record) | own, {"$set": ended})
 
 
-def _open(record: ResetNodes) -> Fields:
+def _open_filter(record: ResetNodes) -> Fields:
     return {"id": record.task_id, "run_seq": {"$lte": record.run_seq}, "finished_at": None}
 
 
@@ -174,12 +174,12 @@ def _reserved(node: NodeReset, entry: Mapping[str, Any], record: ResetNodes) -> 
     return max(node.epoch, (entry.get("attempt_epoch") or 0) + 1)
 
 
-def _unchanged(node: NodeReset, entry: Mapping[str, Any]) -> Fields:
+def _unchanged_filter(node: NodeReset, entry: Mapping[str, Any]) -> Fields:
     path = f"graph.nodes.{node.index}"
     return {f"{path}.node_id": node.node_id, f"{path}.attempt_epoch": entry.get("attempt_epoch") or 0}
 
 
-def _fields(record: ResetNodes, node: NodeReset, epoch: int) -> Fields:
+def _reset_set(record: ResetNodes, node: NodeReset, epoch: int) -> Fields:
     fields: Fields = {
         "status": NodeStatus.QUEUED.value,
         "attempt_epoch": epoch,
@@ -195,5 +195,5 @@ def _fields(record: ResetNodes, node: NodeReset, epoch: int) -> Fields:
     return {f"graph.nodes.{node.index}.{name}": value for name, value in fields.items()}
 
 
-def _removed(node: NodeReset) -> Fields:
+def _reset_unset(node: NodeReset) -> Fields:
     return {f"graph.nodes.{node.index}.{name}": "" for name in _LEFT_OVER}

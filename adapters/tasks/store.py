@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.core.utils import Fields
     from flowkit.models import CloseTask, GraphChange, OpenTask, RecordTask, Rerun, ResetNodes, SettleBatches
 
-Fields = dict[str, Any]
 
 _GRAPH = {
     "_id": 0,
@@ -204,7 +204,7 @@ class TaskStore:
             stored = await self._tasks.find_one({"id": opening.task_id}, _GRAPH)
         if stored is not None:
             _check_graph(stored, opening)
-        adopted = await self._adopt(opening, ids, unclaimed(ids))
+        adopted = await self._adopt(opening, ids, unclaimed_filter(ids))
         if adopted is None:
             raise TaskIdTaken(f"task id {opening.task_id!r} belongs to an earlier task; choose another id")
         epochs = [
@@ -396,7 +396,7 @@ class TaskStore:
         self, task_id: str, epochs: Mapping[str, int], unfinished: Collection[str] = ()
     ) -> bool:
         """Return True if a node in `epochs` has begun a later attempt or a node in `unfinished` is open or finished."""
-        restarted = {"id": task_id, **_restarted(epochs, unfinished)}
+        restarted = {"id": task_id, **_restarted_filter(epochs, unfinished)}
         return await self._tasks.find_one(restarted, {"_id": 1}) is not None
 
     @translate_errors
@@ -472,7 +472,7 @@ class TaskStore:
         return await Closing(self._tasks).write(close)
 
 
-def _restarted(epochs: Mapping[str, int], unfinished: Collection[str]) -> Fields:
+def _restarted_filter(epochs: Mapping[str, int], unfinished: Collection[str]) -> Fields:
     """Return the filter for a document that is more recent than the given state.
 
     It matches if a node in `epochs` has a later epoch or a node in `unfinished` is not failed, skipped or cancelled.
@@ -486,7 +486,7 @@ def _restarted(epochs: Mapping[str, int], unfinished: Collection[str]) -> Fields
     return {"graph.nodes": {"$elemMatch": {"$or": later}}}
 
 
-def unclaimed(ids: Mapping[str, str]) -> Fields:
+def unclaimed_filter(ids: Mapping[str, str]) -> Fields:
     """Return the filter for a document that no run has opened."""
     found: Fields = {"first_run_id": None, "status": TaskStatus.QUEUED.value}
     if "namespace_id" in ids:

@@ -43,7 +43,7 @@ Tree = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class VarsChange:
     """One validated operation, ready to be written. Paths are relative to `coordinator.vars`."""
 
     operation: str
@@ -77,7 +77,7 @@ class Change:
         return [leaf for path, value in self.sets.items() for leaf in _inner(full(path), value)]
 
 
-NOTHING = Change(operation="noop")
+NOTHING = VarsChange(operation="noop")
 
 
 def full(path: str) -> str:
@@ -93,7 +93,7 @@ def _inner(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _inner(f"{path}.{key}", held)
 
 
-def setting(given: Mapping[str, Any]) -> Change:
+def setting(given: Mapping[str, Any]) -> VarsChange:
     """Return the change of `vars.set`.
 
     An object under a key without a dot is flattened to its leaves. A key with a dot is a path, and its value is stored
@@ -105,18 +105,18 @@ def setting(given: Mapping[str, Any]) -> Change:
         path = checked_path("set", key)
         flattened = isinstance(value, Mapping) and "." not in key
         _gather("set", leaves, _leaves("set", value, (path,)) if flattened else [(path, value)])
-    return _checked(Change(operation="set", sets=leaves, block_sensitive=block))
+    return _checked(VarsChange(operation="set", sets=leaves, block_sensitive=block))
 
 
-def merging(given: Mapping[str, Any]) -> Change:
+def merging(given: Mapping[str, Any]) -> VarsChange:
     """Return the change of `vars.merge`: the leaves of a tree overwrite variables. Keys must not contain dots."""
     data, block = _unwrapped(given, "merge", "data", "kv")
     leaves: Tree = {}
     _gather("merge", leaves, _leaves("merge", data, ()))
-    return _checked(Change(operation="merge", sets=leaves, block_sensitive=block))
+    return _checked(VarsChange(operation="merge", sets=leaves, block_sensitive=block))
 
 
-def incrementing(key: Any, by: Any) -> Change:
+def incrementing(key: Any, by: Any) -> VarsChange:
     """Return the change of `vars.incr`, which adds a finite number. A boolean counts as 0 or 1."""
     path = checked_path("incr", key)
     if not isinstance(by, (int, float)):
@@ -126,27 +126,27 @@ def incrementing(key: Any, by: Any) -> Change:
         raise AdapterError(f"vars.incr: 'by' must fit 64 bits: {shown(path)}")
     if not math.isfinite(amount):
         raise AdapterError(f"vars.incr: 'by' must be finite: {shown(path)}")
-    return Change(operation="incr", adds={path: amount})
+    return VarsChange(operation="incr", adds={path: amount})
 
 
-def final_increments(given: Any) -> Change | None:
+def final_increments(given: Any) -> VarsChange | None:
     """Return the change for the variables that `finalize` returns, `{"incr": {path: amount}}`; None for no increments."""
     if not isinstance(given, Mapping) or set(given) != {"incr"} or not isinstance(given["incr"], Mapping):
         raise AdapterError(
             'vars must be {"incr": {path: number}}; set other variables with ctx.vars.set before finalize returns'
         )
     adds = {path: by for key, by in given["incr"].items() for path, by in incrementing(key, by).adds.items()}
-    return _checked(Change(operation="incr", adds=adds)) if adds else None
+    return _checked(VarsChange(operation="incr", adds=adds)) if adds else None
 
 
-def unsetting(paths: Iterable[Any], keys: Any) -> Change:
+def unsetting(paths: Iterable[Any], keys: Any) -> VarsChange:
     """Return the change of `vars.unset`, which removes paths whether they exist or not."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, (Iterable, type(None))):
         raise AdapterError(f"vars.unset: 'keys' must be an iterable of strings, not {type(keys).__name__}")
     requested = [checked_path("unset", path) for path in paths]
     requested += [checked_path("unset", str(key)) for key in keys or ()]
     named = tuple(dict.fromkeys(requested))
-    return _checked(Change(operation="unset", removes=named, repeated=len(requested) - len(named)))
+    return _checked(VarsChange(operation="unset", removes=named, repeated=len(requested) - len(named)))
 
 
 def _unwrapped(given: Mapping[str, Any], operation: str, *wrappers: str) -> tuple[Tree, bool]:
@@ -262,7 +262,7 @@ def _levels(value: Any) -> int:
     return deepest
 
 
-def _checked(change: Change) -> Change:
+def _checked(change: VarsChange) -> VarsChange:
     """Return `change`. Raise AdapterError if it has too many paths or if one path is below another."""
     paths = sorted([*change.sets, *change.adds, *change.removes], key=lambda path: path.split("."))
     if len(paths) > VARS_KEYS:

@@ -28,7 +28,7 @@ from flowkit.limits import VARS_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flowkit.adapters.vars.changes import Change, Tree
+    from flowkit.adapters.vars.changes import Tree, VarsChange
 
 
 BOUND = "coordinator.vars_bytes"
@@ -40,7 +40,7 @@ CORRECTED = "coordinator.vars_measured"
 _EMPTY = size({})
 
 
-def conflict(variables: Tree, change: Change) -> str | None:
+def conflict(variables: Tree, change: VarsChange) -> str | None:
     """Return why `change` cannot be applied to these variables; None if it can."""
     for path in (*change.sets, *change.adds, *change.removes):
         for above in ancestors(path):
@@ -55,7 +55,7 @@ def conflict(variables: Tree, change: Change) -> str | None:
     return None
 
 
-def _passable(held: Any, change: Change) -> bool:
+def _passable(held: Any, change: VarsChange) -> bool:
     """Return True if `change` can reach a path below `held`.
 
     A removal below a scalar has no effect and is allowed. Below a list it could remove an element, so it is not.
@@ -63,7 +63,7 @@ def _passable(held: Any, change: Change) -> bool:
     return isinstance(held, dict) or (bool(change.removes) and not isinstance(held, list))
 
 
-def changed(variables: Tree, change: Change) -> Tree:
+def changed(variables: Tree, change: VarsChange) -> Tree:
     """Return the variables after `change`, which must not conflict with them. Do not modify `variables`."""
     after = copy.deepcopy(variables)
     for path, value in change.sets.items():
@@ -79,7 +79,7 @@ def changed(variables: Tree, change: Change) -> Tree:
     return after
 
 
-def brought(change: Change) -> Tree:
+def brought(change: VarsChange) -> Tree:
     """Return the variables that `change` creates in an empty tree, with each increment as a 64-bit integer.
 
     64 bits are the largest size that an increment can give to a number that it creates or enlarges.
@@ -177,12 +177,12 @@ class SizeReservation:
     adds: dict[str, int] = field(default_factory=dict)
 
 
-def growth_of(change: Change) -> int:
+def growth_of(change: VarsChange) -> int:
     """Return the largest number of bytes by which a change can enlarge any variables."""
     return size(brought(change)) - _EMPTY
 
 
-def reserve_within_bound(change: Change) -> SizeReservation | None:
+def reserve_within_bound(change: VarsChange) -> SizeReservation | None:
     """Return the reservation for a change according to the bound; None if the change alone exceeds the limit."""
     grows = growth_of(change)
     if not grows:
@@ -195,7 +195,7 @@ def reserve_within_bound(change: Change) -> SizeReservation | None:
     )
 
 
-def reserve(held: Tree, change: Change) -> SizeReservation:
+def reserve(held: Tree, change: VarsChange) -> SizeReservation:
     """Return the reservation for a change to the document whose `coordinator` is `held`.
 
     Calculate the exact size if the bound is too high. Raise AdapterError if the variables would exceed their limit.
@@ -218,7 +218,7 @@ def _highest_bound() -> int:
     return VARS_BYTES - _EMPTY
 
 
-def size_after(variables: Tree, change: Change) -> int:
+def size_after(variables: Tree, change: VarsChange) -> int:
     """Return the size of the variables after a change, in bytes.
 
     Raise AdapterError if the change conflicts with the variables or makes them grow beyond their limit.

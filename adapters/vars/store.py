@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.tasks.attempts import EntryWrite
     from flowkit.adapters.tasks.store import TaskStore
-    from flowkit.adapters.vars.changes import Change, Tree
+    from flowkit.adapters.vars.changes import Tree, VarsChange
     from flowkit.adapters.vars.rules import SizeReservation
 
 _MAX_WRITES = 20
@@ -54,7 +54,7 @@ class Variables:
         self._now = now or (lambda: datetime.now(UTC))
         self._last = datetime.min.replace(tzinfo=UTC)
 
-    async def write(self, task_id: str, change: Change, write: EntryWrite | None = None) -> bool | None:
+    async def write(self, task_id: str, change: VarsChange, write: EntryWrite | None = None) -> bool | None:
         """Apply `change`, in the same update as the fields of the attempt to which `write` belongs.
 
         Return None if the effect is counted already. Otherwise, return True if the update read the document and the
@@ -97,7 +97,7 @@ class Variables:
         return bool(done.matched_count)
 
     async def _update(
-        self, task_id: str, change: Change, write: EntryWrite | None, reserved: SizeReservation
+        self, task_id: str, change: VarsChange, write: EntryWrite | None, reserved: SizeReservation
     ) -> Any:
         """Update the document. Return its previous content, or `_NOT_READ`, or None if the filter matched nothing."""
         if write is None and not change.paths:
@@ -116,7 +116,7 @@ class Variables:
             condition, update, projection={"id": 1, changes.ROOT: 1}, return_document=ReturnDocument.BEFORE
         )
 
-    async def _guarded(self, change: Change, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _guarded(self, change: VarsChange, call: Callable[[], Awaitable[Any]]) -> Any:
         """Return the result of `call()`, raising driver errors as FlowKit errors.
 
         A driver's message may contain values, so the FlowKit error contains only its type or code.
@@ -130,7 +130,7 @@ class Variables:
                 f"vars.{change.operation}: MongoDB rejected the write to {_some(change.paths)} (code {code_of(error)})"
             ) from None
 
-    def _fields(self, change: Change, write: EntryWrite | None, reserved: SizeReservation) -> Tree:
+    def _fields(self, change: VarsChange, write: EntryWrite | None, reserved: SizeReservation) -> Tree:
         sets = {changes.full(path): value for path, value in change.sets.items()}
         unsets = dict.fromkeys(map(changes.full, change.removes), "")
         node = (write.sets if write else {}) | {"updated_at": self.moment()}
@@ -156,7 +156,7 @@ class Variables:
         return self._last
 
 
-def _condition(task_id: str, change: Change, write: EntryWrite | None, reserved: SizeReservation) -> Tree:
+def _condition(task_id: str, change: VarsChange, write: EntryWrite | None, reserved: SizeReservation) -> Tree:
     above = _no_list_or_nothing if change.removes else _object_or_nothing
     filters = [_object_or_nothing(changes.ROOT)] if change.paths else []
     filters += [above(changes.full(path)) for path in change.ancestors]

@@ -107,7 +107,7 @@ class Offsets:
         """
         await self._check_partition(topic, partition)
         what, address = f"searching {topic}", self._connection.bootstrap
-        search = _Search(self._connection, topic, partition)
+        search = _RecordSearch(self._connection, topic, partition)
         try:
             offsets = await clients.call_with_retries(lambda: search.open(start), what=what, address=address)
             return await search.run(offsets, dedup_id)
@@ -187,7 +187,7 @@ def _position(committed: int | None, begin: int) -> int:
     return begin if committed is None else max(committed, begin)
 
 
-class _Search:
+class _RecordSearch:
     """A search for one record, with a consumer of its own."""
 
     def __init__(self, connection: KafkaConnection, topic: str, partition: int) -> None:

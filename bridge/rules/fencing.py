@@ -167,7 +167,7 @@ def _deadline(ttl_sec: float, received_at: float) -> float:
     return received_at + ttl_sec * (1 + _MARGIN)
 
 
-class NodeRun:
+class PolledNode:
     """The dispatch records of one node during one poll, and the changes that are still to be written."""
 
     def __init__(

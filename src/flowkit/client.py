@@ -196,7 +196,7 @@ class Start(Enum):
     HAS_ENDED = "has ended"
 
 
-class Started(NamedTuple):
+class StartedTask(NamedTuple):
     """The workflow of a task, as a call that starts it has found it."""
 
     start: Start
@@ -294,7 +294,7 @@ class TaskClient:
         return bool(digest) and (finished or found.state is WorkflowState.OPEN)
 
     async def _lacks_document(
-        self, task_id: str, own: Mapping[str, str], workflow_input: dict[str, Any], found: Started
+        self, task_id: str, own: Mapping[str, str], workflow_input: dict[str, Any], found: StartedTask
     ) -> bool:
         """Return whether an existing task runs with this input and has no document yet.
 
@@ -434,7 +434,7 @@ class TaskClient:
         reuse: WorkflowIDReusePolicy,
         priority: Priority,
         owner: Owner | None,
-    ) -> Started:
+    ) -> StartedTask:
         """Start the workflow, unless it runs, or has ended and is not to start again.
 
         Raise TaskIdTaken if the workflow with this id belongs to another deployment or, with `owner`, to another owner.
@@ -458,14 +458,14 @@ class TaskClient:
             found = await look_up(self._client, task_id)
             await self._check_owner(task_id, found, owner)
             start = Start.RUNS if found.state is WorkflowState.OPEN else Start.HAS_ENDED
-            return Started(start, await read_input_digest(found.description) if found.description else {})
+            return StartedTask(start, await read_input_digest(found.description) if found.description else {})
         except RPCError as error:
             error.add_note(
                 f"task {task_id!r} may have started anyway: call again with task_id={task_id!r}, which starts it "
                 "only if it has not started"
             )
             raise
-        return Started(Start.STARTED)
+        return StartedTask(Start.STARTED)
 
     async def deployment(self) -> str:
         """Return the id of the database, which distinguishes deployments in one namespace. Raise StoreUnavailable."""
@@ -844,7 +844,7 @@ class TaskClient:
         return _read_result(task_id, document)
 
     async def _is_running(self, handle: WorkflowHandle[Task, TaskResult]) -> bool:
-        return (await handle.describe()).status is WorkflowExecutionStatus.RUNNING
+        return (await look_up(self._client, handle.id)).state is WorkflowState.OPEN
 
     async def list_tasks(
         self, status: str | None = None, limit: int = 50, *, held: bool = False

@@ -44,9 +44,7 @@ __all__ = ["FlowKitPlugin"]
 
 _logger = logging.getLogger("flowkit.plugin")
 
-_PASSED_THROUGH = tuple(
-    f"flowkit.{name}" for name in ("errors", "limits", "models", "reason_codes", "temporal_names")
-)
+_PASSED_THROUGH = tuple(f"flowkit.{name}" for name in ("errors", "limits", "models", "reason_codes"))
 """Modules that a user's workflow imports to run tasks. Reloading them in the sandbox would slow down each workflow."""
 
 

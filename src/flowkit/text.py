@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_ELLIPSIS = "…"
+ELLIPSIS = "…"
 _NAMES = 3
 _COMPARED = 200
 """How many names one name is compared with."""
@@ -125,7 +125,22 @@ def truncate(text: str, chars: int) -> str:
     """Return `text`, truncated to at most `chars` characters. A truncated text ends in `…`."""
     if len(text) <= chars:
         return text
-    return f"{text[: chars - 1]}{_ELLIPSIS}" if chars > 0 else ""
+    return f"{text[: chars - 1]}{ELLIPSIS}" if chars > 0 else ""
+
+
+def truncate_start(text: str, chars: int) -> str:
+    """Return `text`, truncated to its last characters, at most `chars`. A truncated text begins with `…`."""
+    return text if len(text) <= chars else f"{ELLIPSIS}{text[len(text) - chars + 1 :]}"
+
+
+def bounded(text: str, chars: int) -> str:
+    """Return `text` as valid UTF-8, truncated to at most `chars` characters. A truncated text ends in `…`."""
+    return truncate(clean(text), chars)
+
+
+def prefix(text: str, chars: int) -> str:
+    """Return the first `chars` characters of `text` as valid UTF-8: a name or code, to which an `…` would not belong."""
+    return clean(text[:chars])[:chars]
 
 
 def truncate_utf8(text: str, limit: int) -> str:
@@ -133,8 +148,8 @@ def truncate_utf8(text: str, limit: int) -> str:
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= limit:
         return text
-    kept = limit - len(_ELLIPSIS.encode())
-    return encoded[:kept].decode("utf-8", "ignore") + _ELLIPSIS if kept >= 0 else ""
+    kept = limit - len(ELLIPSIS.encode())
+    return encoded[:kept].decode("utf-8", "ignore") + ELLIPSIS if kept >= 0 else ""
 
 
 def one_line(value: object) -> str:

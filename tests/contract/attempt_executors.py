@@ -22,7 +22,7 @@ from flowkit.errors import FlowKitError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from flowkit.activities.attempt_log import EventLog
+    from flowkit.activities.attempt_log import AttemptEventLog
     from flowkit.activities.batches.inputs import InputSettings
     from flowkit.models import AttemptFailure, AttemptInput
 
@@ -69,7 +69,7 @@ def role_executor(
     handler: RoleHandler,
     *,
     inputs: InputSettings | None = None,
-    events: EventLog | None = None,
+    events: AttemptEventLog | None = None,
     on_batch: Callable[[], None] = lambda: None,
     on_begin: Callable[[], None] = lambda: None,
     may_repeat: bool = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of
 
 from flowkit.activities import attempt_log
-from flowkit.activities.attempt_log import EventLog
+from flowkit.activities.attempt_log import AttemptEventLog
 from flowkit.adapters.worker_events import WorkerEvents, batch_failed, batch_ok, heartbeat
 from flowkit.attempt.supervision import AttemptFailed
 from flowkit.models import AttemptFailure, FailureKind
@@ -78,7 +78,7 @@ class Attempt:
         clock = SimpleNamespace(time=lambda: self.now)
         monkeypatch.setattr(attempt_log, "time", clock)
         events: Any = WorkerEvents(db) if db is not None else SimpleNamespace()
-        self.log = EventLog(events)
+        self.log = AttemptEventLog(events)
         self._added: list[dict[str, Any]] = []
 
     def run(
@@ -169,7 +169,7 @@ async def test_a_running_attempt_is_logged_in_the_background(
                 written.set()
 
     blocking_log: Any = BlockingLog()
-    log = EventLog(blocking_log, pause_sec=0.01)
+    log = AttemptEventLog(blocking_log, pause_sec=0.01)
     monkeypatch.setattr(attempt_log, "YOUNG_SEC", 0.0)
     running = asyncio.create_task(log.run())
     with log.attempt(attempt(), LEASE, lambda: False) as one:

@@ -19,7 +19,7 @@ from flowkit.activities.batches import backpressure
 from flowkit.activities.batches.inputs import InputSettings
 from flowkit.activities.batches.puller import ByteBudget, Puller
 from flowkit.activities.handlers import BatchResult
-from flowkit.adapters.artifacts import Claims
+from flowkit.adapters.claims import Claims
 from flowkit.adapters.dispatches import DispatchState, DispatchStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import StoreUnavailable

@@ -9,7 +9,8 @@ from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of, sho
 from tests.contract.recording_database import RecordingDatabase
 
 from flowkit.adapters import artifacts as artifacts_module
-from flowkit.adapters.artifacts import ArtifactNotifier, ArtifactStore
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.notifier import ArtifactNotifier
 from flowkit.models import NodeStatus
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from flowkit.adapters.tasks.store import TaskStore
 from flowkit.bridge.commands import CommandWatch
 from flowkit.bridge.delivery import Delivery
 from flowkit.bridge.status import StatusEvents
-from flowkit.bridge.supervisor import Supervisor
+from flowkit.bridge.supervisor import AttemptSupervisor
 from flowkit.errors import Fenced
 from flowkit.testing import memory_database
 
@@ -70,7 +70,7 @@ class Bridge:
         parts: Any = Parts()
         context.topics, context.roles = names, ("crawler",)
         delivery = Delivery(context)
-        self.supervisor = Supervisor(
+        self.supervisor = AttemptSupervisor(
             context, delivery=delivery, signals=parts, inputs=UNUSED, commands=CommandWatch(context)
         )
         own: dict[str, Any] = {"delivery": delivery, "supervisor": self.supervisor, "signals": parts}

@@ -15,7 +15,7 @@ from tests.contract.builders import AT, RUN, attempt, opened
 from tests.unit.event_loop import until
 
 from flowkit.bridge.commands import CommandSender, Placement
-from flowkit.bridge.dispatcher import Dispatcher
+from flowkit.bridge.dispatcher import AttemptDispatcher
 from flowkit.bridge.pulled_inputs import PulledInputs
 from flowkit.errors import CommandTooLarge, FlowKitError, KafkaUnavailable
 
@@ -64,7 +64,7 @@ class Names:
 class Try:
     """A try of an attempt's activity, on a bridge of its own."""
 
-    dispatcher: Dispatcher
+    dispatcher: AttemptDispatcher
     temporal: ActivityEnvironment
     running: asyncio.Task[Any]
     kafka: Kafka
@@ -84,7 +84,7 @@ def started(db: Any, kafka: Kafka, given: AttemptInput | None = None) -> Try:
     context.at, context.topics = AT, any_of(Names())
     context.producer = context.offsets = any_of(kafka)
     parts = any_of(Parts())
-    dispatcher = Dispatcher(
+    dispatcher = AttemptDispatcher(
         context,
         **dict.fromkeys(("delivery", "signals", "supervisor", "first_batches"), parts),
         inputs=PulledInputs(context),

@@ -16,7 +16,7 @@ from tests.contract.builders import (
 from tests.contract.freezing_database import FreezingDatabase
 from tests.unit.event_loop import let_other_tasks_run
 
-from flowkit.activities.attempt_log import EventLog
+from flowkit.activities.attempt_log import AttemptEventLog
 from flowkit.activities.handlers import BatchResult, FinalizeResult
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.supervision import AttemptFailed
@@ -167,7 +167,7 @@ async def test_same_uid_twice_is_one_batch_if_the_handler_allows_it(db: Any) -> 
 
 
 async def test_attempts_are_logged_and_refused_ones_are_not(db: Any, tasks: TaskStore) -> None:
-    log = EventLog(WorkerEvents(db))
+    log = AttemptEventLog(WorkerEvents(db))
     await inline(db, numbered(1, "u"), events=log).run()
     await tasks.close_task(close())
     refused = role_executor(db, attempt("b", index=1), numbered(1, "u"), may_repeat=True, events=log)

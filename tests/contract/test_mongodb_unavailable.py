@@ -12,7 +12,8 @@ from pymongo import errors
 from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, close, new_task, opening, record, shown
 from tests.contract.drivers import DRIVERS, connected
 
-from flowkit.adapters.artifacts import ArtifactStore, Claim, Claims
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.claims import Claim, Claims
 from flowkit.adapters.entries import Entry
 from flowkit.adapters.mongo import is_outage, translate_errors
 from flowkit.adapters.tasks.open_tasks import OpenTasks

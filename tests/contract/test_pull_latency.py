@@ -12,7 +12,7 @@ from tests.contract.pulling_node import TIMEOUT_SEC, Pull, WatchedArtifacts, end
 from tests.integration.harness import wait_seconds
 
 from flowkit.activities.batches import puller
-from flowkit.adapters import artifacts as artifacts_module
+from flowkit.adapters import notifier
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import StoreUnavailable
@@ -112,7 +112,7 @@ async def artifacts_scanned(artifacts: WatchedArtifacts) -> None:
 async def test_more_batches_than_notifications_are_kept_are_all_delivered(
     artifacts: WatchedArtifacts, tasks: TaskStore, pull: Pull, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artifacts_module, "MOST_KEPT", 10)
+    monkeypatch.setattr(notifier, "MOST_KEPT", 10)
     await opened(tasks, "u", "sink")
     await begun(tasks, attempt("u"))
     await store(artifacts, "first")

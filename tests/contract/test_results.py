@@ -10,7 +10,7 @@ from tests.unit.bridge_records import record
 from flowkit.adapters import worker_events
 from flowkit.adapters.dispatches import Outcome, OutcomeKind, outcome_fields, to_document
 from flowkit.adapters.mongo import moment
-from flowkit.adapters.tasks.queries import LoggedAttempt, NodeRun, RunningAttempt, TaskQueries
+from flowkit.adapters.tasks.queries import LatestNodeRun, LoggedAttempt, RunningAttempt, TaskQueries
 from flowkit.adapters.worker_registry import WorkerRegistry
 from flowkit.models import AttemptFailure, FailureKind, NodeRecord, NodeStatus
 
@@ -81,7 +81,7 @@ async def test_runs_have_the_worker_and_the_times_of_the_latest_attempt(db: Any,
     await tasks.insert_task(new_task("a", "b"))
     await begun(tasks, attempt())
     await tasks.attempts.finish(attempt(), RUN, AT + 4)
-    expected = NodeRun(epoch=1, worker=WORKER, started_at=AT, finished_at=AT + 4)
+    expected = LatestNodeRun(epoch=1, worker=WORKER, started_at=AT, finished_at=AT + 4)
     assert await TaskQueries(db).node_runs(TASK) == {"a": expected}
 
 

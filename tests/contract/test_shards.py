@@ -15,7 +15,8 @@ from tests.contract.freezing_database import FreezingDatabase
 from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.activities.handlers import BatchResult, FinalizeResult
-from flowkit.adapters.artifacts import ArtifactStore, Claim, first_fence
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.claims import Claim, first_fence
 from flowkit.adapters.mongo import moment
 from flowkit.adapters.shards import FAILED, FINISHED, ShardStates
 from flowkit.adapters.tasks.queries import TaskQueries

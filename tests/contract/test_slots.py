@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.adapters.slots import Limits, SlotStore, SlotUsage
+from flowkit.adapters.slots import QueueLimits, SlotStore, SlotUsage
 from flowkit.models import Slot, SlotRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-NONE = Limits()
+NONE = QueueLimits()
 AT = 1_763_788_905.25
 SLOT = Slot(node_id="n", epoch=1, role="slow")
 
@@ -41,7 +41,7 @@ async def order(slots: SlotStore, **options: Any) -> list[str]:
 
 
 async def test_grants_stop_at_the_limit_of_the_role_and_at_the_limit_of_all(slots: SlotStore) -> None:
-    limits = Limits(total=3, by_role={"slow": 1, "a.b": 2})
+    limits = QueueLimits(total=3, by_role={"slow": 1, "a.b": 2})
     roles = ("slow", "slow", "a.b", "a.b", "other")
     granted = [await slots.grant(asked(f"t{n}", role=role), limits, AT) for n, role in enumerate(roles)]
     assert granted == [True, False, True, True, False]
@@ -49,7 +49,7 @@ async def test_grants_stop_at_the_limit_of_the_role_and_at_the_limit_of_all(slot
 
 
 async def test_repeated_grant_uses_no_second_slot(slots: SlotStore) -> None:
-    limits = Limits(total=1)
+    limits = QueueLimits(total=1)
     assert [await slots.grant(asked("t"), limits, AT) for _ in range(3)] == [True] * 3
     assert (await slots.usage()).total == 1
     assert await slots.renew(asked("t"))
@@ -57,7 +57,7 @@ async def test_repeated_grant_uses_no_second_slot(slots: SlotStore) -> None:
 
 
 async def test_role_may_be_a_number(slots: SlotStore) -> None:
-    limits = Limits(by_role={"12": 1})
+    limits = QueueLimits(by_role={"12": 1})
     assert [await slots.grant(asked(task, role="12"), limits, AT) for task in "ab"] == [True, False]
     assert (await slots.usage()).by_role == {"12": 1}
 
@@ -86,8 +86,8 @@ async def test_check_for_leaks_cannot_free_a_slot_that_its_attempt_has_asked_for
 
 async def test_lower_limit_lets_holders_keep_their_slots(slots: SlotStore) -> None:
     for task in "abc":
-        await slots.grant(asked(task), Limits(by_role={"slow": 3}), AT)
-    lower = Limits(by_role={"slow": 1})
+        await slots.grant(asked(task), QueueLimits(by_role={"slow": 3}), AT)
+    lower = QueueLimits(by_role={"slow": 1})
     assert not await slots.grant(asked("d"), lower, AT)
     for task in "ab":
         await slots.release(task, SLOT)
@@ -184,8 +184,10 @@ async def test_one_engine_at_a_time_checks_for_leaks(slots: SlotStore) -> None:
     assert await slots.take_turn("two", AT + 8, 4)
 
 
-@pytest.mark.parametrize("limits", [Limits(total=4), Limits(by_role={"slow": 3})])
-async def test_concurrent_grants_and_releases_never_exceed_the_limit(server_db: Any, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [QueueLimits(total=4), QueueLimits(by_role={"slow": 3})])
+async def test_concurrent_grants_and_releases_never_exceed_the_limit(
+    server_db: Any, limits: QueueLimits
+) -> None:
     slots = SlotStore(server_db, namespace_id="ns", queue="q")
     await slots.prepare()
     most = limits.total or limits.by_role["slow"]

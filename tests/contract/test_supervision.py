@@ -14,7 +14,7 @@ from tests.unit.event_loop import let_other_tasks_run, until
 
 from flowkit.adapters.dispatches import DispatchStore
 from flowkit.bridge.commands import CommandWatch
-from flowkit.bridge.supervisor import Supervisor
+from flowkit.bridge.supervisor import AttemptSupervisor
 from flowkit.errors import KafkaUnavailable, StoreRefused
 from flowkit.graph.input_adapters import PullArgs
 
@@ -106,7 +106,7 @@ class Bridge:
             "signals": self.parts,
             "inputs": Inputs(errors or {}),
         }
-        self.supervisor = Supervisor(self.context, commands=CommandWatch(self.context), **others)
+        self.supervisor = AttemptSupervisor(self.context, commands=CommandWatch(self.context), **others)
 
     async def supervise(self, *node_ids: str, **fields: Any) -> list[Dispatch]:
         """Store attempts that a worker has accepted, and supervise them."""

@@ -12,7 +12,7 @@ from tests.contract.test_dispatch_renewals import accepted
 from tests.unit.event_loop import until
 
 from flowkit.adapters.dispatches import DispatchStore
-from flowkit.bridge.supervisor import Supervisor
+from flowkit.bridge.supervisor import AttemptSupervisor
 
 if TYPE_CHECKING:
     from flowkit.adapters.dispatches import Dispatch
@@ -54,7 +54,7 @@ async def after_heartbeat(
     assert record.lease is not None
     context = context_of(db, Temporal(status), record.created_at)
     others = dict.fromkeys(("delivery", "signals", "inputs", "commands"), any_part)
-    supervisor = Supervisor(context, **others)
+    supervisor = AttemptSupervisor(context, **others)
     supervisor.watch(record)
     if cancel:
         asked = await store.request_cancel(record.key, "cancelled", record.created_at + OVERDUE_SEC)

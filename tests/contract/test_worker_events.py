@@ -14,7 +14,7 @@ import pytest
 from pymongo.errors import BulkWriteError
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of, seconds
 
-from flowkit.activities.attempt_log import EventLog
+from flowkit.activities.attempt_log import AttemptEventLog
 from flowkit.adapters.worker_events import WorkerEvents, accepted, cancelled, done, failed
 from flowkit.attempt.supervision import AttemptFailed
 from flowkit.errors import Fenced, FlowKitError, StoreRefused, StoreTooLarge, StoreUnavailable
@@ -181,8 +181,8 @@ class FailingLog:
         return [event.node_id for event in self.rows]
 
 
-def log_into(failing_log: Any, **options: Any) -> EventLog:
-    return EventLog(failing_log, **options)
+def log_into(failing_log: Any, **options: Any) -> AttemptEventLog:
+    return AttemptEventLog(failing_log, **options)
 
 
 UNAVAILABLE = StoreUnavailable("away")
@@ -238,7 +238,7 @@ async def test_rejected_events_do_not_delay_others(caplog: pytest.LogCaptureFixt
 async def test_interrupted_write_is_repeated(db: Any) -> None:
     """The first try may have reached the server; nothing is stored twice."""
     events = WorkerEvents(db)
-    log = EventLog(CancelledAfterStoring(events))  # type: ignore[arg-type]
+    log = AttemptEventLog(CancelledAfterStoring(events))  # type: ignore[arg-type]
     log.add(done(attempt("a"), WORKER, AT))
     with pytest.raises(asyncio.CancelledError):
         await log.flush()

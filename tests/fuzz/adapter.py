@@ -15,7 +15,7 @@ from flowkit.models.actions import ActionState
 from flowkit.workflows.deadlines import Deadlines, DeadlineTimer
 from flowkit.workflows.evaluations import NoResult, apply_results
 from flowkit.workflows.retry import note_failure
-from flowkit.workflows.scheduling.conditions import Due
+from flowkit.workflows.scheduling.conditions import DueCondition
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import columns_of, states_of
 
@@ -152,13 +152,16 @@ class Subject:
         """Return the conditions that have become due since the last call."""
         return [self._edge(due) for due in self._scheduler.pop_due()]
 
-    def _edge(self, due: Due) -> Edge:
+    def _edge(self, due: DueCondition) -> Edge:
         name = self._graph.nodes[due.node].node_id
         return (name if due.parent is None else self._graph.nodes[due.parent].node_id, name)
 
     def evaluated(self, group: Iterable[Edge]) -> None:
         """Report the results of conditions that were evaluated together."""
-        due = [Due(self._index[name], None if above == name else self._index[above]) for above, name in group]
+        due = [
+            DueCondition(self._index[name], None if above == name else self._index[above])
+            for above, name in group
+        ]
         apply_results(self._scheduler, due, _RESULTS)
 
     def end(self, name: str, end: End) -> None:

@@ -17,7 +17,9 @@ from tests.unit.property_examples import examples
 
 from flowkit.activities.batches.puller import SharedPuller
 from flowkit.adapters import artifacts
-from flowkit.adapters.artifacts import ArtifactStore, Claims
+from flowkit.adapters import claims as claims_module
+from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.claims import Claims
 from flowkit.adapters.shards import ShardStates
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from flowkit.activities.batches.puller import Delivery
-    from flowkit.adapters.artifacts import Claim
+    from flowkit.adapters.claims import Claim
     from flowkit.models import AttemptInput
 
 SEED = 1
@@ -89,7 +91,7 @@ def same_fence(right: Callable[..., Any]) -> Callable[..., Any]:
         taken = await right(claims, attempt, claim, at)
         if taken is None:
             return None
-        mine = artifacts._claim_key(attempt, claim.from_node, claim.batch_uid)
+        mine = claims_module._claim_key(attempt, claim.from_node, claim.batch_uid)
         await claims._claims.update_one(mine, {"$set": {"fence": claim.fence}})
         return claim.fence
 
@@ -120,7 +122,7 @@ def half_set_aside(right: Callable[..., Any]) -> Callable[..., Any]:
     """A batch is set aside as soon as its artifact says so."""
 
     async def quarantined(store: ArtifactStore, attempt: AttemptInput) -> set[str]:
-        found = store._artifacts.find({**artifacts._set_aside(attempt)})
+        found = store._artifacts.find({**artifacts._set_aside_filter(attempt)})
         return {row["batch_uid"] async for row in found}
 
     return quarantined
@@ -140,7 +142,7 @@ def open_rows(right: Callable[..., Any]) -> Callable[..., Any]:
     ("place", "name", "wrong"),
     first_of(
         [
-            (artifacts, "replaceable", without_fence),
+            (artifacts, "replaceable_filter", without_fence),
             (Claims, "take_over", same_fence),
             (SharedPuller, "_deliver_left", leaves_all),
             (ShardStates, "list_lost", takes_from_live),

@@ -17,7 +17,7 @@ from tests.fuzz.slot_campaign import engine_play, slot_campaign, workflow_play
 from tests.unit.property_examples import examples
 
 from flowkit.adapters import slots as store
-from flowkit.adapters.slots import Limits
+from flowkit.adapters.slots import QueueLimits
 from flowkit.engine import slot_grants, slot_leaks
 from flowkit.workflows import slots as workflow_slots
 from flowkit.workflows.slots import Slots
@@ -69,7 +69,7 @@ def test_same_seed_gives_the_same_plays() -> None:
 
 def without_limits(right: Callable[..., Any]) -> Callable[..., Any]:
     """A grant does not check the limits."""
-    return lambda slots, request, limits, at: right(slots, request, Limits(), at)
+    return lambda slots, request, limits, at: right(slots, request, QueueLimits(), at)
 
 
 def without_turns(right: Callable[..., Any]) -> Callable[..., Any]:

@@ -43,8 +43,8 @@ def calls(call_log: Path, verb: str) -> list[list[str]]:
 
 def process_tree(server: ServerProcess) -> set[int]:
     """Return the ids of all processes of a server."""
-    assert server._supervisor is not None
-    return {server._supervisor.pid, *descendants(server._supervisor.pid)}
+    assert server._guard is not None
+    return {server._guard.pid, *descendants(server._guard.pid)}
 
 
 @pytest.mark.server

@@ -11,7 +11,7 @@ from temporalio.client import WorkflowHistory
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from flowkit.adapters.tasks.queries import LoggedAttempt
-from flowkit.cli.tasks.attempts import AttemptView, Outcome, merge, read_events
+from flowkit.cli.tasks.attempts import AttemptOutcome, AttemptView, merge, read_events
 from flowkit.models import FailureKind
 
 HISTORIES = Path(__file__).parents[1] / "replay" / "histories"
@@ -37,7 +37,7 @@ async def test_history_has_the_outcome_of_each_attempt(
     own = [each for each in found if each.node_id == node_id]
     assert [(each.outcome.value, each.code) for each in own] == expected
     assert [each.attempt for each in own] == list(range(1, len(own) + 1))
-    assert all(each.seconds is not None for each in own if each.outcome is not Outcome.LOST)
+    assert all(each.seconds is not None for each in own if each.outcome is not AttemptOutcome.LOST)
     assert own[-1].worker in ("recorder", "engine")
 
 
@@ -54,31 +54,36 @@ def test_without_a_history_logs_and_the_document_describe_the_attempts() -> None
     at = datetime.fromtimestamp(9.0, UTC)
     latest = document(status="finished", lease={"worker_id": "w-2"}, started_at=at, finished_at=at)
     first, second = merge([], logged, latest)
-    assert (first.outcome, first.worker, first.seconds, first.code) == (Outcome.FAILED, "w-1", 2.0, "flaky")
-    assert (second.outcome, second.worker, second.seconds) == (Outcome.FINISHED, "w-2", 0.0)
+    assert (first.outcome, first.worker, first.seconds, first.code) == (
+        AttemptOutcome.FAILED,
+        "w-1",
+        2.0,
+        "flaky",
+    )
+    assert (second.outcome, second.worker, second.seconds) == (AttemptOutcome.FINISHED, "w-2", 0.0)
 
 
 def test_worker_of_an_external_attempt_replaces_its_bridge() -> None:
     running = AttemptView(
-        node_id="a", attempt=2, worker="flowkit-bridge-1", started_at=1.0, outcome=Outcome.RUNNING
+        node_id="a", attempt=2, worker="flowkit-bridge-1", started_at=1.0, outcome=AttemptOutcome.RUNNING
     )
     lost = LoggedAttempt(
         node_id="a", epoch=2, worker="x-1", ended_at=4.0, finished=False, kind=FailureKind.LOSS
     )
     [seen] = merge([running], [lost], {})
-    assert (seen.worker, seen.outcome, seen.seconds) == ("x-1", Outcome.LOST, 3.0)
+    assert (seen.worker, seen.outcome, seen.seconds) == ("x-1", AttemptOutcome.LOST, 3.0)
 
 
 def test_attempt_that_no_worker_has_started_waits_until_the_document_says_that_it_runs() -> None:
-    waiting = AttemptView(node_id="a", attempt=2, outcome=Outcome.WAITING)
-    assert merge([waiting], [], document(status="queued"))[0].outcome is Outcome.WAITING
-    assert merge([waiting], [], document(status="running"))[0].outcome is Outcome.RUNNING
+    waiting = AttemptView(node_id="a", attempt=2, outcome=AttemptOutcome.WAITING)
+    assert merge([waiting], [], document(status="queued"))[0].outcome is AttemptOutcome.WAITING
+    assert merge([waiting], [], document(status="running"))[0].outcome is AttemptOutcome.RUNNING
 
 
 def test_attempt_that_the_deadline_of_its_node_cancelled_says_so() -> None:
-    cancelled = AttemptView(node_id="a", attempt=2, outcome=Outcome.CANCELLED)
+    cancelled = AttemptView(node_id="a", attempt=2, outcome=AttemptOutcome.CANCELLED)
     late = "deadline_exceeded: the node took longer than 30 s"
     [seen] = merge([cancelled], [], document(status="failed", last_error=late))
-    assert (seen.outcome, seen.error) == (Outcome.CANCELLED, late)
+    assert (seen.outcome, seen.error) == (AttemptOutcome.CANCELLED, late)
     [stopped] = merge([cancelled], [], document(status="cancelled", last_error="flaky: an earlier attempt"))
     assert stopped.error is None

@@ -15,7 +15,7 @@ from flowkit.bridge.kafka import consumer
 from flowkit.bridge.kafka.clients import KafkaConnection
 from flowkit.bridge.kafka.consumer import Commits
 from flowkit.bridge.rules.fencing import new_lease
-from flowkit.bridge.status import EventLog, Renewals
+from flowkit.bridge.status import Renewals, StatusEventLog
 from flowkit.errors import StoreRefused
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ async def test_supervisor_reads_the_records_if_another_bridge_has_changed_one() 
 
 async def test_log_keeps_the_time_of_receipt_and_omits_heartbeats() -> None:
     bridge = Bridge()
-    log = EventLog(bridge.context)
+    log = StatusEventLog(bridge.context)
     log.add([event("TASK_DONE", {"metrics": {}}), event("TASK_HEARTBEAT")], NOW - 2)
     log.add([event("TASK_DONE", {"metrics": {}})], NOW - 1)
     await log.write()
@@ -225,7 +225,7 @@ async def test_log_keeps_the_time_of_receipt_and_omits_heartbeats() -> None:
 async def test_refused_events_are_logged_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
     bridge = Bridge()
     bridge.problem = StoreRefused("the test refuses it")
-    log = EventLog(bridge.context)
+    log = StatusEventLog(bridge.context)
     log.add([event("TASK_DONE", {"metrics": {}})], NOW)
     await log.write()
     await log.write()

@@ -18,7 +18,15 @@ from flowkit.adapters.dispatches import (
     WorkerLease,
     key_of,
 )
-from flowkit.bridge.rules.fencing import TERMINAL, NodeRun, Verdict, judge, lease_id_of, new_lease, record_key
+from flowkit.bridge.rules.fencing import (
+    TERMINAL,
+    PolledNode,
+    Verdict,
+    judge,
+    lease_id_of,
+    new_lease,
+    record_key,
+)
 
 LEASED = ["TASK_ACCEPTED", "TASK_HEARTBEAT", "TASK_RESUMED"]
 TERMINALS = ["CANCELLED", "TASK_DONE", "TASK_FAILED"]
@@ -179,7 +187,7 @@ def test_the_key_of_an_event_is_the_key_of_its_record() -> None:
     assert record_key(event(attempt_epoch=2)) != record().key
 
 
-def lease_after(run: NodeRun) -> WorkerLease:
+def lease_after(run: PolledNode) -> WorkerLease:
     """Return the current lease of the record."""
     found = run.record_of(event())
     assert found is not None
@@ -189,7 +197,7 @@ def lease_after(run: NodeRun) -> WorkerLease:
 
 def test_batches_of_one_poll_are_written_once_with_their_number() -> None:
     held = record(lease=lease())
-    run = NodeRun({held.key: held}, NOW)
+    run = PolledNode({held.key: held}, NOW)
     run.count(held.key)
     run.count(held.key)
     assert run.due_renewals() == [held.key]
@@ -201,7 +209,7 @@ def test_batches_of_one_poll_are_written_once_with_their_number() -> None:
 @pytest.mark.parametrize(("after_sec", "is_due"), [(0, False), (6, False), (6.1, True), (60, True)])
 def test_lease_is_written_once_it_was_extended_by_a_tenth(after_sec: float, is_due: bool) -> None:
     held = record(lease=lease())
-    run = NodeRun({held.key: held}, NOW + after_sec)
+    run = PolledNode({held.key: held}, NOW + after_sec)
     run.renew(event("TASK_HEARTBEAT"))
     assert lease_after(run).expires_at == pytest.approx(NOW + 66 + after_sec)
     assert (run.due_renewals() == [held.key]) is is_due
@@ -209,14 +217,14 @@ def test_lease_is_written_once_it_was_extended_by_a_tenth(after_sec: float, is_d
 
 def test_lease_is_written_although_the_bridge_that_stored_its_deadline_has_a_clock_ahead() -> None:
     held = record(lease=lease(expires_at=NOW + 3_600))
-    run = NodeRun({held.key: held}, NOW + 7)
+    run = PolledNode({held.key: held}, NOW + 7)
     run.renew(event("TASK_HEARTBEAT", ts_ms=NOW_MS + 7_000))
     assert run.due_renewals() == [held.key]
 
 
 def test_new_lease_is_not_written_again() -> None:
     held = record()
-    run = NodeRun({held.key: held}, NOW)
+    run = PolledNode({held.key: held}, NOW)
     run.accepted(replace(held, lease=new_lease(held, event("TASK_ACCEPTED"), NOW)))
     run.renew(event("TASK_HEARTBEAT"))
     assert run.due_renewals() == []
@@ -225,13 +233,13 @@ def test_new_lease_is_not_written_again() -> None:
 @pytest.mark.parametrize("state", ENDED)
 def test_ended_attempt_renews_nothing(state: DispatchState) -> None:
     held = record(lease=lease(), state=state)
-    run = NodeRun({held.key: held}, NOW + 60)
+    run = PolledNode({held.key: held}, NOW + 60)
     run.renew(event("TASK_HEARTBEAT"))
     assert run.due_renewals() == []
 
 
 def test_events_without_a_record_or_a_lease_renew_nothing() -> None:
-    run = NodeRun({record().key: record()}, NOW)
+    run = PolledNode({record().key: record()}, NOW)
     run.renew(event())
     run.renew(event(attempt_epoch=2))
     assert run.record_of(event(attempt_epoch=2)) is None

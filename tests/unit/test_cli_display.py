@@ -17,11 +17,11 @@ from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.converter import DataConverter
 
 from flowkit.adapters.shards import ShardProgress
-from flowkit.adapters.tasks.queries import ExternalRun, NodeRun
+from flowkit.adapters.tasks.queries import ExternalRun, LatestNodeRun
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.cli.tasks import view as task_view
 from flowkit.cli.tasks.display import (
-    Lines,
+    TaskLines,
     format_line,
     format_note,
     open_task_screen,
@@ -32,7 +32,7 @@ from flowkit.cli.tasks.operations import _print_task, decision_hints
 from flowkit.cli.tasks.results import _print_task as print_results
 from flowkit.cli.tasks.results import make_view
 from flowkit.cli.tasks.view import (
-    NodeView,
+    NodeRow,
     TaskView,
     add_external,
     add_runs,
@@ -49,12 +49,12 @@ from flowkit.models import TaskStatus
 ERROR = "rates_unavailable: RatesUnavailable: the service answered 503 Service Unavailable"
 
 
-def node(node_id: str = "enrich", status: str = "running", **fields: Any) -> NodeView:
+def node(node_id: str = "enrich", status: str = "running", **fields: Any) -> NodeRow:
     """Return a node of the role `enrich`."""
-    return NodeView(node_id=node_id, role="enrich", status=status, **{"attempt": 1, **fields})
+    return NodeRow(node_id=node_id, role="enrich", status=status, **{"attempt": 1, **fields})
 
 
-def task(*nodes: NodeView) -> TaskView:
+def task(*nodes: NodeRow) -> TaskView:
     """Return a running task."""
     return TaskView(task_id="orders", status=TaskStatus.RUNNING, source="workflow", nodes=nodes)
 
@@ -109,7 +109,7 @@ def test_only_the_current_attempt_of_a_running_node_shows_its_wait() -> None:
     assert [each.waits_for for each in seen.nodes] == ["node b", "", ""]
 
 
-NOTES: list[tuple[NodeView, str]] = [
+NOTES: list[tuple[NodeRow, str]] = [
     (node(), ""),
     (node(waiting=True), "no worker has started it yet"),
     (node(note=ERROR), f"last attempt: {ERROR}"),
@@ -127,7 +127,7 @@ NOTES: list[tuple[NodeView, str]] = [
 
 
 @pytest.mark.parametrize(("view", "reported"), NOTES)
-def test_note_shows_what_a_node_waits_for_and_the_node_of_an_error(view: NodeView, reported: str) -> None:
+def test_note_shows_what_a_node_waits_for_and_the_node_of_an_error(view: NodeRow, reported: str) -> None:
     assert format_note(view) == reported
 
 
@@ -140,7 +140,7 @@ def pending(state: str, **fields: Any) -> PendingActivityInfo:
     return found
 
 
-def seen_at(now: float, activity: PendingActivityInfo) -> NodeView:
+def seen_at(now: float, activity: PendingActivityInfo) -> NodeRow:
     """Return the running node `a` as a command shows it at a time."""
     description: Any = SimpleNamespace(raw_description=SimpleNamespace(pending_activities=[activity]))
     waiting = mark_waiting(task(node("a")), find_untaken(description))
@@ -168,7 +168,7 @@ def test_bridge_is_not_the_worker_of_an_external_attempt() -> None:
     bridged = pending("STARTED")
     bridged.last_worker_identity = f"{BRIDGE_PREFIX}1"
     assert seen_at(110, bridged).worker == ""
-    run = NodeRun(epoch=1, worker=f"{BRIDGE_PREFIX}1", started_at=90.0, finished_at=None)
+    run = LatestNodeRun(epoch=1, worker=f"{BRIDGE_PREFIX}1", started_at=90.0, finished_at=None)
     assert add_runs(task(node("a")), {"a": run}, 110).nodes[0].worker == ""
 
 
@@ -180,14 +180,14 @@ def test_silent_external_worker_is_replaced_at_the_end_of_its_lease() -> None:
 
 
 def test_duration_is_that_of_the_latest_attempt() -> None:
-    run = NodeRun(epoch=2, worker="w-1", started_at=90.0, finished_at=100.5)
+    run = LatestNodeRun(epoch=2, worker="w-1", started_at=90.0, finished_at=100.5)
     views = task(node("a", "finished", attempt=2), node("b", attempt=2), node("c", "queued", attempt=3))
     seen = add_runs(views, dict.fromkeys("abc", run), 110).nodes
     assert [(each.seconds, each.worker) for each in seen] == [(10.5, ""), (20.0, "w-1"), (None, "")]
 
 
 def test_duration_of_a_node_with_shards_begins_with_the_first_of_them() -> None:
-    closing = NodeRun(epoch=4, worker="w-1", started_at=100.0, finished_at=100.5)
+    closing = LatestNodeRun(epoch=4, worker="w-1", started_at=100.0, finished_at=100.5)
     shards = dict.fromkeys("abc", ShardProgress(generation=0, started_at=45.5))
     views = task(
         node("a", "finished", attempt=4), node("b", attempt=5), node("c", attempt=1), node("d", attempt=4)
@@ -204,7 +204,7 @@ def test_long_wait_is_shown_in_minutes_and_hours() -> None:
 
 def test_without_a_terminal_a_taken_node_gets_its_own_line() -> None:
     out = io.StringIO()
-    lines = Lines(Console(file=out, width=200))
+    lines = TaskLines(Console(file=out, width=200))
     for view in (task(node(waiting=True)), task(node(waiting=True)), task(node())):
         lines.show(view, [])
     reported = [line.partition(" s  ")[2] for line in out.getvalue().splitlines()]
@@ -213,7 +213,7 @@ def test_without_a_terminal_a_taken_node_gets_its_own_line() -> None:
 
 def test_without_a_terminal_progress_gets_a_line_every_ten_seconds() -> None:
     out, now = io.StringIO(), [0.0]
-    lines = Lines(Console(file=out, width=200), lambda: now[0])
+    lines = TaskLines(Console(file=out, width=200), lambda: now[0])
     for at, batches in ((0.0, 0), (5.0, 3), (10.0, 6), (15.0, 9), (20.0, 12), (30.0, 12)):
         now[0] = at
         lines.show(task(node(batches=batches, shards=f"3 shards on 2 workers, {batches} of 90")), [])
@@ -295,9 +295,7 @@ def test_wait_for_a_slot_is_part_of_the_view_until_the_attempt_starts(status: st
 
 WAITING = task(
     node("load", "deferred", waits_for="a decision: failed with bad_input", note="bad_input: no day"),
-    NodeView(
-        node_id="re view", role="approval", status="deferred", waits_for="a decision: approve or reject"
-    ),
+    NodeRow(node_id="re view", role="approval", status="deferred", waits_for="a decision: approve or reject"),
     node("clean"),
 )
 
@@ -328,7 +326,7 @@ def test_nodes_that_wait_for_a_decision_come_first_if_not_all_fit() -> None:
 
 
 def test_delay_ends_and_does_not_retry() -> None:
-    delay = NodeView(node_id="night", role="delay", status="deferred", next_retry_at=time.time() + 60)
+    delay = NodeRow(node_id="night", role="delay", status="deferred", next_retry_at=time.time() + 60)
     assert format_note(delay) in ("ends in 60 s", "ends in 59 s")
 
 

@@ -18,7 +18,7 @@ from flowkit.models.columns import unpack
 from flowkit.testing import memory_database, run_graph
 from flowkit.workflows.evaluations import NoResult, Results, apply_results, requests, results_of
 from flowkit.workflows.payloads import json_size, without_defaults
-from flowkit.workflows.scheduling.conditions import Due, facts_of
+from flowkit.workflows.scheduling.conditions import DueCondition, facts_of
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 BAD = NoResult("bad_condition", "no value")
@@ -127,7 +127,7 @@ def test_parts_of_a_group_contain_the_nodes_that_they_name() -> None:
     scheduler = scheduler_of(
         function("first"), *(function(f"n{i}", when=text) for i, text in enumerate(texts))
     )
-    parts = requests(scheduler, [Due(index) for index in range(1, 401)], "t", "")
+    parts = requests(scheduler, [DueCondition(index) for index in range(1, 401)], "t", "")
     named = [[node for _, _, ids in unpack(part.nodes) for node in ids] for part in parts]
     assert [len(each) for each in named] == [len(part.texts) for part in parts] == [311, 89]
 
@@ -144,7 +144,9 @@ def test_reason_codes_of_thousands_of_nodes_are_shortened() -> None:
 
 
 def test_results_and_errors_of_a_part_belong_to_its_expressions() -> None:
-    (request,) = requests(fan_out("vars.a", "vars.b", "vars.c"), [Due(1), Due(2), Due(3)], "t", "")
+    (request,) = requests(
+        fan_out("vars.a", "vars.b", "vars.c"), [DueCondition(1), DueCondition(2), DueCondition(3)], "t", ""
+    )
     found = results_of(request, ConditionResults(results=[True, "no value", False]))
     assert found == {"vars.a": True, "vars.b": BAD, "vars.c": False}
 

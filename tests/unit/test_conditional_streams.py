@@ -10,11 +10,11 @@ from tests.unit.graphs import node
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SkipReason
-from flowkit.workflows.scheduling.conditions import Due
+from flowkit.workflows.scheduling.conditions import DueCondition
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 FINISHED, FAILED = NodeStatus.FINISHED, NodeStatus.FAILED
-EDGE = Due(2, 0)
+EDGE = DueCondition(2, 0)
 WHOLE = {"start_when": "first_batch"}
 
 

@@ -18,7 +18,7 @@ from flowkit.graph.validation import parse_graph
 from flowkit.models import FirstBatch, Graph, NodeState, NodeStatus, SkipReason
 from flowkit.models.actions import PausedScope
 from flowkit.models.graphs import Approval
-from flowkit.workflows.scheduling.conditions import Due
+from flowkit.workflows.scheduling.conditions import DueCondition
 from flowkit.workflows.scheduling.scheduler import HOLD, Scheduler
 
 FINISHED, FAILED, RUNNING = NodeStatus.FINISHED, NodeStatus.FAILED, NodeStatus.RUNNING
@@ -399,7 +399,7 @@ def test_conditions_of_a_reset_node_are_due_again_when_the_reset_is_over() -> No
     assert scheduler.pop_due() == []
     scheduler.resetting.clear()
     scheduler.rebuild()
-    assert scheduler.pop_due() == [Due(1, 0)]
+    assert scheduler.pop_due() == [DueCondition(1, 0)]
 
 
 def test_a_held_condition_waits_for_a_decision() -> None:

@@ -17,8 +17,8 @@ from flowkit.activities.handlers import EchoHandler, version_of
 from flowkit.adapters.worker_registry import RegisteredWorker
 from flowkit.attempt.failures import failed_attempt, from_error
 from flowkit.cli.tasks.display import format_note
-from flowkit.cli.tasks.view import NodeView, TaskView, add_pins, describe_ran
-from flowkit.cli.tasks.workers import Kind, ProcessView, State, format_versions
+from flowkit.cli.tasks.view import NodeRow, TaskView, add_pins, describe_ran
+from flowkit.cli.tasks.workers import ProcessKind, ProcessState, ProcessView, format_versions
 from flowkit.errors import ConfigError, GraphError, VersionPinned
 from flowkit.graph.validation import parse_graph
 from flowkit.limits import LAST_ERROR_CHARS
@@ -160,7 +160,7 @@ def test_status_names_the_nodes_that_ran_with_different_versions() -> None:
         ("e", "mail", ""),
     ]
     shown = tuple(
-        NodeView(node_id=name, role=role, status="finished", version=version) for name, role, version in nodes
+        NodeRow(node_id=name, role=role, status="finished", version=version) for name, role, version in nodes
     )
     view = TaskView(task_id="t", status=TaskStatus.FINISHED, source="document", nodes=shown)
     assert describe_ran(view) == {
@@ -183,7 +183,7 @@ def test_status_says_for_which_version_an_attempt_waits_and_who_polls() -> None:
 
     nodes = [("a", "shop", True), ("b", "shop", False), ("c", "mail", True), ("d", "scan", True)]
     shown = tuple(
-        NodeView(node_id=name, role=role, status="running", attempt=2, waiting=waiting)
+        NodeRow(node_id=name, role=role, status="running", attempt=2, waiting=waiting)
         for name, role, waiting in nodes
     )
     view = TaskView(task_id="t", status=TaskStatus.RUNNING, source="workflow", nodes=shown)
@@ -222,7 +222,11 @@ def test_hand_over_to_the_version_of_the_task_uses_no_retry_and_ends_inline_atte
 def test_list_of_workers_shows_one_version_for_all_roles_or_one_for_each() -> None:
     def shown(**handlers: str) -> str:
         view = ProcessView(
-            worker_id="w", kind=Kind.WORKER, state=State.ONLINE, version="2.0.0", handlers=handlers
+            worker_id="w",
+            kind=ProcessKind.WORKER,
+            state=ProcessState.ONLINE,
+            version="2.0.0",
+            handlers=handlers,
         )
         return format_versions(view)
 

@@ -10,7 +10,7 @@ from tests.unit.test_notes import FAILED, FINISHED, note
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState
-from flowkit.workflows.scheduling.conditions import Due
+from flowkit.workflows.scheduling.conditions import DueCondition
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 ASYNC = {"from": "p0", "to": "child", "mode": "async"}
@@ -55,7 +55,7 @@ def test_node_with_an_open_gate_waits_for_its_condition() -> None:
     assert note(scheduler) == "waits for p1"
     scheduler.end(1, FINISHED)
     assert note(scheduler) == "waits for its condition"
-    scheduler.decide({Due(2): True})
+    scheduler.decide({DueCondition(2): True})
     assert note(scheduler) == ""
 
 
@@ -63,7 +63,7 @@ def test_node_with_a_false_condition_shows_it() -> None:
     scheduler = child(when="params.full ||\n params.test")
     scheduler.end(0, FINISHED)
     scheduler.end(1, FINISHED)
-    scheduler.decide({Due(2): False})
+    scheduler.decide({DueCondition(2): False})
     assert note(scheduler) == "condition: params.full || params.test is false"
 
 
@@ -76,7 +76,7 @@ def test_condition_of_an_edge_is_awaited_and_its_result_is_shown(mode: str) -> N
     else:
         scheduler.end(0, FINISHED)
     assert note(scheduler) == "waits for the condition of the edge from p0"
-    scheduler.decide({Due(1, 0): False})
+    scheduler.decide({DueCondition(1, 0): False})
     assert note(scheduler) == "condition: the edge from p0 is false"
 
 

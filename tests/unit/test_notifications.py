@@ -10,8 +10,8 @@ import pytest
 from tests.integration.harness import wait_seconds
 
 from flowkit.activities.batches.puller import ByteBudget
-from flowkit.adapters.artifacts import MOST_KEPT, ArtifactNotifier, Subscription
 from flowkit.adapters.entries import Entry
+from flowkit.adapters.notifier import MOST_KEPT, ArtifactNotifier, Listener
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -31,7 +31,7 @@ async def in_time(work: Coroutine[None, None, None] | asyncio.Task[None]) -> Non
     await asyncio.wait_for(work, TIMEOUT_SEC)
 
 
-async def is_notified(subscription: Subscription[Entry]) -> bool:
+async def is_notified(subscription: Listener[Entry]) -> bool:
     """Return whether a notification has arrived."""
     waiting = asyncio.create_task(subscription.wait(LONG))
     await let_tasks_run()
@@ -43,7 +43,7 @@ async def is_notified(subscription: Subscription[Entry]) -> bool:
 
 
 async def test_notification_ends_the_wait() -> None:
-    subscription = Subscription[Entry]()
+    subscription = Listener[Entry]()
     waiting = asyncio.create_task(subscription.wait(LONG))
     await let_tasks_run()
     assert not waiting.done()
@@ -52,18 +52,18 @@ async def test_notification_ends_the_wait() -> None:
 
 
 async def test_notification_before_the_wait_is_not_missed() -> None:
-    subscription = Subscription[Entry]()
+    subscription = Listener[Entry]()
     subscription.notify("a", None)
     await in_time(subscription.wait(LONG))
 
 
 async def test_wait_without_a_notification_ends_at_its_maximum() -> None:
-    await in_time(Subscription[Entry]().wait(0.05))
-    await in_time(Subscription[Entry]().wait(0))
+    await in_time(Listener[Entry]().wait(0.05))
+    await in_time(Listener[Entry]().wait(0))
 
 
 async def test_notification_is_taken_once() -> None:
-    subscription = Subscription[Entry]()
+    subscription = Listener[Entry]()
     subscription.notify("a", Entry("b1", 7))
     subscription.notify("b", None)
     await in_time(subscription.wait(LONG))
@@ -73,7 +73,7 @@ async def test_notification_is_taken_once() -> None:
 
 
 async def test_subscription_keeps_a_limited_number_of_rows_and_asks_for_a_read_of_the_others() -> None:
-    subscription = Subscription[Entry]()
+    subscription = Listener[Entry]()
     for number in range(MOST_KEPT + 5):
         subscription.notify("a", Entry(f"b{number}", 7))
     rows, must_read = subscription.take()

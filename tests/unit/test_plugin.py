@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from flowkit.engine.worker import (
 from flowkit.errors import ConfigError
 from flowkit.models import AttemptInput, FailureKind
 from flowkit.models.temporal_names import INLINE_ATTEMPT
-from flowkit.plugin import FlowKitPlugin
+from flowkit.plugin import _PASSED_THROUGH, FlowKitPlugin
 from flowkit.testing import memory_database
 from flowkit.worker import RoleHandler
 from flowkit.workflows.task import Task
@@ -185,3 +186,8 @@ async def test_client_without_the_data_converter_of_the_plugin_is_rejected() -> 
 def test_different_queues_of_engine_and_worker_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"config.queue 'a' and worker_config.queue 'b'"):
         FlowKitPlugin(config=CoordinatorConfig(queue="a"), worker_config=WorkerConfig(queue="b"))
+
+
+@pytest.mark.parametrize("module", _PASSED_THROUGH)
+def test_module_that_the_sandbox_passes_through_exists(module: str) -> None:
+    assert find_spec(module) is not None

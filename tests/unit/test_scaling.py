@@ -44,7 +44,7 @@ from flowkit.workflows.display.task_status import (
 from flowkit.workflows.document import fit_into_close, node_record, pulled_nodes, split_record
 from flowkit.workflows.evaluations import NoResult, apply_results, requests, value_request
 from flowkit.workflows.node import attempt_input
-from flowkit.workflows.scheduling.conditions import Due
+from flowkit.workflows.scheduling.conditions import DueCondition
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.slots import Slots
 from flowkit.workflows.state_codec import columns_of, states_of
@@ -328,7 +328,7 @@ def evaluate(shape: str, count: int) -> Operation:
             if node.expressions:
                 value_request(scheduler, node, "t", "")
             if node.when:
-                requests(scheduler, [Due(node.index)], "t", "")
+                requests(scheduler, [DueCondition(node.index)], "t", "")
 
     return run
 

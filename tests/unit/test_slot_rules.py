@@ -14,7 +14,7 @@ from temporalio.api.workflow.v1 import PendingActivityInfo, PendingWorkflowTaskI
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 
 from flowkit import CoordinatorConfig
-from flowkit.adapters.slots import Holder, Limits, SlotUsage, full_roles, has_room, is_full, wait_reason
+from flowkit.adapters.slots import Holder, QueueLimits, SlotUsage, full_roles, has_room, is_full, wait_reason
 from flowkit.attempt.workflows import ABSENT, Found, WorkflowState
 from flowkit.engine.slot_leaks import Use, use_of
 from flowkit.errors import ConfigError
@@ -28,23 +28,23 @@ HOLDER = Holder(task_id="t", run_id="r", node_id="n", epoch=2, role="slow", at=0
 
 def test_limits_are_read_from_the_configuration_at_each_call() -> None:
     config = CoordinatorConfig()
-    assert not Limits.of(config).configured
+    assert not QueueLimits.of(config).configured
     config.max_global_running = 3
-    assert Limits.of(config) == Limits(total=3)
+    assert QueueLimits.of(config) == QueueLimits(total=3)
     config.max_type_concurrency["slow"] = 1
-    assert Limits.of(config) == Limits(total=3, by_role={"slow": 1})
+    assert QueueLimits.of(config) == QueueLimits(total=3, by_role={"slow": 1})
 
 
 @pytest.mark.parametrize(
     ("limits", "role", "concerned"),
     [
-        (Limits(), "slow", False),
-        (Limits(total=1), "slow", True),
-        (Limits(by_role={"slow": 1}), "slow", True),
-        (Limits(by_role={"slow": 1}), "fast", False),
+        (QueueLimits(), "slow", False),
+        (QueueLimits(total=1), "slow", True),
+        (QueueLimits(by_role={"slow": 1}), "slow", True),
+        (QueueLimits(by_role={"slow": 1}), "fast", False),
     ],
 )
-def test_limit_concerns_its_role_or_all_roles(limits: Limits, role: str, concerned: bool) -> None:
+def test_limit_concerns_its_role_or_all_roles(limits: QueueLimits, role: str, concerned: bool) -> None:
     assert limits.concern(role) is concerned
 
 
@@ -52,7 +52,7 @@ def test_limit_concerns_its_role_or_all_roles(limits: Limits, role: str, concern
 def test_slots_are_granted_up_to_the_limits_and_no_further(
     total: int | None, by_role: dict[str, int], asked: list[str]
 ) -> None:
-    limits, usage, granted = Limits(total=total, by_role=by_role), SlotUsage(), dict.fromkeys(ROLES, 0)
+    limits, usage, granted = QueueLimits(total=total, by_role=by_role), SlotUsage(), dict.fromkeys(ROLES, 0)
     for role in asked:
         if has_room(limits, usage, role):
             usage = usage.with_one(role)
@@ -77,7 +77,7 @@ def test_slots_are_granted_up_to_the_limits_and_no_further(
     ],
 )
 def test_wait_names_the_limit_that_is_reached(usage: SlotUsage, served: bool, reason: str) -> None:
-    assert wait_reason(Limits(total=12, by_role={"slow": 2}), usage, "slow", served=served) == reason
+    assert wait_reason(QueueLimits(total=12, by_role={"slow": 2}), usage, "slow", served=served) == reason
 
 
 @pytest.mark.parametrize(

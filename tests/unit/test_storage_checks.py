@@ -53,7 +53,7 @@ def test_check_accepts_exactly_what_the_driver_can_encode(document: dict[str, An
     problems, sent = storage_problems(document), encoded(document)
     assert bool(problems) == (sent is None), problems
     if sent is not None:
-        assert storable._Search().measure(document, None, 1) == len(sent)
+        assert storable._DocumentSearch().measure(document, None, 1) == len(sent)
     assert all(problem.isprintable() and len(problem) < 400 for problem in problems)
 
 

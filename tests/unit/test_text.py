@@ -15,9 +15,11 @@ from flowkit.text import (
     kind_of,
     names,
     one_line,
+    prefix,
     shorten,
     suggestion,
     truncate,
+    truncate_start,
     truncate_utf8,
 )
 
@@ -107,6 +109,16 @@ def test_a_truncated_text_keeps_within_its_limit(chars: int, kept: str) -> None:
 @pytest.mark.parametrize(("limit", "kept"), [(6, "äöü"), (5, "ä…"), (3, "…"), (2, "")])
 def test_a_text_is_truncated_to_bytes(limit: int, kept: str) -> None:
     assert truncate_utf8("äöü", limit) == kept
+
+
+@pytest.mark.parametrize(("chars", "kept"), [(6, "abcdef"), (5, "…cdef"), (1, "…")])
+def test_a_text_is_truncated_at_its_start(chars: int, kept: str) -> None:
+    assert truncate_start("abcdef", chars) == kept
+
+
+def test_a_prefix_is_valid_text_of_at_most_its_length() -> None:
+    assert prefix("ab\ud800cd", 5) == r"ab\ud"
+    assert prefix("abc", 2) == "ab"
 
 
 def test_a_shortened_text_is_one_line() -> None:

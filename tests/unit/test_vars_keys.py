@@ -12,19 +12,19 @@ from flowkit.adapters.vars import changes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowkit.adapters.vars.changes import Change
+    from flowkit.adapters.vars.changes import VarsChange
 
 BAD_PATHS = ["", ".", "a.", ".a", "a..b", "$a", "a.$b", "$", "a\0b", "a.b\0", "$a.b", "a.b.$c.d"]
 
 
 @pytest.mark.parametrize("operate", ON_A_PATH.values(), ids=list(ON_A_PATH))
-def test_empty_segment_leading_dollar_and_nul_are_rejected(operate: Callable[[str], Change]) -> None:
+def test_empty_segment_leading_dollar_and_nul_are_rejected(operate: Callable[[str], VarsChange]) -> None:
     for path in BAD_PATHS:
         assert refusal(operate, path).startswith("vars.")
 
 
 @pytest.mark.parametrize("operate", ON_A_PATH.values(), ids=list(ON_A_PATH))
-def test_any_other_text_is_a_valid_segment(operate: Callable[[str], Change]) -> None:
+def test_any_other_text_is_a_valid_segment(operate: Callable[[str], VarsChange]) -> None:
     for path in ["a$", "a.b$c", "0", "a.0", " ", "ä.ö", "a-b", "_id", "a\n", "vars", "set"]:
         assert operate(path).paths == [f"coordinator.vars.{path}"]
 

@@ -17,7 +17,7 @@ from flowkit.adapters.vars import changes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowkit.adapters.vars.changes import Change
+    from flowkit.adapters.vars.changes import VarsChange
 
 PREFIX = "coordinator.vars."
 
@@ -88,7 +88,7 @@ def test_error_shows_the_truncated_full_path() -> None:
 
 
 @pytest.mark.parametrize("operate", ON_MANY_PATHS.values(), ids=list(ON_MANY_PATHS))
-def test_operation_has_at_most_256_keys(operate: Callable[[list[str]], Change]) -> None:
+def test_operation_has_at_most_256_keys(operate: Callable[[list[str]], VarsChange]) -> None:
     paths = [f"k{n % 7}.x{n}" for n in range(257)]
     assert len(operate(paths[:256]).paths) == 256
     assert "257 keys in one operation, more than 256" in refusal(operate, paths)

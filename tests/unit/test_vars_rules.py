@@ -30,7 +30,7 @@ def test_missing_variable_is_no_conflict() -> None:
 
 
 @pytest.mark.parametrize("change", [SET, INCR], ids=["set", "incr"])
-def test_set_or_incr_below_a_value_is_a_conflict(change: changes.Change) -> None:
+def test_set_or_incr_below_a_value_is_a_conflict(change: changes.VarsChange) -> None:
     held: Any
     for above in ["a", "a.b"]:
         for held in [*SCALARS, [], [{}]]:
@@ -120,7 +120,7 @@ def test_error_names_the_conflicting_one_of_several_paths() -> None:
     ],
 )
 def test_change_returns_the_new_variables_without_changing_the_old_ones(
-    change: changes.Change, before: Tree, after: Tree
+    change: changes.VarsChange, before: Tree, after: Tree
 ) -> None:
     untouched = copy.deepcopy(before)
     assert rules.changed(before, change) == after
@@ -165,9 +165,9 @@ def of_bytes(count: int, key: str = "a") -> Tree:
     return tree
 
 
-def setting_bytes(count: int) -> changes.Change:
+def setting_bytes(count: int) -> changes.VarsChange:
     """Return a change that adds this many bytes, including the overhead next to other variables, as a text under `b`."""
-    return changes.Change(operation="set", sets={"b": "x" * (count - 8)})
+    return changes.VarsChange(operation="set", sets={"b": "x" * (count - 8)})
 
 
 def test_all_variables_together_have_at_most_a_million_bytes() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from flowkit.adapters.tasks.queries import RunningAttempt
 from flowkit.adapters.worker_registry import RegisteredWorker
-from flowkit.cli.tasks.workers import Busy, Kind, format_busy, make_views
+from flowkit.cli.tasks.workers import Busy, ProcessKind, format_busy, make_views
 
 NOW = 1_000.0
 
@@ -36,8 +36,8 @@ def running(worker: str, node_id: str = "a") -> RunningAttempt:
 
 def test_engines_and_bridges_come_before_the_workers() -> None:
     polled = {
-        (Kind.BRIDGE, "flowkit-bridge-1"): (NOW - 1, ("mail",)),
-        (Kind.ENGINE, "engine-1"): (NOW - 2, ()),
+        (ProcessKind.BRIDGE, "flowkit-bridge-1"): (NOW - 1, ("mail",)),
+        (ProcessKind.ENGINE, "engine-1"): (NOW - 2, ()),
     }
     views = make_views([row("x-1", external=True), row("w-1")], polled, [running("w-1")], NOW)
     assert [(view.worker_id, view.kind.value) for view in views] == [
@@ -64,9 +64,9 @@ def test_state_is_silent_once_an_announcement_is_overdue(worker: RegisteredWorke
 
 
 def test_engine_that_hosts_handlers_is_one_row_with_roles() -> None:
-    polled: Any = {(Kind.ENGINE, "engine-1"): (NOW, ())}
+    polled: Any = {(ProcessKind.ENGINE, "engine-1"): (NOW, ())}
     [view] = make_views([row("engine-1", in_engine=True)], polled, [], NOW)
-    assert (view.kind, view.roles) == (Kind.ENGINE, ("clean",))
+    assert (view.kind, view.roles) == (ProcessKind.ENGINE, ("clean",))
 
 
 def test_only_the_first_attempts_of_a_busy_worker_are_named() -> None:

@@ -13,7 +13,7 @@ from flowkit.errors import AdapterError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from flowkit.adapters.vars.changes import Change
+    from flowkit.adapters.vars.changes import VarsChange
 
 SECRET = "s3cret-mark-of-a-value"
 """A value that must not appear in any error."""
@@ -43,7 +43,7 @@ def nested_all(paths: Iterable[str]) -> dict[str, Any]:
     return tree
 
 
-ON_A_PATH: dict[str, Callable[[str], Change]] = {
+ON_A_PATH: dict[str, Callable[[str], VarsChange]] = {
     "set, dotted": lambda path: changes.setting({"kv": {path: SECRET}}),
     "set, keywords": lambda path: changes.setting({path: SECRET}),
     "set, nested": lambda path: changes.setting({"kv": nested(path)}),
@@ -56,7 +56,7 @@ ON_A_PATH: dict[str, Callable[[str], Change]] = {
 }
 """Every operation that changes one path, in every form."""
 
-ON_MANY_PATHS: dict[str, Callable[[list[str]], Change]] = {
+ON_MANY_PATHS: dict[str, Callable[[list[str]], VarsChange]] = {
     "set, dotted": lambda paths: changes.setting({"kv": dict.fromkeys(paths, SECRET)}),
     "set, nested": lambda paths: changes.setting({"kv": nested_all(paths)}),
     "merge": lambda paths: changes.merging({"data": nested_all(paths)}),

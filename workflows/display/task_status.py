@@ -13,7 +13,7 @@ from flowkit.actions.records import RESUME
 from flowkit.limits import HANDLED_FAILURES_BYTES, LAST_ERROR_CHARS, REPORT_BYTES, STATUS_CHANGES
 from flowkit.models import NodeStatus, StatusChange, TaskResult, TaskStatus
 from flowkit.models.temporal_names import PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE, WAITS_ATTRIBUTE
-from flowkit.text import clean, names, truncate
+from flowkit.text import bounded, names, prefix, truncate
 from flowkit.workflows.display.details import (
     DISPLAY_ORDER,
     SlotLimits,
@@ -131,7 +131,7 @@ def stop_reason(
         return f"{reason_codes.HARD_FAIL}:{states[failed.index].reason_code}"
     if overdue:
         return reason_codes.DEADLINE
-    return truncate(clean(cancel_reason or reason_codes.USER_REQUEST), LAST_ERROR_CHARS)
+    return bounded(cancel_reason or reason_codes.USER_REQUEST, LAST_ERROR_CHARS)
 
 
 def failure_text(scheduler: Scheduler) -> str:
@@ -194,7 +194,7 @@ def pipeline_name(graph_name: str | None, params: dict[str, Any]) -> str | None:
     """Return `params.pipeline_name` or, without it, the graph's name. None if the task has neither."""
     name = params.get("pipeline_name")
     chosen = name if isinstance(name, str) and name else graph_name
-    return _replace_unprintable(clean(chosen)[:_PIPELINE_CHARS]) if chosen else None
+    return _replace_unprintable(prefix(chosen, _PIPELINE_CHARS)) if chosen else None
 
 
 def _replace_unprintable(text: str) -> str:

@@ -24,7 +24,7 @@ BY_CONDITION = NodeState(status=NodeStatus.SKIPPED, skip_reason=SkipReason.CONDI
 """What a child sees of a parent behind an edge whose condition is false."""
 
 
-class Due(NamedTuple):
+class DueCondition(NamedTuple):
     """A condition to evaluate: that of a node, or that of the edge from `parent` to the node."""
 
     node: int
@@ -37,9 +37,9 @@ class Conditions:
     def __init__(self, nodes: Sequence[Node], states: Sequence[NodeState]) -> None:
         self._nodes = nodes
         self._states = states
-        self.due: dict[Due, None] = {}
+        self.due: dict[DueCondition, None] = {}
         """The conditions that have become due since the last call of `pop_due`, in the order of becoming due."""
-        self._asked: dict[int, set[Due]] = {}
+        self._asked: dict[int, set[DueCondition]] = {}
         """The conditions that have become due before, by each of their nodes: that of an edge has two."""
 
     def passes(self, child: int, parent: int) -> bool | None:
@@ -51,23 +51,23 @@ class Conditions:
             return True
         result = self._states[child].edges.get(parent)
         if result is None:
-            self._ask(Due(child, parent))
+            self._ask(DueCondition(child, parent))
         return result
 
     def may_start(self, index: int) -> bool:
         """Return whether a node with a condition may start when its gate opens. An undecided condition becomes due."""
         if self._states[index].condition:
             return True
-        self._ask(Due(index))
+        self._ask(DueCondition(index))
         return False
 
-    def _ask(self, due: Due) -> None:
+    def _ask(self, due: DueCondition) -> None:
         if due not in self._asked.get(due.node, ()):
             for index in _nodes_of(due):
                 self._asked.setdefault(index, set()).add(due)
             self.due[due] = None
 
-    def store(self, due: Due, result: bool) -> None:
+    def store(self, due: DueCondition, result: bool) -> None:
         """Store the result of a condition in the state of its node."""
         if due.parent is None:
             self._states[due.node].condition = result
@@ -81,20 +81,20 @@ class Conditions:
                 self._asked.get(other, set()).discard(due)
             self.due.pop(due, None)
 
-    def pop_due(self, is_held: Callable[[Due], bool]) -> list[Due]:
+    def pop_due(self, is_held: Callable[[DueCondition], bool]) -> list[DueCondition]:
         """Return the conditions that have become due since the last call. Those that are held stay due."""
         due = [each for each in self.due if not is_held(each)]
         self.due = dict.fromkeys(each for each in self.due if is_held(each))
         return due
 
-    def text_of(self, due: Due) -> str:
+    def text_of(self, due: DueCondition) -> str:
         """Return the expression of a condition."""
         node = self._nodes[due.node]
         text = node.when if due.parent is None else node.edge_when[self._nodes[due.parent].node_id]
         return text or ""
 
 
-def _nodes_of(due: Due) -> tuple[int, ...]:
+def _nodes_of(due: DueCondition) -> tuple[int, ...]:
     return (due.node,) if due.parent is None else (due.node, due.parent)
 
 

@@ -38,7 +38,7 @@ class RouteGate:
         return self.open_routers == 0 and not self.fired
 
 
-class Routing:
+class RouteTable:
     """The routes of one graph, updated with each node that ends."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:

@@ -23,9 +23,9 @@ from flowkit.limits import FAILED_BATCHES_NODES
 from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason, VersionPolicy
 from flowkit.models.graphs import inherited_reason
 from flowkit.workflows.retry import note_failure
-from flowkit.workflows.scheduling.conditions import Conditions, Due
+from flowkit.workflows.scheduling.conditions import Conditions, DueCondition
 from flowkit.workflows.scheduling.gates import Gates, higher_precedence, is_closed, is_open
-from flowkit.workflows.scheduling.routing import Routing
+from flowkit.workflows.scheduling.routing import RouteTable
 from flowkit.workflows.scheduling.streams import Streams
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Scheduler:
         `active` are nodes that the workflow has started, and that do not become ready again.
         """
         self.streams.forget()
-        self.routing = Routing(self.nodes)
+        self.routing = RouteTable(self.nodes)
         self._gates = Gates(self.nodes, self.states, self._conditions, self.streams)
         self._open_nodes = len(self.nodes)
         self._hard_failure: int | None = None
@@ -369,7 +369,7 @@ class Scheduler:
         """Whether conditions have become due since the last call of `pop_due`."""
         return bool(self._conditions.due) and not self.finishes_running
 
-    def pop_due(self) -> list[Due]:
+    def pop_due(self) -> list[DueCondition]:
         """Return the conditions that have become due since the last call, in the order of becoming due.
 
         The condition of a paused node is evaluated after the pause, immediately before the node starts, and that of a
@@ -377,14 +377,14 @@ class Scheduler:
         """
         return [due for due in self._conditions.pop_due(self._is_held) if self.awaits(due)]
 
-    def _is_held(self, due: Due) -> bool:
+    def _is_held(self, due: DueCondition) -> bool:
         return due.node in self.resetting or (due.parent is None and due.node in self.pauses.held)
 
-    def text_of(self, due: Due) -> str:
+    def text_of(self, due: DueCondition) -> str:
         """Return the expression of a condition."""
         return self._conditions.text_of(due)
 
-    def awaits(self, due: Due) -> bool:
+    def awaits(self, due: DueCondition) -> bool:
         """Return whether the result of a condition still matters: the node is open, and has not started without it."""
         state = self.states[due.node]
         if state.status.ended or due.node in self.resetting:
@@ -397,7 +397,7 @@ class Scheduler:
             and self._gates.needs_condition(due.node, due.parent)
         )
 
-    def decide(self, results: Mapping[Due, bool]) -> None:
+    def decide(self, results: Mapping[DueCondition, bool]) -> None:
         """Store the results of conditions that still matter, and only then start and skip nodes."""
         awaited = [(due, result) for due, result in results.items() if self.awaits(due)]
         nodes: list[int] = []
@@ -617,7 +617,7 @@ def _children(nodes: Sequence[Node]) -> list[list[int]]:
     return children
 
 
-def _topological_positions(nodes: Sequence[Node], routing: Routing) -> list[int]:
+def _topological_positions(nodes: Sequence[Node], routing: RouteTable) -> list[int]:
     """Return the position of each node in a topological order: after its parents and its routers."""
     earlier = {
         node.node_id: [*node.depends_on, *(nodes[router].node_id for router in routing.routers(node.index))]

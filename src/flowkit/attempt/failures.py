@@ -17,7 +17,7 @@ from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld, StoreUnav
 from flowkit.graph.expressions import hide
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
-from flowkit.text import clean, truncate
+from flowkit.text import bounded, prefix, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,9 +129,9 @@ def lost(code: str, message: str, lost_at: float = 0.0, *, settled: int = 0) -> 
 
 def cut(text: str) -> str:
     """Return `text` as valid UTF-8, truncated to the length limit of `last_error`."""
-    return truncate(clean(text), LAST_ERROR_CHARS)
+    return bounded(text, LAST_ERROR_CHARS)
 
 
 def cut_code(code: str) -> str:
     """Return `code` as valid UTF-8, truncated to the length limit of a reason code."""
-    return clean(code)[:REASON_CODE_CHARS]
+    return prefix(code, REASON_CODE_CHARS)

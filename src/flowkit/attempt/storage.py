@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.batch_tries import LostTries
     from flowkit.adapters.tasks.store import TaskStore
-    from flowkit.adapters.vars.changes import Change
+    from flowkit.adapters.vars.changes import VarsChange
     from flowkit.models import AttemptInput
 
 
@@ -269,7 +269,7 @@ class AttemptStorage:
             writes.append(retry_while_unavailable(lambda: artifacts.store_final(attempt, final, now)))
         await gather_writes(*writes)
 
-    async def _finish_with(self, increments: Change, at: float) -> None:
+    async def _finish_with(self, increments: VarsChange, at: float) -> None:
         write = FinalWrite(attempt=self._attempt, run_id=self._run_id, at=at)
         variables, task_id = Variables(self._tasks), self._attempt.task_id
         try:
@@ -278,7 +278,7 @@ class AttemptStorage:
             raise _bad_vars(error) from None
 
 
-def _checked_increments(variables: Any) -> Change | None:
+def _checked_increments(variables: Any) -> VarsChange | None:
     try:
         return final_increments(variables)
     except AdapterError as error:

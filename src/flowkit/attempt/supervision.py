@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
@@ -45,7 +45,7 @@ from flowkit.models import COORDINATOR_FN, FailureKind
 from flowkit.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from flowkit.adapters.tasks.cancel_flags import CancelFlag, CancelFlags
     from flowkit.adapters.tasks.store import TaskStore
@@ -550,6 +550,28 @@ class HeartbeatThrottle:
 def heartbeat_pause_sec(attempts: int, lease_ttl_sec: float) -> float:
     """Return the seconds between two heartbeats of each of `attempts` attempts, at most a quarter of the lease."""
     return min(max(_HEARTBEAT_SEC, attempts / _MAX_HEARTBEATS_PER_SEC), lease_ttl_sec / 4)
+
+
+@asynccontextmanager
+async def sending_heartbeats(pause_sec: Callable[[], float]) -> AsyncIterator[None]:
+    """Send a heartbeat for the running activity after each pause, on Temporal's loop, while the block runs.
+
+    A busy portal loop does not delay them. A local activity has none.
+    """
+    if activity.info().is_local:
+        yield
+        return
+    sending = asyncio.create_task(_send_heartbeats(pause_sec))
+    try:
+        yield
+    finally:
+        sending.cancel()
+
+
+async def _send_heartbeats(pause_sec: Callable[[], float]) -> None:
+    while True:
+        await asyncio.sleep(pause_sec())
+        activity.heartbeat()
 
 
 class CancelFlagPoller:

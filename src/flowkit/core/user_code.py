@@ -25,7 +25,7 @@ from pathlib import Path, PurePath
 from traceback import walk_stack, walk_tb
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from flowkit.text import clean
+from flowkit.text import clean, truncate_start
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
@@ -348,7 +348,7 @@ def _place_in(frames: list[tuple[FrameType, int]]) -> str:
     own = [each for each in frames if not _is_installed(each[0])]
     frame, line = (own or [each for each in frames if _package_of(each[0]) == entry])[-1]
     text = f"{_short_path(frame)}:{line} in {frame.f_code.co_qualname.replace('.<locals>', '')}"
-    return text if len(text) <= _PLACE_CHARS else f"…{text[1 - _PLACE_CHARS :]}"
+    return truncate_start(text, _PLACE_CHARS)
 
 
 def is_missing_variable(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""JSON encoding, the stable hash of JSON values, and jitter."""
+"""JSON objects, their encoding and their stable hash, and jitter."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import random
 from typing import Any
 
 from pydantic_core import to_json
+
+Fields = dict[str, Any]
+"""The fields of a document or of a JSON object, or a part of them."""
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 

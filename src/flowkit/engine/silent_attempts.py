@@ -41,7 +41,7 @@ _STARTED = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunningAttempt:
+class PendingAttempt:
     """An attempt that a process has started and not ended, according to Temporal."""
 
     node_id: str
@@ -55,14 +55,14 @@ class RunningAttempt:
     external: bool
 
 
-def find_running_attempts(pending: Iterable[Any], queue: str) -> Iterator[RunningAttempt]:
+def find_running_attempts(pending: Iterable[Any], queue: str) -> Iterator[PendingAttempt]:
     """Yield the attempts among a workflow's pending activities. `queue` is the task queue of the engine."""
     for each in pending:
         node_id, _, epoch = each.activity_id.rpartition(".")
         if each.state != _STARTED or not node_id or not epoch.isdigit():
             continue
         moments = (each.last_heartbeat_time, each.last_started_time)
-        yield RunningAttempt(
+        yield PendingAttempt(
             node_id=node_id,
             epoch=int(epoch),
             name=each.activity_type.name,
@@ -109,7 +109,7 @@ class SilenceCheck:
             if silent_sec >= least:
                 yield SilentAttempt(node_id=attempt.node_id, epoch=attempt.epoch, silent_sec=silent_sec)
 
-    async def _add_events(self, task_id: str, attempts: list[RunningAttempt]) -> list[RunningAttempt]:
+    async def _add_events(self, task_id: str, attempts: list[PendingAttempt]) -> list[PendingAttempt]:
         """Return the attempts; those of external workers with the time of their workers' last events."""
         if not any(attempt.external for attempt in attempts):
             return attempts
@@ -121,7 +121,7 @@ class SilenceCheck:
             for attempt in attempts
         ]
 
-    async def _find_unserved_until(self, attempt: RunningAttempt) -> float:
+    async def _find_unserved_until(self, attempt: PendingAttempt) -> float:
         """Return when a check last found no process that serves the attempt's role; 0 if none ever did."""
         key, now = (attempt.queue, attempt.external), time.time()
         checked_at, served = self._served.get(key, (0.0, True))
@@ -132,7 +132,7 @@ class SilenceCheck:
             self._unserved_at[key] = now
         return self._unserved_at.get(key, 0.0)
 
-    async def _is_served(self, attempt: RunningAttempt) -> bool:
+    async def _is_served(self, attempt: PendingAttempt) -> bool:
         """Return whether a worker of the role is registered as online, or a process polls its queue.
 
         A native worker without a free slot does not poll. A bridge polls even if the role has no external worker.

@@ -13,13 +13,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cachetools import TTLCache
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from flowkit.adapters.slots import (
     PAGE,
-    Limits,
+    QueueLimits,
     SlotStore,
     SlotUsage,
     full_roles,
@@ -61,6 +62,7 @@ T = TypeVar("T")
 _logger = logging.getLogger("flowkit.engine.limits")
 
 _CACHE_SEC = 3.0
+_CACHED_ROLES = 1_000
 """How long FlowKit remembers whether a role has workers."""
 
 
@@ -89,9 +91,9 @@ class SlotGrants:
         """Set when a slot has become free, so that waiting requests should be checked."""
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> QueueLimits:
         """The limits at this moment."""
-        return Limits.of(self._config)
+        return QueueLimits.of(self._config)
 
     async def store(self) -> SlotStore:
         """Return the slots of the queue. Raise TemporalUnavailable while the namespace id is unknown."""
@@ -261,14 +263,13 @@ class ServedRoles:
         self._client = client
         self._registry = registry
         self._queue = queue
-        self._known: dict[str, tuple[bool, float]] = {}
+        self._known: TTLCache[str, bool] = TTLCache(_CACHED_ROLES, _CACHE_SEC)
 
     async def has_workers(self, role: str) -> bool:
         """Return whether the role has a worker. The result may be three seconds old."""
-        served, until = self._known.get(role, (False, 0.0))
-        if time.monotonic() >= until:
-            served = await self._look(role)
-            self._known[role] = served, time.monotonic() + _CACHE_SEC
+        served = self._known.get(role)
+        if served is None:
+            served = self._known[role] = await self._look(role)
         return served
 
     async def _look(self, role: str) -> bool:

@@ -18,7 +18,7 @@ from flowkit.activities.conditions import ConditionActivities
 from flowkit.activities.function_attempt import FunctionActivities, built_in
 from flowkit.activities.role_attempt import refuse_inline
 from flowkit.activities.tasks import TaskActivities, unknown_namespace
-from flowkit.adapters.slots import Limits
+from flowkit.adapters.slots import QueueLimits
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
 from flowkit.connection import register_search_attributes, registered_search_attributes
@@ -99,7 +99,7 @@ def make_settings(
         local_functions=built_in(functions),
         max_in_flight=config.max_in_flight,
         function_queue=name_function_queue(config.queue),
-        limits=Limits.of(config).configured,
+        limits=QueueLimits.of(config).configured,
         inline_roles=inline_roles,
     )
 

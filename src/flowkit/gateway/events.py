@@ -20,6 +20,7 @@ from flowkit.models import NodeStatus as TaskNodeStatus
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from flowkit.core.utils import Fields
     from flowkit.gateway.status import Run, TaskNode
     from flowkit.gateway.store import FlowStore
 
@@ -30,8 +31,6 @@ IDLE_LOOK_SEC: Final = 1.0
 LOOKS: Final = 8
 """At how many flows a gateway looks at the same time. With many flows, it looks less often at each."""
 _READ_AT_ONCE: Final = 500
-
-Fields = dict[str, Any]
 
 
 class FlowEvents:

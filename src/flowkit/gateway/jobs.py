@@ -33,6 +33,7 @@ from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
+    from flowkit.core.utils import Fields
     from flowkit.gateway.secret_box import SecretBox
     from flowkit.gateway.store import FlowStore
     from flowkit.gateway.supervisors import Destination, JobOutcome, Supervisors
@@ -57,8 +58,6 @@ _CONTEXTS: Final = 1_000
 """How many contexts there may be whose runners a worker remembers."""
 
 _logger = logging.getLogger("flowkit.gateway")
-
-Fields = dict[str, Any]
 
 
 class JobFailed(Exception):

@@ -15,7 +15,7 @@ from flowkit import reason_codes
 from flowkit.actions.records import CHANGE_GRAPH, SATISFY
 from flowkit.attempt.workflows import WorkflowState
 from flowkit.connection import TemporalUnavailable
-from flowkit.core.utils import dumps
+from flowkit.core.utils import Fields, dumps
 from flowkit.errors import (
     ActionRejected,
     ActionUnanswered,
@@ -117,7 +117,6 @@ _STARTING_SEC: Final = 60.0
 _UNOPENED_SEC: Final = 86_400.0
 """How long a list asks Temporal for a run without a document: no engine has opened it yet, or it was deleted."""
 
-Fields = dict[str, Any]
 _Function = Callable[[Any, Any], Awaitable[Any]]
 
 

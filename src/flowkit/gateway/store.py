@@ -14,13 +14,12 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from flowkit.adapters.mongo import DUPLICATE_KEY, Database, durable, ensure_index, translate_errors
 from flowkit.adapters.tasks.queries import aggregated
-from flowkit.core.utils import dumps
+from flowkit.core.utils import Fields, dumps
 from flowkit.models import TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-Fields = dict[str, Any]
 
 ACTORS: Final = "flow_actors"
 CONTEXTS: Final = "flow_contexts"

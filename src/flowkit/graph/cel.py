@@ -306,12 +306,12 @@ def read_tree(serialized: bytes, roots: frozenset[str]) -> Tree:
 
     checked = _build_message_class()()
     checked.ParseFromString(Wrapped.FromString(serialized).value)
-    reader = _Reader(roots, {entry.key: entry.value for entry in checked.source_info.positions})
+    reader = _TreeReader(roots, {entry.key: entry.value for entry in checked.source_info.positions})
     accesses = sorted(reader.read(checked.expr), key=lambda access: access.position)
     return Tree(tuple(dict.fromkeys(accesses)), reader.iterates)
 
 
-class _Reader:
+class _TreeReader:
     """Walks a tree. A macro such as `exists` has a variable of its own, which may hide one of the roots."""
 
     def __init__(self, roots: frozenset[str], positions: dict[int, int]) -> None:

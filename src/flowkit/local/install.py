@@ -32,7 +32,8 @@ from flowkit.local.errors import (
     log_tail,
     translate_write_errors,
 )
-from flowkit.local.supervisor import supervised
+from flowkit.local.process_guard import guarded
+from flowkit.text import truncate_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,7 +118,7 @@ def relevant_line(output: str) -> str:
     ]
     relevant = [line for line in lines if mentions_no_network(line) or mentions_full_disk(line)]
     line = relevant[0] if relevant else lines[-1] if lines else "no output"
-    return line if len(line) <= _MAX_CHARS else f"…{line[-_MAX_CHARS:]}"
+    return truncate_start(line, _MAX_CHARS)
 
 
 def require_program(name: str, *, remedy: str) -> str:
@@ -133,9 +134,9 @@ def run_command(command: Sequence[str], *, folder: Path, env: Mapping[str, str] 
 
     Raises InstallFailed if the command fails, or DiskFull if the disk is full.
     """
-    # The supervisor stops the command when this pipe closes, for example on Ctrl-C.
+    # The guard stops the command when this pipe closes, for example on Ctrl-C.
     with subprocess.Popen(
-        supervised(command),
+        guarded(command),
         cwd=folder,
         env=env,
         stdin=subprocess.PIPE,

@@ -31,8 +31,8 @@ from flowkit.local.errors import (
 )
 from flowkit.local.install import mentions_full_disk
 from flowkit.local.ports import is_free
+from flowkit.local.process_guard import guarded
 from flowkit.local.sources import Program, Source
-from flowkit.local.supervisor import supervised
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +67,7 @@ class ServerProcess(ABC):
         self._ports = ports
         self._log_start = 0
         self._start_cancelled = threading.Event()
-        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
 
     @classmethod
     @abstractmethod
@@ -93,9 +93,9 @@ class ServerProcess(ABC):
     @property
     def running(self) -> bool:
         """Whether the server was started and has not exited."""
-        if self._supervisor is None:
+        if self._guard is None:
             return False
-        code = self._supervisor.poll()
+        code = self._guard.poll()
         if code is not None:
             self.exit_code = code
         return code is None
@@ -112,9 +112,9 @@ class ServerProcess(ABC):
             make_folder(self.folder)
         with folder_lock(self.folder / f"{self.name}.lock", self._start_cancelled) as lock:
             self._check_ports()
-            self._supervisor = self._launch(self.command(), lock)
+            self._guard = self._launch(self.command(), lock)
             try:
-                self._wait_until_ready(self._supervisor)
+                self._wait_until_ready(self._guard)
             except BaseException:
                 self._terminate(force=True)
                 raise
@@ -169,7 +169,7 @@ class ServerProcess(ABC):
             self._log_start = log.tell()
             # In a new session, Ctrl-C reaches only the owner, which then stops its servers in order.
             return subprocess.Popen(
-                supervised(command, cleanup=self.cleanup_command()),
+                guarded(command, cleanup=self.cleanup_command()),
                 bufsize=0,
                 env={**os.environ, **self.environment()},
                 stdin=subprocess.PIPE,
@@ -180,11 +180,11 @@ class ServerProcess(ABC):
                 pass_fds=[lock],
             )
 
-    def _wait_until_ready(self, supervisor: subprocess.Popen[bytes]) -> None:
+    def _wait_until_ready(self, guard: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not self.is_ready():
             with suppress(subprocess.TimeoutExpired):
-                self.exit_code = supervisor.wait(POLL_INTERVAL_SECONDS)
+                self.exit_code = guard.wait(POLL_INTERVAL_SECONDS)
                 raise self._startup_error(f"exited during startup with code {self.exit_code}")
             if self._start_cancelled.is_set():
                 raise self._startup_error("was stopped before it was ready")
@@ -200,21 +200,21 @@ class ServerProcess(ABC):
         return kind(name=self.name, reason=reason, log=self.log, lines=lines)
 
     def _terminate(self, *, force: bool = False) -> None:
-        """Close the pipe, so that the supervisor stops its server, and wait for both to exit."""
-        supervisor, self._supervisor = self._supervisor, None
-        if supervisor is None:
+        """Close the pipe, so that the guard stops its server, and wait for both to exit."""
+        guard, self._guard = self._guard, None
+        if guard is None:
             return
-        pipe = _stdin_of(supervisor)
+        pipe = _stdin_of(guard)
         if force:
             with suppress(BrokenPipeError):
                 pipe.write(b"k")
         pipe.close()
-        self.exit_code = supervisor.wait()
+        self.exit_code = guard.wait()
 
 
-def _stdin_of(supervisor: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert supervisor.stdin is not None
-    return supervisor.stdin
+def _stdin_of(guard: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert guard.stdin is not None
+    return guard.stdin
 
 
 class LocalServer(ServerProcess):

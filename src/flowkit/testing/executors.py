@@ -33,7 +33,7 @@ RUN = "test-run"
 """The run id that activities see in place of a workflow's run id."""
 
 
-class Signals:
+class LocalSignals:
     """Passes the signals of attempts to the task that runs in this process, in place of Temporal's client."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Executors:
     """Runs nodes, and opens, records and closes tasks. Errors are the ones that activities raise to Temporal."""
 
     settings: Settings
-    signals: Signals
+    signals: LocalSignals
     _engine: Mapping[str | None, Callable[..., Any]]
     _role: Callable[[str], Callable[..., Any]]
 
@@ -102,7 +102,10 @@ async def executors(
     by_name = {read_activity_name(each): each for each in engine}
     try:
         yield Executors(
-            settings=settings, signals=Signals(), _engine=by_name, _role=(await worker.open()).activity_for
+            settings=settings,
+            signals=LocalSignals(),
+            _engine=by_name,
+            _role=(await worker.open()).activity_for,
         )
     finally:
         await worker.stop()

@@ -23,7 +23,8 @@ from pymongo.errors import DuplicateKeyError, WriteError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Fields = dict[str, Any]
+    from flowkit.core.utils import Fields
+
 
 _SEARCHED = (str, int, ObjectId)
 """The types of values that an index finds. A comparison with any other value looks at all documents."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from flowkit.models import FirstBatch, Graph, Node, NodeRecord
     from flowkit.testing.executors import Executors
     from flowkit.workflows.evaluations import Results
-    from flowkit.workflows.scheduling.conditions import Due
+    from flowkit.workflows.scheduling.conditions import DueCondition
 
 _RUN_SEQ = 1
 
@@ -116,7 +116,7 @@ class InProcessTask:
         if self.scheduler.accept_batch(batch):
             self._woken.set()
 
-    async def _evaluate(self, due: list[Due]) -> None:
+    async def _evaluate(self, due: list[DueCondition]) -> None:
         """Evaluate conditions while running nodes continue, and hand the results to the scheduler."""
         results: Results = {}
         for part in requests(self.scheduler, due, self.task_id, self._executors.settings.deployment):

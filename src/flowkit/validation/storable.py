@@ -26,7 +26,7 @@ Steps = Any
 
 def storage_problems(document: Mapping[str, Any]) -> list[str]:
     """Return the reasons why MongoDB cannot store `document`, at most eleven. Each names place, problem and remedy."""
-    search = _Search()
+    search = _DocumentSearch()
     size = search.measure(document, None, 1)
     problems = [f"{_find_place(document, steps)} {problem}" for steps, problem in search.found]
     if not problems and size > DOCUMENT_BYTES:
@@ -39,10 +39,10 @@ def storage_problems(document: Mapping[str, Any]) -> list[str]:
 
 def stored_bytes(document: Mapping[str, Any]) -> int:
     """Return the BSON size, in bytes, of a document in which `storage_problems` finds no problem."""
-    return _Search().measure(document, None, 1)
+    return _DocumentSearch().measure(document, None, 1)
 
 
-class _Search:
+class _DocumentSearch:
     """Computes the BSON size of a document and collects the values that MongoDB cannot store."""
 
     def __init__(self) -> None:

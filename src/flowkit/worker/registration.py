@@ -11,7 +11,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from flowkit.activities.attempt_log import EventLog
+from flowkit.activities.attempt_log import AttemptEventLog
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.adapters.worker_registry import WorkerRegistry
 from flowkit.attempt.background import BackgroundLoop, OutageLogger
@@ -63,7 +63,7 @@ class WorkerRegistration:
         self._announcing: asyncio.Task[None] | None = None
         """The latest announcement. Its write could overwrite `offline` if `stop` did not wait for it."""
         self.loop = BackgroundLoop("announcing the worker", self._announce_later)
-        self.events = EventLog(WorkerEvents(db), heartbeat_sec=hb_interval_sec)
+        self.events = AttemptEventLog(WorkerEvents(db), heartbeat_sec=hb_interval_sec)
 
     async def prepare(self) -> None:
         """Create the indexes. If MongoDB is unavailable, log it and retry later.

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from temporalio.client import Client
 
-    from flowkit.activities.attempt_log import EventLog
+    from flowkit.activities.attempt_log import AttemptEventLog
     from flowkit.core.time import Clock
 
 __all__ = ["Worker", "WorkerConfig"]
@@ -214,7 +214,7 @@ class Worker:
             handlers=handlers,
         )
 
-    def _activities(self, events: EventLog | None = None) -> RoleActivities:
+    def _activities(self, events: AttemptEventLog | None = None) -> RoleActivities:
         slots = sum(self.cfg.slots(role) for role in self.roles)
         self._threads = Threads(slots, "flowkit-hook")
         if self.cfg.executor == "process":

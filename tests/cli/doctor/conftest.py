@@ -11,7 +11,7 @@ import pytest
 from tests.cli.up.up_process import free_port_base
 
 from flowkit.cli.doctor.checks import run_checks
-from flowkit.cli.doctor.findings import Finding, State
+from flowkit.cli.doctor.findings import Finding, Severity
 from flowkit.cli.options import DEFAULT_MONGO_URL, Where
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Doctor:
             monkeypatch.setenv(name, value)
         where = Where(mongo_url=env.get("MONGO_URL", DEFAULT_MONGO_URL))
         findings, usable = asyncio.run(run_checks(where, port_base or free_port_base()))
-        assert [each.name for each in findings if each.state is not State.OK and not each.remedy] == []
+        assert [each.name for each in findings if each.state is not Severity.OK and not each.remedy] == []
         return Report(usable=usable, findings={finding.name: finding for finding in findings})
 
     return check

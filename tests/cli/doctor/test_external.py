@@ -10,7 +10,7 @@ from tests.integration.handlers import ALL
 from tests.integration.harness import eventually
 
 from flowkit.bridge_runner import BridgeRunner
-from flowkit.cli.doctor.findings import State
+from flowkit.cli.doctor.findings import Severity
 from flowkit.cli.doctor.servers import check_external_roles
 from flowkit.config import CoordinatorConfig
 
@@ -37,9 +37,9 @@ async def test_each_role_is_reported(
     )
     await runner.start()
 
-    async def found() -> list[State] | None:
+    async def found() -> list[Severity] | None:
         states = [each.state for each in await check_external_roles(client, harness.queue)]
-        return states if states == [State.OK, State.BAD, State.NOTE] else None
+        return states if states == [Severity.OK, Severity.BAD, Severity.NOTE] else None
 
     try:
         await eventually(found)
@@ -59,5 +59,5 @@ async def test_without_external_roles_there_is_nothing_to_report(
     assert await check_external_roles(await harness.client(), harness.queue) == []
     monkeypatch.setenv("WORKER_TYPES", "a b")
     (finding,) = await check_external_roles(await harness.client(), harness.queue)
-    assert (finding.state, finding.name) == (State.BAD, "external roles")
+    assert (finding.state, finding.name) == (Severity.BAD, "external roles")
     assert "'a b'" in finding.found

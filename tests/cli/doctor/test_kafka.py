@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.local.processes import create_program
 
-from flowkit.cli.doctor.findings import State
+from flowkit.cli.doctor.findings import Severity
 from flowkit.cli.doctor.servers import check_kafka
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 async def test_a_broker_that_responds_is_ok(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka.bootstrap_servers)
     finding = await check_kafka()
-    assert (finding.name, finding.state) == ("kafka", State.OK)
+    assert (finding.name, finding.state) == ("kafka", Severity.OK)
     assert finding.found.startswith(f"responds at {kafka.bootstrap_servers}: 1 broker, cluster ")
 
 
@@ -30,7 +30,7 @@ async def test_an_unreachable_broker_is_bad(
 ) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
     finding = await check_kafka()
-    assert (finding.state, finding.found) == (State.BAD, "no broker responds at 127.0.0.1:1")
+    assert (finding.state, finding.found) == (Severity.BAD, "no broker responds at 127.0.0.1:1")
     assert finding.remedy.startswith("start it, or correct KAFKA_BOOTSTRAP_SERVERS")
     assert caplog.records == []
 
@@ -41,7 +41,7 @@ async def test_a_broker_that_refuses_plain_clients_is_a_note(monkeypatch: pytest
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", address)
         finding = await check_kafka()
-    assert finding.state is State.NOTE
+    assert finding.state is Severity.NOTE
     assert finding.found == f"{address} accepts connections, but refuses a client without TLS and password"
     assert "TLS or a password" in finding.remedy
 
@@ -51,7 +51,7 @@ async def test_the_local_broker_is_optional(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("FLOWKIT_SERVERS", "path")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     missing = await check_kafka()
-    assert (missing.name, missing.state) == ("kafka here", State.OK)
+    assert (missing.name, missing.state) == ("kafka here", Severity.OK)
     assert missing.found == "no Kafka found in FLOWKIT_SERVERS=path; only external workers need it"
     for name in ("kafka-server-start", "kafka-storage"):
         create_program(tmp_path / "bin" / name)

@@ -9,8 +9,8 @@ import pytest
 
 from flowkit.cli.up.plan import (
     SERVERS,
-    Plan,
     UpOptions,
+    UpPlan,
     make_exports,
     make_plan,
     script_exports,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def plan(queue: str = "flowkit", database: str = "flowkit") -> Plan:
+def plan(queue: str = "flowkit", database: str = "flowkit") -> UpPlan:
     """Return a plan that starts everything."""
     return make_plan(UpOptions(queue=queue, database=database), {})
 

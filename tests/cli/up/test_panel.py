@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from flowkit.cli.up.monitor import (
     EXITED,
     UNRESPONSIVE,
-    Lines,
+    ProcessLines,
     ProcessRow,
     Snapshot,
     TaskOverview,
@@ -95,7 +95,7 @@ def test_a_narrow_terminal_shows_whole_addresses() -> None:
 def show() -> Callable[..., list[str]]:
     """Shows a snapshot, and returns the lines that this adds to the log."""
     file = io.StringIO()
-    lines = Lines(Console(file=file, width=200), replace(INFO, kept=True))
+    lines = ProcessLines(Console(file=file, width=200), replace(INFO, kept=True))
 
     def show_snapshot(snapshot: Snapshot | None = None) -> list[str]:
         if snapshot is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flowkit.cli.up.monitor import create_rows
-from flowkit.cli.up.plan import Plan, Ports, UpOptions, make_plan, parse_external
+from flowkit.cli.up.plan import Ports, UpOptions, UpPlan, make_plan, parse_external
 from flowkit.cli.up.processes import create_processes
 from flowkit.errors import ConfigError
 
@@ -89,7 +89,7 @@ def test_eight_consecutive_ports_follow_from_the_base() -> None:
 
 
 def test_only_without_engine_and_bridge_says_that_no_bridge_starts() -> None:
-    def plan(*only: str) -> Plan:
+    def plan(*only: str) -> UpPlan:
         return make_plan(UpOptions(only=only, external=("indexer",)), {})
 
     assert [plan(part).starts_bridge for part in ("engine", "bridge", "mongo")] == [True, True, False]

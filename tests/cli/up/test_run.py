@@ -66,7 +66,7 @@ def test_it_runs_tasks_and_keeps_their_data(tmp_path: Path, up: Callable[..., Up
         )
     run_task(first, file)
     assert first.wait_for_line("task ").endswith((" queued", " running", " finished"))
-    processes = process_tree(first, 9)  # itself, and a supervisor and a process for each of four
+    processes = process_tree(first, 9)  # itself, and a guard and a process for each of four
 
     assert first.stop(signal.SIGINT) == 0
     assert "stopping worker-1, engine, mongo, temporal" in first.lines
@@ -100,7 +100,7 @@ def test_all_processes_exit_when_it_is_killed_even_children_of_workers(
     (tmp_path / "shop.py").write_text(POOL)
     killed = up("shop:Shop", "--workers", "2", "--port-base", str(free_port_base()))
     killed.exports()
-    # Itself, a supervisor and a process for each of five, and a child of each worker.
+    # Itself, a guard and a process for each of five, and a child of each worker.
     processes = process_tree(killed, 13)
     killed.process.kill()
     wait_until(lambda: not still_running(processes))
@@ -175,7 +175,7 @@ def process_named(up: UpProcess, name: str) -> int:
     """Return the id of a child process, which `flowkit up` does not print, by the words `program command`."""
     words = name if " " in name else f"flowkit {name}"
     lines = {pid: Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in up.process_tree()}
-    return next(pid for pid, line in lines.items() if words in line and "supervisor.py" not in line)
+    return next(pid for pid, line in lines.items() if words in line and "process_guard.py" not in line)
 
 
 @pytest.mark.server

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections import Counter
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -142,8 +143,10 @@ async def test_checks_of_pulled_inputs_continue_after_the_bridge_is_killed(exter
     assert len(child.sent_for("enrich", "TASK_ACCEPTED")) == 2
 
 
-async def no_heartbeats(*_: Any) -> None:
+@asynccontextmanager
+async def no_heartbeats(*_: Any) -> AsyncIterator[None]:
     """Send no heartbeats, like a process that is stopped."""
+    yield
 
 
 async def test_command_that_is_sent_after_its_attempt_was_given_up_has_no_effect(
@@ -160,7 +163,7 @@ async def test_command_that_is_sent_after_its_attempt_was_given_up_has_no_effect
         return await send(self, *given)
 
     monkeypatch.setattr(CommandSender, "send", late)
-    monkeypatch.setattr(dispatcher, "_send_heartbeats", no_heartbeats)
+    monkeypatch.setattr(dispatcher, "sending_heartbeats", no_heartbeats)
     await external.served_engine()
     worker = await external.external(outdated_run_waits)
     task_id = await external.create(node("extract", external.role, **ONCE))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flowkit.cli.doctor import machine
-from flowkit.cli.doctor.findings import Finding, State, bad, note, ok
+from flowkit.cli.doctor.findings import Finding, Severity, bad, note, ok
 from flowkit.cli.doctor.servers import check_kafka, check_mongo, check_temporal
 from flowkit.cli.options import DEFAULT_MONGO_URL
 from flowkit.cli.up.plan import Ports
@@ -55,9 +55,9 @@ class ServerReport:
     @property
     def usable(self) -> bool:
         """Whether it responds, or can be started."""
-        if self.connection[0].state is not State.NOTE:
-            return self.connection[0].state is State.OK
-        return self.source.state is not State.BAD and all(port.state is State.OK for port in self.ports)
+        if self.connection[0].state is not Severity.NOTE:
+            return self.connection[0].state is Severity.OK
+        return self.source.state is not Severity.BAD and all(port.state is Severity.OK for port in self.ports)
 
 
 async def run_checks(where: Where, port_base: int | None, *, fix: bool = False) -> tuple[list[Finding], bool]:
@@ -88,7 +88,7 @@ async def run_checks(where: Where, port_base: int | None, *, fix: bool = False) 
         *disks,
         machine.check_open_files(),
     ]
-    working = all(each.state is not State.BAD for each in (kafka, *disks))
+    working = all(each.state is not Severity.BAD for each in (kafka, *disks))
     return findings, working and all(server.usable for server in reports)
 
 

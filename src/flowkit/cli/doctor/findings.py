@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-class State(StrEnum):
+class Severity(StrEnum):
     """The severity of a finding."""
 
     OK = "ok"
@@ -26,7 +26,7 @@ class State(StrEnum):
     """Does not work."""
 
 
-_STYLES = {State.OK: "green", State.NOTE: "yellow", State.BAD: "red"}
+_STYLES = {Severity.OK: "green", Severity.NOTE: "yellow", Severity.BAD: "red"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,24 +34,24 @@ class Finding:
     """One line of the table. A finding that is not ok has a remedy."""
 
     name: str
-    state: State
+    state: Severity
     found: str
     remedy: str = ""
 
 
 def ok(name: str, found: str) -> Finding:
     """Return a finding that is fine."""
-    return Finding(name=name, state=State.OK, found=found)
+    return Finding(name=name, state=Severity.OK, found=found)
 
 
 def note(name: str, found: str, remedy: str) -> Finding:
     """Return a finding that could be better."""
-    return Finding(name=name, state=State.NOTE, found=found, remedy=remedy)
+    return Finding(name=name, state=Severity.NOTE, found=found, remedy=remedy)
 
 
 def bad(name: str, found: str, remedy: str) -> Finding:
     """Return a finding that does not work."""
-    return Finding(name=name, state=State.BAD, found=found, remedy=remedy)
+    return Finding(name=name, state=Severity.BAD, found=found, remedy=remedy)
 
 
 def findings_table(findings: Sequence[Finding], *, wide: bool) -> Table:

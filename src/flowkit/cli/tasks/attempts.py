@@ -47,7 +47,7 @@ _STORED = ("running", "finished", "failed", "cancelled")
 """Statuses of a node that are also the outcome of its latest attempt."""
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """How an attempt ended, or that it has not."""
 
     WAITING = "waiting"
@@ -75,7 +75,7 @@ class AttemptView:
     """The version of the handler; of an external worker, the version that it announces."""
     started_at: float | None = None
     ended_at: float | None = None
-    outcome: Outcome = Outcome.UNKNOWN
+    outcome: AttemptOutcome = AttemptOutcome.UNKNOWN
     code: str | None = None
     """The reason code of a failure."""
     error: str | None = None
@@ -183,7 +183,7 @@ async def read_events(events: Iterable[HistoryEvent], converter: DataConverter) 
         attributes: Any = getattr(event, kind, None)
         if kind == "activity_task_scheduled_event_attributes":
             if (key := key_of(attributes.activity_id)) is not None:
-                scheduled[event.event_id] = _new_view(key, outcome=Outcome.WAITING)
+                scheduled[event.event_id] = _new_view(key, outcome=AttemptOutcome.WAITING)
         elif kind == "marker_recorded_event_attributes":
             if (attempt := await _read_marker(attributes, converter)) is not None:
                 local[attempt.node_id, attempt.attempt] = attempt
@@ -211,16 +211,16 @@ async def _after(
     match kind.removesuffix("_event_attributes"):
         case "activity_task_started" if attributes.attempt > 1:
             # Temporal has recorded only this try, which reports that the worker of the first one was lost.
-            return replace(attempt, outcome=Outcome.RUNNING)
+            return replace(attempt, outcome=AttemptOutcome.RUNNING)
         case "activity_task_started":
             return replace(
-                attempt, worker=process_of(attributes.identity), started_at=at, outcome=Outcome.RUNNING
+                attempt, worker=process_of(attributes.identity), started_at=at, outcome=AttemptOutcome.RUNNING
             )
         case "activity_task_completed":
             _, version = await _read_runner(attributes.result, converter)
-            return replace(attempt, ended_at=at, outcome=Outcome.FINISHED, version=version)
+            return replace(attempt, ended_at=at, outcome=AttemptOutcome.FINISHED, version=version)
         case "activity_task_canceled":
-            return replace(attempt, ended_at=at, outcome=Outcome.CANCELLED)
+            return replace(attempt, ended_at=at, outcome=AttemptOutcome.CANCELLED)
         case "activity_task_failed" | "activity_task_timed_out":
             return await _with_failure(replace(attempt, ended_at=at), attributes.failure, converter)
     return attempt
@@ -234,29 +234,29 @@ async def _with_failure(attempt: AttemptView, failure: Any, converter: DataConve
     try:
         error = await converter.decode_failure(failure)
     except (KeyError, RuntimeError, ValueError):
-        return replace(attempt, outcome=Outcome.FAILED, error=str(failure.message))
+        return replace(attempt, outcome=AttemptOutcome.FAILED, error=str(failure.message))
     found = read_failure(error) if isinstance(error, FailureError) else None
     if found is None:
-        return replace(attempt, outcome=Outcome.CANCELLED)
+        return replace(attempt, outcome=AttemptOutcome.CANCELLED)
     outcome, version = _outcome_of(found.kind), found.version or None
     return replace(attempt, outcome=outcome, code=found.code, error=found.message, version=version)
 
 
-def _outcome_of(kind: FailureKind | None) -> Outcome:
+def _outcome_of(kind: FailureKind | None) -> AttemptOutcome:
     """Return how an attempt with this kind of failure ended. An unknown kind is a failure."""
     from flowkit.models import FailureKind
 
     match kind:
         case FailureKind.LOSS:
-            return Outcome.LOST
+            return AttemptOutcome.LOST
         case FailureKind.HANDOVER:
-            return Outcome.HANDED_OVER
+            return AttemptOutcome.HANDED_OVER
         case FailureKind.YIELDED:
-            return Outcome.YIELDED
+            return AttemptOutcome.YIELDED
         case FailureKind.EPOCH_TAKEN | FailureKind.FENCED:
-            return Outcome.REPLACED
+            return AttemptOutcome.REPLACED
         case _:
-            return Outcome.FAILED
+            return AttemptOutcome.FAILED
 
 
 async def _read_marker(marker: Any, converter: DataConverter) -> AttemptView | None:
@@ -271,10 +271,10 @@ async def _read_marker(marker: Any, converter: DataConverter) -> AttemptView | N
     if key is None:
         return None
     started_at, ended_at = _local_time(data["original_schedule_time"]), _local_time(data["complete_time"])
-    attempt = _new_view(key, started_at=started_at, ended_at=ended_at, outcome=Outcome.FINISHED)
+    attempt = _new_view(key, started_at=started_at, ended_at=ended_at, outcome=AttemptOutcome.FINISHED)
     if marker.HasField("failure"):
         if marker.failure.HasField("timeout_failure_info"):
-            return replace(attempt, outcome=Outcome.HANDED_OVER, code=reason_codes.NOT_LOCAL)
+            return replace(attempt, outcome=AttemptOutcome.HANDED_OVER, code=reason_codes.NOT_LOCAL)
         return await _with_failure(attempt, marker.failure, converter)
     worker, version = await _read_runner(marker.details["result"], converter)
     return replace(attempt, worker=worker, version=version)
@@ -309,19 +309,19 @@ def read_pending(description: WorkflowExecutionDescription | None) -> dict[Key, 
     for each in description.raw_description.pending_activities if description else ():
         if (key := key_of(each.activity_id)) is None:
             continue
-        attempt = _new_view(key, outcome=Outcome.WAITING)
+        attempt = _new_view(key, outcome=AttemptOutcome.WAITING)
         if (worker := lost.get(each.activity_id)) is not None and worker.lost:
             attempt = replace(
                 attempt,
                 worker=worker.identity,
                 ended_at=worker.heard_at,
-                outcome=Outcome.LOST,
+                outcome=AttemptOutcome.LOST,
                 error="no worker has replaced it yet",
             )
         elif each.state != PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED:
             started_at = _seconds(each.last_started_time)
             identity = process_of(each.last_worker_identity)
-            attempt = replace(attempt, outcome=Outcome.RUNNING, started_at=started_at, worker=identity)
+            attempt = replace(attempt, outcome=AttemptOutcome.RUNNING, started_at=started_at, worker=identity)
         found[key] = attempt
     return found
 
@@ -354,11 +354,11 @@ def merge(
 def _add_logged(known: AttemptView, entry: LoggedAttempt) -> AttemptView:
     """Return the attempt with what a log says. The outcome of Temporal's history has priority."""
     outcome = known.outcome
-    if outcome in (Outcome.UNKNOWN, Outcome.WAITING) and entry.started_at is not None:
-        outcome = Outcome.RUNNING
-    if outcome in (Outcome.UNKNOWN, Outcome.RUNNING) and entry.finished is not None:
-        ended = Outcome.CANCELLED if entry.cancelled else _outcome_of(entry.kind)
-        outcome = Outcome.FINISHED if entry.finished else ended
+    if outcome in (AttemptOutcome.UNKNOWN, AttemptOutcome.WAITING) and entry.started_at is not None:
+        outcome = AttemptOutcome.RUNNING
+    if outcome in (AttemptOutcome.UNKNOWN, AttemptOutcome.RUNNING) and entry.finished is not None:
+        ended = AttemptOutcome.CANCELLED if entry.cancelled else _outcome_of(entry.kind)
+        outcome = AttemptOutcome.FINISHED if entry.finished else ended
     return replace(
         known,
         worker=entry.worker or known.worker,
@@ -377,12 +377,12 @@ def _add_stored(known: AttemptView, node: Mapping[str, Any]) -> AttemptView:
     It says why FlowKit cancelled the attempt of a node that has failed, for example by its deadline.
     """
     outcome, status = known.outcome, node.get("status")
-    if outcome in (Outcome.UNKNOWN, Outcome.WAITING) and status in _STORED:
-        outcome = Outcome(status)
-    ended = outcome not in (Outcome.WAITING, Outcome.RUNNING)
+    if outcome in (AttemptOutcome.UNKNOWN, AttemptOutcome.WAITING) and status in _STORED:
+        outcome = AttemptOutcome(status)
+    ended = outcome not in (AttemptOutcome.WAITING, AttemptOutcome.RUNNING)
     started_at, ended_at = _stored_time(node.get("started_at")), _stored_time(node.get("finished_at"))
     lease = node.get("lease") or {}
-    failed = outcome is Outcome.FAILED or (outcome is Outcome.CANCELLED and status == "failed")
+    failed = outcome is AttemptOutcome.FAILED or (outcome is AttemptOutcome.CANCELLED and status == "failed")
     return replace(
         known,
         worker=known.worker or lease.get("worker_id"),
@@ -415,7 +415,7 @@ def _to_json(attempt: AttemptView, now: float) -> dict[str, Any]:
 
 def _measure(attempt: AttemptView, now: float) -> float | None:
     """Return how long an attempt ran or has been running, in seconds."""
-    if attempt.outcome is Outcome.RUNNING and attempt.started_at is not None:
+    if attempt.outcome is AttemptOutcome.RUNNING and attempt.started_at is not None:
         return max(0.0, now - attempt.started_at)
     return attempt.seconds
 
@@ -452,15 +452,15 @@ def attempts_table(found: list[AttemptView], now: float, *, wide: bool) -> Table
 
 
 _STYLES = {
-    Outcome.RUNNING: "cyan",
-    Outcome.FINISHED: "green",
-    Outcome.FAILED: "red",
-    Outcome.LOST: "red",
-    Outcome.CANCELLED: "red",
-    Outcome.HANDED_OVER: "yellow",
-    Outcome.YIELDED: "yellow",
-    Outcome.WAITING: "dim",
-    Outcome.REPLACED: "dim",
+    AttemptOutcome.RUNNING: "cyan",
+    AttemptOutcome.FINISHED: "green",
+    AttemptOutcome.FAILED: "red",
+    AttemptOutcome.LOST: "red",
+    AttemptOutcome.CANCELLED: "red",
+    AttemptOutcome.HANDED_OVER: "yellow",
+    AttemptOutcome.YIELDED: "yellow",
+    AttemptOutcome.WAITING: "dim",
+    AttemptOutcome.REPLACED: "dim",
 }
 
 

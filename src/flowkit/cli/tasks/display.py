@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from flowkit.cli.screen import Screen
-    from flowkit.cli.tasks.view import NodeView, TaskView
+    from flowkit.cli.tasks.view import NodeRow, TaskView
     from flowkit.client import TaskSummary
     from flowkit.graph.description import NodeDescription, Row
 
@@ -61,7 +61,7 @@ MOST_ROWS = 40
 @contextmanager
 def open_task_screen(console: Console) -> Iterator[Screen[[TaskView, Sequence[str]]]]:
     """Yield a live table of a task if the terminal can move its cursor; otherwise plain lines."""
-    with open_screen(console, draw_task, partial(Lines, console)) as shown:
+    with open_screen(console, draw_task, partial(TaskLines, console)) as shown:
         yield shown
 
 
@@ -79,19 +79,19 @@ _State = tuple[str, int, bool, str, str, bool, bool, bool]
 _NEW: _State = (NodeStatus.QUEUED.value, 0, False, "", "", False, False, False)
 
 
-def _state_of(node: NodeView) -> _State:
+def _state_of(node: NodeRow) -> _State:
     """Return the parts of a node's state whose change deserves a line."""
     overdue = node.heard_at is not None
     shown = (node.waiting, node.waits_for, node.worker, node.silent, overdue, node.lost)
     return (node.status, node.attempt, *shown)
 
 
-def _progress_of(node: NodeView) -> tuple[int, str]:
+def _progress_of(node: NodeRow) -> tuple[int, str]:
     """Return how far a running node is: its batches, and how many shards run."""
     return node.batches, node.shards.partition(",")[0]
 
 
-class Lines:
+class TaskLines:
     """Prints one line for each change of state, and every ten seconds how far nodes are that have made progress."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -127,7 +127,7 @@ class Lines:
         for node in moved[:_PROGRESS_NODES]:
             self._print_node(node)
 
-    def _print_node(self, node: NodeView) -> None:
+    def _print_node(self, node: NodeRow) -> None:
         self._progress[node.node_id] = _progress_of(node)
         self._print(format_line(node))
 
@@ -161,18 +161,18 @@ def task_table(
     return table
 
 
-def _select_relevant(nodes: Sequence[NodeView], rows: int | None) -> Sequence[NodeView]:
+def _select_relevant(nodes: Sequence[NodeRow], rows: int | None) -> Sequence[NodeRow]:
     if rows is None or len(nodes) <= rows:
         return nodes
     return sorted(nodes, key=_rank)[: rows - 1]
 
 
-def _rank(node: NodeView) -> int:
+def _rank(node: NodeRow) -> int:
     """Return the place of a node's row: nodes that wait for a person are first."""
     return -1 if node.awaits_decision else _DISPLAY_ORDER.index(node.status)
 
 
-def _format_cells(node: NodeView) -> Iterator[Text]:
+def _format_cells(node: NodeRow) -> Iterator[Text]:
     yield Text(node.node_id)
     yield Text(node.role)
     yield status_text(node.status)
@@ -187,7 +187,7 @@ def status_text(status: str) -> Text:
     return Text(status, style=_STYLES.get(status, ""))
 
 
-def format_note(node: NodeView) -> str:
+def format_note(node: NodeRow) -> str:
     """Return what the node waits for, and its last error."""
     if node.next_retry_at is not None:
         wait = format_duration(max(0, round(node.next_retry_at - time.time())))
@@ -205,7 +205,7 @@ def format_note(node: NodeView) -> str:
     return "; ".join([*waits, *shards, *worker, *silent, *for_other, *before])
 
 
-def _format_worker(node: NodeView) -> str:
+def _format_worker(node: NodeRow) -> str:
     """Return the worker of a node and, if it is silent, since when, and when another attempt replaces it."""
     name = f"external worker {node.worker}" if node.external else f"worker {node.worker}"
     if node.heard_at is None:
@@ -219,7 +219,7 @@ def _format_worker(node: NodeView) -> str:
     return f"{name} is {silence}; replaced in {wait} unless it responds"
 
 
-def format_line(node: NodeView) -> str:
+def format_line(node: NodeRow) -> str:
     """Return a line that describes a node."""
     attempt = f", attempt {node.attempt}" if node.attempt else ""
     stored = f", {node.batches:,} batch{'' if node.batches == 1 else 'es'}" if node.batches else ""
@@ -228,7 +228,7 @@ def format_line(node: NodeView) -> str:
     return f"{node.node_id}  {node.status}{attempt}{stored}{took}" + (f" ({note})" if note else "")
 
 
-def _ended(node: NodeView) -> bool:
+def _ended(node: NodeRow) -> bool:
     return NodeStatus(node.status).ended
 
 

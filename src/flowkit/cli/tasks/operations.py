@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from flowkit.cli.options import Where
     from flowkit.cli.screen import Screen
     from flowkit.cli.servers import Servers
-    from flowkit.cli.tasks.view import NodeView, TaskView
+    from flowkit.cli.tasks.view import NodeRow, TaskView
     from flowkit.client import TaskSummary
     from flowkit.products import PendingTask
 
@@ -331,7 +331,7 @@ def decision_hints(view: TaskView) -> list[str]:
     return hints
 
 
-def _suggest_decision(task_id: str, node: NodeView) -> str:
+def _suggest_decision(task_id: str, node: NodeRow) -> str:
     place = f"{shlex.quote(task_id)} {shlex.quote(node.node_id)}"
     if node.role == APPROVAL:
         return f"{node.node_id} waits for a decision: `flowkit decide {place} approve`, or reject"

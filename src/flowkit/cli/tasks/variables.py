@@ -25,7 +25,7 @@ from flowkit.cli.options import (
 from flowkit.errors import AdapterError, ConfigError
 
 if TYPE_CHECKING:
-    from flowkit.adapters.vars.changes import Change
+    from flowkit.adapters.vars.changes import VarsChange
     from flowkit.adapters.vars.store import Variables
 
 Tree = dict[str, Any]
@@ -35,7 +35,7 @@ _PATH_CHARS = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class VariableStep:
     """One operation: the option that requests it, and the method of CoordinatorAdapters that runs it."""
 
     option: str
@@ -96,7 +96,7 @@ def task_vars(
 # --- operations of the options --------------------------------------------------------------------------------------
 
 
-def _set(texts: list[str], block: bool) -> Iterator[Step]:
+def _set(texts: list[str], block: bool) -> Iterator[VariableStep]:
     """Yield one operation for all `--set` options, so that it sets all of them or none."""
     given: Tree = {}
     for text in texts:
@@ -108,37 +108,41 @@ def _set(texts: list[str], block: bool) -> Iterator[Step]:
             raise add_remedy(ConfigError(f"--set names {name!r} twice"), "pass it once")
         given[name] = read_value(value)
     if given:
-        yield Step(option="--set", method="vars_set", arguments={"kv": given, "block_sensitive": block})
+        yield VariableStep(
+            option="--set", method="vars_set", arguments={"kv": given, "block_sensitive": block}
+        )
 
 
-def _merge(texts: list[str], block: bool) -> Iterator[Step]:
+def _merge(texts: list[str], block: bool) -> Iterator[VariableStep]:
     for text in texts:
         tree = read_object(
             text, "--merge", """variables are an object, for example '{"counts": {"done": 3}}'"""
         )
-        yield Step(option="--merge", method="vars_merge", arguments={"data": tree, "block_sensitive": block})
+        yield VariableStep(
+            option="--merge", method="vars_merge", arguments={"data": tree, "block_sensitive": block}
+        )
 
 
-def _incr(text: str) -> Step:
+def _incr(text: str) -> VariableStep:
     name, sign, amount = text.partition("=")
     by = read_value(amount) if sign else 1
     if not name or isinstance(by, bool) or not isinstance(by, (int, float)):
         problem = ConfigError(f"--incr {text!r} is not NAME or NAME=NUMBER")
         raise add_remedy(problem, "for example --incr counts.done=5")
-    return Step(option="--incr", method="vars_incr", arguments={"key": name, "by": by})
+    return VariableStep(option="--incr", method="vars_incr", arguments={"key": name, "by": by})
 
 
-def _unset(names: list[str]) -> Iterator[Step]:
+def _unset(names: list[str]) -> Iterator[VariableStep]:
     if names:
-        yield Step(option="--unset", method="vars_unset", arguments={"keys": names})
+        yield VariableStep(option="--unset", method="vars_unset", arguments={"keys": names})
 
 
-def _check(step: Step) -> None:
+def _check(step: VariableStep) -> None:
     """Raise AdapterError for an invalid operation, before the command writes anything."""
     from flowkit.adapters.vars import changes
     from flowkit.adapters.vars.sensitive import Detector
 
-    methods: dict[str, Callable[..., Change]] = {
+    methods: dict[str, Callable[..., VarsChange]] = {
         "vars_set": lambda **given: changes.setting(given),
         "vars_merge": lambda **given: changes.merging(given),
         "vars_incr": changes.incrementing,
@@ -158,7 +162,7 @@ def _check(step: Step) -> None:
 # --- running the operations -----------------------------------------------------------------------------------------
 
 
-async def _run_steps(steps: list[Step], task_id: str, where: Where) -> Tree:
+async def _run_steps(steps: list[VariableStep], task_id: str, where: Where) -> Tree:
     """Run the operations and return the task's variables. Raise UnknownTask if the task does not exist."""
     from flowkit.activities.builtin_functions import CoordinatorAdapters
     from flowkit.adapters.tasks.store import TaskStore

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from temporalio.converter import DataConverter
 
     from flowkit.adapters.shards import ShardProgress
-    from flowkit.adapters.tasks.queries import ExternalRun, NodeRun
+    from flowkit.adapters.tasks.queries import ExternalRun, LatestNodeRun
     from flowkit.adapters.worker_registry import RegisteredWorker
     from flowkit.cli.servers import Servers
 
@@ -70,7 +70,7 @@ _SCHEDULED = PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeView:
+class NodeRow:
     """The state of a node as commands display it."""
 
     node_id: str
@@ -122,7 +122,7 @@ class TaskView:
     status: TaskStatus
     source: str
     """Where the state comes from: `workflow` or `document`."""
-    nodes: tuple[NodeView, ...] = ()
+    nodes: tuple[NodeRow, ...] = ()
     reason: str | None = None
     handled_failures: tuple[str, ...] = ()
     revision: int = 0
@@ -310,7 +310,7 @@ def add_shards(
     """Return `view` with how far the running shards are. `sources` are the nodes from which wide nodes pull."""
     by_id = {node.node_id: node for node in view.nodes}
 
-    def describe_shards(node: NodeView) -> NodeView:
+    def describe_shards(node: NodeRow) -> NodeRow:
         progress = shards.get(node.node_id)
         if progress is None or node.status not in _ACTIVE or not progress.running:
             return node
@@ -375,7 +375,7 @@ def add_waits(view: TaskView, waits: Mapping[str, str]) -> TaskView:
 
 def add_runs(
     view: TaskView,
-    runs: Mapping[str, NodeRun],
+    runs: Mapping[str, LatestNodeRun],
     now: float,
     shards: Mapping[str, ShardProgress] = MappingProxyType({}),
 ) -> TaskView:
@@ -389,7 +389,9 @@ def add_runs(
     return replace(view, nodes=nodes)
 
 
-def _add_node_run(node: NodeView, run: NodeRun | None, shards: ShardProgress | None, now: float) -> NodeView:
+def _add_node_run(
+    node: NodeRow, run: LatestNodeRun | None, shards: ShardProgress | None, now: float
+) -> NodeRow:
     active = node.status in _ACTIVE
     if shards is not None and active:
         node = replace(node, seconds=round(max(0.0, now - shards.started_at), 2))
@@ -449,7 +451,7 @@ def add_workers(view: TaskView, workers: Mapping[str, AttemptWorker], now: float
     return replace(view, nodes=nodes)
 
 
-def _add_worker(node: NodeView, worker: AttemptWorker | None, now: float) -> NodeView:
+def _add_worker(node: NodeRow, worker: AttemptWorker | None, now: float) -> NodeRow:
     if worker is None or node.status not in _ACTIVE or worker.identity.startswith(BRIDGE_PREFIX):
         return node
     node = replace(node, worker=worker.identity, waiting=False)
@@ -458,7 +460,7 @@ def _add_worker(node: NodeView, worker: AttemptWorker | None, now: float) -> Nod
     return _add_silence(node, worker.heard_at, worker.timeout_sec, now)
 
 
-def _add_silence(node: NodeView, heard_at: float, timeout_sec: float, now: float) -> NodeView:
+def _add_silence(node: NodeRow, heard_at: float, timeout_sec: float, now: float) -> NodeRow:
     """Return the node with the silence of its worker, if its heartbeats are overdue.
 
     Native workers send heartbeats at least four times within the timeout, external ones usually twice.
@@ -474,7 +476,7 @@ def add_external(view: TaskView, runs: Mapping[tuple[str, int], ExternalRun], no
     return replace(view, nodes=nodes)
 
 
-def _add_run(node: NodeView, run: ExternalRun | None, now: float) -> NodeView:
+def _add_run(node: NodeRow, run: ExternalRun | None, now: float) -> NodeRow:
     if run is None or node.status not in _ACTIVE or node.waiting:
         return node
     if run.worker_id is None:
@@ -615,7 +617,7 @@ def _measure(description: WorkflowExecutionDescription | None) -> float | None:
     return round(max(0.0, ended_at - description.start_time.timestamp()), 2)
 
 
-def _read_document_nodes(document: dict[str, Any], batches: dict[str, int]) -> Iterator[NodeView]:
+def _read_document_nodes(document: dict[str, Any], batches: dict[str, int]) -> Iterator[NodeRow]:
     for node in document["graph"]["nodes"]:
         retry_ms = node.get("next_retry_at_ms")
         silent = node.get("liveness") is not None
@@ -624,10 +626,10 @@ def _read_document_nodes(document: dict[str, Any], batches: dict[str, int]) -> I
 
 def _read_node(
     node: dict[str, Any], retry_at: float | None, batches: dict[str, int], *, silent: bool
-) -> NodeView:
+) -> NodeRow:
     status = node["status"]
     error = node.get("last_error") if status != NodeStatus.FINISHED else None
-    return NodeView(
+    return NodeRow(
         node_id=node["node_id"],
         role=node["type"],
         status=status,

@@ -32,7 +32,7 @@ _OVERDUE_SEC = 5.0
 """Seconds after a missed announcement after which a worker counts as silent."""
 
 
-class Kind(StrEnum):
+class ProcessKind(StrEnum):
     """What a process is."""
 
     WORKER = "worker"
@@ -41,7 +41,7 @@ class Kind(StrEnum):
     BRIDGE = "bridge"
 
 
-class State(StrEnum):
+class ProcessState(StrEnum):
     """Whether a process runs, as far as it is known."""
 
     ONLINE = "online"
@@ -50,7 +50,7 @@ class State(StrEnum):
     OFFLINE = "offline"
 
 
-_STYLES = {State.ONLINE: "green", State.SILENT: "yellow", State.OFFLINE: "dim"}
+_STYLES = {ProcessState.ONLINE: "green", ProcessState.SILENT: "yellow", ProcessState.OFFLINE: "dim"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +69,8 @@ class ProcessView:
     """A worker, an engine or a bridge as the command displays it."""
 
     worker_id: str
-    kind: Kind
-    state: State
+    kind: ProcessKind
+    state: ProcessState
     roles: tuple[str, ...] = ()
     version: str = ""
     """The version of the process itself, which it announces."""
@@ -93,7 +93,7 @@ def workers(
 ) -> None:
     """Show workers, engines and bridges: their roles, versions and slots, what they run, and when they were last seen."""
     every, mixed = asyncio.run(_read(where))
-    shown = [each for each in every if show_all or each.busy or each.state is not State.OFFLINE]
+    shown = [each for each in every if show_all or each.busy or each.state is not ProcessState.OFFLINE]
     if as_json:
         return output.document(
             {"workers": [asdict(each) for each in shown], "mixed_versions": [asdict(each) for each in mixed]}
@@ -125,27 +125,27 @@ async def _read(where: Where) -> tuple[list[ProcessView], list[MixedVersions]]:
 
 async def _read_pollers(
     client: Client, queue: str, external: Iterable[str]
-) -> dict[tuple[Kind, str], tuple[float, tuple[str, ...]]]:
+) -> dict[tuple[ProcessKind, str], tuple[float, tuple[str, ...]]]:
     """Return when engines polled their queue, and bridges the queues of external roles, with these roles."""
     from flowkit.adapters.worker_registry import BRIDGE_PREFIX
     from flowkit.attempt.pollers import poll_times
     from flowkit.models.temporal_names import process_of, role_queue
 
     engines = await poll_times(client, queue, workflows=True)
-    found: dict[tuple[Kind, str], tuple[float, tuple[str, ...]]] = {
-        (Kind.ENGINE, process_of(identity)): (at, ()) for identity, at in engines.items()
+    found: dict[tuple[ProcessKind, str], tuple[float, tuple[str, ...]]] = {
+        (ProcessKind.ENGINE, process_of(identity)): (at, ()) for identity, at in engines.items()
     }
     for role in sorted(external):
         for identity, at in (await poll_times(client, role_queue(queue, role))).items():
             if identity.startswith(BRIDGE_PREFIX):
-                known_at, roles = found.get((Kind.BRIDGE, identity), (0.0, ()))
-                found[Kind.BRIDGE, identity] = max(known_at, at), (*roles, role)
+                known_at, roles = found.get((ProcessKind.BRIDGE, identity), (0.0, ()))
+                found[ProcessKind.BRIDGE, identity] = max(known_at, at), (*roles, role)
     return found
 
 
 def make_views(
     rows: Sequence[RegisteredWorker],
-    polled: Mapping[tuple[Kind, str], tuple[float, tuple[str, ...]]],
+    polled: Mapping[tuple[ProcessKind, str], tuple[float, tuple[str, ...]]],
     running: Sequence[RunningAttempt],
     now: float,
 ) -> list[ProcessView]:
@@ -156,33 +156,35 @@ def make_views(
     """
     views = {
         identity: ProcessView(
-            worker_id=identity, kind=kind, state=State.ONLINE, roles=roles, seen_sec=max(0.0, now - at)
+            worker_id=identity, kind=kind, state=ProcessState.ONLINE, roles=roles, seen_sec=max(0.0, now - at)
         )
         for (kind, identity), (at, roles) in polled.items()
     }
     for row in rows:
         view = _view_row(row, now)
         views[row.worker_id] = (
-            replace(view, kind=Kind.ENGINE, state=State.ONLINE) if row.worker_id in views else view
+            replace(view, kind=ProcessKind.ENGINE, state=ProcessState.ONLINE)
+            if row.worker_id in views
+            else view
         )
     busy: dict[str, list[Busy]] = {}
     for each in running:
         busy.setdefault(each.worker, []).append(_make_busy(each, now))
     shown = [replace(view, busy=tuple(busy.get(view.worker_id, ()))) for view in views.values()]
-    order = (Kind.ENGINE, Kind.BRIDGE, Kind.WORKER, Kind.EXTERNAL)
+    order = (ProcessKind.ENGINE, ProcessKind.BRIDGE, ProcessKind.WORKER, ProcessKind.EXTERNAL)
     return sorted(shown, key=lambda view: (order.index(view.kind), view.worker_id))
 
 
 def _view_row(row: RegisteredWorker, now: float) -> ProcessView:
     seen_sec = None if row.last_seen is None else max(0.0, now - row.last_seen.timestamp())
-    state = State.OFFLINE
+    state = ProcessState.OFFLINE
     if row.online:
         overdue = seen_sec is not None and seen_sec > row.announce_interval_sec + _OVERDUE_SEC
-        state = State.SILENT if overdue else State.ONLINE
-    worker = Kind.EXTERNAL if row.external else Kind.WORKER
+        state = ProcessState.SILENT if overdue else ProcessState.ONLINE
+    worker = ProcessKind.EXTERNAL if row.external else ProcessKind.WORKER
     return ProcessView(
         worker_id=row.worker_id,
-        kind=Kind.ENGINE if row.in_engine else worker,
+        kind=ProcessKind.ENGINE if row.in_engine else worker,
         state=state,
         roles=row.roles,
         version=row.version,

@@ -83,13 +83,13 @@ def up(
     """Run Temporal with its Web UI, MongoDB, an engine and workers until Ctrl-C. For development."""
     log_warnings(verbose)
     from flowkit.cli.loading import check_file, check_names, look_in_current_folder
-    from flowkit.cli.up.plan import Part, UpOptions, make_plan, parse_external, parse_parts
+    from flowkit.cli.up.plan import UpOptions, UpPart, make_plan, parse_external, parse_parts
     from flowkit.payload_converter import configured_converter
 
     wanted = {"gateway": gateway, "admission": admission}
     external_roles = parse_external(external or [])
     if install:
-        return _install([*(parse_parts(only or []) or Part), *(["kafka"] if external_roles else [])])
+        return _install([*(parse_parts(only or []) or UpPart), *(["kafka"] if external_roles else [])])
     options = UpOptions(
         handlers=tuple(handlers or ()),
         only=tuple(only or ()),

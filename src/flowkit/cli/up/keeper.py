@@ -20,7 +20,7 @@ from flowkit.text import one_line
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-    from flowkit.cli.up.plan import Plan
+    from flowkit.cli.up.plan import UpPlan
     from flowkit.cli.up.processes import Processes
     from flowkit.local.process import FlowkitProcess
 
@@ -52,7 +52,7 @@ class Keeper:
     Starts and stops run on threads. Call all methods on one event loop.
     """
 
-    def __init__(self, plan: Plan, processes: Processes, folder: Path) -> None:
+    def __init__(self, plan: UpPlan, processes: Processes, folder: Path) -> None:
         self._plan = plan
         self._processes = processes
         self._folder = folder
@@ -176,7 +176,7 @@ class Keeper:
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
 
 
-async def _watch_files(plan: Plan) -> AsyncIterator[list[str]]:
+async def _watch_files(plan: UpPlan) -> AsyncIterator[list[str]]:
     """Yield the changed files, relative to the current folder if they are in it, twice a second.
 
     The first list, which may be empty, shows that the watch has begun.
@@ -194,7 +194,7 @@ async def _watch_files(plan: Plan) -> AsyncIterator[list[str]]:
         yield sorted({shorten_path(path) for _, path in changes})
 
 
-def _find_watched(plan: Plan) -> tuple[list[Path], str | None]:
+def _find_watched(plan: UpPlan) -> tuple[list[Path], str | None]:
     """Return the folders to watch, and the absolute path of `--config`."""
     options = plan.options
     folders = find_folders([*options.handlers, *options.roles, *options.functions])

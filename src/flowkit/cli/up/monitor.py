@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client
 
     from flowkit.cli.screen import Screen
-    from flowkit.cli.up.plan import Plan
+    from flowkit.cli.up.plan import UpPlan
     from flowkit.cli.up.processes import Processes
     from flowkit.client import TaskSummary
     from flowkit.local.process import FlowkitProcess, LocalServer, ServerProcess
@@ -53,7 +53,7 @@ _MIN_TASKS, _MAX_TASKS = 3, 10
 _MAX_NOTICES = 4
 
 
-def monitor(plan: Plan, processes: Processes, folder: Path) -> None:
+def monitor(plan: UpPlan, processes: Processes, folder: Path) -> None:
     """Show the processes, and keep them running, until SIGINT or SIGTERM.
 
     Raises the error of a server that exits, of another process that exits too often, or of a configuration error.
@@ -69,7 +69,7 @@ def monitor(plan: Plan, processes: Processes, folder: Path) -> None:
     where = Where(
         mongo_url=processes.exports.get("MONGO_URL", DEFAULT_MONGO_URL), database=plan.options.database
     )
-    lines = partial(Lines, output.console(stderr=True), info)
+    lines = partial(ProcessLines, output.console(stderr=True), info)
     output.forward_core_log()
     with open_screen(output.console(), partial(render_panel, info), lines) as shown:
         asyncio.run(
@@ -102,7 +102,7 @@ async def _refresh_until_signal(poller: StatusPoller, keeper: Keeper, shown: Scr
         await asyncio.wait([stopped], timeout=_REFRESH_SEC)
 
 
-def create_rows(plan: Plan, processes: Processes) -> list[tuple[ProcessRow, ServerProcess | None]]:
+def create_rows(plan: UpPlan, processes: Processes) -> list[tuple[ProcessRow, ServerProcess | None]]:
     """Return a row for each server and process, with the local process behind it, if any."""
     rows: list[tuple[ProcessRow, ServerProcess | None]] = []
     if plan.uses_temporal:
@@ -234,7 +234,7 @@ class UpInfo:
     """`export` lines that another terminal needs first."""
 
 
-class Lines:
+class ProcessLines:
     """Prints one line for each change."""
 
     def __init__(self, console: Console, info: UpInfo) -> None:

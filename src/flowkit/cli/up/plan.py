@@ -31,7 +31,7 @@ _DEFAULTS = {
 }
 
 
-class Part(StrEnum):
+class UpPart(StrEnum):
     """A part of the core that `flowkit up` can start. The processes of products are further parts, by name."""
 
     TEMPORAL = "temporal"
@@ -96,7 +96,7 @@ class UpOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class UpPlan:
     """What to start, and which servers to use."""
 
     options: UpOptions
@@ -124,7 +124,7 @@ class Plan:
     @property
     def starts_bridge(self) -> bool:
         """Whether to start a bridge: beside the engine, or because `--only` names it."""
-        return self.uses_kafka and not self.parts.isdisjoint({Part.ENGINE, Part.BRIDGE})
+        return self.uses_kafka and not self.parts.isdisjoint({UpPart.ENGINE, UpPart.BRIDGE})
 
     @property
     def notes(self) -> list[str]:
@@ -137,7 +137,7 @@ class Plan:
 def parse_parts(only: Sequence[str]) -> frozenset[str]:
     """Return the parts that `--only` names. Raises ConfigError for an unknown part."""
     names = [name.strip() for text in only for name in text.split(",") if name.strip()]
-    known = [*(part.value for part in Part), *products.processes()]
+    known = [*(part.value for part in UpPart), *products.processes()]
     for name in names:
         if name not in known:
             _check_installed(name)
@@ -159,42 +159,42 @@ def parse_external(external: Sequence[str]) -> tuple[str, ...]:
     return tuple(roles)
 
 
-def make_plan(options: UpOptions, environment: Mapping[str, str]) -> Plan:
+def make_plan(options: UpOptions, environment: Mapping[str, str]) -> UpPlan:
     """Return what to start. Raises ConfigError if options contradict each other."""
-    wanted = {Part.WORKER: bool(options.handlers), Part.BRIDGE: bool(options.external)}
-    usual = frozenset(part.value for part in Part if wanted.get(part, True))
+    wanted = {UpPart.WORKER: bool(options.handlers), UpPart.BRIDGE: bool(options.external)}
+    usual = frozenset(part.value for part in UpPart if wanted.get(part, True))
     for name in options.products:
         _check_installed(name)
     parts = parse_parts(options.only) or usual | set(options.products)
     _check_options(options, parts)
-    runs_tasks = bool(parts - {Part.TEMPORAL, Part.MONGO})
-    return Plan(
+    runs_tasks = bool(parts - {UpPart.TEMPORAL, UpPart.MONGO})
+    return UpPlan(
         options=options,
         parts=parts,
         ports=Ports.from_base(options.port_base),
-        starts_temporal=Part.TEMPORAL in parts and not environment.get("TEMPORAL_ADDRESS"),
-        starts_mongo=Part.MONGO in parts and not environment.get("MONGO_URL"),
-        uses_temporal=runs_tasks or Part.TEMPORAL in parts,
-        uses_mongo=runs_tasks or Part.MONGO in parts,
+        starts_temporal=UpPart.TEMPORAL in parts and not environment.get("TEMPORAL_ADDRESS"),
+        starts_mongo=UpPart.MONGO in parts and not environment.get("MONGO_URL"),
+        uses_temporal=runs_tasks or UpPart.TEMPORAL in parts,
+        uses_mongo=runs_tasks or UpPart.MONGO in parts,
         starts_kafka=bool(options.external) and not environment.get("KAFKA_BOOTSTRAP_SERVERS"),
     )
 
 
 def _check_options(options: UpOptions, parts: frozenset[str]) -> None:
-    if Part.WORKER in parts and not options.handlers:
+    if UpPart.WORKER in parts and not options.handlers:
         problem = ConfigError("a worker needs handlers, but none are given")
         raise add_remedy(
             problem, "name them as module:CLASS, for example flowkit up mypackage.handlers:MyHandler"
         )
-    if Part.BRIDGE in parts and not options.external:
+    if UpPart.BRIDGE in parts and not options.external:
         problem = ConfigError("a bridge needs roles, but none are given")
         raise add_remedy(problem, "name them with --external, for example --external indexer")
     for name, value, part in (
-        ("handlers are given", options.handlers, Part.WORKER),
-        ("--workers is given", options.workers, Part.WORKER),
-        ("--concurrency is given", options.concurrency, Part.WORKER),
-        ("--function is given", options.functions, Part.ENGINE),
-        ("--role is given", options.roles, Part.ENGINE),
+        ("handlers are given", options.handlers, UpPart.WORKER),
+        ("--workers is given", options.workers, UpPart.WORKER),
+        ("--concurrency is given", options.concurrency, UpPart.WORKER),
+        ("--function is given", options.functions, UpPart.ENGINE),
+        ("--role is given", options.roles, UpPart.ENGINE),
         *((f"--{name} is given", True, name) for name in options.products),
     ):
         if value and part not in parts:
@@ -204,13 +204,13 @@ def _check_options(options: UpOptions, parts: frozenset[str]) -> None:
 
 
 def _suggest_remedy(part: str, options: UpOptions) -> str:
-    if part == Part.WORKER and not options.only:
+    if part == UpPart.WORKER and not options.only:
         return "name the handlers of a worker as module:CLASS"
     return f"add {part} to --only, or omit --only"
 
 
 def make_exports(
-    plan: Plan, temporal_address: str | None, mongo_url: str | None, kafka_bootstrap: str | None = None
+    plan: UpPlan, temporal_address: str | None, mongo_url: str | None, kafka_bootstrap: str | None = None
 ) -> dict[str, str]:
     """Return the variables that name servers, task queue and database."""
     exports: dict[str, str | None] = {
@@ -226,7 +226,7 @@ def make_exports(
     return {name: value for name, value in exports.items() if value}
 
 
-def script_exports(plan: Plan, environment: Mapping[str, str], exports: Mapping[str, str]) -> list[str]:
+def script_exports(plan: UpPlan, environment: Mapping[str, str], exports: Mapping[str, str]) -> list[str]:
     """Return the lines for scripts: `export` lines for the servers that `up` starts and for values that are not default.
 
     The address of another server may contain a password, so a comment takes its place. Comments come last: a shell
@@ -241,7 +241,7 @@ def script_exports(plan: Plan, environment: Mapping[str, str], exports: Mapping[
     return lines + [f"# {name}: keep your value" for name in exports if name in SERVERS and name not in own]
 
 
-def terminal_exports(plan: Plan, environment: Mapping[str, str], exports: Mapping[str, str]) -> list[str]:
+def terminal_exports(plan: UpPlan, environment: Mapping[str, str], exports: Mapping[str, str]) -> list[str]:
     """Return the `export` lines that another terminal needs: only variables that are not default there."""
     own = own_servers(plan)
     changed = {
@@ -254,7 +254,7 @@ def terminal_exports(plan: Plan, environment: Mapping[str, str], exports: Mappin
     return [_format_export(name, value) for name, value in changed.items()]
 
 
-def own_servers(plan: Plan) -> set[str]:
+def own_servers(plan: UpPlan) -> set[str]:
     """Return the variables of the servers that `up` starts."""
     starts = (plan.starts_temporal, plan.starts_mongo, plan.starts_kafka)
     return {name for name, started in zip(SERVERS, starts, strict=True) if started}

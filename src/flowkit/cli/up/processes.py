@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flowkit.cli.options import DEFAULT_MONGO_URL
-from flowkit.cli.up.plan import Part, make_exports
+from flowkit.cli.up.plan import UpPart, make_exports
 from flowkit.config import split_settings
 from flowkit.local import process as flowkit_process
 from flowkit.local.data_folder import write_private
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from flowkit.cli.up.plan import Plan
+    from flowkit.cli.up.plan import UpPlan
     from flowkit.local.process import LocalServer, ServerProcess
 
 
@@ -61,12 +61,12 @@ class Processes:
         return [*self.servers, *self.flowkit]
 
 
-def create_processes(plan: Plan, folder: Path) -> Processes:
+def create_processes(plan: UpPlan, folder: Path) -> Processes:
     """Create the processes of a plan, with data and logs in a folder. Starts nothing."""
     processes = _create_servers(plan, folder)
     options, verbose = plan.options, ["--verbose"] if plan.options.verbose else []
     engine_config, worker_config = _config_options(plan, folder)
-    if Part.ENGINE in plan.parts:
+    if UpPart.ENGINE in plan.parts:
         processes.engine = flowkit_process.engine_process(
             folder,
             functions=options.functions,
@@ -87,7 +87,7 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
         )
         for name, process in plan.products.items()
     ]
-    if Part.WORKER in plan.parts:
+    if UpPart.WORKER in plan.parts:
         slots = ["--concurrency", str(options.concurrency)] if options.concurrency else []
         processes.workers = flowkit_process.worker_processes(
             folder,
@@ -99,7 +99,7 @@ def create_processes(plan: Plan, folder: Path) -> Processes:
     return processes
 
 
-def write_config(plan: Plan, folder: Path) -> None:
+def write_config(plan: UpPlan, folder: Path) -> None:
     """Write the settings of `--config` for the engine and for the workers. Raises ConfigError if one is invalid."""
     if plan.options.config is not None:
         parts = split_settings(plan.options.config)
@@ -107,14 +107,14 @@ def write_config(plan: Plan, folder: Path) -> None:
             write_private(folder / name, json.dumps(part))
 
 
-def _config_options(plan: Plan, folder: Path) -> list[list[str]]:
+def _config_options(plan: UpPlan, folder: Path) -> list[list[str]]:
     """Return the options of the engine, and those of the workers, that name their settings."""
     if plan.options.config is None:
         return [[], []]
     return [["--config", str(folder / name)] for name in _CONFIG_FILES]
 
 
-def _create_servers(plan: Plan, folder: Path) -> Processes:
+def _create_servers(plan: UpPlan, folder: Path) -> Processes:
     ports = plan.ports
     temporal = mongo = kafka = None
     if plan.starts_temporal:

@@ -19,12 +19,12 @@ from flowkit.local.process import start_all, stop_all
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flowkit.cli.up.plan import Plan
+    from flowkit.cli.up.plan import UpPlan
     from flowkit.cli.up.processes import Processes
     from flowkit.local.process import ServerProcess
 
 
-def run(plan: Plan) -> None:
+def run(plan: UpPlan) -> None:
     """Start all processes, show them until a signal arrives, and stop them.
 
     Raises a DevServerError if a process does not start or exits unexpectedly.
@@ -44,7 +44,7 @@ def run(plan: Plan) -> None:
     output.note(f"all processes stopped; data and logs {outcome}")
 
 
-def _run_in(plan: Plan, folder: Path) -> None:
+def _run_in(plan: UpPlan, folder: Path) -> None:
     for note in plan.notes:
         output.note(note)
     write_config(plan, folder)
@@ -79,7 +79,7 @@ def _start(processes: Processes) -> None:
     start_all(processes.flowkit, report_started)
 
 
-def _print_exports(plan: Plan, processes: Processes) -> None:
+def _print_exports(plan: UpPlan, processes: Processes) -> None:
     """Print the addresses for a program that reads stdout; on a terminal, the panel shows them."""
     if not output.console().is_terminal:
         for line in script_exports(plan, os.environ, processes.exports):
@@ -87,7 +87,7 @@ def _print_exports(plan: Plan, processes: Processes) -> None:
         sys.stdout.flush()
 
 
-def _monitor(plan: Plan, processes: Processes, folder: Path) -> None:
+def _monitor(plan: UpPlan, processes: Processes, folder: Path) -> None:
     from flowkit.cli.up.monitor import monitor  # imported late, so that the servers start sooner
 
     monitor(plan, processes, folder)

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from flowkit.testing.external.protocol import Fields
     from flowkit.testing.external.runs import Run
     from flowkit.testing.external.settings import Clock
     from flowkit.testing.external.store import Store
-
-Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)

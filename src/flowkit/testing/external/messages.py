@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from flowkit.testing.external.protocol import Incoming, compact, jsonable, new_id, stable_hash
+from flowkit.testing.external.protocol import Fields, Incoming, compact, jsonable, new_id, stable_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 FINAL_UID = "__final__"
 TERMINAL = frozenset({"TASK_DONE", "TASK_FAILED", "CANCELLED"})
-
-Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import PyMongoError
 
 from flowkit.testing.external.handlers import Batch, FromGenerator, each, settled
-from flowkit.testing.external.protocol import jsonable, stable_hash
+from flowkit.testing.external.protocol import Fields, jsonable, stable_hash
 from flowkit.testing.external.store import WriteFailed
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Fields = dict[str, Any]
 Args = dict[str, Any]
 Document = dict[str, Any]
 

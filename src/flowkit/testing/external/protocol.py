@@ -10,6 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 from pydantic_core import to_jsonable_python
 
+Fields = dict[str, Any]
+"""The fields of a JSON object."""
+
 
 def compact(value: Any, *, sort_keys: bool = False) -> bytes:
     """Return the UTF-8 JSON of a value without blanks, with non-ASCII characters unescaped."""

@@ -1,4 +1,4 @@
-"""The supervisor stops a server and its children when the server or its owner exits."""
+"""The guard stops a server and its children when the server or its owner exits."""
 
 import signal
 import subprocess
@@ -43,8 +43,8 @@ def test_child_processes_exit_with_their_server(tmp_path: Path, how: str) -> Non
     ready = tmp_path / "ready"
     server = ScriptedProcess(tmp_path, PARENT.format(ready=str(ready)), ready=ready)
     server.start()
-    assert server._supervisor is not None
-    family = descendants(server._supervisor.pid)
+    assert server._guard is not None
+    family = descendants(server._guard.pid)
     assert len(family) == 2
     getattr(server, how)()
     wait_until(lambda: not still_running(family))
@@ -58,6 +58,6 @@ def test_server_and_children_exit_when_the_owner_is_killed(
     owner = python("-c", OWNER, str(tmp_path), str(script))
     assert stdout_of(owner).readline() == "ready\n"
     family = descendants(owner.pid)
-    assert len(family) == 3, "a supervisor, the server, its child"
+    assert len(family) == 3, "a guard, the server, its child"
     owner.send_signal(signal.SIGKILL)
     wait_until(lambda: not still_running(family))

@@ -1,14 +1,14 @@
 """Run one server, and stop it when the process that started it exits.
 
-Runs as a script, `python supervisor.py '{"command": [...], "cleanup": [...]}'`, with a pipe from its
+Runs as a script, `python process_guard.py '{"command": [...], "cleanup": [...]}'`, with a pipe from its
 owner as standard input. The pipe closes when the owner stops the server. The kernel also closes it when
 the owner dies for any reason, so a dying owner need not cooperate. Unlike a parent-death signal, the
 pipe does not depend on the owner's threads.
 
-- If the pipe closes, the supervisor sends SIGTERM, and SIGKILL if the server is still running after the
+- If the pipe closes, the guard sends SIGTERM, and SIGKILL if the server is still running after the
   grace period.
-- If a byte arrives, the supervisor sends SIGKILL at once.
-- When the server exits, the supervisor kills the processes that it left behind, runs the command
+- If a byte arrives, the guard sends SIGKILL at once.
+- When the server exits, the guard kills the processes that it left behind, runs the command
   `cleanup`, and exits with the server's exit code.
 """
 
@@ -26,8 +26,8 @@ GRACE_SECONDS = 15.0
 PR_SET_PDEATHSIG = 1
 
 
-def supervised(command: Sequence[str], *, cleanup: Sequence[str] = ()) -> list[str]:
-    """Return the command that runs `command` under a supervisor, and `cleanup` after it has exited."""
+def guarded(command: Sequence[str], *, cleanup: Sequence[str] = ()) -> list[str]:
+    """Return the command that runs `command` under a guard, and `cleanup` after it has exited."""
     job = json.dumps({"command": list(command), "cleanup": list(cleanup)})
     return [sys.executable, "-I", "-S", __file__, job]
 
@@ -72,10 +72,10 @@ def _clean_up(command: Sequence[str]) -> None:
 
 
 def _parent_death_signal() -> Callable[[], object]:
-    """Return a function for the server's process to call first, so that it stops if the supervisor is killed.
+    """Return a function for the server's process to call first, so that it stops if the guard is killed.
 
     The kernel sends the signal when the forking *thread* exits: here the main thread, which exits with
-    the supervisor.
+    the guard.
     """
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,91 @@
+"""Notifications within one process: writers of batches and claims notify the nodes that wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from flowkit.adapters.entries import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+T = TypeVar("T")
+
+MOST_KEPT = 1_000
+"""How many notifications with a row a subscription keeps. Beyond that, its listener has to read the database."""
+
+
+class Claimed(NamedTuple):
+    """Claims that a node has just made."""
+
+    consumer: str
+    batches: int
+    """How many batches it has claimed for the first time."""
+    began: float
+    """When the write of the claims began, in seconds of `time.monotonic`."""
+
+
+class Listener(Generic[T]):
+    """Notifications for one listener about the nodes that it listens to."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._kept: list[tuple[str, T]] = []
+        self._must_read = False
+
+    def notify(self, node: str, row: T | None) -> None:
+        """Notify the listener of a row of `node`. With None, the listener has to read the database."""
+        if row is None or len(self._kept) >= MOST_KEPT:
+            self._must_read = True
+        else:
+            self._kept.append((node, row))
+        self._event.set()
+
+    async def wait(self, most: float) -> None:
+        """Return after a notification, but no later than after `most` seconds."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._event.wait(), most)
+
+    def take(self) -> tuple[list[tuple[str, T]], bool]:
+        """Return the rows since the last call with their nodes, and whether to read the database for others."""
+        taken = self._kept, self._must_read
+        self._kept, self._must_read = [], False
+        self._event.clear()
+        return taken
+
+
+class Notifier(Generic[T]):
+    """Notifies the listeners of a node of the rows that concern the node, within one process."""
+
+    def __init__(self) -> None:
+        self._listeners: defaultdict[tuple[str, str], set[Listener[T]]] = defaultdict(set)
+
+    @contextmanager
+    def listener(self, task_id: str, nodes: Iterable[str]) -> Iterator[Listener[T]]:
+        """Subscribe to these nodes of a task until the end of the block."""
+        keys, subscription = [(task_id, node) for node in nodes], Listener[T]()
+        for key in keys:
+            self._listeners[key].add(subscription)
+        try:
+            yield subscription
+        finally:
+            for key in keys:
+                self._listeners[key].discard(subscription)
+                if not self._listeners[key]:
+                    del self._listeners[key]
+
+    def notify(self, task_id: str, node: str, row: T | None = None) -> None:
+        """Notify the listeners of `node` of a stored row. With None, they read the database."""
+        for subscription in self._listeners.get((task_id, node), ()):
+            subscription.notify(node, row)
+
+
+class ArtifactNotifier(Notifier[Entry]):
+    """Notifies the listeners of a node of each batch that the node stores, and of its complete marker (None)."""
+
+
+class ClaimNotifier(Notifier[Claimed]):
+    """Notifies the listeners of a node of the claims that other nodes make of its batches."""
