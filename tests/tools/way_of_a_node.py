@@ -29,7 +29,7 @@ _WORKER_OF_TESTS = "src/flowkit/testing/external/"
 """The external worker of the tests, which is not on the way: any program can take its place."""
 
 _NODE = "The way of a node"
-_LIST = re.compile(r"^\*\*(.+?)\*\*.*?\n\n((?:\d+\. .*\n(?:   .*\n)*)+)", re.MULTILINE)
+_LIST = re.compile(r"^\*\*(.+?)\*\*.*?\n\n((?:\d+\. .*\n(?: {3,4}.*\n)*)+)", re.MULTILINE)
 _FILE = re.compile(r"^\d+\. `([^`]+)`", re.MULTILINE)
 _PASSED = re.compile(r"^\* `([^`]+\.py)`", re.MULTILINE)
 

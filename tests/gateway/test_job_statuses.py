@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.unit.event_loop import let_other_tasks_run
 
+from flowkit.gateway.delivery import JobOutcome, JobState
 from flowkit.gateway.events import FlowEvents
 from flowkit.gateway.flows import read_latest
 from flowkit.gateway.jobs import JobHandler
@@ -32,9 +32,10 @@ from flowkit.gateway.status import (
     path,
 )
 from flowkit.gateway.store import FLOWS, JOBS, FlowStore, key
-from flowkit.gateway.supervisors import JobOutcome, JobState, SupervisorUnreachable
+from flowkit.gateway.transports import SupervisorUnreachable
 from flowkit.testing import memory_database
 from flowkit.worker import Batch
+from tests.unit.event_loop import let_other_tasks_run
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
