@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.handler import OneBatch
 from benchmarks.latencies import Latency
-from flowkit.models.actions import DECIDE, PAUSE, RESUME, RETRY_NODE
+from flowkit.actions.records import DECIDE, PAUSE, RESUME, RETRY_NODE
 from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:

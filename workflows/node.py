@@ -32,6 +32,8 @@ from temporalio.exceptions import (
 )
 
 from flowkit import reason_codes
+from flowkit.actions.plans import Decision
+from flowkit.actions.scopes import list_function_sources
 from flowkit.limits import ACTIVATION_INPUT_BYTES
 from flowkit.models import APPROVE, AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.models.temporal_names import role_queue
@@ -51,13 +53,12 @@ from flowkit.workflows.retry import (
     describe_runner,
     note_failure,
 )
-from flowkit.workflows.scheduling.actions import Decision, list_function_sources
 from flowkit.workflows.scheduling.scheduler import HOLD
-from flowkit.workflows.shards import RetryWaits, Shards
+from flowkit.workflows.shards import Shards
 from flowkit.workflows.slots import Slots, TaskSlots, concurrency_slots_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, KeysView
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, KeysView
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import Node, NodeState, Settings, ShardStarted
@@ -127,6 +128,39 @@ class OpenNode:
     """Whether a pause has cancelled `task`, after which the node waits for the end of the pause."""
     status: NodeStatus | None = None
     """How it has ended, which the main loop processes next."""
+
+
+class RetryWaits:
+    """The waits for retries of a task's nodes, and of their shards. An action can end them."""
+
+    def __init__(self) -> None:
+        self._waits: dict[int, dict[asyncio.Task[None], None]] = {}
+        """The waits in progress, by the index of the node."""
+
+    @property
+    def nodes(self) -> Collection[int]:
+        """The indexes of the nodes that wait, or of which a shard waits."""
+        return self._waits.keys()
+
+    async def run(self, index: int, wait: Coroutine[Any, Any, None]) -> None:
+        """Await `wait`, or until `end` is called for the node."""
+        task = asyncio.create_task(wait)
+        waits = self._waits.setdefault(index, {})
+        waits[task] = None
+        try:
+            await workflow.wait([task])
+            if not task.cancelled():
+                task.result()
+        finally:
+            task.cancel()
+            del waits[task]
+            if not waits:
+                self._waits.pop(index, None)
+
+    def end(self, index: int) -> None:
+        """End the waits of a node and its shards."""
+        for task in self._waits.get(index, ()):
+            task.cancel()
 
 
 class RunningNodes:
@@ -379,11 +413,11 @@ class RunningNodes:
             self.parked.discard(index)
         self._ended = [each for each in self._ended if each.index not in gone]
 
-    def flag(self, indexes: Iterable[int]) -> None:
-        """Show attempts as being cancelled, and write their cancel flags."""
+    def flag(self, indexes: Iterable[int], reason: str = reason_codes.INTERRUPTED) -> None:
+        """Show attempts as being cancelled, and write their cancel flags with this reason."""
         for index in indexes:
             self.scheduler.states[index].status = NodeStatus.CANCELLING
-            self.document.write_node(index, cancel_reason=reason_codes.INTERRUPTED)
+            self.document.write_node(index, cancel_reason=reason)
 
     async def stop_attempts(self, indexes: Collection[int]) -> None:
         """Cancel attempts once their cancel flags have reached MongoDB, and wait until they have ended."""
@@ -423,6 +457,10 @@ class RunningNodes:
         state.status, state.next_retry_at = NodeStatus.DEFERRED, until
         self.wake()
         self.document.write_node(index)
+
+    async def await_retry(self, index: int, wait: Coroutine[Any, Any, None]) -> None:
+        """Await `wait`, or until `end_wait` is called for the node."""
+        await self.retry_waits.run(index, wait)
 
     def end_wait(self, index: int) -> None:
         """Let a node, and its shards, start the next attempt without the rest of the wait for a retry.
@@ -623,8 +661,7 @@ class RunningNodes:
         self.decide(Decision(index=index, approves=approves, comment=failure.message))
 
     def _cancel_attempt(self, index: int, reason: str) -> None:
-        self.scheduler.states[index].status = NodeStatus.CANCELLING
-        self.document.write_node(index, cancel_reason=reason)
+        self.flag([index], reason)
         cancelling = asyncio.create_task(self._cancel_when_flagged(index, self.scheduler.states[index].epoch))
         self._cancelling.add(cancelling)
         cancelling.add_done_callback(self._cancelling.discard)
@@ -986,4 +1023,4 @@ async def _wait_for_retry(nodes: RunningNodes, node: Node, state: NodeState, see
         wait = workflow.sleep(wait_sec, summary=summary)
     else:
         wait = nodes.await_sources(node, wait_sec, seen, summary)
-    await nodes.retry_waits.run(node.index, wait)
+    await nodes.await_retry(node.index, wait)

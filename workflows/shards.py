@@ -23,7 +23,7 @@ from flowkit.workflows.payloads import has_more
 from flowkit.workflows.retry import Fail, decide, describe_runner, is_same_loss, note_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import Node, NodeState, Settings, ShardStarted
@@ -36,7 +36,6 @@ class ShardNodes(Protocol):
 
     settings: Settings
     scheduler: Scheduler
-    retry_waits: RetryWaits
     before_immediate_retry: Callable[[], Awaitable[None]]
 
     def starts_no_attempt_of(self, node: Node) -> bool:
@@ -48,6 +47,9 @@ class ShardNodes(Protocol):
     def defer(self, index: int, until: float) -> None:
         """Show that a node waits for its retry."""
 
+    async def await_retry(self, index: int, wait: Coroutine[Any, Any, None]) -> None:
+        """Await `wait`, or until an action ends the wait of the node."""
+
     async def await_sources(self, node: Node, wait_sec: float, seen: int | None, summary: str) -> None:
         """Wait after a yield until an attempt may find new batches."""
 
@@ -56,39 +58,6 @@ class ShardNodes(Protocol):
 
     def fail_with(self, error: Exception) -> None:
         """Let the main loop raise an unexpected error."""
-
-
-class RetryWaits:
-    """The waits for retries of a task's nodes, and of their shards. An action can end them."""
-
-    def __init__(self) -> None:
-        self._waits: dict[int, dict[asyncio.Task[None], None]] = {}
-        """The waits in progress, by the index of the node."""
-
-    @property
-    def nodes(self) -> Collection[int]:
-        """The indexes of the nodes that wait, or of which a shard waits."""
-        return self._waits.keys()
-
-    async def run(self, index: int, wait: Coroutine[Any, Any, None]) -> None:
-        """Await `wait`, or until `end` is called for the node."""
-        task = asyncio.create_task(wait)
-        waits = self._waits.setdefault(index, {})
-        waits[task] = None
-        try:
-            await workflow.wait([task])
-            if not task.cancelled():
-                task.result()
-        finally:
-            task.cancel()
-            del waits[task]
-            if not waits:
-                self._waits.pop(index, None)
-
-    def end(self, index: int) -> None:
-        """End the waits of a node and its shards."""
-        for task in self._waits.get(index, ()):
-            task.cancel()
 
 
 class Shards:
@@ -264,7 +233,7 @@ class Shards:
             wait = self._nodes.await_sources(self._node, wait_sec, self._seen[shard], summary)
         else:
             wait = workflow.sleep(wait_sec, summary=summary)
-        await self._nodes.retry_waits.run(self._node.index, wait)
+        await self._nodes.await_retry(self._node.index, wait)
         del self._retries[shard]
 
     def _defer_idle(self) -> None:

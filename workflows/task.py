@@ -17,18 +17,8 @@ from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from flowkit import reason_codes
-    from flowkit.errors import ActionRejected
-    from flowkit.models import (
-        FirstBatch,
-        NodeStatus,
-        ShardStarted,
-        SilenceReport,
-        SkipReason,
-        TaskResult,
-        TaskStatus,
-        temporal_names,
-    )
-    from flowkit.models.actions import (
+    from flowkit.actions.changed_nodes import changeable
+    from flowkit.actions.records import (
         CHANGE_GRAPH,
         COMPLETE_NODE,
         DECIDE,
@@ -41,6 +31,18 @@ with workflow.unsafe.imports_passed_through():
         SATISFY,
         SKIP_BATCHES,
         SKIP_NODE,
+    )
+    from flowkit.actions.table import ACTIONS, parse_action
+    from flowkit.errors import ActionRejected
+    from flowkit.models import (
+        FirstBatch,
+        NodeStatus,
+        ShardStarted,
+        SilenceReport,
+        SkipReason,
+        TaskResult,
+        TaskStatus,
+        temporal_names,
     )
     from flowkit.workflows.deadlines import Deadlines, DeadlineTimer, SilentAttempts
     from flowkit.workflows.display.task_status import (
@@ -57,7 +59,6 @@ with workflow.unsafe.imports_passed_through():
     from flowkit.workflows.local_attempts import Streak, refresh_for_workflow_task
     from flowkit.workflows.node import RunningNodes, cancel_requested
     from flowkit.workflows.opening import continues_longer, is_mostly_graph, open_or_restore
-    from flowkit.workflows.scheduling.actions import changeable, parse_action
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState, encode_state
     from flowkit.workflows.updates import TaskActions, read_action
@@ -69,6 +70,22 @@ _CANCEL_FLAGS_TIMEOUT_SEC = 1.0
 """How long a stopping task waits for its cancel flags to reach MongoDB before it cancels the attempts."""
 
 _NO_INPUT = RawValue(Payload())
+
+
+def _action(name: str) -> workflow.UpdateMethodMultiParam[[Task, RawValue], Any]:
+    """Return the update of an action, with its validator."""
+
+    async def apply(self: Task, action: RawValue = _NO_INPUT) -> dict[str, Any]:
+        return await self._apply(name, action)
+
+    def check(self: Task, action: RawValue = _NO_INPUT) -> None:
+        self._check(name, action)
+
+    for handler in (apply, check):
+        del handler.__annotations__["self"]  # Temporal takes an annotated parameter for a part of the input.
+    update = workflow.update(name=name, description=ACTIONS[name].description)(apply)
+    update.validator(check)
+    return update
 
 
 @workflow.defn(name=temporal_names.TASK)
@@ -402,147 +419,17 @@ class Task:
         if problem is not None:
             raise ApplicationError(problem, type=reason_codes.FENCED, non_retryable=True)
 
-    @workflow.update(
-        name=PAUSE,
-        description="Start nothing new in `scopes`: task, node:ID, below:ID or role:NAME. Running attempts finish, or "
-        'stop with interrupt. Input: {"scopes": ["task"], "interrupt": false, "reason": "", "by": ""}',
-    )
-    async def pause(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
-        """Pause scopes of the task, and return what this affects."""
-        return await self._apply(PAUSE, action)
-
-    @workflow.update(
-        name=RESUME,
-        description='End the pause of `scopes`, or of all. Input: {"scopes": [], "reason": "", "by": ""}',
-    )
-    async def resume(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
-        """End the pause of scopes, and return what this affects."""
-        return await self._apply(RESUME, action)
-
-    @workflow.update(
-        name=RETRY_NODE,
-        description="Start a node again that has ended, is held or, with interrupt, runs, and what depends on it; or end "
-        "its wait for a retry. "
-        'Input: {"node_id": "a", "input_inline": {"limit": 5}, "interrupt": false, "reason": "", "by": ""}',
-    )
-    async def retry_node(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
-        """Start a new generation of a node and of its descendants, or end its wait, and return what this affects."""
-        return await self._apply(RETRY_NODE, action)
-
-    @workflow.update(
-        name=SKIP_NODE,
-        description='End a node as skipped. Input: {"node_id": "a", "interrupt": false, "reason": "", "by": ""}',
-    )
-    async def skip_node(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
-        """End a node as skipped by the user, and return what this affects."""
-        return await self._apply(SKIP_NODE, action)
-
-    @workflow.update(
-        name=COMPLETE_NODE,
-        description="End a node as finished, with these results. "
-        'Input: {"node_id": "a", "metrics": {}, "batches": [{"batch_uid": "1", "metrics": {}}], "reason": "", "by": ""}',
-    )
-    async def complete_node(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
-        """End a node as finished, and return what this affects."""
-        return await self._apply(COMPLETE_NODE, action)
-
-    @workflow.update(
-        name=FAIL_NODE,
-        description='End a node as failed. Input: {"node_id": "a", "interrupt": false, "reason": "", "by": ""}',
-    )
-    async def fail_node(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
-        """End a node as failed, and return what this affects."""
-        return await self._apply(FAIL_NODE, action)
-
-    @workflow.update(
-        name=RETRY_BATCHES,
-        description="Run a node again that has ended or is held, to try batches again that it has set aside. "
-        'Input: {"node_id": "a", "batch_uids": [], "interrupt": false, "reason": "", "by": ""}',
-    )
-    async def retry_batches(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
-        """Try batches of a node again, and return what this affects."""
-        return await self._apply(RETRY_BATCHES, action)
-
-    @workflow.update(
-        name=SKIP_BATCHES,
-        description="Accept that batches are missing that a node has set aside. "
-        'Input: {"node_id": "a", "batch_uids": [], "reason": "", "by": ""}',
-    )
-    async def skip_batches(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
-        """Skip batches of a node, and return what this affects."""
-        return await self._apply(SKIP_BATCHES, action)
-
-    @workflow.update(
-        name=DECIDE,
-        description="Decide about a node of the type approval. "
-        'Input: {"node_id": "a", "decision": "approve", "comment": "", "by": ""}; the other decision is reject',
-    )
-    async def decide(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
-        """Approve or reject at an approval, and return what this affects."""
-        return await self._apply(DECIDE, action)
-
-    @workflow.update(
-        name=SATISFY,
-        description="Fulfil a prerequisite of nodes, also before they are reached. "
-        'Input: {"prerequisite": "data:eu", "reason": "", "by": ""}',
-    )
-    async def satisfy(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
-        """Fulfil a prerequisite, and return what this affects."""
-        return await self._apply(SATISFY, action)
-
-    @workflow.update(
-        name=CHANGE_GRAPH,
-        description="Add nodes to the graph, and change nodes that have not started. Input: "
-        '{"nodes": [{"node_id": "b", "type": "load", "depends_on": ["a"]}], "changes": {"c": {"timeout_sec": 60}}, '
-        '"reason": "", "by": ""}',
-    )
-    async def change_graph(self, action: RawValue = _NO_INPUT) -> dict[str, Any]:
-        """Change the graph when an activity has validated the change, and return what this affects."""
-        return await self._apply(CHANGE_GRAPH, action)
-
-    @change_graph.validator
-    def _check_change_graph(self, action: RawValue = _NO_INPUT) -> None:
-        self._check(CHANGE_GRAPH, action)
-
-    @retry_node.validator
-    def _check_retry_node(self, action: RawValue = _NO_INPUT) -> None:
-        self._check(RETRY_NODE, action)
-
-    @skip_node.validator
-    def _check_skip_node(self, action: RawValue = _NO_INPUT) -> None:
-        self._check(SKIP_NODE, action)
-
-    @complete_node.validator
-    def _check_complete_node(self, action: RawValue = _NO_INPUT) -> None:
-        self._check(COMPLETE_NODE, action)
-
-    @fail_node.validator
-    def _check_fail_node(self, action: RawValue = _NO_INPUT) -> None:
-        self._check(FAIL_NODE, action)
-
-    @retry_batches.validator
-    def _check_retry_batches(self, action: RawValue = _NO_INPUT) -> None:
-        self._check(RETRY_BATCHES, action)
-
-    @skip_batches.validator
-    def _check_skip_batches(self, action: RawValue = _NO_INPUT) -> None:
-        self._check(SKIP_BATCHES, action)
-
-    @decide.validator
-    def _check_decide(self, action: RawValue = _NO_INPUT) -> None:
-        self._check(DECIDE, action)
-
-    @satisfy.validator
-    def _check_satisfy(self, action: RawValue = _NO_INPUT) -> None:
-        self._check(SATISFY, action)
-
-    @pause.validator
-    def _check_pause(self, action: RawValue = _NO_INPUT) -> None:
-        self._check(PAUSE, action)
-
-    @resume.validator
-    def _check_resume(self, action: RawValue = _NO_INPUT) -> None:
-        self._check(RESUME, action)
+    pause = _action(PAUSE)
+    resume = _action(RESUME)
+    retry_node = _action(RETRY_NODE)
+    skip_node = _action(SKIP_NODE)
+    complete_node = _action(COMPLETE_NODE)
+    fail_node = _action(FAIL_NODE)
+    retry_batches = _action(RETRY_BATCHES)
+    skip_batches = _action(SKIP_BATCHES)
+    decide = _action(DECIDE)
+    satisfy = _action(SATISFY)
+    change_graph = _action(CHANGE_GRAPH)
 
     def _check(self, name: str, given: RawValue) -> None:
         """Reject an action that the task does not allow. An action that arrives before the task is open waits."""

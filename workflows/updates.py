@@ -1,6 +1,6 @@
 """Apply actions of operators to a running task: what updates do in the workflow.
 
-The rules are pure (`scheduling.actions`). An action takes effect in one step: the handler plans it for the present state
+The rules are pure (`flowkit.actions`). An action takes effect in one step: the handler plans it for the present state
 and changes that state without an await in between. The event history is the audit; the task keeps a short form of it.
 """
 
@@ -14,9 +14,13 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 from flowkit import reason_codes
+from flowkit.actions.changed_nodes import changes_of, with_raw_changes
+from flowkit.actions.plans import Audit, Task, result_of
+from flowkit.actions.records import ChangeGraph, Pause, RetryNode
+from flowkit.actions.reruns import plan_rerun
+from flowkit.actions.table import parse_action, plan
 from flowkit.errors import ActionRejected, GraphError, RejectionCause
 from flowkit.graph.changes import change_graph, change_problems, merge_patch
-from flowkit.graph.field_checks import json_bytes
 from flowkit.graph.validation import STEP_NODES, normalized, normalizing, parse_graph, raise_if
 from flowkit.limits import REPORT_BYTES
 from flowkit.models import (
@@ -35,7 +39,7 @@ from flowkit.models import (
     SettleBatches,
     temporal_names,
 )
-from flowkit.models.actions import RERUN, ChangeGraph, Pause, PausedScope, RetryNode
+from flowkit.models.actions import RERUN, PausedScope
 from flowkit.models.columns import pack
 from flowkit.text import printed
 from flowkit.workflows.display.details import format_pause
@@ -43,28 +47,18 @@ from flowkit.workflows.document import write_timeout
 from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT, call_engine
 from flowkit.workflows.opening import in_steps
 from flowkit.workflows.payloads import json_size, split_by_size
-from flowkit.workflows.scheduling.actions import (
-    Audit,
-    Task,
-    changes_of,
-    parse_action,
-    plan,
-    plan_rerun,
-    result_of,
-    with_raw_changes,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from temporalio.common import RawValue
 
+    from flowkit.actions.plans import Plan, SetAside
+    from flowkit.actions.records import Action
     from flowkit.models import Node, Rerun
-    from flowkit.models.actions import Action
     from flowkit.workflows.deadlines import Deadlines
     from flowkit.workflows.document import TaskDocument
     from flowkit.workflows.node import RunningNodes
-    from flowkit.workflows.scheduling.actions import Plan, SetAside
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
 
@@ -541,7 +535,7 @@ class TaskActions:
             resetting=scheduler.resetting,
             waiting=self._nodes.retry_waits.nodes,
             changes_graph=self._changes_graph,
-            changed_bytes=json_bytes(self._state.changed),
+            changed=self._state.changed,
             satisfied=self._state.satisfied,
             stoppers=scheduler.stoppers,
         )

@@ -26,6 +26,11 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits, products, reason_codes
+from flowkit.actions.changed_nodes import changeable
+from flowkit.actions.plans import result_of
+from flowkit.actions.records import PREVIEW_QUERY
+from flowkit.actions.reruns import changed_nodes, check_keeps, choose_reruns, plan_rerun
+from flowkit.actions.table import parse_action
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.adapters.tasks.fields import graph_of, input_digest, new_task, owner
 from flowkit.adapters.tasks.queries import TaskQueries
@@ -65,7 +70,6 @@ from flowkit.models import (
     TaskStatus,
     temporal_names,
 )
-from flowkit.models.actions import PREVIEW_QUERY
 from flowkit.models.ownership import INPUT_MEMO, Owner, OwnerKind, belongs_here, reserved_for, task_owner
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
@@ -78,15 +82,6 @@ from flowkit.validation.arguments import (
 )
 from flowkit.validation.json_keys import EqualKeys, to_json_types
 from flowkit.workflows.display.task_status import pipeline_name
-from flowkit.workflows.scheduling.actions import (
-    changeable,
-    changed_nodes,
-    check_keeps,
-    choose_reruns,
-    parse_action,
-    plan_rerun,
-    result_of,
-)
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import input_of, rerun_input
 from flowkit.workflows.task import Task

@@ -41,8 +41,7 @@ FILES = {
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Ask:
     """Run a command in this process without servers, and return its exit code and its only line on stderr."""
-    for module in ("commands", "operate", "variables"):
-        monkeypatch.setattr(f"flowkit.cli.tasks.{module}.log_warnings", lambda verbose: None)
+    monkeypatch.setattr("flowkit.cli.options.log_warnings", lambda verbose: None)
     monkeypatch.setenv("MONGO_URL", "mongodb://127.0.0.1:1")
     monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")
     monkeypatch.setattr("flowkit.cli.servers._ANSWER_MS", 50)

@@ -74,7 +74,7 @@ def ask(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
     """Run `flowkit vars task …` without MongoDB, and return the exit code and the only line on stderr."""
-    monkeypatch.setattr("flowkit.cli.tasks.variables.log_warnings", lambda verbose: None)
+    monkeypatch.setattr("flowkit.cli.options.log_warnings", lambda verbose: None)
     monkeypatch.setenv("MONGO_URL", "mongodb://127.0.0.1:1")
     monkeypatch.setattr("flowkit.cli.servers._ANSWER_MS", 50)
 

@@ -11,17 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowkit.errors import ActionRejected
-from flowkit.graph.validation import parse_graph
-from flowkit.models import NodeState, NodeStatus, SkipReason
-from flowkit.models.actions import (
+from flowkit.actions.changed_nodes import changeable
+from flowkit.actions.plans import Task
+from flowkit.actions.records import (
     Action,
     ChangeGraph,
     CompleteNode,
     Decide,
     FailNode,
     Pause,
-    PausedScope,
     Resume,
     RetryBatches,
     RetryNode,
@@ -29,7 +27,12 @@ from flowkit.models.actions import (
     SkipBatches,
     SkipNode,
 )
-from flowkit.workflows.scheduling.actions import Pauses, Task, changeable, plan
+from flowkit.actions.scopes import Pauses
+from flowkit.actions.table import plan
+from flowkit.errors import ActionRejected
+from flowkit.graph.validation import parse_graph
+from flowkit.models import NodeState, NodeStatus, SkipReason
+from flowkit.models.actions import PausedScope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,7 @@ from dataclasses import fields
 import pytest
 from tests.docs.actions_table import PAGE, TABLE, refusals, table
 
-from flowkit.models.actions import ACTIONS
-from flowkit.workflows.scheduling import actions
+from flowkit.actions.table import ACTIONS
 
 COMMON = {"reason", "by", "if_revision"}
 
@@ -37,5 +36,5 @@ def test_each_error_names_an_action_that_the_task_accepts() -> None:
 @pytest.mark.parametrize("name", ACTIONS)
 def test_page_lists_the_fields_of_an_action(name: str) -> None:
     row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{name}` |"))
-    own = {each.name for each in fields(actions._KINDS[name])} - COMMON
+    own = {each.name for each in fields(ACTIONS[name].record)} - COMMON
     assert {each for each in own if f"`{each}`" not in row} == set()

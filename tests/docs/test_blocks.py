@@ -20,10 +20,10 @@ from filelock import FileLock
 from ruamel.yaml import YAML
 from tests.docs.pages import DOCS, PAGES, ROOT, SHELL, Block, blocks, every_block, inline_codes, place
 
+from flowkit.actions.table import parse_action
 from flowkit.cli.app import app
 from flowkit.graph.submission import parse_input
 from flowkit.graph.validation import parse_graph
-from flowkit.workflows.scheduling.actions import parse_action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

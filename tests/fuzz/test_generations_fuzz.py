@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
+from flowkit.actions.changed_nodes import changeable
+from flowkit.actions.plans import Plan, Task
+from flowkit.actions.records import RetryNode
+from flowkit.actions.scopes import Pauses
+from flowkit.actions.table import plan
 from flowkit.errors import ActionRejected, GraphError
 from flowkit.graph.changes import change_problems
 from flowkit.graph.validation import parse_graph
 from flowkit.models import Graph, NodeState, NodeStatus
-from flowkit.models.actions import RetryNode
-from flowkit.workflows.scheduling.actions import Pauses, Plan, Task, changeable, plan
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 GRAPHS = 800

@@ -121,8 +121,8 @@ def routes_cancels(right: Callable[..., Any]) -> Callable[..., Any]:
 
 def own_reason(right: Callable[..., Any]) -> Callable[..., Any]:
     """A routed failure passes on `upstream_failed`."""
-    return lambda node, state: (
-        SkipReason.UPSTREAM_FAILED if state.status is NodeStatus.FAILED else right(node, state)
+    return lambda node, status, reason: (
+        SkipReason.UPSTREAM_FAILED if status is NodeStatus.FAILED else right(node, status, reason)
     )
 
 

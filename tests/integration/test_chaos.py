@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flowkit.actions.table import ACTIONS
 from flowkit.local import Kafka, MongoServer, TemporalServer
 from flowkit.local.process import start_all, stop_all
-from flowkit.models.actions import ACTIONS
 from tests.integration.chaos.cluster import Cluster
 from tests.integration.chaos.histories import INLINE
 from tests.integration.chaos.owners import dispatch_problems, owner_problems

@@ -1,6 +1,7 @@
 """The modules that run for one node: from the handler of the node before it to its own, in most nodes of a chain.
 
-CONTRIBUTING lists them for each kind of node, in the order in which to read them; `documented` returns that list.
+CONTRIBUTING lists them for each kind of node, in the order in which to read them; `documented` returns that list. The same
+for other ways, such as that of an action, which is repeated as often as the chain has nodes.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ CHAIN = ("first", "second", "third", "fourth", "fifth", "sixth")
 """The nodes of the chain, in which each depends on the one before it."""
 
 ROOT = Path(__file__).parents[2]
-_BEFORE, _AFTER = "before", "after"
+_BEFORE, _BETWEEN, _AFTER = "before", "between", "after"
 _WORKER_OF_TESTS = "src/flowkit/testing/external/"
 """The external worker of the tests, which is not on the way: any program can take its place."""
 
-_SECTION = re.compile(r"^## The way of a node\n(.*?)^## ", re.DOTALL | re.MULTILINE)
-_LIST = re.compile(r"^\*\*(.+?)\*\*.*?\n\n((?:\d+\. .*\n(?:   .*\n)*)+)", re.MULTILINE)
+_NODE = "The way of a node"
+_LIST = re.compile(r"^\*\*(.+?)\*\*.*?\n\n((?:\d+\. .*\n(?: {3,4}.*\n)*)+)", re.MULTILINE)
 _FILE = re.compile(r"^\d+\. `([^`]+)`", re.MULTILINE)
 _PASSED = re.compile(r"^\* `([^`]+\.py)`", re.MULTILINE)
 
@@ -57,6 +58,10 @@ class Way:
     def note(self, node_id: str) -> None:
         """End the way to this node of `CHAIN`, and begin the way to the next."""
         self._coverage.switch_context(_AFTER if node_id == CHAIN[-1] else node_id)
+
+    def end(self) -> None:
+        """End the present way. The next one begins later."""
+        self._coverage.switch_context(_BETWEEN)
 
     def modules(self) -> set[str]:
         """Return the files, relative to the root, of which a function ran on the way."""
@@ -88,17 +93,18 @@ def _lines_of_functions(name: str) -> frozenset[int]:
 
 
 @cache
-def _section() -> str:
-    found = _SECTION.search((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
-    assert found is not None, "CONTRIBUTING.md has no section “The way of a node”"
-    return found[1]
+def _section(title: str) -> str:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## {title}\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    assert section is not None, f"CONTRIBUTING.md has no section “{title}”"
+    return section[1]
 
 
-def documented() -> dict[str, list[str]]:
-    """Return the files on the way of each kind of node, as CONTRIBUTING lists them."""
-    return {kind: _FILE.findall(items) for kind, items in _LIST.findall(_section())}
+def documented(title: str = _NODE) -> dict[str, list[str]]:
+    """Return the files on the ways in a section of CONTRIBUTING, by the kind of node or action."""
+    return {kind: _FILE.findall(items) for kind, items in _LIST.findall(_section(title))}
 
 
 def not_listed() -> set[str]:
     """Return the files that CONTRIBUTING leaves out of all lists, such as errors and models."""
-    return set(_PASSED.findall(_section()))
+    return set(_PASSED.findall(_section(_NODE)))

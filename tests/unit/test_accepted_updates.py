@@ -10,9 +10,12 @@ import ast
 import inspect
 
 import pytest
+from temporalio import workflow
+from temporalio.common import RawValue
 
+from flowkit.actions.table import ACTIONS
 from flowkit.workflows.node import RunningNodes
-from flowkit.workflows.task import Task
+from flowkit.workflows.task import Task, _action
 from flowkit.workflows.updates import TaskActions
 
 GUARDS = {
@@ -97,9 +100,22 @@ def _called(call: ast.Call) -> str:
 
 
 def test_handlers_of_updates_await_only_what_keeps_the_run_open() -> None:
-    found = {place for name in handlers("update") for place in awaited(Task, name)}
-    assert len(handlers("update")) > 10
+    handler = ast.parse(inspect.getsource(_action))
+    awaits = [ast.unparse(each.value) for each in ast.walk(handler) if isinstance(each, ast.Await)]
+    assert awaits == ["self._apply(name, action)"], "the handlers of actions"
+    found = {place for name in (*handlers("update"), "_apply") for place in awaited(Task, name)}
     assert found == GUARDS.keys()
+
+
+def test_each_action_has_an_update() -> None:
+    updates = workflow._Definition.must_from_class(Task).updates
+    assert {name: each.description for name, each in updates.items() if name in ACTIONS} == {
+        name: kind.description for name, kind in ACTIONS.items()
+    }
+    assert [each.arg_types for name, each in updates.items() if name in ACTIONS] == [[RawValue]] * len(
+        ACTIONS
+    )
+    assert all(each.validator is not None for each in updates.values())
 
 
 @pytest.mark.parametrize("name", handlers("signal"))

@@ -7,21 +7,16 @@ from typing import Any
 import pytest
 from tests.unit.graphs import node
 
+from flowkit.actions import plans
+from flowkit.actions.plans import Audit, Plan, result_of
+from flowkit.actions.records import Action, ChangeGraph, Pause, Resume
+from flowkit.actions.scopes import Pauses, nodes_below
+from flowkit.actions.table import parse_action, plan
 from flowkit.errors import ActionRejected
 from flowkit.graph.validation import parse_graph
 from flowkit.limits import ACTION_AFFECTED, ACTION_RESULTS_BYTES, ACTION_SCOPES, APPLIED_ACTIONS
 from flowkit.models import NodeState, NodeStatus
-from flowkit.models.actions import Action, ChangeGraph, Pause, PausedScope, Resume
-from flowkit.workflows.scheduling import actions
-from flowkit.workflows.scheduling.actions import (
-    Audit,
-    Pauses,
-    Plan,
-    nodes_below,
-    parse_action,
-    plan,
-    result_of,
-)
+from flowkit.models.actions import PausedScope
 
 PULL = {"input_inline": {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["a"]}}}
 GRAPH: dict[str, Any] = {
@@ -46,9 +41,7 @@ class Task:
         self.states = [NodeState(status=statuses.get(each.node_id, NodeStatus.QUEUED)) for each in self.nodes]
 
     def plan(self, action: Action, revision: int = 0, **more: Any) -> Plan:
-        seen = actions.Task(
-            nodes=self.nodes, states=self.states, pauses=self.pauses, revision=revision, **more
-        )
+        seen = plans.Task(nodes=self.nodes, states=self.states, pauses=self.pauses, revision=revision, **more)
         return plan(action, seen)
 
     def changes(self, action: Action) -> list[tuple[str, str, str]]:
@@ -220,7 +213,7 @@ def test_repeated_update_returns_the_same_result_as_long_as_the_results_are_smal
 def test_result_lists_a_bounded_number_of_nodes() -> None:
     nodes = parse_graph({"nodes": [node(f"n{i}") for i in range(ACTION_AFFECTED + 2)]}).nodes
     states = [NodeState() for _ in nodes]
-    planned = plan(Pause(), actions.Task(nodes=nodes, states=states, pauses=Pauses(nodes, [])))
+    planned = plan(Pause(), plans.Task(nodes=nodes, states=states, pauses=Pauses(nodes, [])))
     result = result_of(planned, nodes, 1)
     assert len(result["affected"]) == ACTION_AFFECTED
     assert result["notes"] == ["and 2 more nodes"]

@@ -8,10 +8,12 @@ import pytest
 from tests.unit.graphs import node
 from tests.unit.test_generations import HELD, Sample
 
+from flowkit.actions.plans import SetAside
+from flowkit.actions.records import Action, RetryBatches, SkipBatches
+from flowkit.actions.reruns import check_keeps, plan_rerun
+from flowkit.actions.table import parse_action
 from flowkit.errors import ActionRejected
 from flowkit.models import NodeState, NodeStatus
-from flowkit.models.actions import Action, RetryBatches, SkipBatches
-from flowkit.workflows.scheduling.actions import SetAside, check_keeps, parse_action, plan_rerun
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 FINISHED, RUNNING = NodeStatus.FINISHED, NodeStatus.RUNNING

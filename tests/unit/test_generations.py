@@ -8,32 +8,16 @@ from typing import Any
 import pytest
 from tests.unit.graphs import node
 
+from flowkit.actions.changed_nodes import changeable, changes_of, with_changes
+from flowkit.actions.plans import Plan, Task, find_resets
+from flowkit.actions.records import Action, CompleteNode, Decide, FailNode, RetryNode, Satisfy, SkipNode
+from flowkit.actions.scopes import Pauses, children_of
+from flowkit.actions.table import parse_action, plan
 from flowkit.errors import ActionRejected
 from flowkit.graph.validation import parse_graph
 from flowkit.models import FirstBatch, Graph, NodeState, NodeStatus, SkipReason
-from flowkit.models.actions import (
-    Action,
-    CompleteNode,
-    Decide,
-    FailNode,
-    PausedScope,
-    RetryNode,
-    Satisfy,
-    SkipNode,
-)
+from flowkit.models.actions import PausedScope
 from flowkit.models.graphs import Approval
-from flowkit.workflows.scheduling.actions import (
-    Pauses,
-    Plan,
-    Task,
-    changeable,
-    changes_of,
-    children_of,
-    find_resets,
-    parse_action,
-    plan,
-    with_changes,
-)
 from flowkit.workflows.scheduling.conditions import DueCondition
 from flowkit.workflows.scheduling.scheduler import HOLD, Scheduler
 

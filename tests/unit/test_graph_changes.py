@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tests.unit.graphs import node, pulling
 
+from flowkit.actions.changed_nodes import changeable
 from flowkit.graph.changes import change_graph, change_problems, merge_patch
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus
 from flowkit.models.actions import PausedScope
-from flowkit.workflows.scheduling.actions import changeable
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 BASE: dict[str, Any] = {

@@ -65,7 +65,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
             """Close nothing."""
 
     monkeypatch.setattr("flowkit.cli.servers.servers", lambda where: Servers())
-    monkeypatch.setattr("flowkit.cli.tasks.operate.log_warnings", lambda verbose: None)
+    monkeypatch.setattr("flowkit.cli.options.log_warnings", lambda verbose: None)
     monkeypatch.setattr("flowkit.cli.tasks.operate.current_user", lambda: "ada@host")
     return found
 

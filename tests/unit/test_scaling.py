@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.actions.changed_nodes import changeable
+from flowkit.actions.plans import Plan, Task, result_of
+from flowkit.actions.records import Action, ChangeGraph, Pause, Resume, RetryNode, Satisfy, SkipNode
+from flowkit.actions.reruns import choose_reruns, plan_rerun
+from flowkit.actions.table import plan
 from flowkit.graph.changes import change_graph
 from flowkit.graph.validation import normalizing
 from flowkit.limits import ACTION_SCOPES
@@ -26,17 +31,7 @@ from flowkit.models import (
     SilentAttempt,
     TaskStatus,
 )
-from flowkit.models.actions import (
-    Action,
-    ActionState,
-    ChangeGraph,
-    Pause,
-    PausedScope,
-    Resume,
-    RetryNode,
-    Satisfy,
-    SkipNode,
-)
+from flowkit.models.actions import ActionState, PausedScope
 from flowkit.workflows.deadlines import Deadlines, SilentAttempts
 from flowkit.workflows.display.details import TaskQueues, render
 from flowkit.workflows.display.task_status import (
@@ -49,15 +44,6 @@ from flowkit.workflows.display.task_status import (
 from flowkit.workflows.document import fit_into_close, node_record, pulled_nodes, split_record
 from flowkit.workflows.evaluations import NoResult, apply_results, requests, value_request
 from flowkit.workflows.node import attempt_input
-from flowkit.workflows.scheduling.actions import (
-    Plan,
-    Task,
-    changeable,
-    choose_reruns,
-    plan,
-    plan_rerun,
-    result_of,
-)
 from flowkit.workflows.scheduling.conditions import DueCondition
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.slots import Slots

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from temporalio import workflow
 
+from flowkit.actions.plans import Audit, Plan
+from flowkit.actions.records import SATISFY, Satisfy
 from flowkit.graph.validation import parse_graph
 from flowkit.limits import ACTION_TEXT_CHARS, APPLIED_ACTIONS, MAX_NODES, REPORT_BYTES
 from flowkit.models import (
@@ -25,12 +27,11 @@ from flowkit.models import (
     StatusChange,
     TaskStatus,
 )
-from flowkit.models.actions import SATISFY, ActionRecord, AppliedAction, PausedScope, Satisfy
+from flowkit.models.actions import ActionRecord, AppliedAction, PausedScope
 from flowkit.workflows import document as task_document
 from flowkit.workflows.display.task_status import StatusPublisher, task_result
 from flowkit.workflows.document import TaskDocument, may_be_local
 from flowkit.workflows.payloads import json_size, without_defaults
-from flowkit.workflows.scheduling.actions import Audit, Plan
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from flowkit.workflows.state_codec import TaskState
 

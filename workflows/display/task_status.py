@@ -9,9 +9,9 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
 from flowkit import reason_codes
+from flowkit.actions.records import RESUME
 from flowkit.limits import HANDLED_FAILURES_BYTES, LAST_ERROR_CHARS, REPORT_BYTES, STATUS_CHANGES
 from flowkit.models import NodeStatus, StatusChange, TaskResult, TaskStatus
-from flowkit.models.actions import RESUME
 from flowkit.models.temporal_names import PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE, WAITS_ATTRIBUTE
 from flowkit.text import bounded, names, prefix, truncate
 from flowkit.workflows.display.details import (

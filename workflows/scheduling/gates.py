@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flowkit.models import ALL_DONE, NodeStatus, SkipReason, StartWhen
+from flowkit.models.graphs import INHERITED, inherited_reason
 from flowkit.workflows.scheduling.conditions import BY_CONDITION
 from flowkit.workflows.scheduling.streams import TOLERATED_BY_ALL
 
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from flowkit.models import Node, NodeState
     from flowkit.workflows.scheduling.conditions import Conditions
     from flowkit.workflows.scheduling.streams import Streams
-
-
-_INHERITED = (SkipReason.UPSTREAM_FAILED, SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER)
-"""Skip reasons that a child inherits from its parents, in order of precedence."""
 
 
 @dataclass(slots=True)
@@ -101,24 +98,10 @@ def closes_all_gate(state: NodeState) -> bool:
     return not (state.status is NodeStatus.SKIPPED and state.skip_reason in TOLERATED_BY_ALL)
 
 
-def inherited_reason(node: Node, state: NodeState) -> SkipReason | None:
-    """Return the skip reason that an ended node passes on; None if it finished.
-
-    A failure that starts other nodes passes on `routing`, because the branches below the node were not taken.
-    """
-    if state.status is NodeStatus.FINISHED:
-        return None
-    if state.status is NodeStatus.FAILED and node.on_failure:
-        return SkipReason.ROUTING
-    if state.status is NodeStatus.SKIPPED and state.skip_reason in _INHERITED:
-        return state.skip_reason
-    return SkipReason.UPSTREAM_FAILED
-
-
 def higher_precedence(left: SkipReason | None, right: SkipReason | None) -> SkipReason | None:
     """Return the reason that takes precedence, or None if there is none."""
     present = [reason for reason in (left, right) if reason is not None]
-    return min(present, key=_INHERITED.index, default=None)
+    return min(present, key=INHERITED.index, default=None)
 
 
 class Gates:
@@ -184,7 +167,9 @@ class Gates:
         for parent in self._parents[child]:
             seen = self._unsatisfied(child, parent)
             if seen is not None:
-                reason = higher_precedence(reason, inherited_reason(self._nodes[parent], seen))
+                reason = higher_precedence(
+                    reason, inherited_reason(self._nodes[parent], seen.status, seen.skip_reason)
+                )
         return reason
 
     def _unsatisfied(self, child: int, parent: int) -> NodeState | None:

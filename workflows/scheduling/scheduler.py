@@ -18,12 +18,13 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from flowkit import reason_codes
+from flowkit.actions.scopes import Pauses, list_function_sources
 from flowkit.limits import FAILED_BATCHES_NODES
 from flowkit.models import NodeState, NodeStatus, OnNodeFailure, SkipReason, VersionPolicy
+from flowkit.models.graphs import inherited_reason
 from flowkit.workflows.retry import note_failure
-from flowkit.workflows.scheduling.actions import Pauses, list_function_sources
 from flowkit.workflows.scheduling.conditions import Conditions, DueCondition
-from flowkit.workflows.scheduling.gates import Gates, higher_precedence, inherited_reason, is_closed, is_open
+from flowkit.workflows.scheduling.gates import Gates, higher_precedence, is_closed, is_open
 from flowkit.workflows.scheduling.routing import RouteTable
 from flowkit.workflows.scheduling.streams import Streams
 
@@ -569,7 +570,7 @@ class Scheduler:
         self._note_hard_failure(self.routing.end(index, state))
         for child in self._children[index]:
             self._gates.count_end(child, index)
-        inherited = inherited_reason(self.nodes[index], state)
+        inherited = inherited_reason(self.nodes[index], state.status, state.skip_reason)
         for target in targets:
             gate = self._gates[target]
             gate.route_reason = higher_precedence(gate.route_reason, inherited or SkipReason.ROUTING)

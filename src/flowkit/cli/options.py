@@ -1,12 +1,16 @@
 """Options that several commands share."""
 
+import functools
 import getpass
+import inspect
 import socket
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
+from flowkit.cli.output import log_warnings
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.errors import ConfigError
 from flowkit.text import shown
@@ -56,13 +60,14 @@ def current_user() -> str:
         return socket.gethostname()
 
 
-MongoUrl = Annotated[str, typer.Option(envvar="MONGO_URL", help="Address of MongoDB.")]
+MongoUrl = Annotated[str, typer.Option("--mongo-url", envvar="MONGO_URL", help="Address of MongoDB.")]
 MongoDatabase = Annotated[
     str, typer.Option("--database", envvar="MONGO_DATABASE", help="Name of the MongoDB database.")
 ]
 Queue = Annotated[
     str | None,
     typer.Option(
+        "--queue",
         envvar="FLOWKIT_QUEUE",
         callback=_check_queue,
         help="Task queue of the engine; workers use it too.",
@@ -99,6 +104,7 @@ HealthPath = Annotated[
 HealthPort = Annotated[
     int | None,
     typer.Option(
+        "--health-port",
         envvar="FLOWKIT_HEALTH_PORT",
         min=1,
         max=65_535,
@@ -106,7 +112,10 @@ HealthPort = Annotated[
     ),
 ]
 HealthHost = Annotated[
-    str, typer.Option(envvar="FLOWKIT_HEALTH_HOST", help="Address on which the health port listens.")
+    str,
+    typer.Option(
+        "--health-host", envvar="FLOWKIT_HEALTH_HOST", help="Address on which the health port listens."
+    ),
 ]
 Processes = Annotated[
     int,
@@ -141,22 +150,88 @@ NewTaskId = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthOptions:
-    """Where a process reports its health."""
+    """Where a process reports its health. A group of options."""
 
-    file: str | None = None
-    port: int | None = None
-    host: str = DEFAULT_HEALTH_HOST
+    file: HealthPath = None
+    port: HealthPort = None
+    host: HealthHost = DEFAULT_HEALTH_HOST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Where:
-    """The address of a deployment, without the Temporal server, which TEMPORAL_* names."""
+    """The address of a deployment, without the Temporal server, which TEMPORAL_* names. A group of options."""
 
-    mongo_url: str = DEFAULT_MONGO_URL
-    database: str = DEFAULT_DATABASE
-    queue: str | None = None
+    mongo_url: MongoUrl = DEFAULT_MONGO_URL
+    database: MongoDatabase = DEFAULT_DATABASE
+    queue: Queue = None
 
     @property
     def engine_queue(self) -> str:
         """The engine's task queue."""
         return self.queue or DEFAULT_QUEUE
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """Leaves an option out of a group."""
+
+    name: str
+
+
+AnyQueue = Annotated[Where, Without("queue")]
+"""The address of a deployment for commands that need no queue."""
+
+R = TypeVar("R")
+
+
+def with_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command the single options in place of each parameter whose type is a group of options.
+
+    A group is a dataclass whose fields are options with their names. A command without a parameter `verbose` gets the
+    option, and logs as a short command does.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    parameters = signature.parameters
+    groups = {name: options for name, each in parameters.items() if (options := _options_of(each))}
+    single = [option for each in parameters.values() for option in groups.get(each.name, {"": each}).values()]
+    logs = "verbose" not in parameters
+    if logs:
+        single.append(inspect.Parameter("verbose", _BY_NAME, default=False, annotation=Verbose))
+
+    @functools.wraps(command)
+    def run(**given: Any) -> R:
+        if logs:
+            log_warnings(given.pop("verbose"))
+        for name, options in groups.items():
+            kind = _kind_of(parameters[name])
+            given[name] = kind(**{field: given.pop(option.name) for field, option in options.items()})
+        return command(**given)
+
+    vars(run)["__signature__"] = signature.replace(
+        parameters=[each.replace(kind=_BY_NAME) for each in single]
+    )
+    return run
+
+
+_BY_NAME = inspect.Parameter.KEYWORD_ONLY
+
+
+def _kind_of(parameter: inspect.Parameter) -> Any:
+    """Return the type of a parameter without what annotates it."""
+    kind = parameter.annotation
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _options_of(parameter: inspect.Parameter) -> dict[str, inspect.Parameter]:
+    """Return the options in a group, by field; none if the parameter is a single option."""
+    kind = _kind_of(parameter)
+    if not is_dataclass(kind):
+        return {}
+    left_out = {each.name for each in get_args(parameter.annotation)[1:] if isinstance(each, Without)}
+    return {
+        each.name: inspect.Parameter(
+            f"{parameter.name}_{each.name}", _BY_NAME, default=each.default, annotation=each.type
+        )
+        for each in fields(kind)
+        if each.name not in left_out
+    }

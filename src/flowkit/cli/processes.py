@@ -8,22 +8,14 @@ from flowkit.cli.loading import (
     load_config,
 )
 from flowkit.cli.options import (
-    DEFAULT_DATABASE,
-    DEFAULT_HEALTH_HOST,
-    DEFAULT_MONGO_URL,
     Check,
     Functions,
-    HealthHost,
     HealthOptions,
-    HealthPath,
-    HealthPort,
     HostedRoles,
-    MongoDatabase,
-    MongoUrl,
     Processes,
-    Queue,
     Verbose,
     Where,
+    with_options,
 )
 from flowkit.cli.output import log_processes
 from flowkit.cli.replicas import run_processes
@@ -31,23 +23,21 @@ from flowkit.cli.running import EngineCommand, WorkerCommand, run_until_stopped
 from flowkit.core.loops import run
 
 
+@with_options
 def engine(
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
+    *,
+    where: Where,
     config: Annotated[str | None, typer.Option(help="JSON file with CoordinatorConfig settings.")] = None,
     functions: Functions = None,
     roles: HostedRoles = None,
     processes: Processes = 1,
-    health: HealthPath = None,
-    health_port: HealthPort = None,
-    health_host: HealthHost = DEFAULT_HEALTH_HOST,
+    reports: HealthOptions,
     check: Check = False,
     verbose: Verbose = False,
 ) -> int:
     """Run an engine, which schedules the nodes of tasks. Any number of engines can share a queue."""
     command = EngineCommand(
-        where=Where(mongo_url=mongo_url, database=database, queue=queue),
+        where=where,
         config=config,
         functions=functions or [],
         handlers=roles or [],
@@ -56,9 +46,10 @@ def engine(
     if check:
         command.load()
         return 0
-    return run_processes(processes, command, HealthOptions(file=health, port=health_port, host=health_host))
+    return run_processes(processes, command, reports)
 
 
+@with_options
 def bridge(
     roles: Annotated[
         list[str] | None,
@@ -71,20 +62,15 @@ def bridge(
         typer.Option(help="Addresses of Kafka, as host:port, separated by commas (KAFKA_BOOTSTRAP_SERVERS)."),
     ] = None,
     config: Annotated[str | None, typer.Option(help="JSON file with CoordinatorConfig settings.")] = None,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    health: HealthPath = None,
-    health_port: HealthPort = None,
-    health_host: HealthHost = DEFAULT_HEALTH_HOST,
+    *,
+    where: Where,
+    reports: HealthOptions,
     verbose: Verbose = False,
 ) -> None:
     """Run a bridge, which lets external workers run nodes through Kafka. Any number of bridges can serve a role."""
     log_processes(verbose)
-    given: dict[str, Any] = {"queue": queue, "kafka_bootstrap": kafka, "worker_types": roles or None}
+    given: dict[str, Any] = {"queue": where.queue, "kafka_bootstrap": kafka, "worker_types": roles or None}
     settings = load_config(config, {name: value for name, value in given.items() if value is not None})
-    where = Where(mongo_url=mongo_url, database=database)
-    reports = HealthOptions(file=health, port=health_port, host=health_host)
 
     async def run_bridge() -> None:
         from flowkit.bridge_runner import BridgeRunner
@@ -101,6 +87,7 @@ def bridge(
     run(run_bridge())
 
 
+@with_options
 def worker(
     handlers: Annotated[list[str], typer.Argument(help="Handlers, as module:CLASS or module:object.")],
     roles: Annotated[
@@ -113,18 +100,15 @@ def worker(
     ] = None,
     processes: Processes = 1,
     config: Annotated[str | None, typer.Option(help="JSON file with WorkerConfig settings.")] = None,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    health: HealthPath = None,
-    health_port: HealthPort = None,
-    health_host: HealthHost = DEFAULT_HEALTH_HOST,
+    *,
+    where: Where,
+    reports: HealthOptions,
     check: Check = False,
     verbose: Verbose = False,
 ) -> int:
     """Run a worker for the roles of the given handlers."""
     command = WorkerCommand(
-        where=Where(mongo_url=mongo_url, database=database, queue=queue),
+        where=where,
         config=config,
         handlers=handlers,
         roles=roles or [],
@@ -134,4 +118,4 @@ def worker(
     if check:
         command.load()
         return 0
-    return run_processes(processes, command, HealthOptions(file=health, port=health_port, host=health_host))
+    return run_processes(processes, command, reports)

@@ -11,6 +11,20 @@ import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import reason_codes
+from flowkit.actions.records import (
+    CHANGE_GRAPH,
+    COMPLETE_NODE,
+    DECIDE,
+    FAIL_NODE,
+    PAUSE,
+    RESUME,
+    RETRY_BATCHES,
+    RETRY_NODE,
+    SATISFY,
+    SKIP_BATCHES,
+    SKIP_NODE,
+    TASK_SCOPE,
+)
 from flowkit.activities.builtin_functions import default_adapters
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
@@ -26,20 +40,6 @@ from flowkit.core.time import SystemClock
 from flowkit.engine.slot_grants import SlotGrants
 from flowkit.engine.worker import EngineLoops, check_functions, create_workers, prepare_settings
 from flowkit.errors import Removed
-from flowkit.models.actions import (
-    CHANGE_GRAPH,
-    COMPLETE_NODE,
-    DECIDE,
-    FAIL_NODE,
-    PAUSE,
-    RESUME,
-    RETRY_BATCHES,
-    RETRY_NODE,
-    SATISFY,
-    SKIP_BATCHES,
-    SKIP_NODE,
-    TASK_SCOPE,
-)
 from flowkit.protocol.messages import (
     Envelope,
     EventKind,

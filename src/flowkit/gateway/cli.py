@@ -8,19 +8,11 @@ import typer
 
 from flowkit.cli import output
 from flowkit.cli.options import (
-    DEFAULT_DATABASE,
-    DEFAULT_HEALTH_HOST,
-    DEFAULT_MONGO_URL,
     AsJson,
-    HealthHost,
     HealthOptions,
-    HealthPath,
-    HealthPort,
-    MongoDatabase,
-    MongoUrl,
-    Queue,
     Verbose,
     Where,
+    with_options,
 )
 from flowkit.cli.output import log_processes
 from flowkit.cli.running import run_until_stopped
@@ -57,6 +49,7 @@ Concurrency = Annotated[
 
 
 @gateway.callback()
+@with_options
 def serve(
     context: typer.Context,
     host: Annotated[
@@ -76,12 +69,9 @@ def serve(
     concurrency: Concurrency = 200,
     mycelium_url: Mycelium = "http://127.0.0.1:8990",
     supervisor_networks: SupervisorNetworks = "private,public",
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    health: HealthPath = None,
-    health_port: HealthPort = None,
-    health_host: HealthHost = DEFAULT_HEALTH_HOST,
+    *,
+    where: Where,
+    reports: HealthOptions,
     verbose: Verbose = False,
 ) -> None:
     """Serve flows and jobs by JSON-RPC, and dispatch the jobs to supervisors, until Ctrl-C.
@@ -90,7 +80,6 @@ def serve(
     """
     if context.invoked_subcommand is not None:
         return
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     addresses = [(host, port), (host, websocket_port)]
     given = {"certificate": certificate, "key": key, "runs_jobs": jobs}
     summary = f"gateway serves JSON-RPC at {'https' if certificate else 'http'}://{host}:{port} and port {websocket_port}"
@@ -99,31 +88,29 @@ def serve(
         {**given, "addresses": addresses, "concurrency": concurrency, "mycelium_url": mycelium_url},
         supervisor_networks,
         summary + (", and dispatches jobs" if jobs else ""),
-        HealthOptions(file=health, port=health_port, host=health_host),
+        reports,
         verbose=verbose,
     )
 
 
 @gateway.command("jobs")
+@with_options
 def run_jobs(
     concurrency: Concurrency = 200,
     mycelium_url: Mycelium = "http://127.0.0.1:8990",
     supervisor_networks: SupervisorNetworks = "private,public",
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    health: HealthPath = None,
-    health_port: HealthPort = None,
-    health_host: HealthHost = DEFAULT_HEALTH_HOST,
+    *,
+    where: Where,
+    reports: HealthOptions,
     verbose: Verbose = False,
 ) -> None:
     """Only dispatch jobs, beside gateways that run with --no-jobs."""
     _run(
-        Where(mongo_url=mongo_url, database=database, queue=queue),
+        where,
         {"concurrency": concurrency, "mycelium_url": mycelium_url},
         supervisor_networks,
         "gateway dispatches jobs",
-        HealthOptions(file=health, port=health_port, host=health_host),
+        reports,
         verbose=verbose,
     )
 
@@ -153,6 +140,7 @@ def _run(
 
 
 @gateway.command("import")
+@with_options
 def import_flow(
     file: Annotated[Path, typer.Argument(help="YAML file with a flow; docs/flows.md has the forms.")],
     url: Annotated[str, typer.Option(envvar="COORDINATOR_URL", help="Address of the gateway.")] = DEFAULT_URL,
@@ -170,10 +158,8 @@ def import_flow(
         typer.Option(help="With --start: satisfy this prerequisite. Can be repeated."),
     ] = None,
     as_json: AsJson = False,
-    verbose: Verbose = False,
 ) -> int:
     """Create the flow of a YAML file, with its jobs, and optionally start it."""
-    output.log_warnings(verbose)
     check_packages("the gateway", extra="gateway", needs=PACKAGES)
     from flowkit.gateway.importing import read_flow_file
 

@@ -13,6 +13,7 @@ from cachetools import TTLCache
 from temporalio.exceptions import TemporalError
 
 from flowkit import reason_codes
+from flowkit.actions.records import CHANGE_GRAPH, SATISFY
 from flowkit.attempt.workflows import WorkflowState
 from flowkit.connection import TemporalUnavailable
 from flowkit.core.utils import Fields, dumps
@@ -70,7 +71,6 @@ from flowkit.gateway.status import (
 from flowkit.gateway.store import ACTORS, CONTEXTS, FLOWS, JOBS, MESSAGES, RUNNERS, Listing, key
 from flowkit.gateway.transports import SupervisorError
 from flowkit.models import TaskStatus
-from flowkit.models.actions import CHANGE_GRAPH, SATISFY
 from flowkit.models.ownership import task_owner
 from flowkit.server.connection import MAX_SUBSCRIPTIONS
 from flowkit.server.rpc import (

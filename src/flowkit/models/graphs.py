@@ -76,6 +76,21 @@ _BEGUN = _IN_FLIGHT | {NodeStatus.DEFERRED}
 _ENDED = frozenset({NodeStatus.FINISHED, NodeStatus.FAILED, NodeStatus.CANCELLED, NodeStatus.SKIPPED})
 
 
+class SkipReason(StrEnum):
+    """Why a node was skipped."""
+
+    ROUTING = "routing"
+    CONDITION = "condition"
+    UPSTREAM_FAILED = "upstream_failed"
+    TASK_FAILED = "task_failed"
+    TASK_CANCELLED = "task_cancelled"
+    USER = "user"
+
+
+INHERITED = (SkipReason.UPSTREAM_FAILED, SkipReason.CONDITION, SkipReason.ROUTING, SkipReason.USER)
+"""Skip reasons that a child inherits from its parents, in order of precedence."""
+
+
 class StartWhen(StrEnum):
     """When a node's gate may open."""
 
@@ -277,3 +292,17 @@ class Graph:
     """For how long failures of nodes are held that have no `hold_sec` of their own."""
     version_policy: VersionPolicy = VersionPolicy.ANY
     warnings: tuple[str, ...] = ()
+
+
+def inherited_reason(node: Node, status: NodeStatus, reason: SkipReason | None) -> SkipReason | None:
+    """Return the skip reason that a node passes on that has ended so, for this reason; None if it finished.
+
+    A failure that starts other nodes passes on `routing`, because the branches below the node were not taken.
+    """
+    if status is NodeStatus.FINISHED:
+        return None
+    if status is NodeStatus.FAILED and node.on_failure:
+        return SkipReason.ROUTING
+    if status is NodeStatus.SKIPPED and reason in INHERITED:
+        return reason
+    return SkipReason.UPSTREAM_FAILED

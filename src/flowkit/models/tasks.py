@@ -10,7 +10,7 @@ from pydantic import dataclasses as wire
 
 from flowkit.limits import CONDITIONS_SEC
 from flowkit.models.actions import ActionRecord, AppliedAction
-from flowkit.models.graphs import NodeStatus
+from flowkit.models.graphs import NodeStatus, SkipReason
 
 
 class TaskStatus(StrEnum):
@@ -40,17 +40,6 @@ RUNTIME_KEYS = frozenset(
 
 OPEN_NODE_STATUSES = [s.value for s in NodeStatus if not s.ended]
 OPEN_TASK_STATUSES = [s.value for s in TaskStatus if not s.closed]
-
-
-class SkipReason(StrEnum):
-    """Why a node was skipped."""
-
-    ROUTING = "routing"
-    CONDITION = "condition"
-    UPSTREAM_FAILED = "upstream_failed"
-    TASK_FAILED = "task_failed"
-    TASK_CANCELLED = "task_cancelled"
-    USER = "user"
 
 
 _STOPPED = frozenset({SkipReason.TASK_FAILED, SkipReason.TASK_CANCELLED})

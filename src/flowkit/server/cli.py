@@ -11,15 +11,11 @@ import typer
 from flowkit.cli import output
 from flowkit.cli.errors import EPILOG, add_remedy
 from flowkit.cli.options import (
-    DEFAULT_DATABASE,
-    DEFAULT_MONGO_URL,
+    AnyQueue,
     AsJson,
-    MongoDatabase,
-    MongoUrl,
-    Verbose,
     Where,
+    with_options,
 )
-from flowkit.cli.output import log_warnings
 from flowkit.errors import ConfigError
 from flowkit.server.tokens import MAX_ACTOR, Right
 from flowkit.text import printed
@@ -40,6 +36,7 @@ tokens = typer.Typer(
 
 
 @tokens.command("create", epilog=EPILOG)
+@with_options
 def create(
     actor: Annotated[
         int | None,
@@ -69,13 +66,10 @@ def create(
         int | None,
         typer.Option(min=1, max=_MAX_DAYS, metavar="DAYS", help="Days after which the token expires."),
     ] = None,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    where: AnyQueue,
 ) -> None:
     """Create a token and print it once: FlowKit stores only its hash."""
-    log_warnings(verbose)
-    where = Where(mongo_url=mongo_url, database=database)
     scope: dict[str, Any] = {
         "actor": actor,
         "rights": choose_rights(actor, rights or [], operator=operator),
@@ -117,15 +111,14 @@ async def _create(
 
 
 @tokens.command("list", epilog=EPILOG)
+@with_options
 def list_tokens(
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    where: AnyQueue,
 ) -> None:
     """Show all tokens without their secrets: ids, rights, notes, and whether they are valid."""
-    log_warnings(verbose)
-    found = asyncio.run(_read(Where(mongo_url=mongo_url, database=database)))
+    found = asyncio.run(_read(where))
     now = datetime.now(UTC)
     if as_json:
         return output.document({"tokens": [token_fields(token, now) for token in found]})
@@ -146,17 +139,16 @@ async def _read(where: Where) -> list[Token]:
 
 
 @tokens.command("revoke", epilog=EPILOG)
+@with_options
 def revoke(
     token_id: Annotated[
         str, typer.Argument(metavar="ID", help="Id of the token, as `flowkit token list` shows it.")
     ],
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    where: AnyQueue,
 ) -> None:
     """Revoke a token. Servers reject it a few seconds later."""
-    log_warnings(verbose)
-    before = asyncio.run(_revoke(Where(mongo_url=mongo_url, database=database), token_id))
+    before = asyncio.run(_revoke(where, token_id))
     if before is None:
         problem = ConfigError(f"there is no token {printed(token_id)}")
         raise add_remedy(problem, "`flowkit token list` shows the ids")

@@ -24,10 +24,10 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
+from flowkit.actions.scopes import nodes_below
 from flowkit.adapters.tasks.fields import graph_of
 from flowkit.errors import ActionRejected, FlowKitError, UnknownTask
 from flowkit.graph.validation import normalized
-from flowkit.workflows.scheduling.actions import nodes_below
 from tests.integration.chaos.cluster import after_delay, periodically, retry_until_available, until
 from tests.integration.chaos.conditions import ERROR
 from tests.integration.chaos.faults import FIRST_ROUND, faults

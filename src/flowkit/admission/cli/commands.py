@@ -14,22 +14,14 @@ from flowkit.cli import output
 from flowkit.cli.errors import EPILOG, add_remedy
 from flowkit.cli.loading import load_config
 from flowkit.cli.options import (
-    DEFAULT_DATABASE,
-    DEFAULT_HEALTH_HOST,
-    DEFAULT_MONGO_URL,
     AsJson,
-    HealthHost,
     HealthOptions,
-    HealthPath,
-    HealthPort,
-    MongoDatabase,
-    MongoUrl,
-    Queue,
     Verbose,
     Where,
     current_user,
+    with_options,
 )
-from flowkit.cli.output import log_processes, log_warnings
+from flowkit.cli.output import log_processes
 from flowkit.cli.running import run_until_stopped
 from flowkit.core.loops import run
 from flowkit.errors import ConfigError
@@ -84,6 +76,7 @@ RequestId = Annotated[
 
 
 @admission.command("run", epilog=EPILOG)
+@with_options
 def run_process(
     dispatch: Annotated[
         bool, typer.Option("--dispatch/--no-dispatch", help="Whether this process starts requests.")
@@ -131,12 +124,9 @@ def run_process(
     config: Annotated[
         str | None, typer.Option(help="With --kafka: JSON file with the settings kafka_….")
     ] = None,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    health: HealthPath = None,
-    health_port: HealthPort = None,
-    health_host: HealthHost = DEFAULT_HEALTH_HOST,
+    *,
+    where: Where,
+    reports: HealthOptions,
     verbose: Verbose = False,
 ) -> None:
     """Start the requests of the queue when it is their turn, until Ctrl-C.
@@ -151,7 +141,6 @@ def run_process(
     from flowkit.admission.kafka import OPTIONAL, AdmissionTopics
     from flowkit.admission.process import AdmissionProcess, AdmissionSettings
 
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     events = OPTIONAL if optional_event is None else [each for each in optional_event if each != "none"]
     settings = AdmissionSettings(
         queue=where.engine_queue,
@@ -168,7 +157,6 @@ def run_process(
         ),
     )
     serves = f"{'https' if certificate else 'http'}://{host}:{port}" if http else "no HTTP API"
-    reports = HealthOptions(file=health, port=health_port, host=health_host)
 
     async def run_admission() -> None:
         from flowkit.cli import servers
@@ -219,6 +207,7 @@ def _style(given: str) -> Literal["per_type", "shared"]:
 
 
 @admission.command("status", epilog=EPILOG)
+@with_options
 def status(
     request_id: Annotated[
         str | None,
@@ -228,14 +217,10 @@ def status(
         bool, typer.Option("--watch", "-w", help="Show the queue until Ctrl-C, or the request until it ends.")
     ] = False,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    verbose: Verbose = False,
+    *,
+    where: Where,
 ) -> None:
     """Show how full the queue is, who uses it, and how fast its requests start; or show one request."""
-    log_warnings(verbose)
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     if request_id is not None:
         from flowkit.admission.cli import submission
 
@@ -253,6 +238,7 @@ def status(
 
 
 @admission.command("submit", epilog=EPILOG)
+@with_options
 def submit(
     user: Annotated[str, typer.Option(help="User for whom the request is submitted.")],
     graph: Annotated[
@@ -286,13 +272,10 @@ def submit(
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Show what happens until the request ends.")] = False,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    verbose: Verbose = False,
+    *,
+    where: Where,
 ) -> None:
     """Submit a task, or with --script an execution for an outside executor. Exit with 1 if the queue rejects it."""
-    log_warnings(verbose)
     from flowkit.admission.cli import submission
 
     given = submission.SubmitOptions(
@@ -300,26 +283,22 @@ def submit(
     )
     who = Admission(user_id=user, tenant=tenant, priority=priority)
     request = submission.read_request(given, request_id, who)
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     raise typer.Exit(asyncio.run(submission.submit(request, where, wait=wait, as_json=as_json)))
 
 
 @admission.command("priority", epilog=EPILOG)
+@with_options
 def set_priority(
     request_id: RequestId,
     band: Annotated[Priority, typer.Argument(help="Band in which the request waits from now on.")],
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    verbose: Verbose = False,
+    *,
+    where: Where,
 ) -> None:
     """Move a waiting request to another band. It keeps its time of arrival."""
-    log_warnings(verbose)
     from flowkit.admission.cli import submission
     from flowkit.admission.client import describe
 
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     ticket = asyncio.run(submission.set_priority(request_id, band, where))
     if as_json:
         return output.document(asdict(ticket))
@@ -327,23 +306,20 @@ def set_priority(
 
 
 @admission.command("cancel", epilog=EPILOG)
+@with_options
 def cancel(
     request_id: RequestId,
     reason: Annotated[str, typer.Option(help="The reason, which the request keeps.")] = (
         reason_codes.USER_REQUEST
     ),
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    verbose: Verbose = False,
+    *,
+    where: Where,
 ) -> None:
     """Cancel a request. One that waits ends at once; the end of one that runs is only requested."""
-    log_warnings(verbose)
     from flowkit.admission.cli import submission
     from flowkit.admission.client import describe
 
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     ticket = asyncio.run(submission.cancel(request_id, reason, current_user(), where))
     if as_json:
         return output.document(asdict(ticket))
@@ -351,6 +327,7 @@ def cancel(
 
 
 @admission.command("list", epilog=EPILOG)
+@with_options
 def list_requests(
     state: Annotated[
         str | None, typer.Option("--status", callback=_check_state, help="Only requests with this status.")
@@ -360,16 +337,12 @@ def list_requests(
     priority: Annotated[Priority | None, typer.Option(help="Only requests of this band.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=_MOST, help="Maximum number of requests.")] = 50,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    verbose: Verbose = False,
+    *,
+    where: Where,
 ) -> None:
     """List requests, newest first."""
-    log_warnings(verbose)
     from flowkit.admission.cli import inspection
 
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     wanted = {"state": state and State(state), "user_id": user, "tenant": tenant, "priority": priority}
     page = asyncio.run(inspection.read_page(where, wanted, limit))
     if as_json:

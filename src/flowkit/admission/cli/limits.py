@@ -13,16 +13,10 @@ from flowkit.admission.models import Limits, Override
 from flowkit.cli import output
 from flowkit.cli.errors import EPILOG, add_remedy
 from flowkit.cli.options import (
-    DEFAULT_DATABASE,
-    DEFAULT_MONGO_URL,
     AsJson,
-    MongoDatabase,
-    MongoUrl,
-    Queue,
-    Verbose,
     Where,
+    with_options,
 )
-from flowkit.cli.output import log_warnings
 from flowkit.errors import ConfigError
 from flowkit.limits import USER_CHARS
 from flowkit.text import shown
@@ -81,19 +75,16 @@ Reset = Annotated[bool, typer.Option("--reset", help="Return to the general limi
 
 
 @limits.callback()
+@with_options
 def show(
     context: typer.Context,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    verbose: Verbose = False,
+    *,
+    where: Where,
 ) -> None:
     """Show the limits of the queue, with those of single users and tenants, or change them."""
     if context.invoked_subcommand is not None:
         return _refuse_options(context, context.invoked_subcommand)
-    log_warnings(verbose)
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     return _apply(lambda old: old, where, as_json=as_json)
 
 
@@ -106,6 +97,7 @@ def _refuse_options(context: typer.Context, command: str) -> None:
 
 
 @limits.command("set", epilog=EPILOG)
+@with_options
 def set_limits(
     max_pending: Annotated[int | None, typer.Option(min=1, help="Requests that wait.")] = None,
     max_active: Annotated[int | None, typer.Option(min=1, help="Requests that are active.")] = None,
@@ -128,13 +120,10 @@ def set_limits(
         bool, typer.Option("--reset", help="Return to the defaults, except for limits that are given, too.")
     ] = False,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    verbose: Verbose = False,
+    *,
+    where: Where,
 ) -> None:
     """Change the general limits. Every process uses them within two seconds."""
-    log_warnings(verbose)
     numbers: dict[str, Any] = {
         "max_pending": max_pending,
         "max_active": max_active,
@@ -149,10 +138,11 @@ def set_limits(
         kept = replace(Limits(), tenants=old.tenants, users=old.users) if reset else old
         return replace(kept, **given)
 
-    _apply(change, Where(mongo_url=mongo_url, database=database, queue=queue), as_json=as_json)
+    _apply(change, where, as_json=as_json)
 
 
 @limits.command("user", epilog=EPILOG)
+@with_options
 def set_user(
     name: Annotated[
         str,
@@ -162,36 +152,29 @@ def set_user(
     max_active: ActiveCap = None,
     reset: Reset = False,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    verbose: Verbose = False,
+    *,
+    where: Where,
 ) -> None:
     """Give one user limits of its own. For `none`, the general limit applies."""
-    log_warnings(verbose)
     given = _caps(max_total=max_total, max_active=max_active)
     _require_change(given, reset)
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     _apply(lambda old: _override(old, "users", name, given, reset=reset), where, as_json=as_json)
 
 
 @limits.command("tenant", epilog=EPILOG)
+@with_options
 def set_tenant(
     name: Annotated[str, typer.Argument(callback=_check_tenant, help="Name of the tenant.")],
     max_total: TotalCap = None,
     max_active: ActiveCap = None,
     reset: Reset = False,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    verbose: Verbose = False,
+    *,
+    where: Where,
 ) -> None:
     """Give one tenant limits of its own. For `none`, it has no such limit."""
-    log_warnings(verbose)
     given = _caps(max_total=max_total, max_active=max_active)
     _require_change(given, reset)
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     _apply(lambda old: _override(old, "tenants", name, given, reset=reset), where, as_json=as_json)
 
 

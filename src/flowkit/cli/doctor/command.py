@@ -8,17 +8,11 @@ import typer
 
 from flowkit.cli import output
 from flowkit.cli.options import (
-    DEFAULT_DATABASE,
-    DEFAULT_MONGO_URL,
     AsJson,
-    MongoDatabase,
-    MongoUrl,
     PortBase,
-    Queue,
-    Verbose,
     Where,
+    with_options,
 )
-from flowkit.cli.output import log_warnings
 
 _VERDICTS = {
     True: "ready to run tasks: the servers respond, or `flowkit up` can start them",
@@ -26,23 +20,20 @@ _VERDICTS = {
 }
 
 
+@with_options
 def doctor(
     port_base: PortBase = None,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
+    *,
+    where: Where,
     fix: Annotated[
         bool, typer.Option("--fix", help="Register the search attributes that Temporal lacks.")
     ] = False,
-    verbose: Verbose = False,
 ) -> None:
     """Check servers, programs and this machine. Exit with code 0 if tasks can run here."""
-    log_warnings(verbose)
     from flowkit.cli.doctor.checks import run_checks
     from flowkit.cli.doctor.findings import findings_table
 
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     findings, usable = asyncio.run(run_checks(where, port_base, fix=fix))
     if as_json:
         output.document({"ok": usable, "findings": [asdict(finding) for finding in findings]})

@@ -8,15 +8,10 @@ import typer
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.options import (
-    DEFAULT_DATABASE,
-    DEFAULT_MONGO_URL,
+    AnyQueue,
     AsJson,
-    MongoDatabase,
-    MongoUrl,
-    Verbose,
-    Where,
+    with_options,
 )
-from flowkit.cli.output import log_warnings
 from flowkit.errors import ConfigError
 from flowkit.models import TaskStatus
 
@@ -25,6 +20,7 @@ _ENDED = [status.value for status in TaskStatus if status.closed]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what the command would do, without doing it.")]
 
 
+@with_options
 def purge(
     older_than: Annotated[
         str,
@@ -40,12 +36,10 @@ def purge(
     ] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    where: AnyQueue,
 ) -> None:
     """Delete tasks that ended long ago, with their artifacts, metrics, claims and events."""
-    log_warnings(verbose)
     seconds = read_duration(older_than)
     for status in statuses or []:
         if status not in _ENDED:
@@ -53,7 +47,6 @@ def purge(
             raise add_remedy(problem, f"choose from {', '.join(_ENDED)}")
     from flowkit.cli.retention.purging import PurgeOptions, purge_tasks
 
-    where = Where(mongo_url=mongo_url, database=database)
     options = PurgeOptions(older_than_sec=seconds, statuses=tuple(statuses or _ENDED), dry_run=dry_run)
     purged = asyncio.run(purge_tasks(where, options, quiet=as_json))
     if as_json:
@@ -63,6 +56,7 @@ def purge(
     return None
 
 
+@with_options
 def close_orphaned(
     namespace_id: Annotated[
         str | None,
@@ -70,15 +64,12 @@ def close_orphaned(
     ] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    where: AnyQueue,
 ) -> None:
     """Close the open tasks of a Temporal namespace that no longer exists. Without --namespace-id, only count open tasks."""
-    log_warnings(verbose)
     from flowkit.cli.retention.orphans import close_orphans, count_open
 
-    where = Where(mongo_url=mongo_url, database=database)
     if namespace_id is None:
         counts = asyncio.run(count_open(where))
         if as_json:

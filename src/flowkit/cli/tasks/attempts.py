@@ -17,17 +17,13 @@ from flowkit import reason_codes
 from flowkit.adapters.entries import utc
 from flowkit.cli import output
 from flowkit.cli.options import (
-    DEFAULT_DATABASE,
-    DEFAULT_MONGO_URL,
+    AnyQueue,
     AsJson,
-    MongoDatabase,
-    MongoUrl,
     NodeId,
     TaskId,
-    Verbose,
     Where,
+    with_options,
 )
-from flowkit.cli.output import log_warnings
 from flowkit.cli.tasks.results import require_node
 from flowkit.models.temporal_names import process_of
 from flowkit.text import format_duration, one_line
@@ -95,17 +91,15 @@ class AttemptView:
 Key = tuple[str, int]
 
 
+@with_options
 def attempts(
     task: TaskId,
     node: NodeId = None,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    where: AnyQueue,
 ) -> None:
     """Show all attempts of a task, or of one of its nodes: their workers, durations and outcomes."""
-    log_warnings(verbose)
-    where = Where(mongo_url=mongo_url, database=database)
     found, complete = asyncio.run(_read(task, node, where))
     now = datetime.now(UTC).timestamp()
     if as_json:

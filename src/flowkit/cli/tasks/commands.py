@@ -13,19 +13,14 @@ from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.json_files import read_task
 from flowkit.cli.options import (
-    DEFAULT_DATABASE,
-    DEFAULT_MONGO_URL,
+    AnyQueue,
     AsJson,
-    MongoDatabase,
-    MongoUrl,
     NewTaskId,
-    Queue,
     TaskId,
     Timeout,
-    Verbose,
     Where,
+    with_options,
 )
-from flowkit.cli.output import log_warnings
 from flowkit.cli.tasks.validate import GraphFile
 from flowkit.errors import ConfigError
 from flowkit.limits import LIST_TASKS
@@ -36,6 +31,7 @@ _MOST = LIST_TASKS - 1
 WatchIt = Annotated[bool, typer.Option("--watch", "-w", help="Show the nodes until the task ends.")]
 
 
+@with_options
 def run(
     graph: GraphFile,
     params: Annotated[
@@ -51,58 +47,51 @@ def run(
     watch: WatchIt = False,
     timeout: Timeout = None,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    verbose: Verbose = False,
+    *,
+    where: Where,
 ) -> None:
     """Start a task. With --watch, show it until it ends. An engine and workers must be running."""
-    log_warnings(verbose)
     _require_watch(timeout, watch)
     task = read_task(graph, params, param or ())
     task.checked()
     from flowkit.cli.tasks.operations import Watch, start
 
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     how = Watch(timeout=timeout, as_json=as_json) if watch else None
     raise typer.Exit(asyncio.run(start(task, task_id, where, how, as_json=as_json)))
 
 
+@with_options
 def status(
     task: TaskId,
     watch: WatchIt = False,
     timeout: Timeout = None,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    where: AnyQueue,
 ) -> None:
     """Show a task and its nodes. With --watch, show them until the task ends and exit with its outcome."""
-    log_warnings(verbose)
     _require_watch(timeout, watch)
     from flowkit.cli.tasks.operations import Watch, show, watch_existing
 
-    where = Where(mongo_url=mongo_url, database=database)
     if watch:
         raise typer.Exit(asyncio.run(watch_existing(task, where, Watch(timeout=timeout, as_json=as_json))))
     asyncio.run(show(task, where, as_json=as_json))
 
 
+@with_options
 def cancel(
     task: TaskId,
     reason: Annotated[
         str, typer.Option(help="The reason, up to 1,000 characters; stored in the task document.")
     ] = reason_codes.USER_REQUEST,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    where: AnyQueue,
 ) -> None:
     """Request the cancellation of a task, without waiting for its end."""
-    log_warnings(verbose)
     from flowkit.cli.tasks.operations import cancel as request_cancel
 
-    kept = asyncio.run(request_cancel(task, reason, Where(mongo_url=mongo_url, database=database)))
+    kept = asyncio.run(request_cancel(task, reason, where))
     if as_json:
         return output.document({"task_id": task, "cancel_requested": True, "reason": kept})
     output.echo(f"requested the cancellation of task {task}")
@@ -110,6 +99,7 @@ def cancel(
     return None
 
 
+@with_options
 def list_tasks(
     status: Annotated[str | None, typer.Option(help="Only tasks with this status.")] = None,
     held: Annotated[
@@ -124,16 +114,13 @@ def list_tasks(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=_MOST, help="Maximum number of tasks.")] = 50,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    where: AnyQueue,
 ) -> None:
     """List tasks, newest first, from their documents in MongoDB."""
-    log_warnings(verbose)
     from flowkit.cli.retention.commands import read_duration
     from flowkit.cli.tasks.operations import list_newest, print_tasks
 
-    where = Where(mongo_url=mongo_url, database=database)
     started = None if since is None else time.time() - read_duration(since, "--since")
     tasks, more = asyncio.run(list_newest(status, limit, where, held=held, name=name, since=started))
     if as_json:

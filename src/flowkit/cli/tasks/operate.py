@@ -2,30 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from flowkit.cli import output
-from flowkit.cli.errors import add_remedy
-from flowkit.cli.json_files import read_change, read_object, read_objects, read_pairs
-from flowkit.cli.options import (
-    DEFAULT_DATABASE,
-    DEFAULT_MONGO_URL,
-    AsJson,
-    MongoDatabase,
-    MongoUrl,
-    Queue,
-    TaskId,
-    TaskNode,
-    Verbose,
-    Where,
-    current_user,
-)
-from flowkit.cli.output import log_warnings
-from flowkit.errors import ConfigError
-from flowkit.models import APPROVE, REJECT
-from flowkit.models.actions import (
+from flowkit.actions.records import (
     CHANGE_GRAPH,
     COMPLETE_NODE,
     DECIDE,
@@ -39,6 +21,21 @@ from flowkit.models.actions import (
     SKIP_NODE,
     TASK_SCOPE,
 )
+from flowkit.cli import output
+from flowkit.cli.errors import add_remedy
+from flowkit.cli.json_files import read_change, read_object, read_objects, read_pairs
+from flowkit.cli.options import (
+    AnyQueue,
+    AsJson,
+    Queue,
+    TaskId,
+    TaskNode,
+    Where,
+    current_user,
+    with_options,
+)
+from flowkit.errors import ConfigError
+from flowkit.models import APPROVE, REJECT
 from flowkit.text import count_of, printed
 from flowkit.validation.arguments import choice_problem, require
 
@@ -57,14 +54,19 @@ def _check_decision(given: str) -> str:
     return given
 
 
-Reason = Annotated[str, typer.Option(help="Why, up to 500 characters; the task keeps it in its audit.")]
+Reason = Annotated[
+    str, typer.Option("--reason", help="Why, up to 500 characters; the task keeps it in its audit.")
+]
 By = Annotated[
     str | None,
-    typer.Option(help="Who requests the action. Default: your user name and host.", show_default=False),
+    typer.Option(
+        "--by", help="Who requests the action. Default: your user name and host.", show_default=False
+    ),
 ]
 IfRevision = Annotated[
     int | None,
     typer.Option(
+        "--if-revision",
         min=0,
         help="Reject the action if the task has another revision, because someone else acted meanwhile.",
     ),
@@ -82,6 +84,18 @@ BatchUids = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what the action would affect; change nothing.")]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionOptions:
+    """The options of all actions. A group of options."""
+
+    reason: Reason = ""
+    by: By = None
+    if_revision: IfRevision = None
+    dry_run: DryRun = False
+    as_json: AsJson = False
+
+
+@with_options
 def pause(
     task: TaskId,
     scope: Annotated[
@@ -94,22 +108,15 @@ def pause(
         bool,
         typer.Option("--interrupt", help="Stop running attempts too. They run again later, using no retry."),
     ] = False,
-    reason: Reason = "",
-    by: By = None,
-    if_revision: IfRevision = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    how: ActionOptions,
+    where: AnyQueue,
 ) -> None:
     """Start nothing new in a running task, or in a part of it, until `flowkit resume`. Running attempts finish."""
-    log_warnings(verbose)
-    given = {"scopes": scope or [TASK_SCOPE], "interrupt": interrupt}
-    where = Where(mongo_url=mongo_url, database=database)
-    _act(task, PAUSE, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
+    _act(task, PAUSE, {"scopes": scope or [TASK_SCOPE], "interrupt": interrupt}, how, where)
 
 
+@with_options
 def resume(
     task: TaskId,
     scope: Annotated[
@@ -119,22 +126,15 @@ def resume(
             help="Resume only this scope, as `flowkit status` shows it. Repeatable. Default: all.",
         ),
     ] = None,
-    reason: Reason = "",
-    by: By = None,
-    if_revision: IfRevision = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    how: ActionOptions,
+    where: AnyQueue,
 ) -> None:
     """Continue a paused task, or a part of it."""
-    log_warnings(verbose)
-    given = {"scopes": scope or []}
-    where = Where(mongo_url=mongo_url, database=database)
-    _act(task, RESUME, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
+    _act(task, RESUME, {"scopes": scope or []}, how, where)
 
 
+@with_options
 def retry(
     task: TaskId,
     node: TaskNode,
@@ -159,17 +159,11 @@ def retry(
         float | None, typer.Option(min=0, help="New number of seconds before the first retry.")
     ] = None,
     interrupt: Interrupt = False,
-    reason: Reason = "",
-    by: By = None,
-    if_revision: IfRevision = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    how: ActionOptions,
+    where: AnyQueue,
 ) -> None:
     """Run a node again, and what depends on it, or end its wait for a retry. --interrupt restarts one that runs."""
-    log_warnings(verbose)
     policy = {"max": retries, "backoff_sec": backoff_sec}
     given = {
         "node_id": node,
@@ -178,30 +172,23 @@ def retry(
         "retry_policy": {key: value for key, value in policy.items() if value is not None} or None,
         "interrupt": interrupt,
     }
-    where = Where(mongo_url=mongo_url, database=database)
-    _act(task, RETRY_NODE, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
+    _act(task, RETRY_NODE, given, how, where)
 
 
+@with_options
 def skip(
     task: TaskId,
     node: TaskNode,
     interrupt: Interrupt = False,
-    reason: Reason = "",
-    by: By = None,
-    if_revision: IfRevision = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    how: ActionOptions,
+    where: AnyQueue,
 ) -> None:
     """End a node as skipped."""
-    log_warnings(verbose)
-    given = {"node_id": node, "interrupt": interrupt}
-    where = Where(mongo_url=mongo_url, database=database)
-    _act(task, SKIP_NODE, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
+    _act(task, SKIP_NODE, {"node_id": node, "interrupt": interrupt}, how, where)
 
 
+@with_options
 def complete(
     task: TaskId,
     node: TaskNode,
@@ -219,135 +206,96 @@ def complete(
         ),
     ] = None,
     interrupt: Interrupt = False,
-    reason: Reason = "",
-    by: By = None,
-    if_revision: IfRevision = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    how: ActionOptions,
+    where: AnyQueue,
 ) -> None:
     """End a node as finished, with results that you provide."""
-    log_warnings(verbose)
     given = {
         "node_id": node,
         "metrics": read_pairs(metric or (), "--metric", "count=7") or None,
         "batches": None if batches is None else read_objects(batches, "--batches", _BATCHES),
         "interrupt": interrupt,
     }
-    where = Where(mongo_url=mongo_url, database=database)
-    _act(
-        task, COMPLETE_NODE, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json
-    )
+    _act(task, COMPLETE_NODE, given, how, where)
 
 
+@with_options
 def fail(
     task: TaskId,
     node: TaskNode,
     interrupt: Interrupt = False,
-    reason: Reason = "",
-    by: By = None,
-    if_revision: IfRevision = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    how: ActionOptions,
+    where: AnyQueue,
 ) -> None:
     """End a node as failed; routes and allow_failure apply as to any failure."""
-    log_warnings(verbose)
-    given = {"node_id": node, "interrupt": interrupt}
-    where = Where(mongo_url=mongo_url, database=database)
-    _act(task, FAIL_NODE, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
+    _act(task, FAIL_NODE, {"node_id": node, "interrupt": interrupt}, how, where)
 
 
+@with_options
 def retry_batches(
     task: TaskId,
     node: TaskNode,
     batches: BatchUids = None,
     interrupt: Interrupt = False,
-    reason: Reason = "",
-    by: By = None,
-    if_revision: IfRevision = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    how: ActionOptions,
+    where: AnyQueue,
 ) -> None:
     """Run a node again for batches that it has set aside, and what depends on it. It keeps its other batches."""
-    log_warnings(verbose)
-    given = {"node_id": node, "batch_uids": batches or [], "interrupt": interrupt}
-    where = Where(mongo_url=mongo_url, database=database)
     _act(
-        task, RETRY_BATCHES, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json
+        task,
+        RETRY_BATCHES,
+        {"node_id": node, "batch_uids": batches or [], "interrupt": interrupt},
+        how,
+        where,
     )
 
 
+@with_options
 def skip_batches(
     task: TaskId,
     node: TaskNode,
     batches: BatchUids = None,
     interrupt: Interrupt = False,
-    reason: Reason = "",
-    by: By = None,
-    if_revision: IfRevision = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    how: ActionOptions,
+    where: AnyQueue,
 ) -> None:
     """Accept that batches are missing that a node has set aside; a failed or held node continues without them."""
-    log_warnings(verbose)
-    given = {"node_id": node, "batch_uids": batches or [], "interrupt": interrupt}
-    where = Where(mongo_url=mongo_url, database=database)
     _act(
-        task, SKIP_BATCHES, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json
+        task, SKIP_BATCHES, {"node_id": node, "batch_uids": batches or [], "interrupt": interrupt}, how, where
     )
 
 
+@with_options
 def decide(
     task: TaskId,
     node: TaskNode,
     decision: Annotated[str, typer.Argument(callback=_check_decision, help="`approve` or `reject`.")],
     comment: Annotated[str, typer.Option(help="A comment, up to 500 characters.")] = "",
-    reason: Reason = "",
-    by: By = None,
-    if_revision: IfRevision = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    how: ActionOptions,
+    where: AnyQueue,
 ) -> None:
     """Approve or reject at a node of the type approval."""
-    log_warnings(verbose)
-    given = {"node_id": node, "decision": decision, "comment": comment}
-    where = Where(mongo_url=mongo_url, database=database)
-    _act(task, DECIDE, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
+    _act(task, DECIDE, {"node_id": node, "decision": decision, "comment": comment}, how, where)
 
 
+@with_options
 def satisfy(
     task: TaskId,
     prerequisite: Annotated[str, typer.Argument(help="The prerequisite, as its nodes name it.")],
-    reason: Reason = "",
-    by: By = None,
-    if_revision: IfRevision = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    how: ActionOptions,
+    where: AnyQueue,
 ) -> None:
     """Satisfy a prerequisite, for all nodes of a task that name it."""
-    log_warnings(verbose)
-    given = {"prerequisite": prerequisite}
-    where = Where(mongo_url=mongo_url, database=database)
-    _act(task, SATISFY, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json)
+    _act(task, SATISFY, {"prerequisite": prerequisite}, how, where)
 
 
+@with_options
 def change(
     task: TaskId,
     file: Annotated[
@@ -365,22 +313,13 @@ def change(
             help="Replace a key of the input_inline of a node that has not started; null removes it. Repeatable.",
         ),
     ] = None,
-    reason: Reason = "",
-    by: By = None,
-    if_revision: IfRevision = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    how: ActionOptions,
+    where: AnyQueue,
 ) -> None:
     """Add nodes to the graph of a running task, and change nodes that have not started."""
-    log_warnings(verbose)
     given = _add_inputs({} if file is None else read_change(file), _read_inputs(setting or ()))
-    where = Where(mongo_url=mongo_url, database=database)
-    _act(
-        task, CHANGE_GRAPH, given | _common(reason, by, if_revision), where, dry_run=dry_run, as_json=as_json
-    )
+    _act(task, CHANGE_GRAPH, given, how, where)
 
 
 def _add_inputs(given: dict[str, Any], inputs: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -402,17 +341,20 @@ def _read_input(text: str | None, pairs: Sequence[str]) -> dict[str, Any] | None
     return given | read_pairs(pairs, "--set", "limit=5") or None
 
 
-def _common(reason: str, by: str | None, if_revision: int | None) -> dict[str, Any]:
-    return {"reason": reason, "by": current_user() if by is None else by, "if_revision": if_revision}
-
-
-def _act(task: str, name: str, given: dict[str, Any], where: Where, *, dry_run: bool, as_json: bool) -> None:
-    known = {key: value for key, value in given.items() if value is not None}
-    result = asyncio.run(_send(task, name, known, where, dry_run=dry_run))
-    if as_json:
-        return output.document({"task_id": task, "action": name, "dry_run": dry_run, **result})
+def _act(task: str, name: str, given: dict[str, Any], how: ActionOptions, where: Where) -> None:
+    common = {
+        "reason": how.reason,
+        "by": current_user() if how.by is None else how.by,
+        "if_revision": how.if_revision,
+    }
+    known = {key: value for key, value in {**given, **common}.items() if value is not None}
+    result = asyncio.run(_send(task, name, known, where, dry_run=how.dry_run))
+    if how.as_json:
+        return output.document({"task_id": task, "action": name, "dry_run": how.dry_run, **result})
     done = (
-        f"{name} would affect" if dry_run else f"{name} applied as revision {result['revision']}; it affects"
+        f"{name} would affect"
+        if how.dry_run
+        else f"{name} applied as revision {result['revision']}; it affects"
     )
     output.echo(f"{done} {count_of(len(result['affected']), 'node')} of task {task}")
     return _print_affected(result)
@@ -430,6 +372,7 @@ def _print_affected(result: dict[str, Any]) -> None:
         output.note(f"  {note}")
 
 
+@with_options
 def rerun(
     task: TaskId,
     nodes: Annotated[
@@ -467,12 +410,10 @@ def rerun(
     ] = False,
     queue: Queue = None,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    where: AnyQueue,
 ) -> None:
     """Run an ended task again in a new run: what did not finish, or chosen nodes, and what depends on them."""
-    log_warnings(verbose)
     options: dict[str, Any] = {
         "params": read_pairs(param or (), "--param", "day=2026-01-31"),
         "inputs": _read_inputs(change or ()),
@@ -481,7 +422,6 @@ def rerun(
         "by": current_user() if by is None else by,
         "dry_run": dry_run,
     }
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     result = asyncio.run(_run_again(task, nodes or None, options, where))
     if as_json:
         return output.document({**result, "dry_run": dry_run})

@@ -12,17 +12,13 @@ import typer
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.options import (
-    DEFAULT_DATABASE,
-    DEFAULT_MONGO_URL,
+    AnyQueue,
     AsJson,
-    MongoDatabase,
-    MongoUrl,
     NodeId,
     TaskId,
-    Verbose,
     Where,
+    with_options,
 )
-from flowkit.cli.output import log_warnings
 from flowkit.cli.tasks.variables import plain
 from flowkit.errors import ConfigError
 from flowkit.text import describe_set_aside, did_you_mean, one_line
@@ -84,6 +80,7 @@ class BatchPage:
         return after if self.batches and after < self.total else None
 
 
+@with_options
 def result(
     task: TaskId,
     node: NodeId = None,
@@ -92,13 +89,10 @@ def result(
     ] = 20,
     offset: Annotated[int, typer.Option(min=0, help="With NODE: number of older batches to skip.")] = 0,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    where: AnyQueue,
 ) -> None:
     """Show the result of a task: the final metrics of its nodes. With NODE, show that node and its batches."""
-    log_warnings(verbose)
-    where = Where(mongo_url=mongo_url, database=database)
     view, page = asyncio.run(_read(task, node, limit, offset, where))
     if as_json:
         return output.document(plain(_to_json(view, page)))
@@ -109,6 +103,7 @@ def result(
     return None
 
 
+@with_options
 def batches(
     task: TaskId,
     node: Annotated[str, typer.Argument(help="Id of a node.")],
@@ -116,13 +111,10 @@ def batches(
     limit: Annotated[int, typer.Option(min=1, max=_MAX_BATCHES, help="Maximum number of batches.")] = 20,
     offset: Annotated[int, typer.Option(min=0, help="Number of older batches to skip.")] = 0,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    where: AnyQueue,
 ) -> None:
     """Show the batches of a node, oldest first. With --failed, those that failed, and why."""
-    log_warnings(verbose)
-    where = Where(mongo_url=mongo_url, database=database)
     _, page = asyncio.run(_read(task, node, limit, offset, where, failed=failed))
     assert page is not None
     if as_json:

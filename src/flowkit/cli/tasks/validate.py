@@ -9,14 +9,10 @@ from flowkit.cli import output
 from flowkit.cli.errors import Exit, shown_problems
 from flowkit.cli.json_files import read_task
 from flowkit.cli.options import (
-    DEFAULT_DATABASE,
-    DEFAULT_MONGO_URL,
     AsJson,
-    MongoDatabase,
-    MongoUrl,
-    Queue,
     Verbose,
     Where,
+    with_options,
 )
 from flowkit.errors import GraphError
 from flowkit.graph.description import describe, describe_graph
@@ -30,13 +26,13 @@ GraphFile = Annotated[
 ]
 
 
+@with_options
 def validate(
     graph: GraphFile,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
+    *,
+    where: Where,
     verbose: Verbose = False,
 ) -> None:
     """Check a graph, with the same rules and messages as `run`. Needs no servers.
@@ -49,7 +45,7 @@ def validate(
     try:
         task = read_task(graph)
         checked = task.checked(params_given=bool(task.params))
-        hints = _find_unknown_roles(task.graph, Where(mongo_url=mongo_url, database=database, queue=queue))
+        hints = _find_unknown_roles(task.graph, where)
     except GraphError as error:
         problems = shown_problems(error)
     warnings = list(checked.warnings) if checked else []

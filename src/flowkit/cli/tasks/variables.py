@@ -16,16 +16,12 @@ from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.json_files import read_object, read_value
 from flowkit.cli.options import (
-    DEFAULT_DATABASE,
-    DEFAULT_MONGO_URL,
+    AnyQueue,
     AsJson,
-    MongoDatabase,
-    MongoUrl,
     TaskId,
-    Verbose,
     Where,
+    with_options,
 )
-from flowkit.cli.output import log_warnings
 from flowkit.errors import AdapterError, ConfigError
 
 if TYPE_CHECKING:
@@ -47,6 +43,7 @@ class VariableStep:
     arguments: Tree
 
 
+@with_options
 def task_vars(
     task: TaskId,
     sets: Annotated[
@@ -72,12 +69,10 @@ def task_vars(
         bool, typer.Option("--block-sensitive", help="Reject values that look like secrets.")
     ] = False,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    verbose: Verbose = False,
+    *,
+    where: AnyQueue,
 ) -> None:
     """Show a task's variables. Repeatable options change them first, in this order: --set, --merge, --incr, --unset."""
-    log_warnings(verbose)
     if block_sensitive and not (sets or merges):
         raise add_remedy(ConfigError("--block-sensitive requires --set or --merge"), "add one")
     steps = [
@@ -88,7 +83,7 @@ def task_vars(
     ]
     for step in steps:
         _check(step)
-    found = plain(asyncio.run(_run_steps(steps, task, Where(mongo_url=mongo_url, database=database))))
+    found = plain(asyncio.run(_run_steps(steps, task, where)))
     if as_json:
         return output.document(found)
     if not found:

@@ -12,16 +12,10 @@ import typer
 
 from flowkit.cli import output
 from flowkit.cli.options import (
-    DEFAULT_DATABASE,
-    DEFAULT_MONGO_URL,
     AsJson,
-    MongoDatabase,
-    MongoUrl,
-    Queue,
-    Verbose,
     Where,
+    with_options,
 )
-from flowkit.cli.output import log_warnings
 from flowkit.text import format_duration
 
 if TYPE_CHECKING:
@@ -90,17 +84,14 @@ class ProcessView:
     """What it runs, oldest first."""
 
 
+@with_options
 def workers(
     show_all: Annotated[bool, typer.Option("--all", help="Also show workers that are offline.")] = False,
     as_json: AsJson = False,
-    mongo_url: MongoUrl = DEFAULT_MONGO_URL,
-    database: MongoDatabase = DEFAULT_DATABASE,
-    queue: Queue = None,
-    verbose: Verbose = False,
+    *,
+    where: Where,
 ) -> None:
     """Show workers, engines and bridges: their roles, versions and slots, what they run, and when they were last seen."""
-    log_warnings(verbose)
-    where = Where(mongo_url=mongo_url, database=database, queue=queue)
     every, mixed = asyncio.run(_read(where))
     shown = [each for each in every if show_all or each.busy or each.state is not ProcessState.OFFLINE]
     if as_json:

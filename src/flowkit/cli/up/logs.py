@@ -11,8 +11,7 @@ from rich.text import Text
 
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
-from flowkit.cli.options import Verbose
-from flowkit.cli.output import log_warnings
+from flowkit.cli.options import with_options
 from flowkit.errors import ConfigError
 from flowkit.text import did_you_mean
 
@@ -38,6 +37,7 @@ class LogLine:
     """The time in the line, or in the line before; texts sort like times. Empty if there is none."""
 
 
+@with_options
 def logs(
     names: Annotated[
         list[str] | None,
@@ -54,10 +54,8 @@ def logs(
             help="Folder of --data of `flowkit up`. Default: the temporary folder of the running one, or its folder in the current folder."
         ),
     ] = None,
-    verbose: Verbose = False,
 ) -> None:
     """Print the logs of `flowkit up`, oldest line first; --follow prints new lines as they appear."""
-    log_warnings(verbose)
     folder = find_folder(data)
     readers = [LogReader(file, lines) for file in choose_logs(folder, names or [])]
     width = max(len(reader.process) for reader in readers)

@@ -1,55 +1,30 @@
 """Decide what an action changes in a running task, or why the task rejects it. Pure.
 
-`parse_action` reads what a person or program has sent. `plan` returns what the action changes, for the states that the
-nodes have now. The workflow applies a plan in the same workflow task in which it made it; the query `preview` shows it.
+The planners return what an action changes, for the states that the nodes have now. The workflow applies a plan in the same
+workflow task in which it made it; the query `preview` shows it.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from flowkit.errors import ActionRejected, RejectionCause
-from flowkit.graph.changes import CHANGEABLE, edge_problem
-from flowkit.graph.expressions import expressions_of
-from flowkit.graph.field_checks import encode_json, json_bytes, node_field_problems
-from flowkit.limits import (
-    ACTION_AFFECTED,
-    ACTION_BATCHES,
-    ACTION_INPUT_BYTES,
-    ACTION_RESULTS_BYTES,
-    ACTION_SCOPES,
-    ACTION_TEXT_CHARS,
-    APPLIED_ACTIONS,
-    BATCH_UID_CHARS,
-    CHANGED_NODES_BYTES,
-    GRAPH_CHANGE_BYTES,
-    ID_CHARS,
-)
-from flowkit.models import ALL_DONE, APPROVE, REJECT, NodeState, NodeStatus, RetryPolicy, SkipReason
-from flowkit.models.actions import (
-    ACTIONS,
-    CHANGE_GRAPH,
+from flowkit.actions.changed_nodes import change_policy, changes_of, rebuild_node
+from flowkit.actions.records import (
     COMPLETE_NODE,
-    DECIDE,
     FAIL_NODE,
-    PAUSE,
-    RESUME,
     RETRY_BATCHES,
     RETRY_NODE,
-    SATISFY,
     SKIP_BATCHES,
     SKIP_NODE,
     TASK_SCOPE,
     Action,
-    AppliedAction,
     ChangeGraph,
     CompleteNode,
     Decide,
     FailNode,
     Pause,
-    PausedScope,
     Resume,
     RetryBatches,
     RetryNode,
@@ -57,15 +32,28 @@ from flowkit.models.actions import (
     SkipBatches,
     SkipNode,
 )
-from flowkit.protocol.messages import FINAL_UID
-from flowkit.text import clean, names, printed, suggestion, truncate
-from flowkit.validation.values import batch_uid_problem, is_whole
-from flowkit.workflows.scheduling.gates import inherited_reason
+from flowkit.core.utils import dumps
+from flowkit.errors import ActionRejected, RejectionCause
+from flowkit.graph.changes import edge_problem
+from flowkit.graph.field_checks import json_bytes, node_field_problems
+from flowkit.limits import (
+    ACTION_AFFECTED,
+    ACTION_RESULTS_BYTES,
+    ACTION_SCOPES,
+    ACTION_TEXT_CHARS,
+    APPLIED_ACTIONS,
+    CHANGED_NODES_BYTES,
+)
+from flowkit.models import ALL_DONE, APPROVE, NodeState, NodeStatus, SkipReason
+from flowkit.models.actions import AppliedAction
+from flowkit.models.graphs import inherited_reason
+from flowkit.text import names, printed, suggestion, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from flowkit.models import Graph, Node
+    from flowkit.actions.scopes import Pauses
+    from flowkit.models import Node
 
 PAUSED = "paused"
 """What a plan calls the state of a paused node that runs no attempt."""
@@ -83,9 +71,6 @@ DUE = "deferred, due now"
 WAITING = "waiting"
 """What a plan calls the state of an approval that waits for a decision, or of a node that lacks prerequisites."""
 
-_LARGEST_REVISION = 2**31 - 1
-_SCOPE_KINDS = ("node", "below", "role")
-_SCOPE_FORMS = "'task', 'node:ID', 'below:ID' or 'role:NAME'"
 _IN_FLIGHT = frozenset({NodeStatus.RUNNING, NodeStatus.CANCELLING})
 
 
@@ -188,8 +173,8 @@ class Task:
     """The nodes that wait for a retry, or of which a shard does."""
     changes_graph: bool = False
     """Whether an earlier change of the graph is in progress."""
-    changed_bytes: int = 0
-    """Size of the fields of nodes that earlier actions have changed, as JSON."""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    """By node id, the fields of nodes that earlier actions have changed."""
     satisfied: Collection[str] = ()
     """The prerequisites that are satisfied."""
     stoppers: Collection[int] = ()
@@ -201,376 +186,20 @@ class Task:
         return {node.node_id: node.index for node in self.nodes}
 
 
-# --- reading an action ----------------------------------------------------------------------------------------------
+# --- planning -----------------------------------------------------------------------------------------------------
 
 
-def parse_action(name: str, given: object) -> Action:
-    """Return the action with this name. Raise ActionRejected, which names the field, its value and what is allowed."""
-    kind = _KINDS.get(name)
-    if kind is None:
-        raise ActionRejected(
-            f"there is no action {printed(name)}; the actions are {', '.join(ACTIONS)}",
-            RejectionCause.INVALID,
-        )
-    if given is None:
-        given = {}
-    if not isinstance(given, dict):
-        raise ActionRejected(
-            f"the input of {name} is {printed(given)}; it must be an object such as {_EXAMPLE}",
-            RejectionCause.INVALID,
-        )
-    known = [each.name for each in fields(kind)]
-    values = {key: _read_field(name, key, value, known) for key, value in given.items() if value is not None}
-    for key in ("node_id", "decision", "prerequisite"):
-        if key in known and key not in values:
-            raise ActionRejected(
-                f"{name} needs {key}, which must be {_CHECKS[key](None)}", RejectionCause.INVALID
-            )
-    return kind(**values)
-
-
-def _read_field(name: str, key: str, value: object, known: Sequence[str]) -> Any:
-    if key not in known:
-        hint = suggestion(key, known) or f"; {name} takes {', '.join(known)}"
-        raise ActionRejected(f"{name} has the unknown field {printed(key)}{hint}", RejectionCause.INVALID)
-    if problem := _CHECKS[key](value):
-        raise ActionRejected(
-            f"{name}: {key} is {printed(value)}; it must be {problem}", RejectionCause.INVALID
-        )
-    return _normalize(value)
-
-
-def _normalize(value: Any) -> Any:
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, (list, tuple)):
-        return tuple(clean(each) if isinstance(each, str) else each for each in value)
-    return value
-
-
-_KINDS: Mapping[str, type[Action]] = {
-    PAUSE: Pause,
-    RESUME: Resume,
-    RETRY_NODE: RetryNode,
-    SKIP_NODE: SkipNode,
-    COMPLETE_NODE: CompleteNode,
-    FAIL_NODE: FailNode,
-    RETRY_BATCHES: RetryBatches,
-    SKIP_BATCHES: SkipBatches,
-    DECIDE: Decide,
-    SATISFY: Satisfy,
-    CHANGE_GRAPH: ChangeGraph,
-}
-_EXAMPLE = '{"reason": "..."}'
-
-
-def _check_text(value: object) -> str | None:
-    good = isinstance(value, str) and len(value) <= ACTION_TEXT_CHARS
-    return None if good else f"a text of at most {ACTION_TEXT_CHARS:,} characters"
-
-
-def _check_scopes(value: object) -> str | None:
-    listed: Sequence[object] = value if isinstance(value, (list, tuple)) else [None]
-    good = len(listed) <= ACTION_SCOPES and all(isinstance(each, str) for each in listed)
-    return None if good else f"a list of at most {ACTION_SCOPES} of {_SCOPE_FORMS}"
-
-
-def _check_flag(value: object) -> str | None:
-    return None if isinstance(value, bool) else "true or false"
-
-
-def _check_revision(value: object) -> str | None:
-    good = value is None or is_whole(value, 0, _LARGEST_REVISION)
-    return None if good else "the revision that `flowkit status` and the query `status` show, a whole number"
-
-
-def _check_node_id(value: object) -> str | None:
-    good = isinstance(value, str) and 1 <= len(value) <= ID_CHARS
-    return None if good else "the id of a node of the task"
-
-
-def _check_prerequisite(value: object) -> str | None:
-    good = isinstance(value, str) and 1 <= len(value) <= ID_CHARS
-    return None if good else f"a prerequisite, a text of 1 to {ID_CHARS} characters"
-
-
-def _check_decision(value: object) -> str | None:
-    return None if value in (APPROVE, REJECT) else f"{APPROVE!r} or {REJECT!r}"
-
-
-def _check_object(value: object) -> str | None:
-    good = value is None or (isinstance(value, dict) and json_bytes(value) <= ACTION_INPUT_BYTES)
-    return None if good else f"an object of at most {ACTION_INPUT_BYTES:,} bytes of JSON"
-
-
-def _check_batches(value: object) -> str | None:
-    listed: Sequence[object] = value if isinstance(value, (list, tuple)) else [None]
-    uids = [each.get("batch_uid") for each in listed if isinstance(each, dict) and _is_batch(each)]
-    good = len(uids) == len(listed) <= ACTION_BATCHES and len({*uids}) == len(uids)
-    if good and json_bytes([*listed]) <= ACTION_INPUT_BYTES:
-        return None
-    return (
-        f"a list of at most {ACTION_BATCHES:,} objects with a 'batch_uid' of 1 to {BATCH_UID_CHARS} characters, without "
-        f"NUL, that no other has and that is not {FINAL_UID!r}, 'metrics' and optionally 'artifacts_ref', and of at most {ACTION_INPUT_BYTES:,} bytes of JSON"
-    )
-
-
-def _check_batch_uids(value: object) -> str | None:
-    listed: Sequence[object] = value if isinstance(value, (list, tuple)) else [None]
-    good = len(listed) <= ACTION_BATCHES and all(
-        isinstance(each, str) and 1 <= len(each) <= BATCH_UID_CHARS for each in listed
-    )
-    if good and json_bytes([*listed]) <= ACTION_INPUT_BYTES:
-        return None
-    return (
-        f"a list of at most {ACTION_BATCHES:,} batch uids, as `flowkit batches --failed` shows them, and of at most "
-        f"{ACTION_INPUT_BYTES:,} bytes of JSON; leave it out for all batches that are set aside"
-    )
-
-
-def _is_batch(given: dict[str, Any]) -> bool:
-    uid, ref = given.get("batch_uid"), given.get("artifacts_ref")
-    named = batch_uid_problem(uid) is None
-    is_known = given.keys() <= {"batch_uid", "metrics", "artifacts_ref"}
-    return named and is_known and isinstance(given.get("metrics", {}), dict) and isinstance(ref, dict | None)
-
-
-def _check_nodes(value: object) -> str | None:
-    listed: Sequence[object] = value if isinstance(value, (list, tuple)) else [None]
-    good = all(isinstance(each, dict) and _check_node_id(each.get("node_id")) is None for each in listed)
-    if good and json_bytes([*listed]) <= GRAPH_CHANGE_BYTES:
-        return None
-    return f"a list of nodes as in a graph, each with a 'node_id', of at most {GRAPH_CHANGE_BYTES:,} bytes of JSON"
-
-
-def _check_edges(value: object) -> str | None:
-    listed: Sequence[object] = value if isinstance(value, (list, tuple)) else [None]
-    good = all(isinstance(each, (list, tuple)) and len(each) == len(("from", "to")) for each in listed)
-    if good and json_bytes([*listed]) <= GRAPH_CHANGE_BYTES:
-        return None
-    return f"a list of [from, to] pairs of node ids, of at most {GRAPH_CHANGE_BYTES:,} bytes of JSON"
-
-
-def _check_edges_ex(value: object) -> str | None:
-    listed: Sequence[object] = value if isinstance(value, (list, tuple)) else [None]
-    good = all(isinstance(each, dict) and {"from", "to"} <= each.keys() for each in listed)
-    if good and json_bytes([*listed]) <= GRAPH_CHANGE_BYTES:
-        return None
-    return f"a list of objects with 'from' and 'to', of at most {GRAPH_CHANGE_BYTES:,} bytes of JSON"
-
-
-def _check_changes(value: object) -> str | None:
-    good = isinstance(value, dict) and all(
-        isinstance(patch, dict) and patch and patch.keys() <= {*CHANGEABLE} for patch in value.values()
-    )
-    if good and json_bytes(value) <= GRAPH_CHANGE_BYTES:
-        return None
-    return (
-        f"an object that has, by node id, new values of {', '.join(CHANGEABLE[:-1])} or {CHANGEABLE[-1]}, and at most "
-        f"{GRAPH_CHANGE_BYTES:,} bytes of JSON"
-    )
-
-
-def _check_time_limit(value: object) -> str | None:
-    return _check_node_field("timeout_sec", value)
-
-
-def _check_retry_policy(value: object) -> str | None:
-    return _check_node_field("retry_policy", value)
-
-
-def _check_node_field(name: str, value: object) -> str | None:
-    """Return what a field of a node must be, as the validation of graphs words it."""
-    problem = None if value is None else next(node_field_problems(name, value), None)
-    return None if problem is None else f"valid: {problem}"
-
-
-_CHECKS: Mapping[str, Callable[[object], str | None]] = {
-    "node_id": _check_node_id,
-    "input_inline": _check_object,
-    "input_ref": _check_object,
-    "timeout_sec": _check_time_limit,
-    "retry_policy": _check_retry_policy,
-    "metrics": _check_object,
-    "artifacts_ref": _check_object,
-    "batches": _check_batches,
-    "batch_uids": _check_batch_uids,
-    "decision": _check_decision,
-    "comment": _check_text,
-    "prerequisite": _check_prerequisite,
-    "nodes": _check_nodes,
-    "edges": _check_edges,
-    "edges_ex": _check_edges_ex,
-    "changes": _check_changes,
-    "scopes": _check_scopes,
-    "interrupt": _check_flag,
-    "reason": _check_text,
-    "by": _check_text,
-    "if_revision": _check_revision,
-}
-
-
-# --- the nodes of a scope -------------------------------------------------------------------------------------------
-
-
-def nodes_below(nodes: Sequence[Node], index: int) -> set[int]:
-    """Return the nodes that depend on a node, directly or through others.
-
-    A node depends on its parents, on the nodes from which it pulls, on the nodes that its function names, and on the
-    nodes that route to it.
-    """
-    return _find_below(children_of(nodes), index)
-
-
-def _find_below(children: Sequence[Collection[int]], index: int) -> set[int]:
-    found, waiting = {index}, [index]
-    while waiting:
-        new = [child for child in children[waiting.pop()] if child not in found]
-        found.update(new)
-        waiting += new
-    return found - {index}
-
-
-def children_of(nodes: Sequence[Node]) -> list[dict[int, bool]]:
-    """Return the children of each node, with whether they use what the node has stored, or start by its route."""
-    index_of = {node.node_id: node.index for node in nodes}
-    children: list[dict[int, bool]] = [{} for _ in nodes]
-    for node in nodes:
-        for parent in node.depends_on:
-            children[index_of[parent]].setdefault(node.index, False)
-        for source in (*node.pulls_from, *list_function_sources(node)):
-            if source in index_of:
-                children[index_of[source]][node.index] = True
-        children[node.index] |= {index_of[target]: True for target in (*node.on_success, *node.on_failure)}
-    return children
-
-
-def list_function_sources(node: Node) -> Iterator[str]:
-    """Yield the nodes that the arguments of a function name."""
-    for name in ("from_nodes", "from_node", "node_id"):
-        value = (node.io.fn_args or {}).get(name) if node.is_function else None
-        yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str))
-
-
-class Pauses:
-    """The paused scopes of a task, and the nodes that start no attempt because of them."""
-
-    def __init__(self, nodes: Sequence[Node], scopes: list[PausedScope]) -> None:
-        """Continue with these scopes. The list changes in place, because it is part of the state of the task."""
-        self._nodes = nodes
-        """All nodes of the task. The list changes in place when an action changes or adds nodes."""
-        self.scopes = scopes
-        self._nodes_of: dict[str, Collection[int]] = {}
-        """The nodes of each scope that was used."""
-        self.held = self._find_held(each.scope for each in scopes)
-        """The indexes of the nodes that must not start an attempt."""
-
-    @cached_property
-    def children(self) -> list[dict[int, bool]]:
-        """The children of each node, with whether they use its results. Only a change of the graph changes them."""
-        return children_of(self._nodes)
-
-    def change_graph(self) -> None:
-        """Find the nodes of all scopes again, because the graph has changed."""
-        self.__dict__.pop("children", None)
-        self._nodes_of.clear()
-        self.held = self._find_held(each.scope for each in self.scopes)
-
-    def _find_held(self, scopes: Iterable[str]) -> set[int]:
-        return {index for scope in scopes for index in self.nodes_of(scope)}
-
-    def nodes_of(self, scope: str) -> Collection[int]:
-        """Return the indexes of the nodes in a scope. Raise ActionRejected if the task has no such scope."""
-        if scope not in self._nodes_of:
-            self._nodes_of[scope] = self._find_nodes(scope)
-        return self._nodes_of[scope]
-
-    def _find_nodes(self, scope: str) -> Collection[int]:
-        if scope == TASK_SCOPE:
-            return range(len(self._nodes))
-        kind, colon, name = scope.partition(":")
-        if not colon or kind not in _SCOPE_KINDS:
-            raise ActionRejected(
-                f"scopes has {printed(scope)}; a scope is {_SCOPE_FORMS}", RejectionCause.INVALID
-            )
-        if kind == "role":
-            return self._nodes_of_role(scope, name)
-        index = next((node.index for node in self._nodes if node.node_id == name), None)
-        if index is None:
-            hint = suggestion(name, (node.node_id for node in self._nodes))
-            raise ActionRejected(
-                f"scopes has {printed(scope)}, but the task has no node {printed(name)}{hint}",
-                RejectionCause.UNKNOWN,
-            )
-        if kind == "node":
-            return (index,)
-        below = _find_below(self.children, index)
-        if not below:
-            raise ActionRejected(
-                f"scopes has {printed(scope)}, but no node depends on {printed(name)}", RejectionCause.UNKNOWN
-            )
-        return below
-
-    def _nodes_of_role(self, scope: str, role: str) -> Collection[int]:
-        found = frozenset(node.index for node in self._nodes if node.type == role)
-        if not found:
-            roles = sorted({node.type for node in self._nodes})
-            raise ActionRejected(
-                f"scopes has {printed(scope)}, but the roles of the task are {names(roles)}",
-                RejectionCause.UNKNOWN,
-            )
-        return found
-
-    @property
-    def whole_task(self) -> bool:
-        """Whether the whole task is paused, so that its deadline does not count."""
-        return any(each.scope == TASK_SCOPE for each in self.scopes)
-
-    def scope_of(self, index: int) -> PausedScope | None:
-        """Return the earliest pause that holds a node."""
-        return next((each for each in self.scopes if index in self.nodes_of(each.scope)), None)
-
-    def held_with(self, more: Iterable[str]) -> set[int]:
-        """Return the nodes that these scopes would hold in addition."""
-        return self._find_held(more) - self.held
-
-    def held_without(self, fewer: Collection[str]) -> set[int]:
-        """Return the nodes that nothing would hold any more without these scopes."""
-        rest = self._find_held(each.scope for each in self.scopes if each.scope not in fewer)
-        return self.held - rest
-
-    def change(self, more: Iterable[PausedScope], fewer: Collection[str]) -> None:
-        """Pause the scopes `more`, and end the pause of the scopes `fewer`."""
-        self.scopes[:] = [*(each for each in self.scopes if each.scope not in fewer), *more]
-        self.held = self._find_held(each.scope for each in self.scopes)
-
-    def drained(self, scope: str, in_flight: Collection[int]) -> bool:
-        """Return whether no attempt of a scope is in flight. `in_flight` has the indexes of nodes with an attempt."""
-        covered = self.nodes_of(scope)
-        return not any(index in covered for index in in_flight)
-
-
-# --- planning -------------------------------------------------------------------------------------------------------
-
-
-def plan(action: Action, task: Task) -> Plan:
-    """Return what an action changes in a task.
-
-    Raise ActionRejected, which says what would be allowed, if the action changes nothing or does not fit the task, or if
-    the task no longer has the revision that the action expects.
-    """
+def check_revision(action: Action, task: Task) -> None:
+    """Raise ActionRejected if the task no longer has the revision that an action expects."""
     if action.if_revision is not None and action.if_revision != task.revision:
         raise ActionRejected(
             f"if_revision is {action.if_revision}, and the task has revision {task.revision}: another action was applied "
             "meanwhile; look at the task again, then repeat the action with its present revision",
             RejectionCause.OUTDATED,
         )
-    planned: Plan = _PLANNERS[type(action)](action, task)
-    _check_starts(planned, task)
-    return planned
 
 
-def _check_starts(planned: Plan, task: Task) -> None:
+def check_starts(planned: Plan, task: Task) -> None:
     """Raise ActionRejected if nodes would not start again that the plan resets, because the task starts no further node.
 
     Skipped nodes lose nothing.
@@ -602,7 +231,7 @@ def name_state(node: Node, state: NodeState) -> str:
     return state.status.value
 
 
-def _find_node(node_id: str, task: Task) -> Node:
+def find_node(node_id: str, task: Task) -> Node:
     """Return a node that an action names. Raise ActionRejected if there is none, or if its reset is in progress."""
     index = task.index_of.get(node_id)
     if index is None:
@@ -616,11 +245,11 @@ def _find_node(node_id: str, task: Task) -> Node:
     return task.nodes[index]
 
 
-def _plan_retry(action: RetryNode, task: Task) -> Plan:
+def plan_retry(action: RetryNode, task: Task) -> Plan:
     """Return the plan that starts a node again, in a new generation, or ends its wait for a retry in the present one."""
-    node = _find_node(action.node_id, task)
+    node = find_node(action.node_id, task)
     state = task.states[node.index]
-    changed = _change_node(node, action, task)
+    changed = change_node(node, action, task)
     is_restart = changed is not None or action.interrupt
     if not _may_restart(node, state, task) or (state.status in _IN_FLIGHT and not action.interrupt):
         if changed is None and node.index in task.waiting:
@@ -717,7 +346,7 @@ class _Skips:
         unfinished = self._find_blockers(node)
         needed = {"count": node.fan_in.count, ALL_DONE: 0}.get(node.fan_in.mode, 1)
         is_closed = len(node.depends_on) - len(unfinished) < min(needed, len(node.depends_on))
-        reasons = {inherited_reason(each, self._states[each.index]) for each in unfinished}
+        reasons = {self._passed_on(each) for each in unfinished}
         return is_closed and reasons == {state.skip_reason}
 
     def lacks_route(self, node: Node) -> bool:
@@ -727,11 +356,11 @@ class _Skips:
     def _find_blockers(self, node: Node) -> list[Node]:
         """Return the parents that have ended without finishing."""
         parents = (self._by_id[each] for each in node.depends_on)
-        return [
-            each
-            for each in parents
-            if (state := self._states[each.index]).status.ended and inherited_reason(each, state)
-        ]
+        return [each for each in parents if self._states[each.index].status.ended and self._passed_on(each)]
+
+    def _passed_on(self, node: Node) -> SkipReason | None:
+        state = self._states[node.index]
+        return inherited_reason(node, state.status, state.skip_reason)
 
     def find_causes(self, node: Node) -> list[str]:
         """Return the ids of the nodes for whose ends a node was skipped, directly or through others."""
@@ -754,9 +383,10 @@ _ENDS: Mapping[type[Action], tuple[str, NodeStatus]] = {
 }
 
 
-def _plan_end(action: SkipNode | CompleteNode | FailNode, task: Task) -> Plan:
+def plan_end(action: SkipNode | CompleteNode | FailNode, task: Task) -> Plan:
+    """Return the plan that ends a node in a new generation."""
     name, status = _ENDS[type(action)]
-    node = _find_node(action.node_id, task)
+    node = find_node(action.node_id, task)
     state = task.states[node.index]
     is_same = state.status is status and state.skip_reason in (None, SkipReason.USER)
     if is_same and not isinstance(action, CompleteNode):
@@ -780,9 +410,10 @@ def _plan_end(action: SkipNode | CompleteNode | FailNode, task: Task) -> Plan:
     return replace(planned, end=end)
 
 
-def _plan_batches(action: RetryBatches | SkipBatches, task: Task) -> Plan:
+def plan_batches(action: RetryBatches | SkipBatches, task: Task) -> Plan:
+    """Return the plan that tries batches again that a node has set aside, or goes on without them."""
     name = RETRY_BATCHES if isinstance(action, RetryBatches) else SKIP_BATCHES
-    node = _find_node(action.node_id, task)
+    node = find_node(action.node_id, task)
     state = task.states[node.index]
     if node.quarantine is None:
         raise ActionRejected(
@@ -846,105 +477,6 @@ def _plan_reset(name: str, node: Node, task: Task, *, interrupt: bool, to: str) 
     )
 
 
-def plan_rerun(
-    node_ids: Sequence[str], nodes: Sequence[Node], states: Sequence[NodeState], keeps: Collection[str] = ()
-) -> Plan:
-    """Return what starts again in an ended task: these nodes, and those that depend on them.
-
-    The nodes in `keeps` keep their batches, and try those again that they have set aside.
-    """
-    index_of = {node.node_id: node.index for node in nodes}
-    resets, _ = find_resets([index_of[node_id] for node_id in node_ids], nodes, states, children_of(nodes))
-    return Plan(
-        what=names(node_ids),
-        changes=[
-            Change(index=index, from_=states[index].status.value, to=NodeStatus.QUEUED.value)
-            for index in sorted(resets)
-        ],
-        resets=tuple(sorted(resets)),
-        batches=tuple(SetAside(index=index_of[node_id]) for node_id in keeps),
-    )
-
-
-def check_keeps(planned: Plan, nodes: Sequence[Node], states: Sequence[NodeState]) -> None:
-    """Raise ActionRejected if a node keeps batches that it has made from what an earlier node is to make anew."""
-    children, kept = children_of(nodes), planned.kept
-    renewed = [index for index in planned.resets if index not in kept]
-    outdated = find_resets(renewed, nodes, states, children)[0] & kept
-    if not outdated:
-        return
-    index = min(outdated)
-    causes = [nodes[each].node_id for each in planned.resets if index in children[each]]
-    name = printed(nodes[index].node_id)
-    raise ActionRejected(
-        f"node {name} cannot keep its batches, because it depends on {names(causes)}, and new batches would mix with those "
-        f"that it has made from the earlier ones; run {name} again as a whole, or leave out the nodes before it"
-    )
-
-
-def choose_reruns(
-    given: Sequence[str] | None, nodes: Sequence[Node], states: Sequence[NodeState]
-) -> list[str]:
-    """Return the ids of the nodes with which a rerun begins. Raise ActionRejected if there is none, or an unknown one."""
-    if given is None:
-        chosen = [node.node_id for node in nodes if is_incomplete(states[node.index])]
-        if not chosen:
-            raise ActionRejected(
-                "all nodes have finished, or were skipped by a condition, a route or a user; name the nodes to run again"
-            )
-        return chosen
-    known = {node.node_id for node in nodes}
-    for node_id in given:
-        if node_id not in known:
-            raise ActionRejected(
-                f"the task has no node {printed(node_id)}{suggestion(node_id, known)}", RejectionCause.UNKNOWN
-            )
-    if not given:
-        raise ActionRejected(
-            "nodes is empty; name at least one node, or leave it out", RejectionCause.INVALID
-        )
-    return list(dict.fromkeys(given))
-
-
-def changed_nodes(
-    inputs: Mapping[str, Mapping[str, Any]], limits: Mapping[str, Mapping[str, Any]], nodes: Sequence[Node]
-) -> dict[str, Any]:
-    """Return the changed fields of nodes, by node id. Raise ActionRejected.
-
-    `inputs` has other values for `input_inline`, and `limits` for `timeout_sec` and `retry_policy`.
-    """
-    task = Task(nodes=nodes, states=[NodeState() for _ in nodes], pauses=Pauses(nodes, []))
-    changed: dict[str, Any] = {}
-    size = 0
-    for node_id in {**inputs, **limits}:
-        node, other = _find_node(node_id, task), {**limits.get(node_id, {})}
-        if node_id in inputs:
-            other["input_inline"] = dict(inputs[node_id])
-        elif _has_limits(node, other):
-            continue
-        action = RetryNode(node_id=node_id, **other)
-        if new := _change_node(node, action, replace(task, changed_bytes=size)):
-            changed[node_id] = changes_of(new)
-            size += json_bytes(changed[node_id])
-    return changed
-
-
-def _has_limits(node: Node, limits: Mapping[str, Any]) -> bool:
-    policy = limits.get("retry_policy") or {}
-    same_policy = all(getattr(node.retry_policy, name) == value for name, value in policy.items())
-    return same_policy and node.timeout_sec == limits.get("timeout_sec", node.timeout_sec)
-
-
-_INCOMPLETE = frozenset({SkipReason.UPSTREAM_FAILED, SkipReason.TASK_FAILED, SkipReason.TASK_CANCELLED})
-
-
-def is_incomplete(state: NodeState) -> bool:
-    """Return whether a rerun starts an ended node again by default: it failed, was cancelled, or was skipped for that."""
-    if state.status is NodeStatus.SKIPPED:
-        return state.skip_reason in _INCOMPLETE
-    return state.status is not NodeStatus.FINISHED
-
-
 def find_resets(
     targets: Sequence[int],
     nodes: Sequence[Node],
@@ -990,7 +522,7 @@ def _describe_effects(name: str, resets: Sequence[int], task: Task) -> Iterator[
         yield "variables keep their values"
 
 
-def _change_node(node: Node, action: RetryNode, task: Task) -> Node | None:
+def change_node(node: Node, action: RetryNode, task: Task) -> Node | None:
     """Return the node with the fields that the action changes; None if it changes none. Raise ActionRejected."""
     given = (action.input_inline, action.input_ref, action.timeout_sec, action.retry_policy)
     if all(each is None for each in given):
@@ -1015,7 +547,7 @@ def _change_node(node: Node, action: RetryNode, task: Task) -> Node | None:
             f"input_inline changes from which nodes {printed(node.node_id)} pulls; retry_node changes only other parts of "
             "the input"
         )
-    if task.changed_bytes + json_bytes(changes_of(changed)) > CHANGED_NODES_BYTES:
+    if json_bytes(task.changed) + json_bytes(changes_of(changed)) > CHANGED_NODES_BYTES:
         raise ActionRejected(
             f"the changed fields of all nodes would have more than {CHANGED_NODES_BYTES:,} bytes of JSON; pass a "
             "reference in input_ref"
@@ -1023,67 +555,9 @@ def _change_node(node: Node, action: RetryNode, task: Task) -> Node | None:
     return changed
 
 
-def change_policy(policy: RetryPolicy, given: Mapping[str, Any]) -> RetryPolicy:
-    """Return a retry policy with other values for these keys, which are valid."""
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in given.items()
-        if value is not None and not key.startswith("x-")
-    }
-    return replace(policy, **values)
-
-
-def rebuild_node(node: Node, **changed: Any) -> Node:
-    """Return a node with changed fields, and with what follows from its input."""
-    new = replace(node, **changed)
-    given = {name: value for name, value in asdict(new.io).items() if value}
-    encoded = encode_json(given)
-    expressions = expressions_of(given, encoded, new.map.over if new.map else None)
-    return replace(new, io_bytes=len(encoded), expressions=expressions)
-
-
-def changes_of(node: Node) -> dict[str, Any]:
-    """Return the fields of a node that actions can change, as JSON."""
-    policy = {**asdict(node.retry_policy), "permanent_on": [*node.retry_policy.permanent_on]}
-    return {
-        "input_inline": node.io.input_inline,
-        "input_ref": node.io.input_ref,
-        "timeout_sec": node.timeout_sec,
-        "retry_policy": policy,
-    }
-
-
-def with_changes(node: Node, changed: Mapping[str, Any]) -> Node:
-    """Return a node with the fields that `changes_of` has returned."""
-    return rebuild_node(
-        node,
-        io=replace(node.io, input_inline=changed["input_inline"], input_ref=changed["input_ref"]),
-        timeout_sec=changed["timeout_sec"],
-        retry_policy=change_policy(node.retry_policy, changed["retry_policy"]),
-    )
-
-
-def with_raw_changes(raw: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node, in the form in which a graph contains it, with the fields that `changes_of` has returned."""
-    io = {name: changed[name] for name in ("input_inline", "input_ref")}
-    fields = {
-        "io": {**(raw.get("io") or {}), **io},
-        "timeout_sec": changed["timeout_sec"],
-        "retry_policy": changed["retry_policy"],
-    }
-    return {**raw, **fields}
-
-
-def changeable(graph: Graph, changed: Mapping[str, Mapping[str, Any]]) -> Graph:
-    """Return a graph whose nodes can be replaced, with the fields that actions have changed."""
-    nodes = [
-        with_changes(node, changed[node.node_id]) if node.node_id in changed else node for node in graph.nodes
-    ]
-    return replace(graph, nodes=nodes)
-
-
-def _plan_decision(action: Decide, task: Task) -> Plan:
-    node = _find_node(action.node_id, task)
+def plan_decision(action: Decide, task: Task) -> Plan:
+    """Return the plan that ends an approval."""
+    node = find_node(action.node_id, task)
     state = task.states[node.index]
     if node.approval is None:
         raise ActionRejected(
@@ -1104,7 +578,8 @@ def _plan_decision(action: Decide, task: Task) -> Plan:
     )
 
 
-def _plan_satisfaction(action: Satisfy, task: Task) -> Plan:
+def plan_satisfaction(action: Satisfy, task: Task) -> Plan:
+    """Return the plan that fulfils a prerequisite."""
     named = [node for node in task.nodes if action.prerequisite in node.prerequisites]
     if not named:
         known = dict.fromkeys(each for node in task.nodes for each in node.prerequisites)
@@ -1140,7 +615,7 @@ def _plan_satisfaction(action: Satisfy, task: Task) -> Plan:
     )
 
 
-def _plan_graph_change(action: ChangeGraph, task: Task) -> Plan:
+def plan_graph_change(action: ChangeGraph, task: Task) -> Plan:
     """Return the plan of a change. An activity validates the changed graph before the task applies it."""
     if task.changes_graph:
         raise ActionRejected(
@@ -1179,7 +654,7 @@ def _plan_graph_change(action: ChangeGraph, task: Task) -> Plan:
 
 
 def _find_unstarted(node_id: str, task: Task) -> int:
-    node = _find_node(node_id, task)
+    node = find_node(node_id, task)
     state = task.states[node.index]
     if state.status is not NodeStatus.QUEUED:
         raise ActionRejected(
@@ -1189,7 +664,8 @@ def _find_unstarted(node_id: str, task: Task) -> int:
     return node.index
 
 
-def _plan_pause(action: Pause, task: Task) -> Plan:
+def plan_pause(action: Pause, task: Task) -> Plan:
+    """Return the plan that pauses scopes."""
     pauses, states = task.pauses, task.states
     scopes = tuple(dict.fromkeys(action.scopes)) or (TASK_SCOPE,)
     known = {each.scope for each in pauses.scopes}
@@ -1242,7 +718,8 @@ def _paused(index: int, state: NodeState, *, runs_on: bool) -> Change:
     )
 
 
-def _plan_resume(action: Resume, task: Task) -> Plan:
+def plan_resume(action: Resume, task: Task) -> Plan:
+    """Return the plan that ends the pause of scopes."""
     pauses, states = task.pauses, task.states
     known = [each.scope for each in pauses.scopes]
     if not known:
@@ -1274,22 +751,7 @@ def _held_name(state: NodeState) -> str:
     return f"{state.status.value}, then {PAUSED}" if state.status in _IN_FLIGHT else PAUSED
 
 
-_PLANNERS: Mapping[type[Action], Callable[[Any, Task], Plan]] = {
-    Pause: _plan_pause,
-    Resume: _plan_resume,
-    RetryNode: _plan_retry,
-    SkipNode: _plan_end,
-    CompleteNode: _plan_end,
-    FailNode: _plan_end,
-    RetryBatches: _plan_batches,
-    SkipBatches: _plan_batches,
-    Decide: _plan_decision,
-    Satisfy: _plan_satisfaction,
-    ChangeGraph: _plan_graph_change,
-}
-
-
-# --- what was applied -----------------------------------------------------------------------------------------------
+# --- what was applied ---------------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True, slots=True)
@@ -1316,7 +778,7 @@ class Audit:
     def keep_result(self, update_id: str, result: dict[str, Any]) -> dict[str, Any]:
         """Keep the result of an update, and forget the oldest ones if all together are too large. Return the result."""
         self.results[update_id] = result
-        while self.results and json_bytes(self.results) > ACTION_RESULTS_BYTES:
+        while self.results and len(dumps(self.results)) > ACTION_RESULTS_BYTES:
             del self.results[next(iter(self.results))]
         return result
 

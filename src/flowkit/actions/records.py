@@ -1,0 +1,200 @@
+"""The actions by which an operator steers a running task: their names, and what each takes."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any, Final
+
+from pydantic import dataclasses as wire
+
+from flowkit.models import temporal_names
+
+PAUSE: Final = "pause"
+RESUME: Final = "resume"
+RETRY_NODE: Final = "retry_node"
+SKIP_NODE: Final = "skip_node"
+COMPLETE_NODE: Final = "complete_node"
+FAIL_NODE: Final = "fail_node"
+RETRY_BATCHES: Final = "retry_batches"
+SKIP_BATCHES: Final = "skip_batches"
+DECIDE: Final = "decide"
+SATISFY: Final = "satisfy"
+CHANGE_GRAPH: Final = temporal_names.CHANGE_GRAPH
+
+PREVIEW_QUERY: Final = "preview"
+"""Query that returns what an action would affect."""
+
+TASK_SCOPE: Final = "task"
+"""The scope of a pause that covers the whole task."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class Pause:
+    """Input of `pause`: start nothing new in these scopes. Running attempts finish."""
+
+    scopes: tuple[str, ...] = (TASK_SCOPE,)
+    """What to pause: `task`, `node:ID`, `below:ID` (all nodes below a node) or `role:NAME`."""
+    interrupt: bool = False
+    """Whether running attempts are stopped. They run again after the pause, which uses no retry."""
+    reason: str = ""
+    by: str = ""
+    """Who requests the action."""
+    if_revision: int | None = None
+    """Reject the action unless the task has this revision."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """Input of `resume`: end the pause of these scopes, or of all if none is given."""
+
+    scopes: tuple[str, ...] = ()
+    reason: str = ""
+    by: str = ""
+    if_revision: int | None = None
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class RetryNode:
+    """Input of `retry_node`: start a new generation of a node and of what depends on it, or end its wait for a retry."""
+
+    node_id: str = ""
+    input_inline: dict[str, Any] | None = None
+    """Keys of the node's `input_inline` to replace. None as the value of a key removes it."""
+    input_ref: dict[str, Any] | None = None
+    timeout_sec: float | None = None
+    retry_policy: dict[str, Any] | None = None
+    """Keys of the node's `retry_policy` to replace."""
+    interrupt: bool = False
+    """Whether attempts are stopped, of the node and of descendants, and a wait for a retry gives way to a new generation."""
+    reason: str = ""
+    by: str = ""
+    if_revision: int | None = None
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class SkipNode:
+    """Input of `skip_node`: end a node as skipped by the user."""
+
+    node_id: str = ""
+    interrupt: bool = False
+    """Whether attempts are stopped: of the node, and of descendants that have to start again."""
+    reason: str = ""
+    by: str = ""
+    if_revision: int | None = None
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class CompleteNode:
+    """Input of `complete_node`: end a node as finished, with these results."""
+
+    node_id: str = ""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """The final metrics of the node."""
+    artifacts_ref: dict[str, Any] | None = None
+    batches: tuple[dict[str, Any], ...] = ()
+    """What nodes that pull from the node find: objects with `batch_uid`, `metrics` and optionally `artifacts_ref`."""
+    interrupt: bool = False
+    reason: str = ""
+    by: str = ""
+    if_revision: int | None = None
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class FailNode:
+    """Input of `fail_node`: end a node as failed. Routes and `allow_failure` apply as to any failure."""
+
+    node_id: str = ""
+    interrupt: bool = False
+    reason: str = ""
+    by: str = ""
+    if_revision: int | None = None
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class RetryBatches:
+    """Input of `retry_batches`: run a node again that has ended or is held, to try batches again that it has set aside.
+
+    The node keeps its other batches. What depends on it starts a new generation.
+    """
+
+    node_id: str = ""
+    batch_uids: tuple[str, ...] = ()
+    """Batches to try again. Empty for all that are set aside and not skipped."""
+    interrupt: bool = False
+    """Whether descendants that run are stopped."""
+    reason: str = ""
+    by: str = ""
+    if_revision: int | None = None
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class SkipBatches:
+    """Input of `skip_batches`: accept that batches are missing that a node has set aside.
+
+    They no longer count as failed. A node that has failed, or is held, runs again without them.
+    """
+
+    node_id: str = ""
+    batch_uids: tuple[str, ...] = ()
+    """Batches to skip. Empty for all that are set aside."""
+    interrupt: bool = False
+    """Whether descendants that run are stopped, if the node runs again."""
+    reason: str = ""
+    by: str = ""
+    if_revision: int | None = None
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class Decide:
+    """Input of `decide`: approve or reject at a node of the type `approval`."""
+
+    node_id: str = ""
+    decision: str = ""
+    """`approve` or `reject`."""
+    comment: str = ""
+    reason: str = ""
+    by: str = ""
+    if_revision: int | None = None
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class Satisfy:
+    """Input of `satisfy`: fulfil a prerequisite, for all nodes of the task that name it."""
+
+    prerequisite: str = ""
+    reason: str = ""
+    by: str = ""
+    if_revision: int | None = None
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class ChangeGraph:
+    """Input of `change_graph`: add nodes to the graph, and change nodes that have not started."""
+
+    nodes: tuple[dict[str, Any], ...] = ()
+    """New nodes, in the form in which a graph contains them."""
+    edges: tuple[Any, ...] = ()
+    """Pairs `[from, to]`. They lead to new nodes."""
+    edges_ex: tuple[dict[str, Any], ...] = ()
+    """Edges with conditions, which lead to new nodes too."""
+    changes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By node id, a JSON merge patch (RFC 7396) of the node: new values of `io`, `retry_policy`, `timeout_sec`,
+    `deadline_sec` and `when`. Nested objects are merged, and null removes a key."""
+    reason: str = ""
+    by: str = ""
+    if_revision: int | None = None
+
+
+Action = (
+    Pause
+    | Resume
+    | RetryNode
+    | SkipNode
+    | CompleteNode
+    | FailNode
+    | RetryBatches
+    | SkipBatches
+    | Decide
+    | Satisfy
+    | ChangeGraph
+)

@@ -1,0 +1,82 @@
+"""CONTRIBUTING lists the modules that run for one action, so that a reader can follow it from file to file."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.attempt import role_lease
+from flowkit.engine import slot_leaks
+from flowkit.workflows.task import Task
+from tests.integration.handlers import Quick
+from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, node
+from tests.tools.way_of_a_node import CHAIN, Way, documented, not_listed
+
+if TYPE_CHECKING:
+    from flowkit.local import Stack
+    from flowkit.worker import Batch, BatchResult
+    from flowkit.worker.context import RunContext
+
+SECTION = "The way of an action"
+MOST_FILES = 20
+UNDISTURBED: dict[str, Any] = {"sweep_sec": 3600, "lease_ttl_sec": 300}
+"""Settings with which the engine does nothing else meanwhile."""
+
+
+class Endless(Quick):
+    """Runs until it is stopped, and tells when it has begun."""
+
+    def __init__(self) -> None:
+        self.began = asyncio.Event()
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Wait for the end of the attempt."""
+        self.began.set()
+        await asyncio.Event().wait()
+        return await super().process_batch(batch, ctx)
+
+
+def end_at_the_answer(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End a way when the handler of the update has its answer. What it has started in the background does not count."""
+    apply = Task._apply
+
+    async def noted(self: Task, name: str, given: Any) -> dict[str, Any]:
+        try:
+            return await apply(self, name, given)
+        finally:
+            way.end()
+
+    monkeypatch.setattr(Task, "_apply", noted)
+
+
+@pytest.mark.server
+async def test_contributing_lists_the_files_on_the_way_of_an_action(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(temporal=stack.temporal_address, mongo=stack.mongo_url)
+    harness.settings |= UNDISTURBED
+    monkeypatch.setenv("MONGO_DATABASE", harness.database)
+    monkeypatch.setattr(slot_leaks, "_IDLE_TICK_SEC", 3600)
+    monkeypatch.setattr(role_lease, "LOST_SEC", 3600)
+    way, handler = Way(), Endless()
+    end_at_the_answer(way, monkeypatch)
+    with way.recorded():
+        await harness.engine()
+        await harness.worker({"endless": handler})
+        task = await harness.create(node("a", "endless"), node("b", "endless", "a"))
+        for name in CHAIN:
+            await asyncio.wait_for(handler.began.wait(), EVENT_TIMEOUT_SEC)
+            handler.began.clear()
+            way.note(name)
+            await harness.coordinator.retry_node(task, "a", interrupt=True)
+        await harness.coordinator.cancel_task(task)
+        await harness.close()
+    [listed] = documented(SECTION).values()
+    assert way.modules() - not_listed() == set(listed)
+
+
+def test_the_way_of_an_action_is_no_longer_than_a_reader_can_follow() -> None:
+    [listed] = documented(SECTION).values()
+    assert len(listed) <= MOST_FILES
