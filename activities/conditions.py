@@ -304,7 +304,9 @@ def _select_values(
 
 
 def _shorten(outcomes: list[Outcome]) -> list[Outcome]:
-    """Return the outcomes, with shorter errors if thousands of them would be too large for the result of an activity."""
+    """Return the outcomes, with shorter errors if thousands of them would be too large for the result of an
+    activity.
+    """
     errors = [len(outcome.encode()) for outcome in outcomes if isinstance(outcome, str)]
     if sum(errors) <= REPORT_BYTES:
         return outcomes

@@ -1,4 +1,5 @@
-"""The engine's own activities, which open a task, change it, record the state that its workflow reports, and close it."""
+"""The engine's own activities, which open a task, change it, record the state that its workflow reports,
+and close it."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ If their engine crashes, the missing heartbeats let Temporal retry the call on a
 
 
 _DOCUMENT_PAUSES_SEC = (0, 0.05, 0.1, 0.2)
-"""Pauses before the tries to close the document of a rejected task. A client writes it just after it starts the task."""
+"""Pauses before the tries to close the document of a rejected task. A client writes it just after it starts
+the task."""
 
 
 async def unknown_namespace() -> str:

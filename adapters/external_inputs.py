@@ -45,7 +45,8 @@ class ExternalInputs:
     async def find_unfinished(self, attempt: AttemptInput, pull: PullArgs) -> dict[str, Uids]:
         """Return the uids of stored source batches that the node has not finished, by source; only non-empty sets.
 
-        A claim alone does not count: a worker that runs an outdated attempt may claim a batch, and its result is ignored.
+        A claim alone does not count: a worker that runs an outdated attempt may claim a batch, and its
+        result is ignored.
         """
         stored = await self._read_stored(attempt.task_id, pull.from_nodes, attempt.source_first_epochs)
         claimed, finished = await self._read_claimed(attempt), await self._read_finished(attempt)
@@ -121,11 +122,12 @@ class ExternalInputs:
         return found
 
     async def _read_finished(self, attempt: AttemptInput) -> Uids:
-        """Return the uids of the node's own batches whose results are stored: the artifact, and the metrics if it has any.
+        """Return the uids of the node's own batches whose results are stored: the artifact, and the metrics
+        if it has any.
 
         A worker writes the artifact itself, while the bridge writes the metrics when it receives the event about the
-        batch. The events of an attempt that has ended, for example because it was cancelled, are ignored. The metrics row of
-        a batch that failed before then still says so.
+        batch. The events of an attempt that has ended, for example because it was cancelled, are ignored.
+        The metrics row of a batch that failed before then still says so.
         """
         generation = generation_filter(attempt.first_epoch)
         own = {"task_id": attempt.task_id, "node_id": attempt.node_id, **generation}

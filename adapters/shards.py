@@ -163,7 +163,8 @@ class ShardStore:
     ) -> dict[str, ShardProgress]:
         """Return how far the shards of a task's nodes are, by node id. Nodes without shards are absent.
 
-        Shards that began before the latest reset of their node do not count. `first_epochs` are the epochs of the resets.
+        Shards that began before the latest reset of their node do not count. `first_epochs` are the epochs
+        of the resets.
         """
         found: dict[str, ShardProgress] = {}
         shown = {

@@ -2,7 +2,8 @@
 
 A poll may contain the events of many nodes. The events of one node are processed in order, those of different nodes
 concurrently. The consumer commits the offsets of a poll only after everything in it is stored, which includes the
-renewals of leases and the log (`settle`). After a crash, the same events are therefore processed again, without further effect.
+renewals of leases and the log (`settle`). After a crash, the same events are therefore processed again,
+without further effect.
 
 An event that can never be handled ends its attempt, so that no batch is lost unnoticed, and affects no other attempt.
 A malformed record does the same if it is about an open attempt. Other malformed records are skipped.
@@ -141,7 +142,9 @@ class StatusEvents:
             return bad
 
     async def _attribute(self, bad: BadEvent) -> BadEvent | None:
-        """Return a malformed record that names no epoch as one of the latest open attempt of its node; None if there is none."""
+        """Return a malformed record that names no epoch as one of the latest open attempt of its node; None
+        if there is none.
+        """
         for node in bad.nodes:
             find = partial(self._stores.dispatches.find_open_before, *node, LARGEST_EPOCH + 1)
             if found := await self._context.db(find):
@@ -405,7 +408,9 @@ class StatusEvents:
             self._finish(ended)
 
     async def _read_flag(self, run: PolledNode, record: Dispatch) -> CancelFlag | None:
-        """Return the cancel flag of an attempt without a cancel request: a worker may see it before any bridge (H11)."""
+        """Return the cancel flag of an attempt without a cancel request: a worker may see it before any
+        bridge (H11).
+        """
         if record.cancel is not None or run.flagged is None:
             return None
         if record.attempt.task_id not in await run.flagged:

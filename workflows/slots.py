@@ -1,9 +1,10 @@
-"""Everything about slots inside the workflow: which attempts of a task may be in flight, and which ones wait for a slot.
+"""Everything about slots inside the workflow: which attempts of a task may be in flight, and which ones
+wait for a slot.
 
 An attempt needs a slot of its task, whose limits (`window` and `max_in_flight`) the workflow counts. With concurrency
-limits, it also needs a concurrency slot, which the engine counts over all tasks. A node first asks whether such a slot is
-free. If none is, the nodes of its role wait in the workflow, and only the first of them has a request in the engine, so
-that tasks take turns.
+limits, it also needs a concurrency slot, which the engine counts over all tasks. A node first asks whether
+such a slot is free. If none is, the nodes of its role wait in the workflow, and only the first of them has
+a request in the engine, so that tasks take turns.
 """
 
 from __future__ import annotations

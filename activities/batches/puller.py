@@ -146,7 +146,9 @@ class Puller:
         return await self._sources.find_end(scan.markers, scan.unconfirmed)
 
     async def _deliver_left(self) -> AsyncGenerator[Delivery, None]:
-        """Yield the batches that others have left, when all others have been taken: none in an attempt that runs alone."""
+        """Yield the batches that others have left, when all others have been taken: none in an attempt that
+        runs alone.
+        """
         return
         yield
 
@@ -184,7 +186,9 @@ class Puller:
             self._schedule.hasten()
 
     def _select_fresh(self, source: str, stored: Mapping[str, Entry]) -> list[Entry]:
-        """Return the batches that are neither taken nor done. Forget the items of earlier scans, which are not repeated.
+        """Return the batches that are neither taken nor done.
+
+        Forget the items of earlier scans, which are not repeated.
 
         For a node that splits batches into chunks, only the uids of the chunks show whether a batch is done.
         """
@@ -297,9 +301,11 @@ class SharedPuller(Puller):
             del delivery
 
     async def _deliver_left(self) -> AsyncGenerator[Delivery, None]:
-        """Take over, and yield, the batches that lost shards have claimed and not stored, or whose claims were released.
+        """Take over, and yield, the batches that lost shards have claimed and not stored, or whose claims
+        were released.
 
-        A shard that hands over delivers those that it has claimed itself: no other one takes over what a finished attempt has.
+        A shard that hands over delivers those that it has claimed itself: no other one takes over what a
+        finished attempt has.
         """
         while claims := await self._find_left():
             for claim in claims:
@@ -467,7 +473,8 @@ MOST_MARKS = 10
 OVERLAP = timedelta(seconds=5)
 """How much of the time before the newest batch each scan reads again.
 
-The time of a batch is taken before the batch is written, so batches can appear in another order than that of their times.
+The time of a batch is taken before the batch is written, so batches can appear in another order than that
+of their times.
 """
 _FULL_SEC = 10.0
 """The shortest time between two complete scans."""
@@ -478,9 +485,9 @@ _FULL_SHARE = 20.0
 class Scanner:
     """Scans the sources of one attempt, completely or for new batches.
 
-    A scan for new batches can miss some: those that a process wrote very late, for example after an outage, or after its
-    clock was set back, and those of an outdated attempt. A complete scan finds them. It runs about every ten seconds, and
-    always to decide that there are no more batches.
+    A scan for new batches can miss some: those that a process wrote very late, for example after an outage,
+    or after its clock was set back, and those of an outdated attempt. A complete scan finds them. It runs
+    about every ten seconds, and always to decide that there are no more batches.
     """
 
     def __init__(self, artifacts: ArtifactStore, attempt: AttemptInput, sources: Sequence[str]) -> None:
@@ -493,7 +500,9 @@ class Scanner:
         self._full_due = 0.0
 
     async def scan(self, *, complete: bool) -> Scan:
-        """Return all batches of the sources if `complete` is set or a complete scan is due, otherwise at least the new ones."""
+        """Return all batches of the sources if `complete` is set or a complete scan is due, otherwise at
+        least the new ones.
+        """
         began = time.monotonic()
         if complete or began >= self._full_due:
             self.restart()
@@ -695,8 +704,8 @@ class Sources:
         An external worker writes its marker before the bridge has stored its last batches (protocol: hazard H19). Such
         a marker of one of the nodes in `unconfirmed` counts only once the node has ended.
 
-        States can be two seconds old. Confirm the snapshot with `are_still_ended`, during or after the scan that finds no
-        more batches.
+        States can be two seconds old. Confirm the snapshot with `are_still_ended`, during or after the scan
+        that finds no more batches.
         """
         if self._restarted:
             await self._read_states()
@@ -762,8 +771,8 @@ class Sources:
     async def _any_running(self) -> bool:
         """Return whether a worker runs a source. The command of an external one may still wait for its worker.
 
-        Whether an attempt is native does not change, so that is looked for once. A bridge may have begun an external one that
-        has no dispatch record yet.
+        Whether an attempt is native does not change, so that is looked for once. A bridge may have begun an
+        external one that has no dispatch record yet.
         """
         begun = {name: self._states[name][1] for name in self._names if self._get_status(name) in _BEGUN}
         if any(self._native.get(name) == epoch for name, epoch in begun.items()):

@@ -1,7 +1,8 @@
 """The data converter of FlowKit's Temporal clients: the one of `FLOWKIT_DATA_CONVERTER`, or Temporal's for Pydantic.
 
-The payload converter is Temporal's converter for Pydantic, without its cost per workflow task: the SDK creates the payload converters anew for each workflow task, and derives others for each activity. Instances of
-this converter share their parts, and none depends on the workflow or activity.
+The payload converter is Temporal's converter for Pydantic, without its cost per workflow task: the SDK
+creates the payload converters anew for each workflow task, and derives others for each activity. Instances
+of this converter share their parts, and none depends on the workflow or activity.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The conditions of a graph (`when`): which are due, and how their results change the parents that a gate sees. Pure.
 
-The rules never evaluate an expression. The workflow lets an activity evaluate those that are due, and stores the results
-in the states of the nodes. The condition of a node is due when its gate and its route have opened. The condition of an
-edge is due when the parent has finished, or has stored a batch from which the child streams, while the gate of the
-child is still undecided.
+The rules never evaluate an expression. The workflow lets an activity evaluate those that are due, and
+stores the results in the states of the nodes. The condition of a node is due when its gate and its route
+have opened. The condition of an edge is due when the parent has finished, or has stored a batch from which
+the child streams, while the gate of the child is still undecided.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from flowkit.server.cli import tokens
 
 app = typer.Typer(
     name="flowkit",
-    help="Run tasks and FlowKit's processes. Set TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE and MONGO_URL to connect to your servers.",
+    help="Run tasks and FlowKit's processes. Set TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE and MONGO_URL "
+    "to connect to your servers.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -41,7 +41,8 @@ class Exit(IntEnum):
 
 
 EPILOG = (
-    "Exit codes: 0 success, and the task finished; 1 the task failed; 2 the command line, a file or a setting is invalid; "
+    "Exit codes: 0 success, and the task finished; 1 the task failed; 2 the command line, a file or "
+    "a setting is invalid; "
     "3 Temporal or MongoDB is unavailable; 4 no such task; 5 the task was cancelled; 70 unexpected error; "
     "124 timeout; 130 interrupted."
 )

@@ -98,7 +98,10 @@ def read_pairs(given: Sequence[str], option: str, example: str) -> dict[str, Any
 
 
 def read_value(text: str) -> Any:
-    """Return the value if the text is JSON; otherwise return the text. Raise ConfigError for an object with a key twice."""
+    """Return the value if the text is JSON; otherwise return the text.
+
+    Raise ConfigError for an object with a key twice.
+    """
     try:
         return load_json(text, constants=False)
     except (EqualKeys, JsonRefused) as error:
@@ -119,7 +122,10 @@ def read_object(text: str, option: str, remedy: str) -> dict[str, Any]:
 
 
 def read_objects(text: str, option: str, remedy: str) -> list[dict[str, Any]]:
-    """Return the list of objects in an option's JSON text, or in a file given as `@file`. Raise as `read_object` does."""
+    """Return the list of objects in an option's JSON text, or in a file given as `@file`.
+
+    Raise as `read_object` does.
+    """
     value, place = _read_json(text, option)
     if not isinstance(value, list):
         raise add_remedy(ConfigError(f"{place} holds {_name(value)}, not a list of objects"), remedy)

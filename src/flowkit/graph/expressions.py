@@ -1,7 +1,7 @@
 """Values by expression in the input of a node: `{"$cel": "params.day"}` in place of a value. Pure.
 
-The workflow only knows where the expressions are. An activity evaluates them when the node starts and stores the values;
-the executor of an attempt puts them in.
+The workflow only knows where the expressions are. An activity evaluates them when the node starts and
+stores the values; the executor of an attempt puts them in.
 """
 
 from __future__ import annotations

@@ -97,7 +97,9 @@ def validate_input(
     max_nodes: int | None = limits.MAX_NODES,
     external_roles: Collection[str] = (),
 ) -> Graph:
-    """Return the validated graph of a new task. Its warnings include those about `external_roles` and `unread_warnings`.
+    """Return the validated graph of a new task.
+
+    Its warnings include those about `external_roles` and `unread_warnings`.
 
     The `params_schema` of the graph is not checked here, because a schema can make its check endless; see ParamsChecks.
 
@@ -235,7 +237,8 @@ def external_warnings(graph: Graph, roles: Collection[str]) -> Iterator[str]:
         if len(sources) > 1:
             yield (
                 f"node {node.node_id!r} has the external role {node.type!r} and pulls from {len(sources)} nodes "
-                f"({', '.join(map(repr, sources))}): their batch uids must differ, because external workers treat equal "
+                f"({', '.join(map(repr, sources))}): their batch uids must differ, because external "
+                f"workers treat equal "
                 "ones as one batch; the attempt fails as batch_uid_clash if they do not"
             )
 

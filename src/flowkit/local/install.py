@@ -1,4 +1,5 @@
-"""The cache of installed programs, and how FlowKit fills it: pinned downloads, Java programs from Maven, other programs."""
+"""The cache of installed programs, and how FlowKit fills it: pinned downloads, Java programs from Maven,
+other programs."""
 
 from __future__ import annotations
 

@@ -74,7 +74,10 @@ def close_orphaned(
     database: MongoDatabase = DEFAULT_DATABASE,
     verbose: Verbose = False,
 ) -> None:
-    """Close the open tasks of a Temporal namespace that no longer exists. Without --namespace-id, only count open tasks."""
+    """Close the open tasks of a Temporal namespace that no longer exists.
+
+    Without --namespace-id, only count open tasks.
+    """
     log_warnings(verbose)
     from flowkit.cli.retention.orphans import close_orphans, count_open
 

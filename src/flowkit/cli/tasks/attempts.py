@@ -1,7 +1,8 @@
 """`flowkit attempts`, which shows the history of attempts. It imports its dependencies when it runs.
 
 Temporal's history has every attempt of a task: its worker, times and outcome. MongoDB has the workers of external
-attempts, and, once Temporal has deleted the history, still the event log of attempts and the latest attempt of each node.
+attempts, and, once Temporal has deleted the history, still the event log of attempts and the latest attempt
+of each node.
 """
 
 from __future__ import annotations

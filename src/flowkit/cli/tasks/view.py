@@ -532,7 +532,9 @@ def _describe_other_databases(queue: str, others: Sequence[str], own: str) -> li
 
 
 def describe_unknown_roles(unknown: Mapping[str, Sequence[str]], option: str = "") -> list[str]:
-    """Return hints at the roles that no worker has ever polled, each with similar ones that are polled (`never_polled_roles`)."""
+    """Return hints at the roles that no worker has ever polled, each with similar ones that are polled
+    (`never_polled_roles`).
+    """
     start = f"start one with `flowkit worker module:Handler{option}`"
     others = [role for role, similar in unknown.items() if not similar]
     hints = [

@@ -98,7 +98,9 @@ def workers(
     queue: Queue = None,
     verbose: Verbose = False,
 ) -> None:
-    """Show workers, engines and bridges: their roles, versions and slots, what they run, and when they were last seen."""
+    """Show workers, engines and bridges: their roles, versions and slots, what they run, and when they were
+    last seen.
+    """
     log_warnings(verbose)
     where = Where(mongo_url=mongo_url, database=database, queue=queue)
     every, mixed = asyncio.run(_read(where))

@@ -51,7 +51,8 @@ def logs(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of --data of `flowkit up`. Default: the temporary folder of the running one, or its folder in the current folder."
+            help="Folder of --data of `flowkit up`. Default: the temporary folder of the running "
+            "one, or its folder in the current folder."
         ),
     ] = None,
     verbose: Verbose = False,

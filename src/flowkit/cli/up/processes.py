@@ -100,7 +100,10 @@ def create_processes(plan: UpPlan, folder: Path) -> Processes:
 
 
 def _gateway_options(plan: UpPlan) -> list[str]:
-    """Return the options of the gateway. Its supervisors may run on this machine, unless the environment says otherwise."""
+    """Return the options of the gateway.
+
+    Its supervisors may run on this machine, unless the environment says otherwise.
+    """
     http, websocket = plan.ports.gateway
     networks = os.environ.get("FLOWKIT_SUPERVISOR_NETWORKS") or "loopback,private,public"
     return [
