@@ -43,12 +43,13 @@ setup: $(INSTALLED) servers ## Install the package, its tools and the local serv
 servers: $(INSTALLED)
 	@$(BIN)/flowkit up --install --external any
 
-check: lint ## Lint, types, documentation, and tests that need no server and little time (under 90 s).
+check: lint ## Lint, import layers, types, documentation, and tests that need no server and little time (under 90 s).
 	@$(MAKE) --no-print-directory --output-sync=target --jobs=3 types site quick
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
+	@report=$$($(BIN)/lint-imports --no-cache --no-logo) || { echo "$$report"; exit 1; }
 
 types: $(INSTALLED)
 	$(BIN)/mypy

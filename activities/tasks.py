@@ -14,7 +14,6 @@ from temporalio.exceptions import ApplicationError
 from flowkit.activities.params_checks import ENGINE_SLACK, ParamsChecks
 from flowkit.adapters.tasks.store import is_same_database, latest_attempt, show_database
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
-from flowkit.admission.store import AdmittedTasks
 from flowkit.attempt.failures import cut, refusal
 from flowkit.attempt.supervision import sending_heartbeats
 from flowkit.errors import (
@@ -48,7 +47,7 @@ from flowkit.models.columns import unpack
 from flowkit.validation.storable import storage_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.adapters.artifacts import ArtifactStore
@@ -89,7 +88,9 @@ class TaskActivities:
         max_nodes: int,
         external_roles: Collection[str] = (),
         namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
+        on_closed: Sequence[Callable[[CloseTask], Awaitable[None]]] = (),
     ) -> None:
+        """`on_closed` is called for each task that has closed, after its end is in MongoDB."""
         self._tasks = tasks
         self._artifacts = artifacts
         self._portal = portal
@@ -98,7 +99,7 @@ class TaskActivities:
         self._max_nodes = max_nodes
         self._external_roles = external_roles
         self._stored = StoredTasks(tasks)
-        self._admitted = AdmittedTasks(tasks.database)
+        self._on_closed = on_closed
         self._namespace_id = namespace_id
         self._params = ParamsChecks(slack=ENGINE_SLACK)
 
@@ -267,7 +268,8 @@ class TaskActivities:
         await check_database(self._tasks, close.task_id, close.deployment)
         found = await self._end(close)
         await self._artifacts.mark_ended(close.task_id, close.nodes, close.at)
-        await self._admitted.end(close.task_id, close.admitted_as, close.status, close.reason, close.at)
+        for follow_up in self._on_closed:
+            await follow_up(close)
         return found
 
     async def _end(self, close: CloseTask) -> bool:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.bare_admission import MAX_ACTIVE, MAX_PENDING, MAX_PER_USER, BareAdmission
 from flowkit import Admission
 from flowkit.adapters.group_commit import GroupCommit
-from flowkit.admission.models import Door, Kind, Limits, Priority, Report, Request, State
+from flowkit.admission.models import Door, Kind, Limits, Report, Request, State
 from flowkit.admission.process import AdmissionProcess, AdmissionSettings
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.store import AdmissionStore
+from flowkit.models.admission import Priority
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence

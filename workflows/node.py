@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ from flowkit.workflows.shards import RetryWaits, Shards
 from flowkit.workflows.slots import Slots, TaskSlots, concurrency_slots_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, KeysView
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import Node, NodeState, Settings, ShardStarted
@@ -112,6 +112,23 @@ _FLAG_TIMEOUT_SEC = 1.0
 """How long an attempt continues until its cancel flag has reached MongoDB, from which it learns the cancel reason."""
 
 
+@dataclass(slots=True, eq=False)
+class OpenNode:
+    """A node of the present generation that has started, and whose end the main loop has not processed."""
+
+    index: int
+    task: asyncio.Task[None] | None = None
+    """What runs its attempts, with what comes before and between them, or waits for the decision about its failure."""
+    stop: AttemptFailure | None = None
+    """The failure with which `RunningNodes.stop` ends it, in place of any other outcome."""
+    interrupted: bool = False
+    """Whether a pause stops its attempt."""
+    cancelled_by_pause: bool = False
+    """Whether a pause has cancelled `task`, after which the node waits for the end of the pause."""
+    status: NodeStatus | None = None
+    """How it has ended, which the main loop processes next."""
+
+
 class RunningNodes:
     """The nodes of a task that have started and whose end the main loop has not yet processed.
 
@@ -146,31 +163,27 @@ class RunningNodes:
         """Whether the task has stopped starting attempts because it must continue in a new run, or because it stops."""
         self.stopping = False
         """Whether the main loop has ended, so that the task as a whole ends its running nodes."""
-        self.flying: set[int] = set()
-        """The nodes whose attempts are scheduled or running."""
+        self._open: dict[int, OpenNode] = {}
+        """The nodes that run, wait, or have ended, by index."""
+        self._ended: list[OpenNode] = []
+        """Those that have ended, in the order in which they did."""
         self.parked = document.parked
-        """The nodes that would start an attempt, but are paused."""
-        self._interrupted: set[int] = set()
-        """The nodes whose attempts a pause stops."""
-        self._held_back: set[int] = set()
-        """The nodes whose attempt or wait a pause has cancelled, and which have not ended it yet."""
-        self.stops: dict[int, AttemptFailure] = {}
-        """The failures of the nodes that `stop` ends."""
+        """The nodes that would run without a pause."""
+        self._given_up: dict[asyncio.Task[None], None] = {}
+        """What runs of earlier generations of nodes. How it ends does not count."""
+        self._flights: Counter[int] = Counter()
+        """The numbers of attempts that are scheduled or running, of nodes that have any. Those of earlier generations count."""
         self._streak = streak
         self.local = self._find_local()
         self.concurrency = concurrency_slots_of(state, is_draining=self.starts_no_attempts, on_change=wake)
         self._task_slots = TaskSlots(Slots(limit=settings.max_in_flight, window=settings.window))
         self.evaluations = asyncio.Semaphore(MOST_EVALUATIONS)
         """Limits the evaluations of values by expression. A node holds no slot meanwhile, so it cannot block others."""
-        self._flights: Counter[int] = Counter()
         self.retry_waits = RetryWaits()
         self.shards: dict[int, Shards] = {}
         """The shards of the nodes that run shards."""
-        self._running: dict[int, asyncio.Task[None]] = {}
-        self._detached: dict[asyncio.Task[None], None] = {}
-        """The nodes of earlier generations that have not ended yet. How they end does not count."""
         self._cancelling: set[asyncio.Task[None]] = set()
-        self._ended: list[tuple[int, NodeStatus]] = []
+        """What cancels attempts when their cancel flags are written. The event loop alone would not keep it."""
         self._error: Exception | None = None
         """An unexpected error of a node. It fails the workflow task, so that Temporal shows it."""
         self._reserved = 0
@@ -184,7 +197,7 @@ class RunningNodes:
 
     def _find_local(self) -> LocalAttempts | None:
         return local_attempts_of(
-            self.settings, self.scheduler, self._streak, is_only_running_node=lambda: len(self._running) == 1
+            self.settings, self.scheduler, self._streak, is_only_running_node=lambda: len(self._open) == 1
         )
 
     def change_graph(self) -> None:
@@ -193,19 +206,24 @@ class RunningNodes:
 
     @property
     def in_flight(self) -> int:
-        """Number of attempts that are scheduled or running."""
-        return len(self.flying)
+        """Number of nodes with an attempt that is scheduled or running."""
+        return len(self._flights)
 
-    def begin_flight(self, index: int) -> None:
-        """Note that an attempt of a node is in flight. A node with shards may have several."""
+    @property
+    def flying(self) -> KeysView[int]:
+        """The nodes whose attempts are scheduled or running."""
+        return self._flights.keys()
+
+    @contextmanager
+    def flight(self, index: int) -> Iterator[None]:
+        """Count an attempt of a node that is scheduled or runs. A node with shards may have several."""
         self._flights[index] += 1
-        self.flying.add(index)
-
-    def end_flight(self, index: int) -> None:
-        """Note that an attempt of a node has ended."""
-        self._flights[index] -= 1
-        if not self._flights[index]:
-            self.flying.discard(index)
+        try:
+            yield
+        finally:
+            self._flights[index] -= 1
+            if self._flights[index] <= 0:  # less if `cancel` has given up the attempt before
+                del self._flights[index]
 
     def note_shard(self, started: ShardStarted) -> None:
         """Note that the attempt of a shard has begun. Ignore nodes that run no shards."""
@@ -252,7 +270,7 @@ class RunningNodes:
         if self.local is not None:
             self.local.note_starts(starting, with_conditions=self.scheduler.any_due)
         for node, state in starting:
-            self._running[node.index] = asyncio.create_task(self._run(node, state))
+            self._open[node.index] = OpenNode(node.index, asyncio.create_task(self._run(node, state)))
 
     async def _run(self, node: Node, state: NodeState) -> None:
         try:
@@ -264,38 +282,59 @@ class RunningNodes:
             raise
         if self.is_given_up(node.index):
             return
-        self._held_back.discard(node.index)
         if status is not None:
             self._end(node.index, status)
         elif not self.starts_no_attempts():
-            self._running.pop(node.index, None)
-            self.start([node.index])
+            self._continue(node.index)
+
+    def _continue(self, index: int) -> None:
+        """Let a node start again that has run no further attempt. If it is paused, it waits for that without a slot."""
+        failure = self.failure_of_stop(index)
+        if failure is not None:
+            self._fail_stopped(index, failure)
+            return
+        self._open.pop(index, None)
+        self.start([index])
 
     def _end_cancelled(self, index: int) -> NodeStatus | None:
         """Return how a node ends whose asyncio task was cancelled; None if it continues later, or does not count."""
         if self.is_given_up(index):
             return None
-        if index in self.stops:
-            failure, state = self.stops[index], self.scheduler.states[index]
-            note_failure(state, failure.code, failure.message)
-            state.next_retry_at = None
+        open_node = self._open.get(index)
+        if open_node is not None and open_node.stop is not None:
+            self._note_stop(index, open_node.stop)
             return NodeStatus.FAILED
-        if self.stopping or index not in self._held_back:
+        if self.stopping or open_node is None or not open_node.cancelled_by_pause:
             raise asyncio.CancelledError
         return None
 
+    def _note_stop(self, index: int, failure: AttemptFailure) -> None:
+        state = self.scheduler.states[index]
+        note_failure(state, failure.code, failure.message)
+        state.next_retry_at = None
+
+    def _fail_stopped(self, index: int, failure: AttemptFailure) -> None:
+        self._note_stop(index, failure)
+        self._end(index, NodeStatus.FAILED)
+
     def is_given_up(self, index: int) -> bool:
         """Return whether the present asyncio task runs a generation of a node that an action gives up, or has given up."""
-        return index in self.scheduler.resetting or asyncio.current_task() in self._detached
+        return index in self.scheduler.resetting or asyncio.current_task() in self._given_up
 
     def _end(self, index: int, status: NodeStatus) -> None:
         """Let the main loop process the end of a node, or hold its failure until an operator decides."""
         if status is NodeStatus.FAILED and self.scheduler.holds_failure(index):
-            self._running.pop(index, None)
+            self._open.pop(index, None)
             self.scheduler.states[index].held_until = HOLD
             self._hold(index)
         else:
-            self._ended.append((index, status))
+            self._note_end(index, status)
+
+    def _note_end(self, index: int, status: NodeStatus) -> None:
+        self.parked.discard(index)
+        ended = self._open.setdefault(index, OpenNode(index))
+        ended.status = status
+        self._ended.append(ended)
 
     def _hold(self, index: int) -> None:
         """Keep a failed node open until an operator decides about it, at most for its `hold_sec`.
@@ -307,40 +346,38 @@ class RunningNodes:
             self.scheduler.states[index],
             workflow.now().timestamp(),
         )
-        self.stops.pop(index, None)
         if state.held_until == HOLD:
             state.held_until = now + (node.hold_sec or 0.0)
         state.status, state.next_retry_at, state.waits_for = NodeStatus.DEFERRED, None, None
         state.deadline_at = state.deadline_left = None
         self.document.write_node(index)
+        self.parked.discard(index)
         if not self.stopping:
-            self._running[index] = asyncio.create_task(self._await_decision(node, state))
+            self._open[index] = OpenNode(index, asyncio.create_task(self._await_decision(node, state)))
         self.wake()
 
     async def _await_decision(self, node: Node, state: NodeState) -> None:
         left = max((state.held_until or 0.0) - workflow.now().timestamp(), 0.0)
         await workflow.sleep(left, summary=hold_summary(node, left))
         state.held_until = None
-        self._ended.append((node.index, NodeStatus.FAILED))
+        self._note_end(node.index, NodeStatus.FAILED)
 
     @property
     def active(self) -> set[int]:
         """The nodes that have started, or would have without a pause, and whose end the main loop has not processed."""
-        return {*self._running, *self.parked, *(index for index, _ in self._ended)}
+        return {*self._open, *self.parked}
 
     def detach(self, indexes: Iterable[int]) -> None:
         """Forget nodes that start a new generation, and cancel what they wait for or run. How that ends does not count."""
         gone = {*indexes}
         for index in sorted(gone):
-            running = self._running.pop(index, None)
-            if running is not None:
-                self._detached[running] = None
-                running.add_done_callback(lambda task: self._detached.pop(task, None))
-                running.cancel()
-            for known in (self.parked, self._interrupted, self._held_back):
-                known.discard(index)
-            self.stops.pop(index, None)
-        self._ended = [each for each in self._ended if each[0] not in gone]
+            open_node = self._open.pop(index, None)
+            if open_node is not None and open_node.task is not None:
+                self._given_up[open_node.task] = None
+                open_node.task.add_done_callback(lambda task: self._given_up.pop(task, None))
+                open_node.task.cancel()
+            self.parked.discard(index)
+        self._ended = [each for each in self._ended if each.index not in gone]
 
     def flag(self, indexes: Iterable[int]) -> None:
         """Show attempts as being cancelled, and write their cancel flags."""
@@ -352,7 +389,7 @@ class RunningNodes:
         """Cancel attempts once their cancel flags have reached MongoDB, and wait until they have ended."""
         await self._await_flags()
         self.detach(indexes)
-        await workflow.wait_condition(lambda: not self.flying.intersection(indexes))
+        await workflow.wait_condition(lambda: self.flying.isdisjoint(indexes))
 
     def decide(self, decision: Decision) -> None:
         """End a node that waits for an approval."""
@@ -408,15 +445,17 @@ class RunningNodes:
         A node whose attempt is in flight follows when the attempt has ended.
         """
         for index in interrupts:
-            self._interrupted.add(index)
+            if index in self._open:
+                self._open[index].interrupted = True
             self._cancel_attempt(index, reason_codes.INTERRUPTED)
-        for index in [*self._running]:
+        for index in [*self._open]:
             is_held = self.scheduler.states[index].held_until is not None
             if index not in self.flying and index in self.scheduler.pauses.held and not is_held:
-                self._hold_back(index)
+                self._cancel_for_pause(index)
 
-    def _hold_back(self, index: int) -> None:
-        self._held_back.add(index)
+    def _cancel_for_pause(self, index: int) -> None:
+        if index in self._open:
+            self._open[index].cancelled_by_pause = True
         self._cancel(index)
 
     def resume(self) -> None:
@@ -457,9 +496,16 @@ class RunningNodes:
 
     def take_interrupt(self, index: int) -> bool:
         """Return whether a pause has stopped the attempt of a node that has just ended, and forget it."""
-        interrupted = index in self._interrupted
-        self._interrupted.discard(index)
-        return interrupted
+        open_node = self._open.get(index)
+        if open_node is None or not open_node.interrupted:
+            return False
+        open_node.interrupted = False
+        return True
+
+    def failure_of_stop(self, index: int) -> AttemptFailure | None:
+        """Return the failure with which `stop` ends a node, if it does."""
+        open_node = self._open.get(index)
+        return open_node.stop if open_node is not None else None
 
     def pop_ended(self) -> list[tuple[int, NodeStatus]]:
         """Return the nodes that have ended since the last call, with their statuses, in the order in which they ended.
@@ -469,16 +515,16 @@ class RunningNodes:
         if self._error is not None:
             raise self._error
         ended, self._ended = self._ended, []
-        for index, _ in ended:
-            self._running.pop(index, None)
-        return ended
+        for each in ended:
+            self._open.pop(each.index, None)
+        return [(each.index, each.status) for each in ended if each.status is not None]
 
     def finished(self) -> list[int]:
         """Return the nodes whose attempts finished although the task was to stop, and which the main loop did not see.
 
         Their last writes were made, and the document may show them as finished.
         """
-        return [index for index, status in self._ended if status is NodeStatus.FINISHED]
+        return [each.index for each in self._ended if each.status is NodeStatus.FINISHED]
 
     def slot_of(self, node: Node, state: NodeState) -> AbstractAsyncContextManager[None]:
         """Return a context manager that holds a slot for the next attempt of `node`, in all limits that apply."""
@@ -557,17 +603,19 @@ class RunningNodes:
         that waits, for example for its retry, ends at once. The other nodes of the task continue, as far as its rules
         for failures allow.
         """
-        if index in self.scheduler.resetting:
+        open_node = self._open.get(index)
+        if index in self.scheduler.resetting or (open_node is not None and open_node.status is not None):
             return
         state, approval = self.scheduler.states[index], self.scheduler.nodes[index].approval
         if approval is not None:
             self._decide_overdue(index, approval, failure)
             return
-        self.stops[index] = failure
+        if open_node is not None:
+            open_node.stop = failure
         if state.status is NodeStatus.RUNNING:
             self._cancel_attempt(index, reason)
         elif state.status is not NodeStatus.CANCELLING and not self._cancel(index):
-            self._fail_stopped(index)
+            self._fail_stopped(index, failure)
 
     def _decide_overdue(self, index: int, approval: Approval, failure: AttemptFailure) -> None:
         """End a node that waits for an approval with its default decision."""
@@ -591,21 +639,15 @@ class RunningNodes:
 
     async def _cancel_when_flagged(self, index: int, epoch: int) -> None:
         await self._await_flags()
-        if index in self.stops:
+        if self.failure_of_stop(index) is not None:
             self._cancel(index)
         elif index in self.flying and self.scheduler.states[index].epoch == epoch:
-            self._hold_back(index)
+            self._cancel_for_pause(index)
 
     def _cancel(self, index: int) -> bool:
         """Cancel a node that runs or waits. Return False if it does neither."""
-        running = self._running.get(index)
-        return running is not None and running.cancel()
-
-    def _fail_stopped(self, index: int) -> None:
-        failure, state = self.stops[index], self.scheduler.states[index]
-        note_failure(state, failure.code, failure.message)
-        state.next_retry_at = None
-        self._end(index, NodeStatus.FAILED)
+        open_node = self._open.get(index)
+        return open_node is not None and open_node.task is not None and open_node.task.cancel()
 
     def cancel_local(self) -> None:
         """Cancel the attempts that run inside the engine.
@@ -620,7 +662,7 @@ class RunningNodes:
 
         Nothing waits for the attempts that have not stopped by then.
         """
-        running = [*self._running.values(), *self._detached]
+        running = [*(each.task for each in self._open.values() if each.task is not None), *self._given_up]
         for each in running:
             each.cancel()
         if running:
@@ -633,8 +675,8 @@ class RunningNodes:
         for each in running:
             if each.done() and not each.cancelled():
                 each.exception()  # Mark the exception as retrieved; otherwise, asyncio logs it.
-        self._running.clear()
-        self.flying.clear()
+        self._open.clear()
+        self._flights.clear()
 
 
 def cancel_requested() -> bool:
@@ -727,7 +769,7 @@ async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> No
             is_finished = failure is None and not nodes.is_given_up(node.index)
             return NodeStatus.FINISHED if is_finished else None
         interrupted = INTERRUPTED if nodes.take_interrupt(node.index) else None
-        failure = nodes.stops.get(node.index) or interrupted or failure
+        failure = nodes.failure_of_stop(node.index) or interrupted or failure
         if failure is None:
             state.last_error = state.reason_code = None
             return NodeStatus.FINISHED
@@ -793,9 +835,9 @@ async def _run_activity(
     state.status, state.next_retry_at = NodeStatus.RUNNING, None
     if follows_wait:
         nodes.wake()
-    nodes.begin_flight(node.index)
     try:
-        result = await _execute(nodes, node, state, local, shard)
+        with nodes.flight(node.index):
+            result = await _execute(nodes, node, state, local, shard)
     except FailureError as error:
         failure = read_failure(error) or UNREQUESTED_CANCEL
         nodes.note_runner(node, failure.worker, failure.version)
@@ -804,8 +846,6 @@ async def _run_activity(
         if ran_sec >= _YIELD_RESET_SEC and failure.code not in WORKER_YIELDS:
             state.yields = 0
         return failure if local is None else fall_back(state, error, failure)
-    finally:
-        nodes.end_flight(node.index)
     worker, version = read_runner(result)
     nodes.note_runner(node, worker, version)
     nodes.note_pin(node, version)

@@ -9,14 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flowkit.admission.models import Admission as Admission
     from flowkit.config import CoordinatorConfig as CoordinatorConfig
     from flowkit.config import WorkerConfig as WorkerConfig
     from flowkit.coordinator import Coordinator as Coordinator
     from flowkit.core.version import __version__ as __version__
+    from flowkit.models.admission import Admission as Admission
 
 _MODULES = {
-    "Admission": "flowkit.admission.models",
+    "Admission": "flowkit.models.admission",
     "Coordinator": "flowkit.coordinator",
     "CoordinatorConfig": "flowkit.config",
     "WorkerConfig": "flowkit.config",

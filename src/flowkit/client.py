@@ -25,14 +25,11 @@ from temporalio.common import Priority, WorkflowIDConflictPolicy, WorkflowIDReus
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit import limits, reason_codes
+from flowkit import limits, products, reason_codes
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.adapters.tasks.fields import graph_of, input_digest, new_task, owner
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
-from flowkit.admission.models import ENDED, Changed, State
-from flowkit.admission.queue import AdmissionQueue, queue_with, request_of
-from flowkit.admission.store import AdmissionStore
 from flowkit.attempt.pollers import bridged_problems
 from flowkit.attempt.workflows import (
     ABSENT,
@@ -47,7 +44,6 @@ from flowkit.connection import Namespace
 from flowkit.errors import (
     ActionRejected,
     ActionUnanswered,
-    AdmissionRejected,
     ConfigError,
     FlowKitError,
     RejectionCause,
@@ -102,8 +98,9 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
     from flowkit.adapters.tasks.store import TaskStore
-    from flowkit.admission.models import Admission, Ticket
     from flowkit.models import Graph
+    from flowkit.models.admission import Admission
+    from flowkit.products import PendingTask, Submissions
 
 __all__ = [
     "TaskCancelled",
@@ -136,7 +133,7 @@ _UNANSWERED = (
 )
 """Errors after which it is unknown whether an update was applied: its workflow task has failed, or no
 answer arrived."""
-_ADMISSION_LOOK_SEC = 0.5
+_PENDING_LOOK_SEC = 0.5
 """How often a result looks whether a task that waits for admission has started."""
 
 
@@ -242,8 +239,8 @@ class TaskClient:
         self._warned: set[str] = set()
         """The warnings about graphs that this client has logged."""
         self._params = ParamsChecks()
-        self._admission: AdmissionQueue | None = None
-        """The queue to which `submit_task` submits, once it has."""
+        self._submissions: Submissions | None = None
+        """The product that starts tasks later, once it was needed."""
 
     async def create_task(
         self,
@@ -379,19 +376,20 @@ class TaskClient:
 
         If the user has submitted a task with this id already, leave that unchanged. Raise TaskIdTaken if
         another one has used the id, AdmissionRejected if a limit is reached, GraphError if graph, params or
-        id is invalid, and StoreUnavailable.
+        id is invalid, StoreUnavailable, and ConfigError, also if no installed product has such a queue.
         """
+        submissions = self._find_submissions()
+        if submissions is None:
+            raise products.missing("the admission queue", "admission")
         task_id = str(uuid.uuid4()) if task_id is None else task_id
         _check_new_id(task_id)
-        given = await self._convert(task_id, params, graph, functions)
-        if self._admission is None:
-            store = AdmissionStore(self._tasks.database, queue=self._queue)
-            await store.prepare()
-            self._admission = AdmissionQueue(store)
-        ticket = await self._admission.submit(request_of(admission, task_id, given))
-        if not ticket.accepted:
-            raise AdmissionRejected(ticket.error or "", ticket.reason or "", ticket.retry_after_sec)
+        await submissions.submit(admission, task_id, await self._convert(task_id, params, graph, functions))
         return task_id
+
+    def _find_submissions(self) -> Submissions | None:
+        if self._submissions is None:
+            self._submissions = products.submissions(self._tasks.database, self._queue)
+        return self._submissions
 
     async def _convert(
         self,
@@ -553,13 +551,13 @@ class TaskClient:
         if error:
             raise error
 
-    async def find_request(self, task_id: str) -> Ticket | None:
+    async def find_pending(self, task_id: str) -> PendingTask | None:
         """Return how a task waits for admission, or what became of its request; None if it was not submitted.
 
         Raise StoreUnavailable.
         """
-        queue = await queue_with(self._tasks.database, task_id)
-        return None if queue is None else await queue.find(task_id)
+        submissions = self._find_submissions()
+        return None if submissions is None else await submissions.find(task_id)
 
     async def cancel_task(self, task_id: str, *, reason: str = reason_codes.USER_REQUEST) -> bool:
         """Request that a task stop, without waiting for it. Return False if it has ended or does not exist.
@@ -571,14 +569,10 @@ class TaskClient:
         if await self.cancel_workflow(task_id, reason=reason):
             return True
         found = await self.look_up(task_id)
-        return found.state is WorkflowState.ABSENT and await self._cancel_request(task_id, reason)
-
-    async def _cancel_request(self, task_id: str, reason: str) -> bool:
-        queue = await queue_with(self._tasks.database, task_id)
-        if queue is None:
+        submissions = self._find_submissions()
+        if found.state is not WorkflowState.ABSENT or submissions is None:
             return False
-        changed = await queue.cancel(task_id, reason=cancel_reason(reason), by="flowkit")
-        return changed.outcome in (Changed.DONE, Changed.REQUESTED)
+        return await submissions.cancel(task_id, cancel_reason(reason))
 
     async def cancel_workflow(
         self, task_id: str, *, reason: str = reason_codes.USER_REQUEST, owner: Owner | None = None
@@ -833,10 +827,10 @@ class TaskClient:
     async def _result(self, task_id: str) -> TaskResult:
         """Return the result of the latest run, for whose start a task may still wait."""
         while (result := await self._workflow_result(task_id)) is None:
-            ticket = await self.find_request(task_id)
-            if ticket is None or ticket.state in ENDED:
-                return await self._result_of_ended(task_id, ticket)
-            await asyncio.sleep(_ADMISSION_LOOK_SEC)
+            pending = await self.find_pending(task_id)
+            if pending is None or pending.error is not None:
+                return await self._result_of_ended(task_id, pending)
+            await asyncio.sleep(_PENDING_LOOK_SEC)
         return result
 
     async def _workflow_result(self, task_id: str) -> TaskResult | None:
@@ -858,15 +852,15 @@ class TaskClient:
                     raise
                 return None
 
-    async def _result_of_ended(self, task_id: str, ticket: Ticket | None) -> TaskResult:
+    async def _result_of_ended(self, task_id: str, pending: PendingTask | None) -> TaskResult:
         """Return the result of a task that Temporal did not know before its request was read, which may
         have ended since.
         """
-        if ticket is not None and (result := await self._workflow_result(task_id)) is not None:
+        if pending is not None and (result := await self._workflow_result(task_id)) is not None:
             return result
         document = await self._catalog.document(task_id)
-        if document is None and ticket is not None:
-            raise _unadmitted(ticket)
+        if document is None and pending is not None and pending.error is not None:
+            raise pending.error
         return _read_result(task_id, document)
 
     async def _is_running(self, handle: WorkflowHandle[Task, TaskResult]) -> bool:
@@ -934,14 +928,6 @@ def _make_end_error(task_id: str, cause: BaseException | None) -> FlowKitError:
         case temporal.TimeoutError():
             return TaskFailed(task_id, "its workflow timed out", reason_codes.TIMED_OUT)
     return TaskFailed(task_id, str(cause))
-
-
-def _unadmitted(ticket: Ticket) -> FlowKitError:
-    """Return the error of a task whose request ended before the task started."""
-    if ticket.state is State.CANCELLED:
-        return TaskCancelled(ticket.execution_id, ticket.error)
-    reason = ticket.reason or ticket.state.value
-    return TaskFailed(ticket.execution_id, ticket.error or reason, reason)
 
 
 def _read_result(task_id: str, document: dict[str, Any] | None) -> TaskResult:

@@ -22,7 +22,6 @@ from flowkit.admission.models import (
     Kind,
     Limits,
     Override,
-    Priority,
     Report,
     Request,
     State,
@@ -30,6 +29,7 @@ from flowkit.admission.models import (
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.rules import tenant_holder, user_holder
 from flowkit.errors import StoreUnavailable
+from flowkit.models.admission import Priority
 from tests.admission.memory import MemoryStore, Outage, Shared, turn
 
 TICK_SEC = 0.05

@@ -14,11 +14,12 @@ from jsonschema import Draft202012Validator
 
 from flowkit import reason_codes
 from flowkit.admission.api import OPERATIONS, PREFIX, admission_routes
-from flowkit.admission.models import Door, Kind, Limits, Override, Priority, Report, Request, State
+from flowkit.admission.models import Door, Kind, Limits, Override, Report, Request, State
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.store import AdmissionStore
 from flowkit.core.utils import dumps
 from flowkit.errors import StoreRefused, StoreUnavailable
+from flowkit.models.admission import Priority
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
 from flowkit.testing import memory_database

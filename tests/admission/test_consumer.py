@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.admission.kafka import OWN_HEADER, AdmissionConsumer, AdmissionTopics, TopicRights
-from flowkit.admission.models import Door, Kind, Priority, Request, State
+from flowkit.admission.models import Door, Kind, Request, State
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.store import AdmissionStore
+from flowkit.models.admission import Priority
 from flowkit.testing import memory_database
 from tests.admission.events import record, refuse_inserts, requested
 

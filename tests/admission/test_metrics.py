@@ -11,10 +11,11 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from flowkit.admission.metrics import PATH, metrics_route
-from flowkit.admission.models import Door, Kind, Limits, Priority, Report, Request, State
+from flowkit.admission.models import Door, Kind, Limits, Report, Request, State
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.store import AdmissionStore
 from flowkit.errors import StoreUnavailable
+from flowkit.models.admission import Priority
 from flowkit.server.token_store import TokenStore
 from flowkit.testing import memory_database
 from tests.docs.pages import DOCS

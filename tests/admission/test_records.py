@@ -21,9 +21,10 @@ from flowkit.admission.kafka import (
     read,
     why_without_effect,
 )
-from flowkit.admission.models import Kind, Priority, State
+from flowkit.admission.models import Kind, State
 from flowkit.errors import ConfigError
 from flowkit.limits import KAFKA_RECORD_BYTES
+from flowkit.models.admission import Priority
 from tests.admission.events import REQUESTED, record, requested
 
 if TYPE_CHECKING:

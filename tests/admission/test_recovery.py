@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from flowkit.admission.models import Changed, Door, Kind, Limits, Priority, Report, Request, State
+from flowkit.admission.models import Changed, Door, Kind, Limits, Report, Request, State
 from flowkit.admission.queue import SESSION_SEC, AdmissionQueue
 from flowkit.errors import StoreUnavailable
+from flowkit.models.admission import Priority
 from tests.admission.memory import MemoryStore, Outage, Shared
 
 REQUEST = Request(execution_id="e", user_id="dora", door=Door.PYTHON, kind=Kind.EXECUTION, body={})

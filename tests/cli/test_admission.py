@@ -13,23 +13,14 @@ import aiohttp
 import pytest
 
 from flowkit.admission.cli.commands import topic_rights
-from flowkit.admission.cli.submission import describe
+from flowkit.admission.client import describe
 from flowkit.admission.kafka import TopicRights
-from flowkit.admission.models import (
-    Door,
-    Kind,
-    Limits,
-    Override,
-    Priority,
-    QueueStatus,
-    Report,
-    State,
-    Ticket,
-)
+from flowkit.admission.models import Door, Kind, Limits, Override, QueueStatus, Report, State, Ticket
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.store import AdmissionStore
 from flowkit.cli.app import run
 from flowkit.local.ports import free_port
+from flowkit.models.admission import Priority
 from flowkit.testing import memory_database
 from tests.integration.handlers import Quick
 from tests.integration.harness import eventually, node
@@ -178,7 +169,7 @@ def test_wait_shows_changes_and_exits_with_the_outcome(
 
     look = AdmissionQueue.find
     monkeypatch.setattr(AdmissionQueue, "find", find)
-    monkeypatch.setattr("flowkit.admission.cli.submission._PAUSE_SEC", 0)
+    monkeypatch.setattr("flowkit.cli.following._PAUSE_SEC", 0)
     assert side.submit("first", "--wait") == code
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [

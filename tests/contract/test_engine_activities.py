@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from flowkit.models import CloseTask, OpenTask
 
 
-def engine(tasks: TaskStore, namespace_id: str = "ns-1") -> TaskActivities:
+def engine(tasks: TaskStore, namespace_id: str = "ns-1", **more: Any) -> TaskActivities:
     """The activities over one database."""
 
     async def namespace() -> str:
         return namespace_id
 
-    return engine_activities(tasks, namespace_id=namespace)
+    return engine_activities(tasks, namespace_id=namespace, **more)
 
 
 async def call(activity: Callable[..., Any], given: object) -> Any:
@@ -97,6 +97,20 @@ async def test_task_of_the_same_database_or_an_earlier_release_is_written(db: An
     await call(own.record, replace(record(), deployment=await tasks.deployment()))
     assert await call(own.close_task, close(deployment=""))
     assert (await stored(db))["status"] == "finished"
+
+
+async def test_what_follows_the_end_of_a_task_is_called_when_its_end_is_stored(
+    db: Any, tasks: TaskStore
+) -> None:
+    seen: list[tuple[str, str]] = []
+
+    async def follow_up(ended: CloseTask) -> None:
+        seen.append((ended.task_id, (await stored(db))["status"]))
+
+    own = engine(tasks, on_closed=[follow_up])
+    await call(own.open_task, opening("a"))
+    assert await call(own.close_task, close())
+    assert seen == [(TASK, "finished")]
 
 
 def unknown_function(task_id: str = TASK) -> OpenTask:

@@ -18,20 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from flowkit import limits, reason_codes
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.admission import rules
-from flowkit.admission.models import (
-    DEFAULT_TENANT,
-    ENDED,
-    RANKS,
-    Changed,
-    Door,
-    Kind,
-    Limits,
-    Override,
-    Priority,
-    Request,
-    State,
-    Ticket,
-)
+from flowkit.admission.models import ENDED, Changed, Door, Kind, Limits, Override, Request, State, Ticket
 from flowkit.admission.openapi import Operation, operation_routes
 from flowkit.core.utils import stable_hash
 from flowkit.core.version import __version__
@@ -39,6 +26,7 @@ from flowkit.errors import GraphError, TaskIdTaken
 from flowkit.graph.submission import validate_input
 from flowkit.graph.validation import executor_of, raise_if
 from flowkit.models import COORDINATOR_FN
+from flowkit.models.admission import DEFAULT_TENANT, RANKS, Priority
 from flowkit.server.errors import HttpError
 from flowkit.server.rpc import Params
 from flowkit.server.tokens import Right

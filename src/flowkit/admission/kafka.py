@@ -19,19 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from flowkit import reason_codes
 from flowkit.admission import rules
-from flowkit.admission.models import (
-    DEFAULT_TENANT,
-    ENDED,
-    RANKS,
-    RUNNING,
-    Door,
-    Fields,
-    Kind,
-    Priority,
-    Report,
-    Request,
-    State,
-)
+from flowkit.admission.models import ENDED, RUNNING, Door, Fields, Kind, Report, Request, State
 from flowkit.admission.queue import owner
 from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger
 from flowkit.bridge.kafka.topics import TopicCreator, check_distinct, check_topic
@@ -46,6 +34,7 @@ from flowkit.errors import (
     TaskIdTaken,
 )
 from flowkit.limits import CANCEL_REASON_CHARS, ID_CHARS, KAFKA_RECORD_BYTES, LAST_ERROR_CHARS
+from flowkit.models.admission import DEFAULT_TENANT, RANKS, Priority
 from flowkit.text import clean, shorten, shown, truncate
 from flowkit.validation import settings
 from flowkit.validation.json_keys import load_json

@@ -14,8 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from starlette.responses import Response
 
 from flowkit import reason_codes
-from flowkit.admission.models import BY_RANK, ENDED, RANKS, State
+from flowkit.admission.models import ENDED, State
 from flowkit.errors import StoreUnavailable
+from flowkit.models.admission import BY_RANK, RANKS
 from flowkit.server.errors import HttpError
 from flowkit.server.rights import HttpRoute, Open
 

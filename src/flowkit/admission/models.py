@@ -10,31 +10,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from flowkit.models.admission import DEFAULT_TENANT, Priority
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-DEFAULT_TENANT: Final = "default"
-
 Fields = dict[str, Any]
-
-
-class Priority(StrEnum):
-    """The bands of the queue, the most urgent one first."""
-
-    CRITICAL = "critical"
-    HIGH = "high"
-    NORMAL = "normal"
-    LOW = "low"
-    BACKGROUND = "background"
-
-    @property
-    def rank(self) -> int:
-        """1 for the most urgent band to 5, which is also Temporal's priority key."""
-        return RANKS[self]
-
-
-RANKS: Final[Mapping[str, int]] = {each.value: rank for rank, each in enumerate(Priority, 1)}
-BY_RANK: Final[Mapping[int, Priority]] = {rank: Priority(name) for name, rank in RANKS.items()}
 
 
 class Kind(StrEnum):
@@ -108,15 +89,6 @@ class Limits:
     tenants: Mapping[str, Override] = field(default_factory=dict)
     users: Mapping[str, Override] = field(default_factory=dict)
     """By the name of the user, or by `tenant/user`, which takes precedence. A name with a slash is always the latter."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Admission:
-    """For whom a task is submitted to the admission queue, and with which priority."""
-
-    user_id: str
-    tenant: str = DEFAULT_TENANT
-    priority: Priority | str = Priority.NORMAL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

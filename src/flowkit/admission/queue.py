@@ -35,9 +35,7 @@ from flowkit.adapters.group_commit import GroupCommit
 from flowkit.admission import rules
 from flowkit.admission.models import (
     ENDED,
-    RANKS,
     REPEATABLE,
-    Admission,
     Change,
     Changed,
     Door,
@@ -45,7 +43,6 @@ from flowkit.admission.models import (
     Kind,
     Limits,
     Page,
-    Priority,
     QueueStatus,
     Report,
     Request,
@@ -57,6 +54,7 @@ from flowkit.admission.store import AdmissionStore, Count, Hold, ItemUpdate
 from flowkit.core.utils import dumps
 from flowkit.errors import ConfigError, StoreUnavailable, TaskIdTaken
 from flowkit.limits import ADMITTED_TASK_BYTES, USER_CHARS
+from flowkit.models.admission import RANKS, Admission, Priority
 from flowkit.text import shown
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from flowkit.errors import StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from flowkit.models import TaskStatus
+    from flowkit.models import CloseTask
 
 Fields = dict[str, Any]
 
@@ -607,26 +607,22 @@ class AdmittedTasks:
         """When to look again whether there is a queue; None if there is one."""
 
     @translate_errors
-    async def end(
-        self, task_id: str, place: str | None, status: TaskStatus, reason: str | None, at: float
-    ) -> None:
-        """End the request of a task that has closed. It then owes its slot.
-
-        `place` names the try of the request that has started the task; None if something else has started it.
-        """
+    async def end(self, close: CloseTask) -> None:
+        """End the request of a task that has closed. It then owes its slot."""
+        task_id, place, at = close.task_id, close.admitted_as, close.at
         if place is None or not await self._is_used():
             return
         item = await self._db.admission_items.find_one({"_id": task_id}, dict(_BRIEF))
         if item is None or item["place"] != place or State(item["state"]) in ENDED:
             return
-        report = rules.report_of(status, reason)
+        report = rules.report_of(close.status, close.reason)
         unsent = {"unsent": item["queue"]} if item.get("relayed") else {}
         open_states = {"$in": [State.STARTING.value, State.ACTIVE.value]}
         await self._db.admission_items.update_one(
             {"_id": task_id, "place": place, "state": open_states},
             {
                 "$set": {**rules.ending(item, report, at), **unsent},
-                "$push": {"events": rules.ended(item, at, report.state, reason or "")},
+                "$push": {"events": rules.ended(item, at, report.state, close.reason or "")},
                 "$inc": {"v": 1},
             },
         )

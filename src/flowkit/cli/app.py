@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from flowkit.admission.cli.commands import admission
+from flowkit import products
 from flowkit.cli import output, processes
 from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
@@ -17,11 +18,35 @@ from flowkit.cli.tasks import attempts, commands, operate, results, validate, va
 from flowkit.cli.up.command import up
 from flowkit.cli.up.logs import logs
 from flowkit.core import version
-from flowkit.gateway.cli import gateway
-from flowkit.server.cli import tokens
+
+
+class Commands(TyperGroup):
+    """The commands of the core, and those of installed products, which are loaded when they are needed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return [*super().list_commands(ctx), *_product_commands()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None if there is none. Raise ConfigError for one of a product that is not installed."""
+        if (known := super().get_command(ctx, cmd_name)) is not None:
+            return known
+        if (load := _product_commands().get(cmd_name)) is not None:
+            group = typer.Typer()
+            group.add_typer(load(), name=cmd_name, epilog=EPILOG)
+            return typer.main.get_group(group).get_command(ctx, cmd_name)
+        if cmd_name in products.EXTRAS:
+            raise products.missing(f"`flowkit {cmd_name}`", cmd_name)
+        return None
+
+
+def _product_commands() -> dict[str, Callable[[], typer.Typer]]:
+    return {name: load for each in products.installed() for name, load in each.commands.items()}
+
 
 app = typer.Typer(
     name="flowkit",
+    cls=Commands,
     help="Run tasks and FlowKit's processes. Set TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE and MONGO_URL "
     "to connect to your servers.",
     epilog=EPILOG,
@@ -65,9 +90,6 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
 }
 for name, command in _COMMANDS.items():
     app.command(name, epilog=EPILOG)(command)
-app.add_typer(gateway, name="gateway", epilog=EPILOG)
-app.add_typer(admission, name="admission", epilog=EPILOG)
-app.add_typer(tokens, name="token", epilog=EPILOG)
 
 
 def main() -> None:

@@ -69,11 +69,11 @@ if TYPE_CHECKING:
     from temporalio.client import Client
 
     from flowkit.activities.handlers import RoleHandler
-    from flowkit.admission.models import Admission
     from flowkit.bridge.service import Bridge
     from flowkit.client import TaskSummary
     from flowkit.connection import Service
     from flowkit.models import Settings, TaskResult, TaskStatus
+    from flowkit.models.admission import Admission
 
 
 class RemovedAttributes:

@@ -12,6 +12,7 @@ from temporalio import activity
 from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from flowkit import products
 from flowkit.activities.builtin_functions import detector_of
 from flowkit.activities.calls import Threads
 from flowkit.activities.conditions import ConditionActivities
@@ -180,6 +181,7 @@ def create_engine_activities(
         max_nodes=config.max_nodes,
         external_roles=config.worker_types,
         namespace_id=namespace_id,
+        on_closed=products.on_closed(tasks.database),
     )
     conditions = ConditionActivities(tasks=tasks, portal=portal, detector=detector_of(calls.functions))
     return [

@@ -401,20 +401,6 @@ def bridge_process(
     return FlowkitProcess(folder, "bridge", ["bridge", *options, *roles], environment)
 
 
-def gateway_process(
-    folder: Path, *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
-) -> FlowkitProcess:
-    """Return a gateway with these command options."""
-    return FlowkitProcess(folder, "gateway", ["gateway", *options], environment)
-
-
-def admission_process(
-    folder: Path, *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
-) -> FlowkitProcess:
-    """Return a process of the admission queue with these command options."""
-    return FlowkitProcess(folder, "admission", ["admission", "run", *options], environment)
-
-
 def worker_processes(
     folder: Path,
     handlers: Sequence[str],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,7 +21,7 @@ def parts(*only: str, handlers: tuple[str, ...] = (), **environment: str) -> set
     plan = make_plan(UpOptions(only=only, handlers=handlers), environment)
     kinds = {"temporal": plan.starts_temporal, "mongo": plan.starts_mongo}
     assert not plan.uses_kafka
-    return {part.value for part in plan.parts if kinds.get(part.value, True)}
+    return {str(part) for part in plan.parts if kinds.get(part, True)}
 
 
 def test_without_options_everything_starts_but_a_worker_needs_handlers() -> None:
@@ -75,10 +76,16 @@ def test_eight_consecutive_ports_follow_from_the_base() -> None:
         mongo=5002,
         temporal_http=5003,
         kafka=5004,
-        gateway=(5005, 5006),
-        admission=5007,
+        products={"gateway": (5005, 5006), "admission": (5007,)},
     )
-    assert Ports.from_base(None) == Ports(temporal=7233, ui=8233, mongo=27017, temporal_http=None, kafka=9092)
+    assert Ports.from_base(None) == Ports(
+        temporal=7233,
+        ui=8233,
+        mongo=27017,
+        temporal_http=None,
+        kafka=9092,
+        products={"gateway": (9652, 9653), "admission": (9654,)},
+    )
 
 
 def test_only_without_engine_and_bridge_says_that_no_bridge_starts() -> None:
@@ -92,14 +99,14 @@ def test_only_without_engine_and_bridge_says_that_no_bridge_starts() -> None:
         make_plan(UpOptions(only=("bridge",)), {})
 
 
-@pytest.mark.parametrize(("option", "part"), [("gateway", "gateway"), ("admission", "admission")])
-def test_gateway_and_admission_start_only_if_they_are_wanted(option: str, part: str) -> None:
-    assert part not in {each.value for each in make_plan(UpOptions(), {}).parts}
-    options: dict[str, Any] = {option: True}
-    assert part in {each.value for each in make_plan(UpOptions(**options), {}).parts}
-    assert make_plan(UpOptions(only=(part,)), {}).uses_temporal
-    with pytest.raises(ConfigError, match=f"--{option} is given, but this command starts no {part}"):
-        make_plan(UpOptions(only=("engine",), **options), {})
+@pytest.mark.parametrize("product", ["gateway", "admission"])
+def test_gateway_and_admission_start_only_if_they_are_wanted(product: str) -> None:
+    assert product not in make_plan(UpOptions(), {}).parts
+    wanted = UpOptions(products=(product,))
+    assert product in make_plan(wanted, {}).parts
+    assert make_plan(UpOptions(only=(product,)), {}).uses_temporal
+    with pytest.raises(ConfigError, match=f"--{product} is given, but this command starts no {product}"):
+        make_plan(replace(wanted, only=("engine",)), {})
 
 
 @pytest.mark.parametrize(("given", "networks"), [(None, "loopback,private,public"), ("private", "private")])
@@ -110,8 +117,7 @@ def test_supervisors_of_the_gateway_may_run_on_this_machine_unless_the_environme
         monkeypatch.delenv("FLOWKIT_SUPERVISOR_NETWORKS", raising=False)
     else:
         monkeypatch.setenv("FLOWKIT_SUPERVISOR_NETWORKS", given)
-    gateway = create_processes(make_plan(UpOptions(only=("gateway",)), {}), tmp_path).gateway
-    assert gateway is not None
+    [gateway] = create_processes(make_plan(UpOptions(only=("gateway",)), {}), tmp_path).products
     assert gateway.command()[-2:] == ["--supervisor-networks", networks]
 
 
@@ -121,10 +127,9 @@ def test_the_process_of_the_admission_queue_uses_the_servers_and_the_queue_of_th
     environment = {"TEMPORAL_ADDRESS": "t:1", "MONGO_URL": "mongodb://m"}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    plan = make_plan(UpOptions(admission=True, queue="q", verbose=True), environment)
+    plan = make_plan(UpOptions(products=("admission",), queue="q", verbose=True), environment)
     processes = create_processes(plan, tmp_path)
-    process = processes.admission
-    assert process is not None
+    [process] = processes.products
     assert process.command()[-5:] == ["admission", "run", "--verbose", "--port", "9654"]
     assert {**environment, "FLOWKIT_QUEUE": "q"}.items() <= process.environment().items()
     process.summary = "admission starts requests of queue q"

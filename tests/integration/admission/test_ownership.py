@@ -9,10 +9,11 @@ import pytest
 
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.admission.dispatcher import Dispatcher
-from flowkit.admission.models import Admission, Limits, State
+from flowkit.admission.models import Limits, State
 from flowkit.admission.queue import AdmissionQueue, request_of
 from flowkit.admission.store import AdmissionStore
 from flowkit.client import TaskClient
+from flowkit.models.admission import Admission
 from tests.integration.harness import node
 
 if TYPE_CHECKING:

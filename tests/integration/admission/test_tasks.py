@@ -13,12 +13,13 @@ from temporalio.client import WorkflowExecutionStatus
 from flowkit import Admission
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.admission.dispatcher import Dispatcher
-from flowkit.admission.models import Changed, Limits, Priority, Report, State
+from flowkit.admission.models import Changed, Limits, Report, State
 from flowkit.admission.process import AdmissionProcess, AdmissionSettings
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.store import AdmissionStore
 from flowkit.client import TaskClient
 from flowkit.errors import AdmissionRejected, TaskCancelled, TaskFailed
+from flowkit.models.admission import Priority
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, eventually, node
 
@@ -121,6 +122,19 @@ async def test_terminated_and_unstartable_tasks_free_their_slots(
         assert running.outcome is Changed.REQUESTED
         await harness.engine({"inline": Inline()})
         await until(process.queue, f"{harness.queue}-1", State.CANCELLED, State.COMPLETED)
+
+
+async def test_an_engine_without_admission_frees_slots_by_the_check_of_the_dispatcher(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowkit.admission.dispatcher.RECONCILE_SEC", 0.2)
+    monkeypatch.setattr("flowkit.products.on_closed", lambda db: [])
+    await harness.engine({"inline": Inline()})
+    async with admission(harness, max_active=1) as process:
+        names = [await submit(harness, f"{harness.queue}-{number}") for number in range(2)]
+        for name in names:
+            await until(process.queue, name, State.COMPLETED)
+        await eventually(lambda: settled(process.queue))
 
 
 async def test_the_result_of_a_task_that_waits_can_be_awaited(harness: Harness) -> None:

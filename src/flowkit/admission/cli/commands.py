@@ -9,7 +9,7 @@ import typer
 
 from flowkit import reason_codes
 from flowkit.admission.cli.limits import limits
-from flowkit.admission.models import DEFAULT_TENANT, Admission, Priority, State
+from flowkit.admission.models import State
 from flowkit.cli import output
 from flowkit.cli.errors import EPILOG, add_remedy
 from flowkit.cli.loading import load_config
@@ -33,6 +33,7 @@ from flowkit.cli.output import log_processes, log_warnings
 from flowkit.cli.running import run_until_stopped
 from flowkit.core.loops import run
 from flowkit.errors import ConfigError
+from flowkit.models.admission import DEFAULT_TENANT, Admission, Priority
 from flowkit.server import check_packages
 from flowkit.text import printed, shown
 from flowkit.validation import arguments
@@ -316,12 +317,13 @@ def set_priority(
     """Move a waiting request to another band. It keeps its time of arrival."""
     log_warnings(verbose)
     from flowkit.admission.cli import submission
+    from flowkit.admission.client import describe
 
     where = Where(mongo_url=mongo_url, database=database, queue=queue)
     ticket = asyncio.run(submission.set_priority(request_id, band, where))
     if as_json:
         return output.document(asdict(ticket))
-    return output.echo(submission.describe(ticket))
+    return output.echo(describe(ticket))
 
 
 @admission.command("cancel", epilog=EPILOG)
@@ -339,12 +341,13 @@ def cancel(
     """Cancel a request. One that waits ends at once; the end of one that runs is only requested."""
     log_warnings(verbose)
     from flowkit.admission.cli import submission
+    from flowkit.admission.client import describe
 
     where = Where(mongo_url=mongo_url, database=database, queue=queue)
     ticket = asyncio.run(submission.cancel(request_id, reason, current_user(), where))
     if as_json:
         return output.document(asdict(ticket))
-    return output.echo(submission.describe(ticket))
+    return output.echo(describe(ticket))
 
 
 @admission.command("list", epilog=EPILOG)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.text import Text
 
 from flowkit.admission.cli.submission import open_queue
-from flowkit.admission.models import RANKS, State
+from flowkit.admission.models import State
 from flowkit.cli import output
 from flowkit.cli.screen import add_names, add_times, format_time, open_screen, plain_table
+from flowkit.models.admission import RANKS
 from flowkit.text import format_duration, one_line
 
 if TYPE_CHECKING:

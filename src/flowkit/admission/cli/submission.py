@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 import uuid
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit.admission import rules
+from flowkit.admission.client import describe
 from flowkit.admission.models import ENDED, Changed, Kind, State
 from flowkit.admission.queue import AdmissionQueue, request_of
 from flowkit.admission.store import AdmissionStore
 from flowkit.cli import output, servers
 from flowkit.cli.errors import Exit, add_remedy
+from flowkit.cli.following import follow, interruptible
 from flowkit.cli.json_files import read_pairs, read_task
 from flowkit.client import UnknownTask
 from flowkit.errors import AdmissionRejected, ConfigError, StoreUnavailable
-from flowkit.text import format_duration, one_line, printed, shown
+from flowkit.text import one_line, printed, shown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from flowkit.admission.models import Admission, Change, Fields, Priority, Request, Ticket
+    from flowkit.admission.models import Change, Fields, Request, Ticket
     from flowkit.cli.options import Where
-
-_PAUSE_SEC: Final = 0.5
+    from flowkit.models.admission import Admission, Priority
 
 _KINDS: Final[Mapping[str, type]] = {
     **dict.fromkeys(rules.RUNTIME, str),
@@ -140,8 +141,7 @@ async def submit(request: Request, where: Where, *, wait: bool, as_json: bool) -
         await queue.store.prepare()
         ticket = await queue.submit(request)
         if wait and ticket.accepted:
-            with interruptible(ticket.execution_id):
-                ticket = await follow(ticket, queue.find, until=ENDED, quiet=as_json)
+            ticket = await _follow(queue, ticket, quiet=as_json)
     if as_json:
         output.document(asdict(ticket))
     elif not ticket.accepted:
@@ -164,57 +164,16 @@ def _print_submitted(ticket: Ticket) -> None:
         output.note(f"  watch it  flowkit status {name} --watch")
 
 
-@contextmanager
-def interruptible(request_id: str) -> Iterator[None]:
-    """Say that a request continues if Ctrl-C ends the block."""
-    try:
-        yield
-    except asyncio.CancelledError:
-        output.note(f"stopped waiting; request {request_id} continues")
-        raise
-
-
-async def follow(
-    ticket: Ticket,
-    find: Callable[[str], Awaitable[Ticket | None]],
-    *,
-    until: Collection[State],
-    quiet: bool,
-) -> Ticket:
-    """Print each change of a request until it has one of these states, and return it."""
-    line = ""
-    while True:
-        line = _print_change(line, describe(ticket), quiet=quiet)
-        if ticket.state in until:
-            return ticket
-        await asyncio.sleep(_PAUSE_SEC)
-        ticket = await find(ticket.execution_id) or ticket
-
-
-def _print_change(before: str, now: str, *, quiet: bool) -> str:
-    if now != before:
-        (output.note if quiet else output.echo)(now)
-    return now
-
-
-def describe(ticket: Ticket) -> str:
-    """Return one line about a request."""
-    name = f"request {ticket.execution_id}"
-    if ticket.state is State.QUEUED:
-        return f"{name} waits: position {ticket.position:,}, priority {ticket.priority}, {_wait(ticket)}"
-    if ticket.cancel_requested:
-        return f"{name} is {ticket.state}; its end is requested"
-    if ticket.state not in ENDED:
-        return f"{name} is {ticket.state}"
-    ended = "timed out" if ticket.state is State.TIMEOUT else ticket.state
-    why = f": {one_line(ticket.error)}" if ticket.error and ticket.error != ticket.reason else ""
-    return f"{name} {ended}{why}{f' ({ticket.reason})' if ticket.reason else ''}"
-
-
-def _wait(ticket: Ticket) -> str:
-    if ticket.estimated_wait_sec is None:
-        return "estimated wait unknown"
-    return f"estimated wait {format_duration(ticket.estimated_wait_sec)}"
+async def _follow(queue: AdmissionQueue, ticket: Ticket, *, quiet: bool) -> Ticket:
+    """Print each change of a request until it has ended, and return it."""
+    with interruptible(ticket.execution_id):
+        return await follow(
+            ticket,
+            partial(queue.find, ticket.execution_id),
+            describe=describe,
+            until=lambda known: known.state in ENDED,
+            quiet=quiet,
+        )
 
 
 async def show(request_id: str, where: Where, *, watch: bool, as_json: bool) -> None:
@@ -224,8 +183,7 @@ async def show(request_id: str, where: Where, *, watch: bool, as_json: bool) -> 
         if ticket is None:
             raise _unknown(request_id, where)
         if watch:
-            with interruptible(request_id):
-                ticket = await follow(ticket, queue.find, until=ENDED, quiet=as_json)
+            ticket = await _follow(queue, ticket, quiet=as_json)
     if as_json:
         output.document(asdict(ticket))
     elif not watch:

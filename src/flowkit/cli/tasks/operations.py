@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 from temporalio.service import RPCError
 
 from flowkit.adapters.tasks.store import TaskStore
-from flowkit.admission.cli.submission import describe as describe_request
-from flowkit.admission.cli.submission import follow, interruptible
-from flowkit.admission.models import ENDED, State
 from flowkit.attempt.pollers import never_polled_roles
 from flowkit.cli import output
 from flowkit.cli.errors import Exit, add_remedy
+from flowkit.cli.following import follow, interruptible
 from flowkit.cli.servers import accepts_connections, database, servers
 from flowkit.cli.tasks.display import open_task_screen, task_table, tasks_table
 from flowkit.cli.tasks.view import (
@@ -37,13 +35,13 @@ from flowkit.text import format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from flowkit.admission.models import Ticket
     from flowkit.cli.json_files import GivenTask
     from flowkit.cli.options import Where
     from flowkit.cli.screen import Screen
     from flowkit.cli.servers import Servers
     from flowkit.cli.tasks.view import NodeRow, TaskView
     from flowkit.client import TaskSummary
+    from flowkit.products import PendingTask
 
 
 _WIDE = 110
@@ -142,7 +140,7 @@ async def show(task_id: str, where: Where, *, as_json: bool) -> None:
         try:
             reader = await TaskReader.at(both, task_id)
         except UnknownTask:
-            return _print_request(await _find_request(both, task_id), as_json=as_json)
+            return _print_pending(task_id, await _find_pending(both, task_id), as_json=as_json)
         view = await reader.view()
         hints = await reader.hints(view)
     if as_json:
@@ -153,19 +151,18 @@ async def show(task_id: str, where: Where, *, as_json: bool) -> None:
     return None
 
 
-async def _find_request(both: Servers, task_id: str) -> Ticket:
-    """Return the request of a task that has not started. Raise UnknownTask if there is none."""
-    ticket = await both.tasks.find_request(task_id)
-    if ticket is None:
+async def _find_pending(both: Servers, task_id: str) -> PendingTask:
+    """Return a task that has not started, as it was submitted. Raise UnknownTask if it was not."""
+    pending = await both.tasks.find_pending(task_id)
+    if pending is None:
         raise UnknownTask(task_id)
-    return ticket
+    return pending
 
 
-def _print_request(ticket: Ticket, *, as_json: bool) -> None:
+def _print_pending(task_id: str, pending: PendingTask, *, as_json: bool) -> None:
     if as_json:
-        known = {"task_id": ticket.execution_id, "status": ticket.state, "admission": asdict(ticket)}
-        return output.document(known)
-    return output.echo(describe_request(ticket))
+        return output.document({"task_id": task_id, "status": pending.state, pending.product: pending.fields})
+    return output.echo(pending.text)
 
 
 def _print_task(view: TaskView) -> None:
@@ -190,10 +187,10 @@ async def cancel(task_id: str, reason: str, where: Where) -> str:
         try:
             reader = await TaskReader.at(both, task_id)
         except UnknownTask:
-            ticket = await _find_request(both, task_id)
+            pending = await _find_pending(both, task_id)
             if await both.tasks.cancel_task(task_id, reason=kept):
                 return kept
-            raise _already(task_id, ticket.state) from None
+            raise _already(task_id, pending.state) from None
         _refuse_ended(await reader.view())
         if not await both.tasks.cancel_task(task_id, reason=kept):
             _refuse_ended(await reader.view())
@@ -272,30 +269,36 @@ async def watch_existing(task_id: str, where: Where, how: Watch) -> Exit:
         try:
             return await watch(both, task_id, how)
         except UnknownTask:
-            ticket, seconds_left = await _follow_request(both, task_id, how)
+            pending, seconds_left = await _follow_pending(both, task_id, how)
         try:
             return await watch(both, task_id, replace(how, timeout=seconds_left))
         except UnknownTask:
-            _print_request(ticket, as_json=how.as_json)
-            return Exit.TASK_CANCELLED if ticket.state is State.CANCELLED else Exit.TASK_FAILED
+            _print_pending(task_id, pending, as_json=how.as_json)
+            return Exit.TASK_CANCELLED if isinstance(pending.error, TaskCancelled) else Exit.TASK_FAILED
 
 
-async def _follow_request(both: Servers, task_id: str, how: Watch) -> tuple[Ticket, float | None]:
-    """Show how a task waits for admission until it starts or its request ends. Return the request, and the time left.
+async def _follow_pending(both: Servers, task_id: str, how: Watch) -> tuple[PendingTask, float | None]:
+    """Show how a submitted task waits until it starts or ends. Return what is known of it, and the time left.
 
-    Raise UnknownTask if there is no request, and TaskStillOpen after the timeout.
+    Raise UnknownTask if it was not submitted, and TaskStillOpen after the timeout.
     """
     clock = asyncio.get_running_loop().time
     began = clock()
-    ticket = await _find_request(both, task_id)
-    decided, find = {State.ACTIVE, *ENDED}, partial(_find_request, both)
+    find = partial(_find_pending, both, task_id)
+    pending = await find()
     try:
         with interruptible(task_id):
             async with asyncio.timeout(how.timeout):
-                ticket = await follow(ticket, find, until=decided, quiet=how.as_json)
+                pending = await follow(
+                    pending,
+                    find,
+                    describe=lambda known: known.text,
+                    until=lambda known: known.decided,
+                    quiet=how.as_json,
+                )
     except TimeoutError:
         raise add_remedy(TaskStillOpen(task_id, how.timeout or 0.0), suggest_commands(task_id)) from None
-    return ticket, None if how.timeout is None else max(0.0, how.timeout - (clock() - began))
+    return pending, None if how.timeout is None else max(0.0, how.timeout - (clock() - began))
 
 
 async def _wait_for_end(both: Servers, task_id: str, seconds: float | None) -> tuple[TaskStatus, str | None]:

@@ -86,6 +86,7 @@ def up(
     from flowkit.cli.up.plan import UpOptions, UpPart, make_plan, parse_external, parse_parts
     from flowkit.payload_converter import configured_converter
 
+    wanted = {"gateway": gateway, "admission": admission}
     external_roles = parse_external(external or [])
     if install:
         return _install([*(parse_parts(only or []) or UpPart), *(["kafka"] if external_roles else [])])
@@ -103,8 +104,7 @@ def up(
         database=database,
         config=config,
         reload=reload,
-        gateway=gateway,
-        admission=admission,
+        products=tuple(name for name, is_wanted in wanted.items() if is_wanted),
         verbose=verbose,
     )
     plan = make_plan(options, os.environ)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from flowkit import products
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.options import DEFAULT_DATABASE, DEFAULT_MONGO_URL
 from flowkit.config import DEFAULT_QUEUE
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from flowkit.products import UpProcess
+
 
 DEFAULT_TEMPORAL_ADDRESS = "localhost:7233"
 SERVERS = ("TEMPORAL_ADDRESS", "MONGO_URL", "KAFKA_BOOTSTRAP_SERVERS")
@@ -25,20 +28,17 @@ _DEFAULTS = {
     "MONGO_URL": {DEFAULT_MONGO_URL, "mongodb://127.0.0.1:27017"},
     "MONGO_DATABASE": {DEFAULT_DATABASE},
     "FLOWKIT_QUEUE": {DEFAULT_QUEUE},
-    "COORDINATOR_URL": {"http://127.0.0.1:9652"},
 }
 
 
 class UpPart(StrEnum):
-    """A part that `flowkit up` can start."""
+    """A part of the core that `flowkit up` can start. The processes of products are further parts, by name."""
 
     TEMPORAL = "temporal"
     MONGO = "mongo"
     ENGINE = "engine"
     BRIDGE = "bridge"
     WORKER = "worker"
-    GATEWAY = "gateway"
-    ADMISSION = "admission"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,23 +51,22 @@ class Ports:
     temporal_http: int | None = None
     """None for any free port."""
     kafka: int = 9092
-    gateway: tuple[int, int] = (9652, 9653)
-    """For HTTP and for WebSocket."""
-    admission: int = 9654
+    products: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of the processes of products, by name."""
 
     @classmethod
     def from_base(cls, base: int | None) -> Ports:
-        """Return the default ports, or eight consecutive ports from `base`."""
+        """Return the default ports, or consecutive ports from `base`."""
+        of_products = {name: each.ports(base) for name, each in products.processes().items()}
         if base is None:
-            return cls()
+            return cls(products=of_products)
         return cls(
             temporal=base,
             ui=base + 1,
             mongo=base + 2,
             temporal_http=base + 3,
             kafka=base + 4,
-            gateway=(base + 5, base + 6),
-            admission=base + 7,
+            products=of_products,
         )
 
 
@@ -91,10 +90,8 @@ class UpOptions:
     config: str | None = None
     """JSON file with settings of engines and workers."""
     reload: bool = False
-    gateway: bool = False
-    """Whether to start a gateway."""
-    admission: bool = False
-    """Whether to start a process of the admission queue."""
+    products: tuple[str, ...] = ()
+    """The products of which to start a process."""
     verbose: bool = False
 
 
@@ -103,7 +100,7 @@ class UpPlan:
     """What to start, and which servers to use."""
 
     options: UpOptions
-    parts: frozenset[UpPart]
+    parts: frozenset[str]
     ports: Ports
     starts_temporal: bool
     """Whether to start a Temporal server; otherwise the one of `TEMPORAL_*` is used."""
@@ -113,6 +110,11 @@ class UpPlan:
     uses_mongo: bool
     starts_kafka: bool = False
     """Whether to start a Kafka broker; otherwise the one of `KAFKA_BOOTSTRAP_SERVERS` is used, if any."""
+
+    @property
+    def products(self) -> dict[str, UpProcess]:
+        """The processes of products to start."""
+        return {name: each for name, each in products.processes().items() if name in self.parts}
 
     @property
     def uses_kafka(self) -> bool:
@@ -132,14 +134,21 @@ class UpPlan:
         return []
 
 
-def parse_parts(only: Sequence[str]) -> frozenset[UpPart]:
+def parse_parts(only: Sequence[str]) -> frozenset[str]:
     """Return the parts that `--only` names. Raises ConfigError for an unknown part."""
     names = [name.strip() for text in only for name in text.split(",") if name.strip()]
-    known = [part.value for part in UpPart]
+    known = [*(part.value for part in UpPart), *products.processes()]
     for name in names:
         if name not in known:
+            _check_installed(name)
             raise add_remedy(ConfigError(f"--only {name!r} is unknown"), f"choose from {', '.join(known)}")
-    return frozenset(map(UpPart, names))
+    return frozenset(names)
+
+
+def _check_installed(name: str) -> None:
+    """Raise ConfigError if this is a product of FlowKit that is not installed."""
+    if name in products.EXTRAS and name not in products.processes():
+        raise products.missing(f"the process {name!r}", name)
 
 
 def parse_external(external: Sequence[str]) -> tuple[str, ...]:
@@ -152,13 +161,11 @@ def parse_external(external: Sequence[str]) -> tuple[str, ...]:
 
 def make_plan(options: UpOptions, environment: Mapping[str, str]) -> UpPlan:
     """Return what to start. Raises ConfigError if options contradict each other."""
-    usual = frozenset(UpPart) - ({UpPart.WORKER} if not options.handlers else set())
-    optional = {
-        UpPart.BRIDGE: bool(options.external),
-        UpPart.GATEWAY: options.gateway,
-        UpPart.ADMISSION: options.admission,
-    }
-    parts = parse_parts(options.only) or usual - {part for part, wanted in optional.items() if not wanted}
+    wanted = {UpPart.WORKER: bool(options.handlers), UpPart.BRIDGE: bool(options.external)}
+    usual = frozenset(part.value for part in UpPart if wanted.get(part, True))
+    for name in options.products:
+        _check_installed(name)
+    parts = parse_parts(options.only) or usual | set(options.products)
     _check_options(options, parts)
     runs_tasks = bool(parts - {UpPart.TEMPORAL, UpPart.MONGO})
     return UpPlan(
@@ -173,7 +180,7 @@ def make_plan(options: UpOptions, environment: Mapping[str, str]) -> UpPlan:
     )
 
 
-def _check_options(options: UpOptions, parts: frozenset[UpPart]) -> None:
+def _check_options(options: UpOptions, parts: frozenset[str]) -> None:
     if UpPart.WORKER in parts and not options.handlers:
         problem = ConfigError("a worker needs handlers, but none are given")
         raise add_remedy(
@@ -188,8 +195,7 @@ def _check_options(options: UpOptions, parts: frozenset[UpPart]) -> None:
         ("--concurrency is given", options.concurrency, UpPart.WORKER),
         ("--function is given", options.functions, UpPart.ENGINE),
         ("--role is given", options.roles, UpPart.ENGINE),
-        ("--gateway is given", options.gateway, UpPart.GATEWAY),
-        ("--admission is given", options.admission, UpPart.ADMISSION),
+        *((f"--{name} is given", True, name) for name in options.products),
     ):
         if value and part not in parts:
             raise add_remedy(
@@ -197,8 +203,8 @@ def _check_options(options: UpOptions, parts: frozenset[UpPart]) -> None:
             )
 
 
-def _suggest_remedy(part: UpPart, options: UpOptions) -> str:
-    if part is UpPart.WORKER and not options.only:
+def _suggest_remedy(part: str, options: UpOptions) -> str:
+    if part == UpPart.WORKER and not options.only:
         return "name the handlers of a worker as module:CLASS"
     return f"add {part} to --only, or omit --only"
 
@@ -212,8 +218,8 @@ def make_exports(
         "MONGO_URL": mongo_url if plan.uses_mongo else None,
         "KAFKA_BOOTSTRAP_SERVERS": kafka_bootstrap if plan.uses_kafka else None,
     }
-    if UpPart.GATEWAY in plan.parts:
-        exports["COORDINATOR_URL"] = f"http://127.0.0.1:{plan.ports.gateway[0]}"
+    for name, process in plan.products.items():
+        exports |= process.exports(plan.ports.products[name])
     if plan.starts_temporal:
         exports["TEMPORAL_NAMESPACE"] = "default"
     exports |= {"MONGO_DATABASE": plan.options.database, "FLOWKIT_QUEUE": plan.options.queue}
@@ -261,7 +267,8 @@ def _format_export(name: str, value: str) -> str:
 
 
 def _list_defaults(name: str) -> set[str]:
-    return _DEFAULTS.get(name, {"default"})
+    of_products = (each.exports(each.default_ports) for each in products.processes().values())
+    return _DEFAULTS.get(name, {each[name] for each in of_products if name in each} or {"default"})
 
 
 def _find_default(name: str) -> str:

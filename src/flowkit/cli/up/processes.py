@@ -14,6 +14,7 @@ from flowkit.local import process as flowkit_process
 from flowkit.local.data_folder import write_private
 from flowkit.local.kafka import Kafka
 from flowkit.local.mongo import MongoServer
+from flowkit.local.process import FlowkitProcess
 from flowkit.local.temporal import TemporalServer
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flowkit.cli.up.plan import UpPlan
-    from flowkit.local.process import FlowkitProcess, LocalServer, ServerProcess
+    from flowkit.local.process import LocalServer, ServerProcess
 
 
 _CONFIG_FILES = ("engine.config.json", "worker.config.json")
@@ -39,10 +40,8 @@ class Processes:
     engine: FlowkitProcess | None = None
     bridge: FlowkitProcess | None = None
     """Connects the engine to external workers."""
-    gateway: FlowkitProcess | None = None
-    """Serves flows by JSON-RPC, and dispatches their jobs."""
-    admission: FlowkitProcess | None = None
-    """Starts requests of the admission queue."""
+    products: list[FlowkitProcess] = field(default_factory=list)
+    """The processes of products, which start and stop with the bridge."""
     workers: list[FlowkitProcess] = field(default_factory=list)
 
     @property
@@ -52,9 +51,9 @@ class Processes:
 
     @property
     def flowkit(self) -> list[FlowkitProcess]:
-        """The engine, the bridge, the gateway, the process of the admission queue, and the workers."""
-        single = (self.engine, self.bridge, self.gateway, self.admission)
-        return [*(each for each in single if each is not None), *self.workers]
+        """The engine, the bridge, the processes of products, and the workers."""
+        single = (self.engine, self.bridge)
+        return [*(each for each in single if each is not None), *self.products, *self.workers]
 
     @property
     def all(self) -> list[ServerProcess]:
@@ -79,14 +78,15 @@ def create_processes(plan: UpPlan, folder: Path) -> Processes:
         processes.bridge = flowkit_process.bridge_process(
             folder, options.external, options=[*verbose, *engine_config], environment=processes.exports
         )
-    if UpPart.GATEWAY in plan.parts:
-        processes.gateway = flowkit_process.gateway_process(
-            folder, options=[*verbose, *_gateway_options(plan)], environment=processes.exports
+    processes.products = [
+        FlowkitProcess(
+            folder,
+            name,
+            [*process.command, *verbose, *process.options(plan.ports.products[name], plan.uses_kafka)],
+            processes.exports,
         )
-    if UpPart.ADMISSION in plan.parts:
-        processes.admission = flowkit_process.admission_process(
-            folder, options=[*verbose, *_admission_options(plan)], environment=processes.exports
-        )
+        for name, process in plan.products.items()
+    ]
     if UpPart.WORKER in plan.parts:
         slots = ["--concurrency", str(options.concurrency)] if options.concurrency else []
         processes.workers = flowkit_process.worker_processes(
@@ -97,23 +97,6 @@ def create_processes(plan: UpPlan, folder: Path) -> Processes:
             environment=processes.exports,
         )
     return processes
-
-
-def _gateway_options(plan: UpPlan) -> list[str]:
-    """Return the options of the gateway.
-
-    Its supervisors may run on this machine, unless the environment says otherwise.
-    """
-    http, websocket = plan.ports.gateway
-    networks = os.environ.get("FLOWKIT_SUPERVISOR_NETWORKS") or "loopback,private,public"
-    return [
-        *("--port", str(http), "--websocket-port", str(websocket)),
-        *("--supervisor-networks", networks),
-    ]
-
-
-def _admission_options(plan: UpPlan) -> list[str]:
-    return ["--port", str(plan.ports.admission), *(["--kafka"] if plan.uses_kafka else [])]
 
 
 def write_config(plan: UpPlan, folder: Path) -> None:

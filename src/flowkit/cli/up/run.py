@@ -100,7 +100,7 @@ def _stop(processes: Processes) -> None:
     if names:
         output.note(f"stopping {', '.join(names)}")
     stop_all(processes.workers)
-    stop_all([each for each in (processes.bridge, processes.gateway, processes.admission) if each])
+    stop_all([*([processes.bridge] if processes.bridge else []), *processes.products])
     stop_all([processes.engine] if processes.engine else [])
     stop_all(processes.servers)
 

@@ -1,0 +1,140 @@
+"""What products add to the core: commands, processes, tasks that start later, and what follows the end of a task.
+
+A product names its record in the entry points `flowkit.products` of its distribution, so the core imports none of
+them and works without them. Loading a record is cheap: it imports the code behind it only when that is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from flowkit.errors import ConfigError, FlowKitError
+from flowkit.models import CloseTask
+
+if TYPE_CHECKING:
+    import typer
+
+    from flowkit.adapters.mongo import Database
+    from flowkit.models.admission import Admission
+
+GROUP: Final = "flowkit.products"
+EXTRAS: Final[Mapping[str, str]] = {"admission": "admission", "gateway": "gateway", "token": "server"}
+"""The commands of FlowKit's own products, and the extra that installs each."""
+
+OnClosed = Callable[[CloseTask], Awaitable[None]]
+"""Called after the end of a task is in its document. An error lets Temporal try the close again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PendingTask:
+    """A task that was submitted to a product, as the product knows it."""
+
+    product: str
+    state: str
+    """A word of the product, such as `queued`."""
+    text: str
+    """One line about it, for people."""
+    fields: Mapping[str, Any]
+    """All that the product knows about it, as JSON values."""
+    started: bool
+    """Whether the product has started it, and its end is not known yet."""
+    error: FlowKitError | None = None
+    """How it has ended, for a task that never ran; None before its end."""
+
+    @property
+    def decided(self) -> bool:
+        """Whether the task no longer waits."""
+        return self.started or self.error is not None
+
+
+class Submissions(Protocol):
+    """A product that starts tasks later."""
+
+    async def submit(self, admission: Admission, task_id: str, given: dict[str, Any]) -> None:
+        """Accept a task with valid graph and params.
+
+        Raise AdmissionRejected, TaskIdTaken, ConfigError, StoreUnavailable.
+        """
+
+    async def find(self, task_id: str) -> PendingTask | None:
+        """Return a submitted task; None if it was not submitted. Raise StoreUnavailable."""
+
+    async def cancel(self, task_id: str, reason: str) -> bool:
+        """Cancel a submitted task. Return False if it has ended or was not submitted. Raise StoreUnavailable."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpProcess:
+    """A process of a product that `flowkit up` can start. Its name there is that of the product."""
+
+    command: tuple[str, ...]
+    """The command that runs it."""
+    options: Callable[[Sequence[int], bool], list[str]]
+    """Options of the command for these ports, and for a stack with Kafka."""
+    default_ports: tuple[int, ...]
+    offset: int
+    """Distance of its first port from `--port-base`. Processes with lower ones start first."""
+    exports: Callable[[Sequence[int]], Mapping[str, str]] = lambda _: {}
+    """Environment variables with which other programs reach the process at these ports."""
+
+    def ports(self, base: int | None) -> tuple[int, ...]:
+        """Return the default ports, or those of a port base."""
+        if base is None:
+            return self.default_ports
+        return tuple(base + self.offset + number for number in range(len(self.default_ports)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Product:
+    """One product, as it registers itself."""
+
+    name: str
+    commands: Mapping[str, Callable[[], typer.Typer]] = field(default_factory=dict)
+    """Groups of commands below `flowkit`, by name. Each is loaded when it is needed."""
+    process: UpProcess | None = None
+    submissions: Callable[[Database, str], Submissions] | None = None
+    """Returns what submits tasks of a database to a queue."""
+    on_closed: Callable[[Database], OnClosed] | None = None
+    """Returns what an engine calls for each task of a database that has closed."""
+
+
+@cache
+def installed() -> tuple[Product, ...]:
+    """Return the installed products, sorted by name. An entry point whose code is missing does not count."""
+    loaded = (_load(each) for each in metadata.entry_points(group=GROUP))
+    return tuple(sorted((each for each in loaded if each is not None), key=lambda each: each.name))
+
+
+def _load(entry: metadata.EntryPoint) -> Product | None:
+    try:
+        product: Product = entry.load()
+    except ModuleNotFoundError as error:
+        if error.name and f"{entry.module}.".startswith(f"{error.name}."):
+            return None
+        raise
+    return product
+
+
+def processes() -> dict[str, UpProcess]:
+    """Return the processes of products that `flowkit up` can start, by product, in the order of their ports."""
+    known = {each.name: each.process for each in installed() if each.process is not None}
+    return dict(sorted(known.items(), key=lambda each: each[1].offset))
+
+
+def submissions(db: Database, queue: str) -> Submissions | None:
+    """Return what submits tasks to a queue; None if no installed product does."""
+    return next((each.submissions(db, queue) for each in installed() if each.submissions), None)
+
+
+def on_closed(db: Database) -> list[OnClosed]:
+    """Return what an engine calls for each task that has closed."""
+    return [each.on_closed(db) for each in installed() if each.on_closed is not None]
+
+
+def missing(what: str, product: str) -> ConfigError:
+    """Return the error of a call that needs a product of FlowKit which is not installed; it names the extra."""
+    return ConfigError(f"{what} is not installed: run pip install 'flowkit-temporal[{EXTRAS[product]}]'")
