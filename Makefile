@@ -83,7 +83,7 @@ fuzz: setup ## Random graphs, shared limits, nodes with shards, flows of the gat
 		tests/unit/test_validation_fuzz.py tests/unit/test_expression_names.py tests/contract/test_vars_model.py \
 		tests/contract/test_group_commit.py
 
-nightly: setup ## What takes an hour: long tests, the integration tests on the newer Temporal server, the contract tests with both drivers, then fuzz, chaos and large: make nightly [NIGHTLY_MINUTES=10] [STEPS=long,server,drivers,fuzz,chaos,large].
+nightly: setup ## What takes an hour: long tests, the integration tests on the newer Temporal server, the contract tests with both drivers, the core without its products, then fuzz, chaos and large: make nightly [NIGHTLY_MINUTES=10] [STEPS=long,server,drivers,core,fuzz,chaos,large].
 	@PYTHONPATH=. $(BIN)/python -m tests.nightly --minutes $(NIGHTLY_MINUTES) --jobs $(TEST_JOBS) --steps "$(STEPS)" $(if $(TESTS),--tests "$(TESTS)")
 
 house: $(INSTALLED) ## Report where the code falls into fragments: small modules and helpers with one user, file names that occur twice.

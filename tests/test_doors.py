@@ -60,7 +60,7 @@ API, CONSUMER, RECORDS = "admission/test_api.py", "admission/test_consumer.py", 
 HTTP, AUTH, RPC, SOCKET = (f"server/test_{name}.py" for name in ("http", "auth", "rpc", "websocket"))
 FLOWS, FAULTS = "integration/flows/test_tenants.py", "integration/flows/test_flow_faults.py"
 CHECKS = "unit/test_params_checks.py"
-SUPERVISORS, JOBS = "unit/test_supervisors.py", "unit/test_job_handler.py"
+SUPERVISORS, JOBS = "gateway/test_supervisors.py", "gateway/test_job_handler.py"
 FENCING, READING = "unit/test_bridge_fencing.py", "unit/test_bridge_reading.py"
 
 
@@ -206,14 +206,14 @@ DOORS: Final[Mapping[str, Row]] = {
             "result_over_the_limit_is_left_out",
         )
         + of(
-            "unit/test_flow_lists.py",
+            "gateway/test_flow_lists.py",
             "page_of_jobs_ends_at_its_byte_limit",
             "messages_of_one_second_are_listed_once_newest_first",
             "logs_of_attempts_are_listed_in_pages",
             "flow_does_not_grow_over_its_limits",
         )
         + of(
-            "unit/test_subscriptions.py",
+            "gateway/test_subscriptions.py",
             "subscribers_of_a_flow_share_what_the_gateway_reads",
             "a_second_subscription_replaces_the_first_and_their_number_is_bounded",
             "a_gateway_looks_at_few_flows_at_once",
@@ -221,7 +221,9 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.REGULAR_EXPRESSION: Reason("flows have scripts and names, and no schemas"),
         Attack.SECRET: of(FAULTS, "the_secret_reaches_the_supervisor_and_nobody_else")
         + of(RPC, "value_of_a_secret_is_never_shown", "params_never_reach_the_log")
-        + of("unit/test_flow_pages.py", "file_outside_the_folder_of_its_pattern_is_neither_stored_nor_read"),
+        + of(
+            "gateway/test_flow_pages.py", "file_outside_the_folder_of_its_pattern_is_neither_stored_nor_read"
+        ),
         Attack.OTHER_DEPLOYMENT: of(
             "integration/flows/test_deployments.py", "flows_with_equal_ids_in_two_deployments_share_nothing"
         ),
@@ -247,7 +249,7 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.REGULAR_EXPRESSION: Reason("jobs have scripts, and no schemas"),
         Attack.SECRET: of(FAULTS, "the_secret_reaches_the_supervisor_and_nobody_else"),
         Attack.OTHER_DEPLOYMENT: of(
-            "unit/test_flow_status.py", "ids_of_runs_and_jobs_differ_by_deployment_run_flow_and_retry"
+            "gateway/test_flow_status.py", "ids_of_runs_and_jobs_differ_by_deployment_run_flow_and_retry"
         )
         + of(
             "integration/flows/test_deployments.py", "flows_with_equal_ids_in_two_deployments_share_nothing"
@@ -258,7 +260,7 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.FOREIGN_ID: of(SUPERVISORS, "a_reply_to_another_request_is_rejected"),
         Attack.GUESSED_ID: of(SUPERVISORS, "a_supervisor_cannot_guess_the_ids_of_other_requests"),
         Attack.TAKEN_ID: of(
-            "unit/test_flow_status.py", "ids_of_runs_and_jobs_differ_by_deployment_run_flow_and_retry"
+            "gateway/test_flow_status.py", "ids_of_runs_and_jobs_differ_by_deployment_run_flow_and_retry"
         ),
         Attack.REDIRECT: of(
             SUPERVISORS,
@@ -286,7 +288,7 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.FOREIGN_ID: of(SUPERVISORS, "messages_of_others_stay_in_the_inbox"),
         Attack.GUESSED_ID: of(SUPERVISORS, "a_supervisor_cannot_guess_the_ids_of_other_requests"),
         Attack.TAKEN_ID: of(
-            "unit/test_flow_status.py", "ids_of_runs_and_jobs_differ_by_deployment_run_flow_and_retry"
+            "gateway/test_flow_status.py", "ids_of_runs_and_jobs_differ_by_deployment_run_flow_and_retry"
         ),
         Attack.REDIRECT: of(SUPERVISORS, "a_redirect_of_a_mycelium_node_is_not_followed"),
         Attack.LATE_REPLY: of(SUPERVISORS, "late_and_second_replies_are_reported_and_applied_only_in_time"),

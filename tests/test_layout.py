@@ -13,8 +13,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-ROOT = Path(__file__).parents[1]
-LINKED = ("workflows", "activities", "adapters", "bridge")
+from tests.sources import LINKED, ROOT
 
 
 def test_modules_do_not_import_each_other_in_a_cycle() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit import server
 from flowkit.cli.app import run
 from flowkit.server.cli import choose_rights
 from flowkit.server.tokens import Right
@@ -122,32 +120,4 @@ def test_invalid_option_exits_with_code_2(
     arguments: list[str], reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["token", *arguments]) == 2
-    assert reported in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "missing", "reported"),
-    [
-        (
-            ["gateway"],
-            "starlette",
-            "the gateway needs starlette: run pip install 'flowkit-temporal[gateway]'",
-        ),
-        (["gateway"], "aiohttp", "the gateway needs aiohttp: run pip install 'flowkit-temporal[gateway]'"),
-        (
-            ["admission", "run"],
-            "prometheus_client",
-            "the HTTP API of admission needs prometheus_client: run pip install 'flowkit-temporal[admission]'",
-        ),
-    ],
-)
-def test_server_without_its_packages_says_how_to_install_them(
-    arguments: list[str],
-    missing: str,
-    reported: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(server, "find_spec", lambda name: None if name == missing else find_spec(name))
-    assert run(arguments) == 2
     assert reported in capsys.readouterr().err

@@ -81,6 +81,7 @@ def all_steps(minutes: int, sizes: str, jobs: int, tests: list[str]) -> dict[str
         "long": Step((*pytest, "-m", "nightly")),
         "server": Step((*pytest, "-m", "not nightly", *tests), _on_newer_server),
         "drivers": Step((*pytest, "tests/contract"), lambda: {"FLOWKIT_ALL_DRIVERS": "1"}),
+        "core": Step((sys.executable, "-m", "tests.nightly.core_alone", str(jobs))),
         **{name: Step((*make, name)) for name in ("fuzz", "chaos", "large")},
     }
 

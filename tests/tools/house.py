@@ -10,11 +10,11 @@ import ast
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Annotated
 
+import grimp
 import typer
 from rich.console import Console
 
 from tests.test_house import ROOT, code, functions, length, tree
-from tests.test_layout import imports
 from tests.tools.way_of_a_node import documented, not_listed
 
 if TYPE_CHECKING:
@@ -79,11 +79,10 @@ def _importers() -> dict[Path, set[Path]]:
     """Return the modules that import each module."""
     modules = {_dotted(path): path for path in code()}
     found: dict[Path, set[Path]] = defaultdict(set)
-    for path in code():
-        for name in imports(path):
-            imported = modules.get(name) or modules.get(name.rpartition(".")[0])
-            if imported is not None and imported != path:
-                found[imported].add(path)
+    graph = grimp.build_graph("flowkit", cache_dir=None)
+    for name, path in modules.items():
+        for imported in graph.find_modules_directly_imported_by(name):
+            found[modules[imported]].add(path)
     return found
 
 

@@ -26,14 +26,6 @@ def no_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "installed", tuple)
 
 
-def test_the_products_of_flowkit_register_commands_processes_and_calls() -> None:
-    found = {each.name: each for each in products.installed()}
-    commands = [name for each in found.values() for name in each.commands]
-    assert sorted(commands) == sorted(products.EXTRAS) == ["admission", "gateway", "token"]
-    assert [*products.processes()] == ["gateway", "admission"]
-    assert [name for name, each in found.items() if each.on_closed] == ["admission"]
-
-
 @pytest.mark.parametrize("module", ["flowkit.gone.product", "flowkit.graph.gone"])
 def test_an_entry_point_without_its_code_does_not_count(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = [EntryPoint("gone", f"{module}:PRODUCT", products.GROUP)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from tests.test_layout import sources
+from tests.sources import sources
 
 from flowkit import reason_codes
 from flowkit.models import temporal_names

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from flowkit.cli.up.monitor import create_rows
 from flowkit.cli.up.plan import Ports, UpOptions, UpPlan, make_plan, parse_external
-from flowkit.cli.up.processes import create_processes
 from flowkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def parts(*only: str, handlers: tuple[str, ...] = (), **environment: str) -> set[str]:
@@ -69,23 +63,10 @@ def test_external_accepts_only_roles_and_each_of_them_once(names: list[str]) -> 
         parse_external(names)
 
 
-def test_eight_consecutive_ports_follow_from_the_base() -> None:
-    assert Ports.from_base(5000) == Ports(
-        temporal=5000,
-        ui=5001,
-        mongo=5002,
-        temporal_http=5003,
-        kafka=5004,
-        products={"gateway": (5005, 5006), "admission": (5007,)},
-    )
-    assert Ports.from_base(None) == Ports(
-        temporal=7233,
-        ui=8233,
-        mongo=27017,
-        temporal_http=None,
-        kafka=9092,
-        products={"gateway": (9652, 9653), "admission": (9654,)},
-    )
+def test_consecutive_ports_follow_from_the_base() -> None:
+    base, default = (replace(Ports.from_base(each), products={}) for each in (5000, None))
+    assert base == Ports(temporal=5000, ui=5001, mongo=5002, temporal_http=5003, kafka=5004)
+    assert default == Ports(temporal=7233, ui=8233, mongo=27017, temporal_http=None, kafka=9092)
 
 
 def test_only_without_engine_and_bridge_says_that_no_bridge_starts() -> None:
@@ -97,41 +78,3 @@ def test_only_without_engine_and_bridge_says_that_no_bridge_starts() -> None:
     assert plan("bridge").notes == []
     with pytest.raises(ConfigError, match="a bridge needs roles"):
         make_plan(UpOptions(only=("bridge",)), {})
-
-
-@pytest.mark.parametrize("product", ["gateway", "admission"])
-def test_gateway_and_admission_start_only_if_they_are_wanted(product: str) -> None:
-    assert product not in make_plan(UpOptions(), {}).parts
-    wanted = UpOptions(products=(product,))
-    assert product in make_plan(wanted, {}).parts
-    assert make_plan(UpOptions(only=(product,)), {}).uses_temporal
-    with pytest.raises(ConfigError, match=f"--{product} is given, but this command starts no {product}"):
-        make_plan(replace(wanted, only=("engine",)), {})
-
-
-@pytest.mark.parametrize(("given", "networks"), [(None, "loopback,private,public"), ("private", "private")])
-def test_supervisors_of_the_gateway_may_run_on_this_machine_unless_the_environment_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, networks: str
-) -> None:
-    if given is None:
-        monkeypatch.delenv("FLOWKIT_SUPERVISOR_NETWORKS", raising=False)
-    else:
-        monkeypatch.setenv("FLOWKIT_SUPERVISOR_NETWORKS", given)
-    [gateway] = create_processes(make_plan(UpOptions(only=("gateway",)), {}), tmp_path).products
-    assert gateway.command()[-2:] == ["--supervisor-networks", networks]
-
-
-def test_the_process_of_the_admission_queue_uses_the_servers_and_the_queue_of_the_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment = {"TEMPORAL_ADDRESS": "t:1", "MONGO_URL": "mongodb://m"}
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    plan = make_plan(UpOptions(products=("admission",), queue="q", verbose=True), environment)
-    processes = create_processes(plan, tmp_path)
-    [process] = processes.products
-    assert process.command()[-5:] == ["admission", "run", "--verbose", "--port", "9654"]
-    assert {**environment, "FLOWKIT_QUEUE": "q"}.items() <= process.environment().items()
-    process.summary = "admission starts requests of queue q"
-    [row] = [row for row, found in create_rows(plan, processes) if found is process]
-    assert (row.name, row.detail) == ("admission", "starts requests of queue q")

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from tests.integration.flow_model.limits import Era, limit_problems
 from tests.integration.flow_model.records import (
     Call,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from tests.unit.event_loop import until
-
 from flowkit.gateway import events
 from flowkit.gateway.events import LOOKS, FlowEvents
 from flowkit.server.connection import MAX_SUBSCRIPTIONS, Connection
+from tests.unit.event_loop import until
 
 if TYPE_CHECKING:
     import pytest

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.unit.event_loop import let_other_tasks_run
-
 from flowkit.gateway import models
 from flowkit.gateway.service import Gateway
 from flowkit.gateway.store import FlowStore
@@ -14,6 +12,7 @@ from flowkit.server.auth import Caller
 from flowkit.server.rpc import AlreadyExists, Call
 from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
+from tests.unit.event_loop import let_other_tasks_run
 
 OPERATOR = Call(caller=Caller(actor=None, rights=frozenset({Right.OPERATOR})))
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cryptography.fernet import Fernet
-from tests.docs.flow_pages import METHODS, PAGE, TABLE, document, methods_page, permissions_table
 
 from flowkit.errors import ConfigError
 from flowkit.gateway.importing import read_flow_file
 from flowkit.gateway.permissions import PERMISSIONS, Part, may_call, parts_of
 from flowkit.gateway.secret_box import SecretBox, SecretError, masked
+from tests.docs.flow_pages import METHODS, PAGE, TABLE, document, methods_page, permissions_table
 
 if TYPE_CHECKING:
     from pathlib import Path

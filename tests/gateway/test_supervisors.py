@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
-from tests.integration.harness import eventually, wait_seconds
 
 from flowkit.gateway import supervisors
 from flowkit.gateway.http_client import AllowedNetworks
@@ -29,6 +28,7 @@ from flowkit.gateway.supervisors import (
     parse_destination,
 )
 from flowkit.testing.supervisor import Misbehavior, MyceliumNode, Received, Supervisor
+from tests.integration.harness import eventually, wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.gateway.events import FlowEvents
 from flowkit.gateway.flows import read_latest
@@ -35,6 +34,7 @@ from flowkit.gateway.store import FLOWS, JOBS, FlowStore, key
 from flowkit.gateway.supervisors import JobOutcome, JobState, SupervisorUnreachable
 from flowkit.testing import memory_database
 from flowkit.worker import Batch
+from tests.unit.event_loop import let_other_tasks_run
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
