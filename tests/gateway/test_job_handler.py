@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.errors import StoreUnavailable
-from flowkit.gateway import jobs
+from flowkit.gateway.delivery import JobOutcome, WireJob
 from flowkit.gateway.jobs import JobHandler
 from flowkit.gateway.models import FlowNode, JobData, RunnerData
 from flowkit.gateway.secret_box import SecretBox
 from flowkit.gateway.store import FLOWS, JOBS, MESSAGES, RUNNERS, FlowStore, Listing, key
-from flowkit.gateway.supervisors import Destination, JobOutcome, WireJob
 from flowkit.testing import memory_database
 from flowkit.worker import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
+
+    from flowkit.gateway.destinations import Destination
 
 RUN = "flow:1f2e3d4c:3:40/1"
 """The task that runs the flow."""
@@ -167,13 +168,11 @@ async def test_a_retry_of_the_flow_runs_the_job_that_replaces_another(world: Wor
     assert await world.run(1, generation=1) == ("http://a", "better")
 
 
-async def test_a_changed_runner_is_used_within_a_second(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_changed_runner_is_used_within_a_second(world: World) -> None:
     await world.run(1)
     await world.put_runner("http://b")
-    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1.0, time=time.time)
-    monkeypatch.setattr(jobs, "time", later)
+    assert await world.run(2) == ("http://a", "two")
+    world.handler._runners_of.expire(time.monotonic() + 1.0)
     assert await world.run(2) == ("http://b", "two")
 
 

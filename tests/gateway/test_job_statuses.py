@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flowkit.gateway.delivery import JobOutcome, JobState
 from flowkit.gateway.events import FlowEvents
 from flowkit.gateway.flows import read_latest
 from flowkit.gateway.jobs import JobHandler
@@ -31,7 +32,7 @@ from flowkit.gateway.status import (
     path,
 )
 from flowkit.gateway.store import FLOWS, JOBS, FlowStore, key
-from flowkit.gateway.supervisors import JobOutcome, JobState, SupervisorUnreachable
+from flowkit.gateway.transports import SupervisorUnreachable
 from flowkit.testing import memory_database
 from flowkit.worker import Batch
 from tests.unit.event_loop import let_other_tasks_run

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.gateway import models
+from flowkit.gateway.delivery import JobOutcome
+from flowkit.gateway.destinations import Destination, parse_destination
 from flowkit.gateway.jobs import JobHandler
 from flowkit.gateway.secret_box import SecretBox
 from flowkit.gateway.service import Gateway
 from flowkit.gateway.store import FLOWS, JOBS, FlowStore, key
-from flowkit.gateway.supervisors import Destination, JobOutcome, parse_destination
 from flowkit.server.auth import Caller
 from flowkit.server.rpc import Call
 from flowkit.server.tokens import Right

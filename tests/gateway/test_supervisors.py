@@ -13,19 +13,15 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
-from flowkit.gateway import supervisors
+from flowkit.gateway import transports
+from flowkit.gateway.delivery import JobState, RemoteSupervisors, WireJob, mask
+from flowkit.gateway.destinations import Destination, parse_destination
 from flowkit.gateway.http_client import AllowedNetworks
-from flowkit.gateway.supervisors import (
+from flowkit.gateway.transports import (
     BadReply,
-    Destination,
-    JobState,
     SupervisorNotAllowed,
-    Supervisors,
     SupervisorTimeout,
     SupervisorUnreachable,
-    WireJob,
-    mask,
-    parse_destination,
 )
 from flowkit.testing.supervisor import Misbehavior, MyceliumNode, Received, Supervisor
 from tests.integration.harness import eventually, wait_seconds
@@ -33,7 +29,7 @@ from tests.integration.harness import eventually, wait_seconds
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from flowkit.gateway.supervisors import JobOutcome
+    from flowkit.gateway.delivery import JobOutcome
 
 SECRET = "a-secret-of-a-runner"
 HERE = AllowedNetworks.parse("loopback")
@@ -51,7 +47,11 @@ class Side:
     """The calls of a supervisor that listens."""
 
     def __init__(
-        self, calls: Supervisors, supervisor: Supervisor, to: Destination, node: MyceliumNode | None = None
+        self,
+        calls: RemoteSupervisors,
+        supervisor: Supervisor,
+        to: Destination,
+        node: MyceliumNode | None = None,
     ) -> None:
         self.calls, self.supervisor, self.to = calls, supervisor, to
         self._node = node
@@ -77,7 +77,7 @@ async def over_http(sync_sec: float = 60.0, slow_sec: float = 0.1, **options: An
     """Yield a supervisor that is called over HTTP."""
     async with (
         Supervisor(secrets=[SECRET], **options) as supervisor,
-        Supervisors(sync_sec=sync_sec, networks=HERE, **{**QUICK, "slow_sec": slow_sec}) as calls,
+        RemoteSupervisors(sync_sec=sync_sec, networks=HERE, **{**QUICK, "slow_sec": slow_sec}) as calls,
     ):
         yield Side(calls, supervisor, parse_destination(supervisor.url))
 
@@ -93,7 +93,7 @@ async def over_mycelium(
         await stack.enter_async_context(ours)
         await stack.enter_async_context(theirs)
         supervisor = await stack.enter_async_context(Supervisor(secrets=[SECRET], node=theirs, **options))
-        calls = Supervisors(mycelium_url=ours.url, sync_sec=sync_sec, **QUICK)
+        calls = RemoteSupervisors(mycelium_url=ours.url, sync_sec=sync_sec, **QUICK)
         await stack.enter_async_context(calls)
         yield Side(calls, supervisor, parse_destination(f"mycelium:{theirs.key}"), ours)
 
@@ -312,7 +312,7 @@ async def test_a_redirect_of_a_mycelium_node_is_not_followed() -> None:
     network: dict[str, MyceliumNode] = {}
     async with MyceliumNode(network) as node, MyceliumNode(network) as other, over_http() as used:
         node.redirect_to = f"{other.url}/rpc"
-        async with Supervisors(mycelium_url=node.url, **QUICK) as calls:
+        async with RemoteSupervisors(mycelium_url=node.url, **QUICK) as calls:
             behind = Side(calls, used.supervisor, parse_destination(f"mycelium:{other.key}"))
             with pytest.raises(BadReply, match=r"the Mycelium node at .* redirects"):
                 await behind.run(job())
@@ -340,7 +340,7 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("method", ["run", "ping"])
 async def test_an_address_that_is_not_allowed_is_not_called(method: str) -> None:
-    async with over_http() as used, Supervisors(**QUICK) as strict:
+    async with over_http() as used, RemoteSupervisors(**QUICK) as strict:
         calls = Side(strict, used.supervisor, used.to)
         with pytest.raises(SupervisorNotAllowed, match=r"127\.0\.0\.1 .*FLOWKIT_SUPERVISOR_NETWORKS"):
             await (calls.run(job()) if method == "run" else strict.ping(used.to, secret=SECRET))
@@ -350,7 +350,7 @@ async def test_an_address_that_is_not_allowed_is_not_called(method: str) -> None
 async def test_a_name_that_leads_to_addresses_that_are_not_allowed_is_not_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with over_http() as used, Supervisors(**QUICK) as strict:
+    async with over_http() as used, RemoteSupervisors(**QUICK) as strict:
         port = used.supervisor.port
         found = [
             (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::ffff:127.0.0.1", port, 0, 0)),
@@ -466,7 +466,7 @@ async def test_late_and_second_replies_are_reported_and_applied_only_in_time() -
 async def test_messages_of_others_stay_in_the_inbox() -> None:
     async with over_mycelium() as used:
         network: dict[str, MyceliumNode] = {}
-        async with MyceliumNode(network) as node, Supervisors(mycelium_url=node.url, **QUICK) as calls:
+        async with MyceliumNode(network) as node, RemoteSupervisors(mycelium_url=node.url, **QUICK) as calls:
             for payload in (b"\xff", b'{"id": "of another process", "result": 1}'):
                 node.deliver(Received("1", node, None, payload))
             gone = parse_destination("mycelium:" + "ab" * 32)
@@ -489,7 +489,7 @@ async def test_messages_of_others_before_a_reply_do_not_delay_it(node: dict[str,
 
 
 async def test_processes_that_share_a_node_leave_each_other_their_replies() -> None:
-    async with with_own_messages() as used, Supervisors(mycelium_url=used.node.url, **QUICK) as other:
+    async with with_own_messages() as used, RemoteSupervisors(mycelium_url=used.node.url, **QUICK) as other:
         sides = [used, Side(other, used.supervisor, used.to)]
         jobs = [side.run(job("sleep:0.1", id=f"{n}")) for n, side in enumerate(sides * 10)]
         assert {each.success for each in await asyncio.gather(*jobs)} == {True}
@@ -499,7 +499,7 @@ async def test_processes_that_share_a_node_leave_each_other_their_replies() -> N
 async def test_a_request_that_begins_while_the_inbox_is_read_does_not_wait_for_the_next_idle_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(supervisors, "_IDLE_LOOK_SEC", 60.0)
+    monkeypatch.setattr(transports, "_IDLE_LOOK_SEC", 60.0)
     async with with_own_messages() as used:
         looks, begun = asyncio.Event(), asyncio.Event()
         pop, seen = used.node.pop, used.supervisor.requests
@@ -525,7 +525,7 @@ async def test_a_request_that_begins_while_the_inbox_is_read_does_not_wait_for_t
 async def test_a_request_for_a_busy_supervisor_of_the_same_node_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(supervisors, "_FOREIGN_SEC", 0.0)
+    monkeypatch.setattr(transports, "_FOREIGN_SEC", 0.0)
     async with with_own_messages() as used:
         request = json.dumps({"jsonrpc": "2.0", "id": "1.other", "method": "job.run", "params": []})
         used.node.send(used.node, used.to.topic, request.encode())
@@ -554,13 +554,13 @@ async def test_a_reply_arrives_while_a_late_one_cannot_be_stored() -> None:
 async def test_a_process_that_seemed_to_have_ended_keeps_its_next_replies(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervisors, "_FOREIGN_SEC", 0.1)
+    monkeypatch.setattr(transports, "_FOREIGN_SEC", 0.1)
     async with with_own_messages() as used:
         reply = json.dumps({"jsonrpc": "2.0", "id": "1.other", "result": {"success": "done"}})
         used.node.send(used.node, used.to.topic, reply.encode())
         assert (await used.run(job())).success
         assert caplog.text.count("no one takes a message") == 1
-        monkeypatch.setattr(supervisors, "_FOREIGN_SEC", 60.0)
+        monkeypatch.setattr(transports, "_FOREIGN_SEC", 60.0)
         assert (await used.run(job(id="2"))).success
         used.node.send(used.node, used.to.topic, reply.encode())
         with pytest.raises(SupervisorTimeout):
@@ -573,7 +573,7 @@ async def test_a_process_that_seemed_to_have_ended_keeps_its_next_replies(
 async def test_messages_that_no_one_takes_do_not_block_the_topic(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervisors, "_FOREIGN_SEC", 0.5)
+    monkeypatch.setattr(transports, "_FOREIGN_SEC", 0.5)
     async with with_own_messages() as used:
         for n in range(50):
             reply = {"jsonrpc": "2.0", "id": f"{n}.ended", "result": {"success": SECRET}}

@@ -20,7 +20,7 @@ from flowkit.gateway.store import FlowStore
 from flowkit.server.app import create_app
 from flowkit.server.auth import Authenticator, Caller
 from flowkit.server.rights import HttpRoute, SocketRoute
-from flowkit.server.rpc import Call, Dispatcher, Method, NoParams, PermissionDenied, discovery
+from flowkit.server.rpc import Call, Method, NoParams, PermissionDenied, RpcDispatcher, discovery
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
@@ -256,7 +256,7 @@ class Closed:
         return True
 
 
-async def code_of(dispatcher: Dispatcher, method: str, params: Any, caller: Caller) -> int:
+async def code_of(dispatcher: RpcDispatcher, method: str, params: Any, caller: Caller) -> int:
     """Return the code of the error of a call; 0 if there is none."""
     connection: Any = Closed()
     answer = await dispatcher.dispatch(
@@ -266,9 +266,9 @@ async def code_of(dispatcher: Dispatcher, method: str, params: Any, caller: Call
     return answer[1][0]
 
 
-async def world() -> Dispatcher:
+async def world() -> RpcDispatcher:
     """Return a gateway with a context, a job of each actor and a flow of actor 4."""
-    dispatcher = Dispatcher([*methods(new_gateway()), discovery({})])
+    dispatcher = RpcDispatcher([*methods(new_gateway()), discovery({})])
     operator = Caller(actor=None, rights=frozenset({Right.OPERATOR}))
     given = params_for(4)
     job = {**given["job.create"]["job"], "id": 5}

@@ -20,7 +20,6 @@ from flowkit.server.rpc import (
     Call,
     DagCycle,
     DagMissingDependency,
-    Dispatcher,
     InternalError,
     InvalidParams,
     InvalidRequest,
@@ -33,6 +32,7 @@ from flowkit.server.rpc import (
     Params,
     ParseError,
     PermissionDenied,
+    RpcDispatcher,
     RpcError,
     StorageError,
     SupervisorTimeout,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CALL = Call(caller=Caller(actor=7, rights=frozenset({Right.FLOWS})))
-DISPATCHER = Dispatcher(methods())
+DISPATCHER = RpcDispatcher(methods())
 
 
 async def answer(message: Any) -> Any:
@@ -177,6 +177,7 @@ async def test_key_twice_or_number_beyond_the_range_is_a_parse_error(text: str, 
         ({**rpc("who"), "method": 5}, "method is 5; it must be the name of a method"),
         ({**rpc("who"), "params": "x"}, "params is a text; it must be an object"),
         ({**rpc("who"), "id": {}}, "id is an object; it must be a text, a number or null"),
+        ({**rpc("who"), "params": 1.5}, "params is a float; it must be an object"),
         ({**rpc("who"), "id": True}, "id is a bool; it must be a text, a number or null"),
         ([], "the batch has 0 calls; send batches of 1 to 100 calls"),
         ([rpc("who")] * (MAX_BATCH + 1), "the batch has 101 calls; send batches of 1 to 100 calls"),
@@ -228,7 +229,7 @@ async def blob(call: Call, params: Blob) -> str:
 
 
 BLOBS: list[int] = []
-BLOB = Dispatcher([Method(name="blob", needs=Right.FLOWS, params=Blob, result=str, call=blob)])
+BLOB = RpcDispatcher([Method(name="blob", needs=Right.FLOWS, params=Blob, result=str, call=blob)])
 
 
 async def test_calls_are_not_made_after_large_responses_of_their_batch() -> None:
@@ -260,6 +261,22 @@ async def test_result_over_the_limit_is_left_out() -> None:
 
 async def test_batch_of_notifications_has_no_response() -> None:
     assert await answer([{"jsonrpc": "2.0", "method": "who"}] * 2) is None
+
+
+async def test_batch_in_a_batch_is_an_invalid_request() -> None:
+    [nested, called] = await answer([[rpc("who")], rpc("who")])
+    assert (nested["id"], nested["error"]["message"]) == (
+        None,
+        "a call must be an object, and this is a list",
+    )
+    assert called["id"] == 1
+
+
+async def test_two_calls_with_one_id_both_get_their_response() -> None:
+    assert [each["result"] for each in await answer([rpc("add", {"a": 1}), rpc("add", {"a": 2})])] == [
+        {"total": 1},
+        {"total": 2},
+    ]
 
 
 # --- errors -------------------------------------------------------------------------------------------------------
@@ -388,3 +405,8 @@ async def documented(call: Call, params: Lenient) -> None:
 def test_method_needs_a_docstring_and_strict_params(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(TypeError, match=problem):
         Method(name="x", needs=Right.FLOWS, result=None, **given)
+
+
+def test_two_methods_of_one_name_are_refused() -> None:
+    with pytest.raises(TypeError, match="two methods have the name add"):
+        RpcDispatcher([*methods(), *methods()])

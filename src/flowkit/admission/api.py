@@ -13,11 +13,27 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flowkit import limits, reason_codes
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.admission import rules
+from flowkit.admission.fields import (
+    Command,
+    Cpu,
+    Filename,
+    Image,
+    Language,
+    LanguageVersion,
+    Memory,
+    RequestId,
+    Script,
+    Tenant,
+    Timeout,
+    UrlId,
+    UserId,
+    UserKey,
+)
 from flowkit.admission.models import ENDED, Changed, Door, Kind, Limits, Override, Request, State, Ticket
 from flowkit.admission.openapi import Operation, operation_routes
 from flowkit.core.utils import stable_hash
@@ -47,14 +63,8 @@ if TYPE_CHECKING:
 PREFIX: Final = "/api/v1"
 TITLE: Final = "FlowKit admission"
 
-SCRIPT_BYTES: Final = 1024 * 1024
-"""Largest script of an execution, in bytes of UTF-8."""
-NAME_CHARS: Final = 200
-"""Longest name of a user or a tenant."""
 KEY_CHARS: Final = 255
 """Longest `Idempotency-Key`."""
-MAX_TIMEOUT_SEC: Final = 86_400
-"""Longest time that an execution may take."""
 MAX_PAGE: Final = 200
 """Most requests of one list."""
 MAX_SKIP: Final = 100_000
@@ -106,31 +116,10 @@ class CancelStatus(StrEnum):
 # --- what clients send --------------------------------------------------------------------------------------------
 
 
-def _check_script(script: str) -> str:
-    size = len(script.encode())
-    if size > SCRIPT_BYTES:
-        raise ValueError(f"it has {size:,} bytes, more than {SCRIPT_BYTES:,}; let the script read its data")
-    return script
-
-
-_NO_CONTROL: Final = r"^[^\x00-\x1f\x7f]+$"
-_NO_SLASH: Final = r"^[^/\x00-\x1f\x7f]+$"
-_VERSION: Final = r"^[0-9A-Za-z][0-9A-Za-z._-]*$"
-_CPU: Final = r"^[0-9]{1,6}(\.[0-9]{1,3}|m)?$"
-_MEMORY: Final = r"^[0-9]{1,15}(\.[0-9]{1,3})?([kMGT]|[KMGT]i)?$"
-
-ExecutionId = Annotated[str, Field(min_length=1, max_length=limits.ID_CHARS, pattern=_NO_SLASH)]
-UserId = Annotated[str, Field(min_length=1, max_length=NAME_CHARS, pattern=_NO_CONTROL)]
-Tenant = Annotated[str, Field(min_length=1, max_length=NAME_CHARS, pattern=_NO_SLASH)]
-Argument = Annotated[str, Field(min_length=1, max_length=4_096)]
-Cpu = Annotated[str, Field(max_length=20, pattern=_CPU, description="As in Kubernetes: `500m` or `0.5`.")]
-Memory = Annotated[str, Field(max_length=20, pattern=_MEMORY, description="As in Kubernetes: `128Mi`.")]
-
-
 class Submission(Params):
     """What every request may name."""
 
-    execution_id: ExecutionId | None = Field(default=None, description="A new UUID if it is left out.")
+    execution_id: UrlId | None = Field(default=None, description="A new UUID if it is left out.")
     tenant: Tenant = Field(default=DEFAULT_TENANT, description="Only an operator may name another one.")
     priority: Priority = Field(
         default=Priority.NORMAL, description="Only an operator may ask for `critical` and `high`."
@@ -150,32 +139,22 @@ class Submission(Params):
 class ExecutionSubmission(Submission):
     """A script for an outside executor. Without the fields of its runtime, an image of Python runs it."""
 
-    script: Annotated[str, AfterValidator(_check_script)] = Field(
-        min_length=1, max_length=SCRIPT_BYTES, description=f"Its UTF-8 has at most {SCRIPT_BYTES:,} bytes."
-    )
-    lang: str = Field(default=rules.PYTHON, min_length=1, max_length=50, pattern=_NO_CONTROL)
-    lang_version: str = Field(default=rules.PYTHON_VERSION, min_length=1, max_length=50, pattern=_VERSION)
-    runtime_image: str | None = Field(
+    script: Script
+    lang: Language = rules.PYTHON
+    lang_version: LanguageVersion = rules.PYTHON_VERSION
+    runtime_image: Image | None = Field(
         default=None,
-        min_length=1,
-        max_length=500,
-        pattern=_NO_CONTROL,
         description="For Python, `python:VERSION-slim` if it is left out. Required for other languages.",
     )
-    runtime_command: list[Argument] | None = Field(
+    runtime_command: Command | None = Field(
         default=None,
-        min_length=1,
-        max_length=100,
         description='For Python, `["python", "/scripts/main.py"]` if it is left out. Required for other languages.',
     )
-    runtime_filename: str | None = Field(
+    runtime_filename: Filename | None = Field(
         default=None,
-        min_length=1,
-        max_length=255,
-        pattern=_NO_SLASH,
         description="For Python, `main.py` if it is left out. Required for other languages.",
     )
-    timeout_seconds: int = Field(default=rules.EXECUTION["timeout_seconds"], ge=1, le=MAX_TIMEOUT_SEC)
+    timeout_seconds: Timeout = rules.EXECUTION["timeout_seconds"]
     cpu_limit: Cpu = rules.EXECUTION["cpu_limit"]
     memory_limit: Memory = rules.EXECUTION["memory_limit"]
     cpu_request: Cpu = rules.EXECUTION["cpu_request"]
@@ -206,7 +185,7 @@ class TaskSubmission(Submission):
 
     graph: dict[str, Any] = Field(description="The graph of the task.")
     params: dict[str, Any] = Field(default_factory=dict)
-    task_id: ExecutionId | None = Field(
+    task_id: UrlId | None = Field(
         default=None, description="The same as `execution_id`, which is also the id of the task."
     )
 
@@ -240,7 +219,7 @@ class SubmitHeaders(Params):
 class ById(Params):
     """Which execution the call concerns."""
 
-    id: ExecutionId
+    id: RequestId
 
 
 class Cancellation(Params):
@@ -276,7 +255,6 @@ class OverrideSubmission(Params):
 
 
 _Held = Annotated[int, Field(ge=1, le=MAX_HELD)]
-_UserKey = Annotated[str, Field(min_length=1, max_length=2 * NAME_CHARS + 1, pattern=_NO_CONTROL)]
 
 
 class LimitsSubmission(Params):
@@ -290,7 +268,7 @@ class LimitsSubmission(Params):
         ge=1, le=MAX_STALE_SEC, description="How long a request waits before it expires."
     )
     tenants: dict[Tenant, OverrideSubmission] = Field(max_length=MAX_OVERRIDES)
-    users: dict[_UserKey, OverrideSubmission] = Field(
+    users: dict[UserKey, OverrideSubmission] = Field(
         max_length=MAX_OVERRIDES, description="By `user`, or by `tenant/user`, which takes precedence."
     )
 

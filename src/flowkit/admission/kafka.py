@@ -15,10 +15,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from cachetools import LRUCache
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from flowkit import reason_codes
 from flowkit.admission import rules
+from flowkit.admission.fields import ExecutionFields, NewId, RequestId, Tenant, UserId, first_problem
 from flowkit.admission.models import ENDED, RUNNING, Door, Fields, Kind, Report, Request, State
 from flowkit.admission.queue import owner
 from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger
@@ -33,12 +35,11 @@ from flowkit.errors import (
     StoreUnavailable,
     TaskIdTaken,
 )
-from flowkit.limits import CANCEL_REASON_CHARS, ID_CHARS, KAFKA_RECORD_BYTES, LAST_ERROR_CHARS
+from flowkit.limits import CANCEL_REASON_CHARS, KAFKA_RECORD_BYTES, LAST_ERROR_CHARS
 from flowkit.models.admission import DEFAULT_TENANT, RANKS, Priority
 from flowkit.text import clean, shorten, shown, truncate
 from flowkit.validation import settings
 from flowkit.validation.json_keys import load_json
-from flowkit.validation.values import YEAR_SEC, is_task_id
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -91,6 +92,7 @@ class TopicRights:
 
 
 EVERYTHING: Final = TopicRights()
+_TENANT: Final[TypeAdapter[str]] = TypeAdapter(Tenant)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,17 +191,17 @@ def _check_rights(topic: str, rights: TopicRights, topics: Sequence[str]) -> Non
         )
     for tenant in rights.tenants:
         try:
-            _checked_tenant(tenant)
-        except ValueError as error:
-            raise ConfigError(f"a tenant of the topic {topic} is {shown(tenant)}; it {error}") from None
+            _TENANT.validate_python(tenant)
+        except ValidationError as error:
+            raise ConfigError(
+                f"a tenant of the topic {topic} is {shown(tenant)}; {first_problem(error)}"
+            ) from None
 
 
 # --- records ------------------------------------------------------------------------------------------------------
 
 ANONYMOUS: Final = "anonymous"
 """The user of requests that name none."""
-SCRIPT_CHARS: Final = 1 << 20
-"""Longest script of a request."""
 DEAD_LETTER_BYTES: Final = 900_000
 """How much of a malformed record its dead letter has."""
 _DEAD_KEY_BYTES: Final = 1_000
@@ -226,18 +228,6 @@ NUMBERED: Final = {
 """The priorities by the numbers that older events have."""
 
 
-def _checked_id(text: str) -> str:
-    if not (is_task_id(text) and text.isprintable()):
-        raise ValueError(f"must be 1 to {ID_CHARS} printable characters, not '*'")
-    return text
-
-
-def _checked_tenant(text: str) -> str:
-    if "/" in text:
-        raise ValueError("must not contain '/'")
-    return _checked_id(text)
-
-
 def _by_number(value: Any) -> Any:
     """Return the priority with a number. A bool is no number."""
     return NUMBERED.get(value, value) if type(value) is int else value
@@ -248,15 +238,10 @@ def _null_is(default: Any) -> BeforeValidator:
     return BeforeValidator(lambda value: default if value is None or value == "" else value)
 
 
-Id = Annotated[str, AfterValidator(_checked_id)]
-UserId = Annotated[Id, _null_is(ANONYMOUS)]
-Tenant = Annotated[str, AfterValidator(_checked_tenant)]
 Band = Annotated[Priority, BeforeValidator(_by_number), _null_is(Priority.NORMAL)]
 Text = Annotated[str, Field(max_length=1_000)]
-Argument = Annotated[str, Field(max_length=10_000)]
 Whole = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 ExitCode = Annotated[int, Field(ge=-(2**31), lt=2**31, strict=True)]
-Seconds = Annotated[int, Field(ge=1, le=YEAR_SEC, strict=True)]
 
 
 class _Part(BaseModel):
@@ -274,7 +259,7 @@ class Metadata(_Part):
     correlation_id: Text | None = None
     ip_address: Text | None = None
     user_agent: Text | None = None
-    user_id: UserId = ANONYMOUS
+    user_id: Annotated[UserId, _null_is(ANONYMOUS)] = ANONYMOUS
     tenant: Annotated[Tenant | None, _null_is(None)] = None
 
 
@@ -290,25 +275,15 @@ class ResourceUsage(_Part):
 class Event(_Part):
     """What all events have that the queue receives."""
 
-    execution_id: Id
+    execution_id: RequestId
     event_id: Text | None = None
     metadata: Annotated[Metadata, _null_is(Metadata())] = Metadata()
 
 
-class Requested(Event):
+class Requested(Event, ExecutionFields):
     """`execution_requested`: an execution asks for admission."""
 
-    script: Annotated[str, Field(max_length=SCRIPT_CHARS)]
-    language: Text
-    language_version: Text
-    runtime_image: Text
-    runtime_command: Annotated[list[Argument], Field(max_length=1_000)]
-    runtime_filename: Text
-    timeout_seconds: Seconds
-    cpu_limit: Text
-    memory_limit: Text
-    cpu_request: Text
-    memory_request: Text
+    execution_id: NewId
     priority: Band = Priority.NORMAL
 
     def request(self, rights: TopicRights = EVERYTHING) -> Request:
@@ -394,7 +369,7 @@ class Cancelled(Ended):
     """`execution_cancelled`: an execution has been stopped, or is to be."""
 
     reason: str | None = None
-    cancelled_by: Annotated[Id | None, _null_is(None)] = None
+    cancelled_by: Annotated[UserId | None, _null_is(None)] = None
 
     @property
     def why(self) -> str:
@@ -442,8 +417,8 @@ def read(topics: AdmissionTopics, topic: str, value: bytes | None) -> Requested 
         return MODELS[kind].model_validate(found)
     except ValidationError as error:
         # The value is left out, because it may be secret.
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        name = ".".join(map(str, error.errors(include_input=False)[0]["loc"]))
+        text = f"{name}: {first_problem(error)}"
         raise BadRecord("invalid_field", shorten(clean(text), _SHOWN_CHARS)) from None
 
 
@@ -729,7 +704,7 @@ class EventRelay:
         self._topics = topics
         self._producer = producer
         self._wanted = asyncio.Event()
-        self._sent: dict[tuple[str, str], int] = {}
+        self._sent: LRUCache[tuple[str, str], int] = LRUCache(_REMEMBERED)
         """Up to which number events were sent lately, by the id and the place of their request."""
         queue.outbox.has_relay = True
         self._outage = OutageLogger("send the events of admission")
@@ -786,7 +761,7 @@ class EventRelay:
             )
         finally:
             late.cancel()
-        self._remember(sent)
+        self._sent.update(sent)
         await self._queue.store.mark_sent(sent)
         _raise_first(results)
         return sum(sent[_try_of(item)] - item["sent"] for item in items)
@@ -797,14 +772,6 @@ class EventRelay:
         bodies = await self._queue.store.bodies([item["_id"] for item in lacking]) if lacking else {}
         for item in lacking:
             item["body"] = bodies.get(item["_id"], {})
-
-    def _remember(self, numbers: Mapping[tuple[str, str], int]) -> None:
-        """Remember up to which number events were sent: a request at hand may be older than that."""
-        for place in numbers:
-            self._sent.pop(place, None)
-        self._sent |= numbers
-        while len(self._sent) > _REMEMBERED:
-            del self._sent[next(iter(self._sent))]
 
     def _is_due(self, item: Fields) -> bool:
         """Return whether this process sends the events of a request: it is its own, or its process does not send them."""

@@ -25,7 +25,7 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from flowkit import reason_codes
 from flowkit.adapters.group_commit import GroupCommit
 from flowkit.admission import rules
+from flowkit.admission.fields import ExecutionFields, RequestFields, require
 from flowkit.admission.models import (
     ENDED,
     REPEATABLE,
@@ -53,7 +54,7 @@ from flowkit.admission.models import (
 from flowkit.admission.store import AdmissionStore, Count, Hold, ItemUpdate
 from flowkit.core.utils import dumps
 from flowkit.errors import ConfigError, StoreUnavailable, TaskIdTaken
-from flowkit.limits import ADMITTED_TASK_BYTES, USER_CHARS
+from flowkit.limits import ADMITTED_TASK_BYTES
 from flowkit.models.admission import RANKS, Admission, Priority
 from flowkit.text import shown
 
@@ -445,11 +446,9 @@ class AdmissionQueue:
     async def submit(self, request: Request) -> Ticket:
         """Ask for admission. Return the request as it waits or was rejected, or an earlier one with the same id.
 
-        Raise ConfigError if the tenant has a slash, and TaskIdTaken if another user or queue has used the id. Users of the same
-        name in different tenants, or that come through different doors, are different users.
+        Raise TaskIdTaken if another user or queue has used the id. Users of the same name in different tenants, or that come
+        through different doors, are different users.
         """
-        if "/" in request.tenant:
-            raise ConfigError(f"tenant is {shown(request.tenant)}; it must not contain a slash")
         deadline = self.clock() + _RESERVED_SEC
         while True:
             submission = _Submission(request, self.clock())
@@ -1297,12 +1296,12 @@ _CLEARED: Final[Fields] = dict.fromkeys(
 
 
 def request_of(admission: Admission, id: str, given: Fields, kind: Kind = Kind.TASK) -> Request:
-    """Return a request of a program. Raise ConfigError for an invalid user, tenant or priority, or if what is to start is too large."""
-    for name, value in (("user_id", admission.user_id), ("tenant", admission.tenant)):
-        if not isinstance(value, str) or not 0 < len(value) <= USER_CHARS:
-            raise ConfigError(f"{name} is {shown(value)}; it must be a text of 1 to {USER_CHARS} characters")
-    if admission.priority not in RANKS:
+    """Return a request of a program. Raise ConfigError if a field of it is invalid, or if what is to start is too large."""
+    if admission.priority not in tuple(RANKS):
         raise ConfigError(f"priority is {shown(admission.priority)}; choose from {', '.join(RANKS)}")
+    require(RequestFields, {"execution_id": id, **asdict(admission)})
+    if kind is Kind.EXECUTION:
+        require(ExecutionFields, given)
     if (size := len(dumps(given))) > ADMITTED_TASK_BYTES:
         what = "graph and params have" if kind is Kind.TASK else "the execution has"
         raise ConfigError(

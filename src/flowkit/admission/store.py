@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from cachetools import FIFOCache
 from pymongo import ASCENDING, DESCENDING, ReturnDocument, UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
@@ -126,7 +127,7 @@ class AdmissionStore:
         self._holders = stored.admission_holders
         self._queues = stored.admission_queues
         self._limits = stored.admission_limits
-        self._known_holders: set[str] = set()
+        self._known_holders: FIFOCache[str, bool] = FIFOCache(_KNOWN_HOLDERS)
 
     @translate_errors
     async def prepare(self) -> None:
@@ -402,7 +403,8 @@ class AdmissionStore:
             # Another process may have deleted a holder, and created it again, since this one knew it.
             if not any(_has_room(found.get(each.holder), each) for each in holds):
                 return [each.entry in found[each.holder].get(each.list, ()) for each in holds]
-            self._known_holders -= {each.holder for each in holds} - found.keys()
+            for holder in {each.holder for each in holds} - found.keys():
+                self._known_holders.pop(holder, None)
 
     async def _all_match(self, writes: Sequence[UpdateOne]) -> bool:
         """Make changes of holders. Return whether each of them has found its holder as it expects it."""
@@ -423,17 +425,15 @@ class AdmissionStore:
 
     async def _create_holders(self, holders: Collection[str]) -> None:
         """Create the documents that are missing. A process remembers those that exist."""
-        missing = sorted(set(holders) - self._known_holders)
+        missing = sorted(set(holders) - self._known_holders.keys())
         if missing:
-            if len(self._known_holders) > _KNOWN_HOLDERS:
-                self._known_holders.clear()
             documents = [{"_id": self._holder_id(holder), "held": [], "active": []} for holder in missing]
             try:
                 await self._holders.insert_many(documents, ordered=False)
             except BulkWriteError as error:
                 if codes_of(error) != {DUPLICATE_KEY}:
                     raise
-            self._known_holders.update(missing)
+            self._known_holders.update(dict.fromkeys(missing, True))
 
     async def _held_by(self, holders: Collection[str]) -> dict[str, Fields]:
         """Return the lists of those of these holders that exist."""

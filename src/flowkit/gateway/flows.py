@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from flowkit.gateway.destinations import parse_destination
 from flowkit.gateway.models import FlowNode, MessageStatus
 from flowkit.gateway.status import RUN_FIELDS, read_run, renew
-from flowkit.gateway.supervisors import parse_destination
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import OnNodeFailure
 from flowkit.models.ownership import OwnerKind

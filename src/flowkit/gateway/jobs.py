@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from cachetools import FIFOCache, LRUCache, TTLCache
+
 from flowkit import reason_codes
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.errors import FlowKitError
+from flowkit.gateway.delivery import JobState, WireJob
+from flowkit.gateway.destinations import parse_destination
 from flowkit.gateway.flows import (
     ABANDONED,
     RESULT_UID,
@@ -26,7 +29,7 @@ from flowkit.gateway.models import MessageStatus, NodeStatus, TransportStatus
 from flowkit.gateway.secret_box import SecretError
 from flowkit.gateway.status import Dispatch, JobEvent, advance, read_dispatch
 from flowkit.gateway.store import JOBS, MESSAGES, RUNNERS, key
-from flowkit.gateway.supervisors import JobState, SupervisorError, WireJob, parse_destination
+from flowkit.gateway.transports import SupervisorError
 from flowkit.text import printed, truncate
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
 
@@ -34,9 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from flowkit.core.utils import Fields
+    from flowkit.gateway.delivery import JobOutcome, RemoteSupervisors
+    from flowkit.gateway.destinations import Destination
     from flowkit.gateway.secret_box import SecretBox
     from flowkit.gateway.store import FlowStore
-    from flowkit.gateway.supervisors import Destination, JobOutcome, Supervisors
     from flowkit.worker import RunContext
 
 CONCURRENCY: Final = 200
@@ -84,30 +88,6 @@ class FlowOfRun(NamedTuple):
         return 500 * len(self.nodes) + sum(len(job["script"]) for job in self.jobs.values())
 
 
-class KnownFlows:
-    """The flows of the latest jobs, by the tasks that run them."""
-
-    def __init__(self) -> None:
-        self._flows: OrderedDict[str, FlowOfRun] = OrderedDict()
-        self._size = 0
-
-    def get(self, task_id: str) -> FlowOfRun | None:
-        """Return a flow; None if it is not remembered."""
-        found = self._flows.get(task_id)
-        if found is not None:
-            self._flows.move_to_end(task_id)
-        return found
-
-    def put(self, task_id: str, flow: FlowOfRun) -> None:
-        """Remember a flow, and forget those that were not used for the longest time."""
-        before = self._flows.pop(task_id, None)
-        self._size += flow.size - (before.size if before else 0)
-        self._flows[task_id] = flow
-        while self._size > _KNOWN_CHARS and len(self._flows) > 1:
-            _, oldest = self._flows.popitem(last=False)
-            self._size -= oldest.size
-
-
 class JobHandler(RoleHandler):
     """Dispatches the jobs of flows to supervisors.
 
@@ -118,15 +98,16 @@ class JobHandler(RoleHandler):
 
     role = ROLE
 
-    def __init__(self, store: FlowStore, supervisors: Supervisors, secrets: SecretBox) -> None:
+    def __init__(self, store: FlowStore, supervisors: RemoteSupervisors, secrets: SecretBox) -> None:
         self._store = store
         self._supervisors = supervisors
         self._secrets = secrets
-        self._dispatched: OrderedDict[str, str] = OrderedDict()
+        self._dispatched: FIFOCache[str, str] = FIFOCache(_REMEMBERED)
         """The ids of the latest dispatches, by the id of the job at its supervisor."""
-        self._flows = KnownFlows()
-        self._contexts: dict[int, tuple[float, asyncio.Future[list[Fields]]]] = {}
-        """When the runners of each context were read last, and the runners."""
+        self._flows: LRUCache[str, FlowOfRun] = LRUCache(_KNOWN_CHARS, getsizeof=lambda flow: flow.size)
+        """The flows of the latest jobs, by the tasks that run them."""
+        self._runners_of: TTLCache[int, asyncio.Future[list[Fields]]] = TTLCache(_CONTEXTS, _RUNNERS_SEC)
+        """The runners of contexts, which were read a moment ago."""
 
     async def load_input(self, input_ref: Fields | None, input_inline: Fields | None) -> Fields:
         """Return the ids of the job."""
@@ -229,7 +210,8 @@ class JobHandler(RoleHandler):
             if flow is None:
                 raise _foreign(ctx, "the task is not the latest run of a flow")
             known = await self._with_jobs(flow)
-            self._flows.put(ctx.task_id, known)
+            if known.size <= _KNOWN_CHARS:
+                self._flows[ctx.task_id] = known
         if ctx.node_id not in known.nodes:
             raise _foreign(ctx, f"flow {known.flow['id']} has no such job")
         if ids != node_ids(known.flow, int(ctx.node_id), known.flow["run"]):
@@ -299,26 +281,23 @@ class JobHandler(RoleHandler):
 
     async def _able_runners(self, context_id: int, executor: str) -> list[Fields]:
         """Return the runners of a context that have an executor, as they were a second ago at most."""
-        for longest in (_RUNNERS_SEC, 0.0):
-            runners = await self._runners(context_id, longest)
+        for fresh in (False, True):
+            runners = await self._runners(context_id, fresh=fresh)
             able = [each for each in runners if not each["executors"] or executor in each["executors"]]
             if able:
                 return able
         return []
 
-    def _runners(self, context_id: int, longest: float) -> Awaitable[list[Fields]]:
-        """Return the runners of a context, as they were `longest` seconds ago at most."""
-        now = time.monotonic()
-        read_at, runners = self._contexts.get(context_id, (0.0, None))
-        if runners is None or now >= read_at + longest:
+    def _runners(self, context_id: int, *, fresh: bool) -> Awaitable[list[Fields]]:
+        """Return the runners of a context, unless `fresh` as they were a second ago at most."""
+        runners = None if fresh else self._runners_of.get(context_id)
+        if runners is None:
             runners = asyncio.ensure_future(
                 retry_while_unavailable(
                     lambda: self._store.page(RUNNERS, {"context_id": context_id}, after=None, limit=1_000)
                 )
             )
-            if len(self._contexts) >= _CONTEXTS:
-                self._contexts.clear()
-            self._contexts[context_id] = (now, runners)
+            self._runners_of[context_id] = runners
         return asyncio.shield(runners)
 
     async def _choose_runner(self, url: str, job: Fields) -> Fields | None:
@@ -432,8 +411,6 @@ class JobHandler(RoleHandler):
 
     def _remember(self, dispatch: Dispatching) -> None:
         self._dispatched[dispatch.transport_id] = dispatch.id
-        while len(self._dispatched) > _REMEMBERED:
-            self._dispatched.popitem(last=False)
 
     async def late_reply(self, transport_id: str, reply: str) -> None:
         """Keep a reply that came too late, for people. It changes nothing."""

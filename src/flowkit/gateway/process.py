@@ -11,12 +11,12 @@ from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.background import Health
 from flowkit.client import TaskClient
 from flowkit.core.version import __version__
+from flowkit.gateway.delivery import DEFAULT_MYCELIUM_URL, RemoteSupervisors
 from flowkit.gateway.flows import ROLE
 from flowkit.gateway.http_client import DEFAULT_ALLOWED, AllowedNetworks
 from flowkit.gateway.jobs import CONCURRENCY, JobHandler
 from flowkit.gateway.service import Gateway, methods
 from flowkit.gateway.store import FlowStore
-from flowkit.gateway.supervisors import DEFAULT_MYCELIUM_URL, Supervisors
 from flowkit.server.rpc import rpc_routes
 from flowkit.server.serving import HttpServer, serve
 from flowkit.worker import Worker
@@ -58,7 +58,7 @@ class GatewayProcess:
         self._settings = settings
         self._secrets = secrets
         self._store = FlowStore(db)
-        self._supervisors: Supervisors | None = None
+        self._supervisors: RemoteSupervisors | None = None
         self._server: HttpServer | None = None
         self._worker: Worker | None = None
 
@@ -70,7 +70,7 @@ class GatewayProcess:
     async def start(self) -> None:
         """Create the indexes, and start the front door and the worker. If an error is raised, nothing is left running."""
         await self._store.prepare()
-        self._supervisors = Supervisors(
+        self._supervisors = RemoteSupervisors(
             mycelium_url=self._settings.mycelium_url, networks=self._settings.supervisor_networks
         )
         await self._supervisors.__aenter__()
@@ -83,7 +83,7 @@ class GatewayProcess:
             await self.stop()
             raise
 
-    async def _start_worker(self, supervisors: Supervisors) -> None:
+    async def _start_worker(self, supervisors: RemoteSupervisors) -> None:
         handler = JobHandler(self._store, supervisors, self._secrets)
         supervisors.on_late = handler.late_reply
         cfg = WorkerConfig(
@@ -92,7 +92,7 @@ class GatewayProcess:
         self._worker = Worker(db=self._db, cfg=cfg, handlers={ROLE: handler}, client=self._client)
         await self._worker.start()
 
-    async def _start_server(self, supervisors: Supervisors) -> None:
+    async def _start_server(self, supervisors: RemoteSupervisors) -> None:
         settings = self._settings
         tasks = TaskClient(self._client, TaskStore(self._db), queue=settings.queue)
         gateway = Gateway(self._store, tasks, supervisors, self._secrets)

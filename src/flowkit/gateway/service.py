@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from cachetools import TTLCache
 from temporalio.exceptions import TemporalError
 
 from flowkit import reason_codes
@@ -27,6 +28,7 @@ from flowkit.errors import (
     UnknownTask,
 )
 from flowkit.gateway import models
+from flowkit.gateway.destinations import parse_destination
 from flowkit.gateway.events import FlowEvents
 from flowkit.gateway.flows import (
     RESULT_UID,
@@ -66,7 +68,7 @@ from flowkit.gateway.status import (
     waiting_on,
 )
 from flowkit.gateway.store import ACTORS, CONTEXTS, FLOWS, JOBS, MESSAGES, RUNNERS, Listing, key
-from flowkit.gateway.supervisors import SupervisorError, parse_destination
+from flowkit.gateway.transports import SupervisorError
 from flowkit.models import TaskStatus
 from flowkit.models.actions import CHANGE_GRAPH, SATISFY
 from flowkit.models.ownership import task_owner
@@ -93,8 +95,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from flowkit.client import TaskClient
+    from flowkit.gateway.delivery import RemoteSupervisors
     from flowkit.gateway.store import FlowStore
-    from flowkit.gateway.supervisors import Supervisors
     from flowkit.server.rpc import Call
 
 _CONTEXT_SEC: Final = 2.0
@@ -138,14 +140,14 @@ class Gateway:
         self,
         store: FlowStore,
         tasks: TaskClient,
-        supervisors: Supervisors,
+        supervisors: RemoteSupervisors,
         secrets: SecretBox,
     ) -> None:
         self._store = store
         self._tasks = tasks
         self._supervisors = supervisors
         self._secrets = secrets
-        self._contexts: dict[int, tuple[float, Fields]] = {}
+        self._contexts: TTLCache[int, Fields] = TTLCache(_CONTEXTS, _CONTEXT_SEC)
         self.events = FlowEvents(store)
 
     # --- actors and contexts
@@ -783,18 +785,14 @@ class Gateway:
 
         Return None if it does not exist and the caller is no operator, who would get NotFound.
         """
-        now = time.monotonic()
-        until, found = self._contexts.get(context_id, (0.0, {}))
-        if now < until:
-            return found
+        if (known := self._contexts.get(context_id)) is not None:
+            return known
         stored = await self._store.load(CONTEXTS, context_id)
         if stored is None:
             if call.caller.is_operator:
                 raise _not_found("context", id=context_id)
             return None
-        if len(self._contexts) >= _CONTEXTS:
-            self._contexts.clear()
-        self._contexts[context_id] = (now + _CONTEXT_SEC, stored)
+        self._contexts[context_id] = stored
         return stored
 
     async def _find(self, collection: str, stored_id: int | str, name: str, /, **ids: int) -> Fields:

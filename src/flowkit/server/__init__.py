@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from flowkit.errors import ConfigError
 
-PACKAGES = ("pjrpc", "starlette", "uvicorn", "websockets")
+PACKAGES = ("starlette", "uvicorn", "websockets")
 """What the server itself imports beside the packages that FlowKit always needs."""
 
 

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cachetools import TTLCache
+
 from flowkit.adapters.mongo import moment
 from flowkit.errors import ConfigError
 from flowkit.server.errors import Unauthorized
@@ -23,7 +25,7 @@ CACHE_SEC = 3.0
 """How long the server trusts a token without reading it again. A revoked token stops within this time."""
 
 MAX_CACHED = 1_000
-"""Maximum number of tokens in the cache; the oldest one leaves first."""
+"""Maximum number of tokens in the cache; the one that was not used for the longest time leaves first."""
 
 _SCHEME = "bearer"
 
@@ -76,7 +78,7 @@ class Authenticator:
         self._open_without_tokens = open_without_tokens
         self._open_until = float("-inf")
         self._clock = clock
-        self._cached: dict[bytes, tuple[Token, Caller, float]] = {}
+        self._cached: TTLCache[bytes, tuple[Token, Caller]] = TTLCache(MAX_CACHED, CACHE_SEC, timer=clock)
 
     @classmethod
     async def for_addresses(cls, tokens: TokenStore, addresses: Sequence[Address]) -> Authenticator:
@@ -114,20 +116,15 @@ class Authenticator:
 
     async def _with_token(self, text: str) -> Caller:
         key = hashlib.sha256(text.encode()).digest()
-        now = self._clock()
-        cached = self._cached.get(key)
-        if cached is not None and now < cached[2]:
+        if (cached := self._cached.get(key)) is not None:
             _require_valid(cached[0])
             return cached[1]
-        self._cached.pop(key, None)
         token = await self._tokens.find(text)
         if token is None:
             raise Unauthorized("the token is unknown; create one with `flowkit token create`")
         _require_valid(token)
         caller = Caller(actor=token.actor, rights=token.rights, roles=token.roles, token_id=token.token_id)
-        if len(self._cached) >= MAX_CACHED:
-            del self._cached[next(iter(self._cached))]
-        self._cached[key] = token, caller, now + CACHE_SEC
+        self._cached[key] = token, caller
         return caller
 
 

@@ -1,8 +1,4 @@
-"""JSON-RPC 2.0 over HTTP and WebSocket, for methods whose parameters and results are pydantic models.
-
-pjrpc looks methods up and binds their parameters. `Dispatcher` reads messages itself: pjrpc logs parameters, refuses a
-whole batch for one invalid element, and takes `"id": null` for a notification.
-"""
+"""JSON-RPC 2.0 over HTTP and WebSocket, for methods whose parameters and results are pydantic models."""
 
 from __future__ import annotations
 
@@ -11,10 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pjrpc.common import UNSET
-from pjrpc.server import AsyncDispatcher, MethodRegistry
-from pjrpc.server.exceptions import JsonRpcError, MethodNotFoundError
-from pjrpc.server.validators import BaseValidator, BaseValidatorFactory
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -59,16 +51,24 @@ _NAME_CHARS, _PATH_CHARS = 100, 200
 _SECRET_NAME = re.compile(r"secret|passw|token|credential|api_?key|private_?key|authorization", re.IGNORECASE)
 
 
-class RpcError(JsonRpcError):
+class RpcError(Exception):
     """An error that a method returns to its caller, with its code and its name as class attributes."""
 
     code = -32603
     name = "InternalError"
 
-    __hash__ = Exception.__hash__
-
     def __init__(self, message: str, data: Any = None) -> None:
-        super().__init__(self.code, message, UNSET if data is None else data)
+        super().__init__(message)
+        self.message = message
+        self.data = data
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the error as a response contains it: without `data` if it has none."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            **({} if self.data is None else {"data": self.data}),
+        }
 
 
 class ParseError(RpcError):
@@ -242,7 +242,7 @@ def rpc_routes(
 
     `info` is the `info` object of the OpenRPC document that the method `rpc.discover` returns.
     """
-    dispatcher = Dispatcher([*methods, discovery(openrpc_document(methods, info))])
+    dispatcher = RpcDispatcher([*methods, discovery(openrpc_document(methods, info))])
     connections: set[Connection] = set()
 
     async def respond(request: Request) -> Response:
@@ -283,50 +283,53 @@ def discovery(document: dict[str, Any]) -> Method:
     return Method(name="rpc.discover", needs=Open.TOKEN, call=discover, **kinds)
 
 
-async def _answer_message(dispatcher: Dispatcher, text: str | None, call: Call) -> str | None:
+async def _answer_message(dispatcher: RpcDispatcher, text: str | None, call: Call) -> str | None:
     if text is None:
         return _respond_error(None, InvalidRequest("the message is binary; send JSON as text"))[0].decode()
     answer = await dispatcher.dispatch(text, call)
     return None if answer is None else answer[0]
 
 
-class Dispatcher(AsyncDispatcher[Call]):
-    """Runs the calls of a message, one after another, and returns their responses."""
+class RpcDispatcher:
+    """Runs the calls of a message, one after another, and returns their responses.
+
+    A batch with an invalid element runs its other calls, and a call with `"id": null` gets a response.
+    """
 
     def __init__(self, methods: Iterable[Method]) -> None:
-        super().__init__()
-        self._needs: dict[str, Need] = {}
+        """Raise TypeError if two methods have the same name."""
+        self._runners: dict[str, _Runner] = {}
         for method in methods:
-            self._needs[method.name] = method.needs
-            registry = MethodRegistry(validator_factory=_ParamsFactory(method))
-            self.add_methods(registry.add_method(_Runner(method), method.name, pass_context=True))
+            if method.name in self._runners:
+                raise TypeError(f"two methods have the name {method.name}")
+            self._runners[method.name] = _Runner(method)
 
-    async def dispatch(self, request_text: str | bytes, context: Call) -> tuple[str, tuple[int, ...]] | None:
+    async def dispatch(self, text: str | bytes, call: Call) -> tuple[str, tuple[int, ...]] | None:
         """Return the response to a message with the codes of its errors, 0 for a success; None if it needs none."""
         try:
-            message = load_json(request_text, strict=True)
+            message = load_json(text, strict=True)
         except (EqualKeys, JsonRefused) as error:
             return _as_message(_respond_error(None, ParseError(f"the message is rejected: {error}")))
         except ValueError as error:
             return _as_message(_respond_error(None, ParseError(f"the message is not JSON: {error}")))
         if not isinstance(message, list):
-            response = await self._respond(message, context)
+            response = await self._respond(message, call)
             return None if _is_notification(message) else _as_message(response)
         if not 0 < len(message) <= MAX_BATCH:
             size = count_of(len(message), "call")
             problem = InvalidRequest(f"the batch has {size}; send batches of 1 to {MAX_BATCH} calls")
             return _as_message(_respond_error(None, problem))
-        responses = await self._respond_to_batch(message, context)
-        text = b"[%s]" % b",".join(text for text, _ in responses)
-        return (text.decode(), tuple(code for _, code in responses)) if responses else None
+        responses = await self._respond_to_batch(message, call)
+        joined = b"[%s]" % b",".join(each for each, _ in responses)
+        return (joined.decode(), tuple(code for _, code in responses)) if responses else None
 
-    async def _respond_to_batch(self, batch: list[Any], context: Call) -> list[tuple[bytes, int]]:
+    async def _respond_to_batch(self, batch: list[Any], call: Call) -> list[tuple[bytes, int]]:
         """Run calls until their responses, those of notifications included, have BATCH_BYTES bytes."""
         responses = []
         size = 0
         for element in batch:
             if size < BATCH_BYTES:
-                response = await self._respond(element, context)
+                response = await self._respond(element, call)
                 size += len(response[0])
             else:
                 response = _respond_error(_id_of(element), _not_made())
@@ -334,28 +337,24 @@ class Dispatcher(AsyncDispatcher[Call]):
                 responses.append(response)
         return responses
 
-    async def _respond(self, element: Any, context: Call) -> tuple[bytes, int]:
+    async def _respond(self, element: Any, call: Call) -> tuple[bytes, int]:
         """Run one call. Return its response and the code of its error, 0 for a success."""
         call_id = _id_of(element)
-        problem = request_problem(element)
-        if problem:
-            return _respond_error(call_id, InvalidRequest(problem))
         try:
-            self._require(element["method"], context)
-            result = await self._handle_rpc_method(element["method"], element.get("params"), context)
+            problem = request_problem(element)
+            if problem:
+                raise InvalidRequest(problem)
+            result = await self._runner(element["method"]).run(call, element.get("params"))
             return b'{"jsonrpc":"2.0","id":%s,"result":%s}' % (dumps(call_id), result), 0
-        except MethodNotFoundError:
-            name = element["method"]
-            hint = suggestion(name[:_NAME_CHARS], self.registry) or "; call rpc.discover for a list"
-            return _respond_error(call_id, MethodNotFound(f"there is no method {printed(name)}{hint}"))
-        except JsonRpcError as error:
+        except RpcError as error:
             return _respond_error(call_id, error)
 
-    def _require(self, method: str, call: Call) -> None:
-        """Raise PermissionDenied unless the token permits a method. One that does not exist is another error."""
-        needs = self._needs.get(method)
-        if needs is not None and (problem := refusal(call.caller, needs)):
-            raise PermissionDenied(f"{method}: {problem}", {"method": method, "right": needs})
+    def _runner(self, name: str) -> _Runner:
+        runner = self._runners.get(name)
+        if runner is None:
+            hint = suggestion(name[:_NAME_CHARS], self._runners) or "; call rpc.discover for a list"
+            raise MethodNotFound(f"there is no method {printed(name)}{hint}")
+        return runner
 
 
 def _is_notification(element: Any) -> bool:
@@ -375,7 +374,7 @@ def _as_message(response: tuple[bytes, int]) -> tuple[str, tuple[int, ...]]:
     return response[0].decode(), (response[1],)
 
 
-def _respond_error(call_id: Any, error: JsonRpcError) -> tuple[bytes, int]:
+def _respond_error(call_id: Any, error: RpcError) -> tuple[bytes, int]:
     return dumps({"jsonrpc": "2.0", "id": call_id, "error": error.to_json()}), error.code
 
 
@@ -401,18 +400,36 @@ def request_problem(element: Any) -> str | None:
 
 
 class _Runner:
-    """Calls the function of a method, and returns its result as JSON. Every error that it raises is an RpcError."""
+    """Runs the calls of one method. Every error that it raises is an RpcError."""
 
     def __init__(self, method: Method) -> None:
         self._method = method
-        self.__name__ = method.name
+        self._secrets = secret_fields(method.params)
 
-    async def __call__(self, call: Call, params: BaseModel) -> bytes:
-        """Run the method. pjrpc would log the parameters with an error that it does not know."""
-        if self._method.websocket_only and call.connection is None:
-            raise InvalidRequest(
-                f"{self._method.name} sends notifications; call it over a WebSocket connection"
+    async def run(self, call: Call, params: Any) -> bytes:
+        """Return the result of a call as JSON."""
+        method = self._method
+        if problem := refusal(call.caller, method.needs):
+            raise PermissionDenied(
+                f"{method.name}: {problem}", {"method": method.name, "right": method.needs}
             )
+        read = self._read_params(params)
+        if method.websocket_only and call.connection is None:
+            raise InvalidRequest(f"{method.name} sends notifications; call it over a WebSocket connection")
+        return await self._run(call, read)
+
+    def _read_params(self, params: Any) -> BaseModel:
+        """Return the parameters as the model of the method. Raise InvalidParams, which lists what is wrong."""
+        model = self._method.params
+        given = unwrap_params(params, model)
+        try:
+            return model.model_validate_json(to_json(given), strict=True)
+        except ValidationError as error:
+            details = error.errors(include_url=False, include_context=False)
+            problems = [describe_problem(each, model, self._secrets) for each in details[:MAX_PROBLEMS]]
+            raise invalid_params(problems, more=len(details) - len(problems)) from None
+
+    async def _run(self, call: Call, params: BaseModel) -> bytes:
         try:
             result = dumps(await self._method.call(call, params))
             self._check_size(len(result))
@@ -439,34 +456,6 @@ class _Runner:
     def _storage_error(self, error: StoreUnavailable | StoreRefused, message: str) -> StorageError:
         reference = log_unexpected(error, self._method.name)
         return StorageError(message, {"retryable": error.retryable, "reference": reference})
-
-
-class _ParamsFactory(BaseValidatorFactory):
-    """Lets pjrpc validate the parameters of a method against its model."""
-
-    def __init__(self, method: Method) -> None:
-        super().__init__()
-        self._method = method
-
-    def build(self, method: Callable[..., Any]) -> BaseValidator:
-        return _ParamsValidator(self._method)
-
-
-class _ParamsValidator(BaseValidator):
-    def __init__(self, method: Method) -> None:
-        self._name = method.name
-        self._model = method.params
-        self._secrets = secret_fields(method.params)
-
-    def validate_params(self, params: Any) -> dict[str, Any]:
-        """Return the argument of the method. Raise InvalidParams, which lists what is wrong."""
-        given = unwrap_params(params, self._model)
-        try:
-            return {"params": self._model.model_validate_json(to_json(given), strict=True)}
-        except ValidationError as error:
-            details = error.errors(include_url=False, include_context=False)
-            problems = [describe_problem(each, self._model, self._secrets) for each in details[:MAX_PROBLEMS]]
-            raise invalid_params(problems, more=len(details) - len(problems)) from None
 
 
 def unwrap_params(params: Any, model: type[BaseModel]) -> Any:
