@@ -77,14 +77,14 @@ class ParamsChecks:
         """
         process = self._idle.pop() if self._idle else EvaluationProcess()
         try:
-            found = process.params_problems(
+            problems = process.params_problems(
                 graph[PARAMS_SCHEMA], params, seconds, _WAIT_SEC + _STARVED * seconds
             )
         finally:
             self._idle.append(process)
-        if found is None:
+        if problems is None:
             raise ChecksBusy
-        return [_explain(found)] if isinstance(found, str) else found
+        return [_explain(problems)] if isinstance(problems, str) else problems
 
 
 def _explain(problem: str) -> str:

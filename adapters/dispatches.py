@@ -453,7 +453,7 @@ class DispatchStore:
     async def find_placed_by_others(self, owner: str, roles: Iterable[str]) -> list[PlacedCommand]:
         """Return the commands of open attempts of `roles` that bridges other than `owner` supervise."""
         wanted = {"state": _OPEN, "role": {"$in": list(roles)}, "owner": {"$ne": owner}}
-        found = self._records.find(wanted, {"role": 1, "partition": 1, "lease.lease_id": 1})
+        placed = self._records.find(wanted, {"role": 1, "partition": 1, "lease.lease_id": 1})
         return [
             PlacedCommand(
                 key=each["_id"],
@@ -461,7 +461,7 @@ class DispatchStore:
                 partition=each["partition"],
                 accepted=each.get("lease") is not None,
             )
-            async for each in found
+            async for each in placed
         ]
 
     @translate_errors
@@ -518,15 +518,15 @@ class DispatchStore:
 
     async def _read_all(self, cursor: Any) -> list[Dispatch]:
         """Return the records that `cursor` finds. Skip those that cannot be read, with one warning for each."""
-        found = []
+        records = []
         async for document in cursor:
             try:
-                found.append(_read_record(document))
+                records.append(_read_record(document))
             except StoreRefused as error:
                 if document["_id"] not in self._unreadable:
                     self._unreadable.add(document["_id"])
                     _logger.warning("%s; the bridge ignores it", error)
-        return found
+        return records
 
 
 def _read_record(document: Fields) -> Dispatch:

@@ -101,9 +101,9 @@ class StatusEvents:
         for event in events:
             by_node.setdefault(event.node, []).append(event)
         flagged = asyncio.create_task(self._read_flagged_tasks(events))
-        found = await self._find_records(events)
+        dispatches = await self._find_records(events)
         runs = [
-            PolledNode({key: found[key] for key in map(record_key, some) if key in found}, at, flagged)
+            PolledNode({key: dispatches[key] for key in map(record_key, some) if key in dispatches}, at, flagged)
             for some in by_node.values()
         ]
         nodes = (self._handle_node(run, some) for run, some in zip(runs, by_node.values(), strict=True))
@@ -112,7 +112,7 @@ class StatusEvents:
             for key in run.due_renewals():
                 self._renewals.add(run.records[key], run.take_batches(key))
         _raise_first(results)
-        self._log.add([event for event in events if _is_logged(event, found.get(record_key(event)))], at)
+        self._log.add([event for event in events if _is_logged(event, dispatches.get(record_key(event)))], at)
         self.handled += len(events)
 
     async def settle(self) -> None:

@@ -286,14 +286,14 @@ class AttemptSupervisor:
         full = now - self._full_read_at >= _FULL_READ_SEC
         since = None if full else self._read_at - _OVERLAP_SEC
         owner = self._context.bridge_id
-        found = await self._context.db(lambda: self._dispatches.find_owned(owner, since))
+        owned = await self._context.db(lambda: self._dispatches.find_owned(owner, since))
         self._read_at = now
         if full:
             self._full_read_at = now
-            known = {record.key for record in found}
+            known = {record.key for record in owned}
             for key in [key for key in self._attempts if key not in known]:
                 await self._drop_unless_owned(key)
-        for record in found:
+        for record in owned:
             self._apply_stored(record)
 
     async def _drop_unless_owned(self, key: str) -> None:

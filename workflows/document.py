@@ -404,7 +404,7 @@ def may_be_local(record: RecordTask, of_nodes: int) -> bool:
 
 async def close_document(close: CloseTask, nodes: int, *, is_local: bool) -> bool:
     """Close the document of a task with `nodes` nodes. Return False if the document does not exist."""
-    found: bool = await (call_locally_first if is_local else call_engine)(
+    exists: bool = await (call_locally_first if is_local else call_engine)(
         temporal_names.CLOSE_TASK,
         without_defaults(close),
         bool,
@@ -412,7 +412,7 @@ async def close_document(close: CloseTask, nodes: int, *, is_local: bool) -> boo
         time_limit=write_timeout(nodes),
         heartbeat_timeout=HEARTBEAT_TIMEOUT,
     )
-    return found
+    return exists
 
 
 def write_timeout(nodes: int) -> timedelta:

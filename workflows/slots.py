@@ -360,7 +360,7 @@ class ConcurrencySlots:
         record = AcquireSlots(task_id=workflow.info().workflow_id, slots=slots, release=released)
         summary = slots_summary(slots)
         try:
-            found: SlotReplies = await call_locally_first(
+            replies: SlotReplies = await call_locally_first(
                 temporal_names.ACQUIRE_SLOTS, record, SlotReplies, summary=summary
             )
         except FailureError as error:
@@ -368,7 +368,7 @@ class ConcurrencySlots:
                 if not reply.done():
                     reply.set_exception(error)
             return
-        for (_, reply), given in zip(wanted, found.replies, strict=True):
+        for (_, reply), given in zip(wanted, replies.replies, strict=True):
             if not reply.done():
                 reply.set_result(given)
 

@@ -126,16 +126,16 @@ class Puller:
             scan, still_ended = await asyncio.gather(
                 self._scanner.scan(complete=ended is not None), self._sources.are_still_ended(ended)
             )
-            took, found = time.monotonic() - began, False
+            took, has_new = time.monotonic() - began, False
             async for delivery in self._deliver(scan.batches):
-                found = True
+                has_new = True
                 yield delivery
                 del delivery
             if still_ended and self._all_taken(scan):
                 return
-            self._schedule.note_scan(began, took, found=found)
+            self._schedule.note_scan(began, took, found=has_new)
             ended = await self._find_end(scan)
-            if ended is None or (still_ended and not found):
+            if ended is None or (still_ended and not has_new):
                 async for delivery in self._deliver_until_next_scan(subscription):
                     yield delivery
                     del delivery
@@ -507,14 +507,14 @@ class Scanner:
         if complete or began >= self._full_due:
             self.restart()
         marks = {source: Mark(epoch, at - OVERLAP) for source, (epoch, at) in self._marks.items()}
-        found = await retry_while_unavailable(
+        snapshot = await retry_while_unavailable(
             lambda: self._artifacts.scan(self._task_id, self._sources, marks, self._first_epochs)
         )
         if not marks:
             ended = time.monotonic()
             self._full_due = ended + max(_FULL_SEC, (ended - began) * _FULL_SHARE)
-        self._advance(found)
-        return found
+        self._advance(snapshot)
+        return snapshot
 
     def restart(self) -> None:
         """Make the next scan complete, because batches of an earlier scan have not been delivered."""
@@ -572,14 +572,14 @@ class StoredItems:
     async def read(self, source: str, page: Sequence[Entry]) -> list[_Partial]:
         """Return these batches: their items, and the index of the first one."""
         numbers = [int(entry.uid) for entry in page]
-        found = await self._stored.read(self._attempt, self._set.token, numbers)
+        progress = await self._stored.read(self._attempt, self._set.token, numbers)
         return [
             {
                 "batch_uid": _uid_of(number),
-                "meta": {"items": found[number], "first": number * self._set.batch_size},
+                "meta": {"items": progress[number], "first": number * self._set.batch_size},
             }
             for number in numbers
-            if number in found
+            if number in progress
         ]
 
     async def find_end(

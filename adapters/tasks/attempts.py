@@ -408,14 +408,14 @@ class Attempts:
         Do nothing if anything other than a flag prevents it.
         """
         hindered = self._entry_of(attempt).begin_filter(run_id) | {"coordinator.cancelled": True}
-        found = await self._collection.find_one(hindered, FLAG_PATHS | {"closed_run_id": 1})
-        if found is None:
+        flagged = await self._collection.find_one(hindered, FLAG_PATHS | {"closed_run_id": 1})
+        if flagged is None:
             return
-        flag = flag_of(found)
-        if flag.run_id == run_id or (flag.run_id is None and "closed_run_id" not in found):
+        flag = flag_of(flagged)
+        if flag.run_id == run_id or (flag.run_id is None and "closed_run_id" not in flagged):
             raise Flagged(flag)
         same = {"id": attempt.task_id, "coordinator.cancel_run_id": flag.run_id}
-        await self._update(same, {"$unset": unset_of_flags(found)})
+        await self._update(same, {"$unset": unset_of_flags(flagged)})
 
     async def _begin_again(
         self, attempt: AttemptInput, run_id: str, update: Update, read: Fields | None

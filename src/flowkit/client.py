@@ -294,14 +294,14 @@ class TaskClient:
 
         Raise TaskIdTaken if a task with this id started with another input, or belongs to another deployment.
         """
-        found = await look_up(self._client, task_id)
-        if found.description is None:
+        looked_up = await look_up(self._client, task_id)
+        if looked_up.description is None:
             return False
-        await self._check_owner(task_id, found, None)
-        digest = await read_input_digest(found.description)
+        await self._check_owner(task_id, looked_up, None)
+        digest = await read_input_digest(looked_up.description)
         _check_same(task_id, digest, own)
-        finished = found.description.status is WorkflowExecutionStatus.COMPLETED
-        return bool(digest) and (finished or found.state is WorkflowState.OPEN)
+        finished = looked_up.description.status is WorkflowExecutionStatus.COMPLETED
+        return bool(digest) and (finished or looked_up.state is WorkflowState.OPEN)
 
     async def _lacks_document(
         self, task_id: str, own: Mapping[str, str], workflow_input: dict[str, Any], found: StartedTask

@@ -85,16 +85,16 @@ def read_pairs(given: Sequence[str], option: str, example: str) -> dict[str, Any
 
     Raise ConfigError, whose remedy shows the example, for another text, and for a key that is given twice.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for each in given:
         key, equals, value = each.partition("=")
         if not key or not equals:
             problem = ConfigError(f"{option} {printed(each)} is not of the form key=value")
             raise add_remedy(problem, f"write, for example, {option} {example}")
-        if key in found:
+        if key in values:
             raise add_remedy(ConfigError(f"{option} {key} is given twice"), "give each key once")
-        found[key] = read_value(value)
-    return found
+        values[key] = read_value(value)
+    return values
 
 
 def read_value(text: str) -> Any:

@@ -115,13 +115,13 @@ def _explain_no_effect(parent: Node, child: str) -> str:
 
 def _collect_places(parsed: Graph) -> dict[str, list[tuple[str, Node]]]:
     """Return the expressions of a graph, each with its places and the nodes for which it decides."""
-    found: dict[str, list[tuple[str, Node]]] = {}
+    places: dict[str, list[tuple[str, Node]]] = {}
     for node in parsed.nodes:
         if node.when is not None:
-            found.setdefault(node.when, []).append((f"node {node.node_id!r}: when", node))
+            places.setdefault(node.when, []).append((f"node {node.node_id!r}: when", node))
         for parent, text in node.edge_when.items():
-            found.setdefault(text, []).append((f"graph.edges_ex {parent!r} -> {node.node_id!r}: when", node))
-    return found
+            places.setdefault(text, []).append((f"graph.edges_ex {parent!r} -> {node.node_id!r}: when", node))
+    return places
 
 
 def _collect_values(parsed: Graph) -> dict[str, list[tuple[str, Node]]]:

@@ -159,14 +159,14 @@ def unread_warnings(nodes: Sequence[Node]) -> Iterator[str]:
     their data.
     """
     roles = {node.node_id for node in nodes if node.type not in ENGINE_TYPES}
-    found = [node for node in nodes if node.node_id in roles and _names_no_input(node, roles)]
-    if not found:
+    unread = [node for node in nodes if node.node_id in roles and _names_no_input(node, roles)]
+    if not unread:
         return
-    first = found[0]
+    first = unread[0]
     sources = [parent for parent in first.depends_on if parent in roles][:_SHOWN_SOURCES]
     adapter = {"input_adapter": PULL, "input_args": {"from_nodes": sources}}
     lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in adapter.items()]
-    others = f" (and {count_of(len(found) - 1, 'more node')})" if len(found) > 1 else ""
+    others = f" (and {count_of(len(unread) - 1, 'more node')})" if len(unread) > 1 else ""
     text = (
         f"node {first.node_id!r}{others} runs after {names(sources, last=' and ')} but names no input adapter, so it "
         "gets one batch with its own input, unless its handler reads the data itself; to pull their "

@@ -205,15 +205,15 @@ def external_problem(graph: Mapping[str, Any], roles: Collection[str]) -> str | 
             f"node {wide['node_id']!r}: {shown}, but type is the external role {wide['type']!r}, "
             f"whose workers run a node as a whole: remove {key}, or run the role with native workers"
         )
-    found = next((node for node in nodes if node["type"] in roles), None)
-    if found is None or not _excludes_external(graph):
+    external = next((node for node in nodes if node["type"] in roles), None)
+    if external is None or not _excludes_external(graph):
         return None
     if graph.get("version_policy") == VersionPolicy.PIN:
-        return pin_problem(found["node_id"], found["type"])
+        return pin_problem(external["node_id"], external["type"])
     return (
-        f"node {found['node_id']!r}: type is the external role {found['type']!r}, and graph.nodes has {len(nodes):,} "
-        f"entries, more than {EXTERNAL_NODES:,}: external workers read the whole task document twice a second; split "
-        "the task, or run the role with native workers"
+        f"node {external['node_id']!r}: type is the external role {external['type']!r}, and graph.nodes has "
+        f"{len(nodes):,} entries, more than {EXTERNAL_NODES:,}: external workers read the whole "
+        "task document twice a second; split the task, or run the role with native workers"
     )
 
 

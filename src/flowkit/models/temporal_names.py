@@ -99,10 +99,10 @@ def other_databases(pollers: Iterable[str], deployment: str) -> list[str]:
 
     An engine inside another Temporal worker has an identity of its own, which names no database.
     """
-    database_id, found = deployment.partition("/")[0], set()
+    database_id, others = deployment.partition("/")[0], set()
     for poller in pollers:
         database = _DATABASE.search(poller)
         if database is None or database["id"] == database_id[:_ID_CHARS]:
             return []
-        found.add(database["name"])
-    return sorted(found)
+        others.add(database["name"])
+    return sorted(others)

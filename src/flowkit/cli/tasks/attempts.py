@@ -107,14 +107,14 @@ def attempts(
     """Show all attempts of a task, or of one of its nodes: their workers, durations and outcomes."""
     log_warnings(verbose)
     where = Where(mongo_url=mongo_url, database=database)
-    found, complete = asyncio.run(_read(task, node, where))
+    views, complete = asyncio.run(_read(task, node, where))
     now = datetime.now(UTC).timestamp()
     if as_json:
-        rows = [_to_json(each, now) for each in found]
+        rows = [_to_json(each, now) for each in views]
         return output.document({"task_id": task, "attempts": rows, "complete": complete})
-    if found:
+    if views:
         console = output.console()
-        console.print(attempts_table(found, now, wide=console.is_terminal))
+        console.print(attempts_table(views, now, wide=console.is_terminal))
     else:
         output.note("no attempts yet")
     if not complete:
@@ -312,7 +312,7 @@ def read_pending(description: WorkflowExecutionDescription | None) -> dict[Key, 
     from flowkit.cli.tasks.view import find_workers
 
     lost = find_workers(description)
-    found: dict[Key, AttemptView] = {}
+    pending: dict[Key, AttemptView] = {}
     for each in description.raw_description.pending_activities if description else ():
         if (key := key_of(each.activity_id)) is None:
             continue
@@ -329,8 +329,8 @@ def read_pending(description: WorkflowExecutionDescription | None) -> dict[Key, 
             started_at = _seconds(each.last_started_time)
             identity = process_of(each.last_worker_identity)
             attempt = replace(attempt, outcome=AttemptOutcome.RUNNING, started_at=started_at, worker=identity)
-        found[key] = attempt
-    return found
+        pending[key] = attempt
+    return pending
 
 
 # --- one list from all sources ----------------------------------------------------------------------------------------
@@ -345,17 +345,17 @@ def merge(
     the workers of external attempts, for which Temporal knows only the bridge. The task document adds the latest
     attempt of each node.
     """
-    found = {(each.node_id, each.attempt): each for each in recorded}
+    merged = {(each.node_id, each.attempt): each for each in recorded}
     for entry in logged:
         key = entry.node_id, entry.epoch
-        found[key] = _add_logged(found.get(key, _new_view(key)), entry)
+        merged[key] = _add_logged(merged.get(key, _new_view(key)), entry)
     nodes = (document.get("graph") or {}).get("nodes") or []
     for node in nodes:
         if epoch := node.get("attempt_epoch"):
             key = node["node_id"], epoch
-            found[key] = _add_stored(found.get(key, _new_view(key)), node)
+            merged[key] = _add_stored(merged.get(key, _new_view(key)), node)
     place = {node["node_id"]: index for index, node in enumerate(nodes)}
-    return sorted(found.values(), key=lambda each: (place.get(each.node_id, len(place)), each.attempt))
+    return sorted(merged.values(), key=lambda each: (place.get(each.node_id, len(place)), each.attempt))
 
 
 def _add_logged(known: AttemptView, entry: LoggedAttempt) -> AttemptView:

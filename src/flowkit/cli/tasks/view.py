@@ -419,18 +419,18 @@ class AttemptWorker:
 
 def find_workers(description: WorkflowExecutionDescription | None) -> dict[str, AttemptWorker]:
     """Return the workers of the running attempts by activity id."""
-    found = {}
+    workers = {}
     for each in _list_pending(description):
         if each.state == _SCHEDULED and not _has_lost_worker(each):
             continue
         moments = (each.last_heartbeat_time, each.last_started_time)
-        found[each.activity_id] = AttemptWorker(
+        workers[each.activity_id] = AttemptWorker(
             identity=process_of(each.last_worker_identity),
             heard_at=max(moment.ToNanoseconds() / 1e9 for moment in moments),
             timeout_sec=each.activity_options.heartbeat_timeout.ToNanoseconds() / 1e9,
             lost=each.state == _SCHEDULED,
         )
-    return found
+    return workers
 
 
 def _has_lost_worker(activity: PendingActivityInfo) -> bool:

@@ -143,15 +143,15 @@ async def _read_pollers(
     from flowkit.models.temporal_names import process_of, role_queue
 
     engines = await poll_times(client, queue, workflows=True)
-    found: dict[tuple[ProcessKind, str], tuple[float, tuple[str, ...]]] = {
+    pollers: dict[tuple[ProcessKind, str], tuple[float, tuple[str, ...]]] = {
         (ProcessKind.ENGINE, process_of(identity)): (at, ()) for identity, at in engines.items()
     }
     for role in sorted(external):
         for identity, at in (await poll_times(client, role_queue(queue, role))).items():
             if identity.startswith(BRIDGE_PREFIX):
-                known_at, roles = found.get((ProcessKind.BRIDGE, identity), (0.0, ()))
-                found[ProcessKind.BRIDGE, identity] = max(known_at, at), (*roles, role)
-    return found
+                known_at, roles = pollers.get((ProcessKind.BRIDGE, identity), (0.0, ()))
+                pollers[ProcessKind.BRIDGE, identity] = max(known_at, at), (*roles, role)
+    return pollers
 
 
 def make_views(

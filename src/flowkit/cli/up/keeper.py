@@ -215,7 +215,7 @@ def find_folders(names: Iterable[str]) -> list[Path]:
     Installed packages are omitted, unless they are installed as links to their source.
     """
     here = Path.cwd()
-    found = [here]
+    folders = [here]
     for name in names:
         package = name.rpartition("=")[2].partition(":")[0].partition(".")[0]
         spec = importlib.util.find_spec(package)
@@ -223,5 +223,5 @@ def find_folders(names: Iterable[str]) -> list[Path]:
         for place in filter(None, places):
             folder = Path(place) if Path(place).is_dir() else Path(place).parent
             if not folder.is_relative_to(here) and not folder.is_relative_to(sys.prefix):
-                found.append(folder)
-    return found
+                folders.append(folder)
+    return folders
