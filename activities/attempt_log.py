@@ -1,7 +1,7 @@
 """The log of attempts in `worker_events`, which stays small even for long attempts.
 
-The collection is for monitoring only, so it must not slow down or fail an attempt. The log is written in the background.
-If MongoDB is unavailable, it logs the outage once and retries later.
+The collection is for monitoring only, so it must not slow down or fail an attempt. The log is written in
+the background. If MongoDB is unavailable, it logs the outage once and retries later.
 """
 
 from __future__ import annotations

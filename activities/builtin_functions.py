@@ -152,7 +152,9 @@ class CoordinatorAdapters:
 
     @property
     def _first_epochs(self) -> Mapping[str, int] | None:
-        """The generations of the nodes that a function node reads, which its attempt knows; None for calls from Python."""
+        """The generations of the nodes that a function node reads, which its attempt knows; None for calls
+        from Python.
+        """
         return None if self._node is None else self._node.attempt.source_first_epochs
 
     async def noop(self, /, task_id: str, **anything: Any) -> dict[str, Any]:

@@ -48,7 +48,9 @@ class Threads:
         return len(self._leaked)
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `function` and return its result. A coroutine function runs on the current loop, a plain one on a thread.
+        """Call `function` and return its result.
+
+        A coroutine function runs on the current loop, a plain one on a thread.
 
         The time spent waiting for a free slot does not count toward the attempt's time limit.
         """

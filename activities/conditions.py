@@ -114,24 +114,24 @@ class ConditionActivities:
         items = items if due.node_id in stored.begun else None
         texts = [text for text in due.texts if text not in values]
         over = due.map_over if items is None else ""
-        found = await asyncio.to_thread(
+        evaluated = await asyncio.to_thread(
             evaluation.run_values,
             texts,
             _collect_values(due, stored),
             items=over,
             batch_size=due.map_batch_size,
         )
-        by_text = dict(zip(texts, found, strict=False))
+        by_text = dict(zip(texts, evaluated, strict=False))
         outcomes = [_outcome_of(by_text.get(text)) for text in due.texts]
         if due.map_over:
-            outcomes.append(_outcome_of(found[-1] if over else None))
-        if found and all(each is True for each in outcomes):
+            outcomes.append(_outcome_of(evaluated[-1] if over else None))
+        if evaluated and all(each is True for each in outcomes):
             values |= by_text
             size = len(json.dumps(values, ensure_ascii=False).encode())
             if size > EXPRESSION_VALUES_BYTES:
                 problem = f"the values of all expressions have {size:,} bytes of JSON, more than"
                 return [f"{problem} {EXPRESSION_VALUES_BYTES:,}: pass references" for _ in outcomes]
-            items = await self._store_items(due, found[-1]) if over else items
+            items = await self._store_items(due, evaluated[-1]) if over else items
             scheduled = (activity.info().scheduled_time.timestamp(), activity.info().attempt)
             await self._portal.run(
                 self._tasks.values.put(_key_of(due), values, time.time(), scheduled, items)
@@ -221,13 +221,13 @@ class Evaluation:
             return [*found, self._evaluate_items(items, values, batch_size)] if items else found
 
     def _evaluate_items(self, text: str, values: Mapping[str, Any], batch_size: int) -> ItemBatches | Unknown:
-        found = self._evaluate_value(text, values, MAP_BYTES, batch_size)
-        if isinstance(found, list):
-            return divide(found, batch_size)
-        if isinstance(found, (ItemBatches, Unknown)):
-            return found
+        items = self._evaluate_value(text, values, MAP_BYTES, batch_size)
+        if isinstance(items, list):
+            return divide(items, batch_size)
+        if isinstance(items, (ItemBatches, Unknown)):
+            return items
         kinds = {dict: "an object", str: "a text", bool: "a truth value", type(None): "null"}
-        return Unknown(cut(f"the expression gives {kinds.get(type(found), 'a number')}, not a list: {text}"))
+        return Unknown(cut(f"the expression gives {kinds.get(type(items), 'a number')}, not a list: {text}"))
 
     def stop(self) -> None:
         """Let `run`, on another thread, return soon. Its results are then not valid."""
@@ -304,7 +304,9 @@ def _select_values(
 
 
 def _shorten(outcomes: list[Outcome]) -> list[Outcome]:
-    """Return the outcomes, with shorter errors if thousands of them would be too large for the result of an activity."""
+    """Return the outcomes, with shorter errors if thousands of them would be too large for the result of an
+    activity.
+    """
     errors = [len(outcome.encode()) for outcome in outcomes if isinstance(outcome, str)]
     if sum(errors) <= REPORT_BYTES:
         return outcomes

@@ -49,7 +49,8 @@ def _needs_await(name: str) -> Callable[[F], F]:
                 asyncio.get_running_loop()
             except RuntimeError:
                 raise TypeError(
-                    f"{name} needs `await`, which a plain function cannot do: write the method of the handler as `async def`"
+                    f"{name} needs `await`, which a plain function cannot do: write the method of the "
+                    f"handler as `async def`"
                 ) from None
             return method(*args, **kwargs)
 
@@ -207,7 +208,8 @@ class TaskVariables:
     async def _change(self, method: str, **given: Any) -> None:
         if self._attempt.shard:
             raise AdapterError(
-                f"{method.replace('_', '.')}: a shard of a node with 'parallel' cannot change variables, because others run "
+                f"{method.replace('_', '.')}: a shard of a node with 'parallel' cannot change "
+                f"variables, because others run "
                 "beside it; change them in finalize, or return increments from it"
             )
         async with self._turn:

@@ -1,8 +1,8 @@
 """Evaluates expressions and JSON schemas in a process of its own: `python -m flowkit.activities.evaluation_process`.
 
 An expression that iterates, or a regular expression in a schema, can take very long, and nothing can interrupt it, so
-limits on its time and on its memory end the process. For each line of JSON on stdin the process writes one line with the
-result. A line is a list that begins with the kind of the evaluation:
+limits on its time and on its memory end the process. For each line of JSON on stdin the process writes one
+line with the result. A line is a list that begins with the kind of the evaluation:
 
 * `["condition", seconds, expression, values]`: the result is true or false.
 * `["value", seconds, expression, values, most_bytes, batch_size]`: the result is an object with the key `value`, which
@@ -145,7 +145,10 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    """Evaluate what the lines of stdin request. Ctrl-C, which a terminal sends to this process, too, is for its parent."""
+    """Evaluate what the lines of stdin request.
+
+    Ctrl-C, which a terminal sends to this process, too, is for its parent.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGPROF"):
         signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore it, and a process inherits that

@@ -1,4 +1,5 @@
-"""The handler interface: RoleHandler, Batch, the results, and the built-in EchoHandler (spec: RoleHandler, EchoHandler).
+"""The handler interface: RoleHandler, Batch, the results, and the built-in EchoHandler (spec: RoleHandler,
+EchoHandler).
 
 Public modules re-export them.
 """
@@ -214,7 +215,8 @@ def version_problem(handler: RoleHandler) -> str | None:
     if given == "" or (isinstance(given, str) and _VERSION.fullmatch(given)):
         return None
     return (
-        f"{type(handler).__name__}.handler_version is {printed(given)}: set a text of 1 to {VERSION_CHARS} letters, digits, '.', '_', "
+        f"{type(handler).__name__}.handler_version is {printed(given)}: set a text of 1 to "
+        f"{VERSION_CHARS} letters, digits, '.', '_', "
         "'-' and '+' that begins with a letter or digit, or omit it"
     )
 

@@ -25,11 +25,13 @@ _STARVED = 4
 """How many times its processor time a check may take on a busy machine."""
 
 ENGINE_SLACK = 1.5
-"""How many times the processor time of a client an engine allows, so that it does not reject what a client has accepted."""
+"""How many times the processor time of a client an engine allows, so that it does not reject what a client
+has accepted."""
 
 
 class ParamsChecks:
-    """Checks of params. Schemas whose check could take long are checked in up to two processes, which stay for the next.
+    """Checks of params. Schemas whose check could take long are checked in up to two processes, which stay
+    for the next.
 
     The processes start when they are needed, and end with this object or with this process.
     """
@@ -69,17 +71,20 @@ class ParamsChecks:
     def _check_apart(
         self, graph: Mapping[str, Any], params: dict[str, Any] | None, seconds: float
     ) -> list[str]:
-        """Return the problems that a process finds. Runs on one of the threads, of which there are as many as processes."""
+        """Return the problems that a process finds.
+
+        Runs on one of the threads, of which there are as many as processes.
+        """
         process = self._idle.pop() if self._idle else EvaluationProcess()
         try:
-            found = process.params_problems(
+            problems = process.params_problems(
                 graph[PARAMS_SCHEMA], params, seconds, _WAIT_SEC + _STARVED * seconds
             )
         finally:
             self._idle.append(process)
-        if found is None:
+        if problems is None:
             raise ChecksBusy
-        return [_explain(found)] if isinstance(found, str) else found
+        return [_explain(problems)] if isinstance(problems, str) else problems
 
 
 def _explain(problem: str) -> str:

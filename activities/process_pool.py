@@ -216,7 +216,10 @@ def _begin(handlers: Mapping[str, RoleHandler], shared: Any) -> None:
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Do nothing on Ctrl-C, which a terminal sends to this process, too. Its worker decides what happens to the batch."""
+    """Do nothing on Ctrl-C, which a terminal sends to this process, too.
+
+    Its worker decides what happens to the batch.
+    """
 
 
 def _end_with_the_worker() -> None:
@@ -280,7 +283,9 @@ def _process(role: str, batch: Batch, view: ProcessContext) -> bytes:
 
 
 def _picklable(error: BaseException) -> BaseException:
-    """Return the error if the worker can unpickle it; otherwise one of the nearest built-in type, with the same text."""
+    """Return the error if the worker can unpickle it; otherwise one of the nearest built-in type, with the
+    same text.
+    """
     with suppress(Exception), contained:
         if isinstance(pickle.loads(pickle.dumps(error)), type(error)):
             return error

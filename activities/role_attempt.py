@@ -54,7 +54,8 @@ _logger = logging.getLogger("flowkit.worker")
 T = TypeVar("T")
 
 FIRST_PAUSE_SEC = 1.0
-"""How long the second try of a batch waits, if the node sets failed batches aside. Each further wait is twice as long."""
+"""How long the second try of a batch waits, if the node sets failed batches aside. Each further wait is
+twice as long."""
 _LONGEST_PAUSE_SEC = 30.0
 _SHARE_AFTER = 20
 """Number of batches set aside from which on a share is judged before the end of the node."""
@@ -288,7 +289,10 @@ class RoleExecutor:
             slots.release()
 
     async def _await_slot(self, slots: asyncio.Semaphore) -> None:
-        """Wait for a slot, which an attempt from the other task queue of the role has. This is no time of the attempt."""
+        """Wait for a slot, which an attempt from the other task queue of the role has.
+
+        This is no time of the attempt.
+        """
         self._slot = asyncio.create_task(slots.acquire())
         try:
             with clock_stopped():
@@ -360,7 +364,8 @@ class RoleExecutor:
     async def _finish_earlier_try(self, earlier: TriedBefore) -> AttemptResult:
         """Return the result of an earlier try. Raise a loss if it did not finish.
 
-        An ordinary attempt runs once. If its epoch is taken, an engine that was suspended has taken it for an inline one.
+        An ordinary attempt runs once. If its epoch is taken, an engine that was suspended has taken it for
+        an inline one.
         """
         if not self._may_repeat:
             raise EpochTaken(self._attempt.epoch)

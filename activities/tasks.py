@@ -1,4 +1,5 @@
-"""The engine's own activities, which open a task, change it, record the state that its workflow reports, and close it."""
+"""The engine's own activities, which open a task, change it, record the state that its workflow reports,
+and close it."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ If their engine crashes, the missing heartbeats let Temporal retry the call on a
 
 
 _DOCUMENT_PAUSES_SEC = (0, 0.05, 0.1, 0.2)
-"""Pauses before the tries to close the document of a rejected task. A client writes it just after it starts the task."""
+"""Pauses before the tries to close the document of a rejected task. A client writes it just after it starts
+the task."""
 
 
 async def unknown_namespace() -> str:
@@ -313,13 +315,13 @@ class StoredTasks:
         Raise an error that Temporal retries if the graph is in another database. Raise GraphError if it was deleted.
         """
         await check_database(self._tasks, task_id, stored.deployment)
-        found = await self._graphs.part(task_id, stored.graph_id, part)
-        if found is None:
+        content = await self._graphs.part(task_id, stored.graph_id, part)
+        if content is None:
             missing = f"part {part + 1} of {stored.parts} of the graph of task {task_id!r}"
             raise GraphError(
                 [f"{missing} is not in the collection stored_graphs: create the task again, with another id"]
             )
-        return found
+        return content
 
     async def load(self, task_id: str, stored: StoredGraph) -> dict[str, Any]:
         """Return a stored graph, which was validated before, and its params."""

@@ -150,7 +150,9 @@ class _FencedRows:
         exists: bool = False,
         fence: int = 0,
     ) -> None:
-        """Write the row with this `key`, which probably `exists`. Raise Fenced if `replaceable_filter` excludes the stored one.
+        """Write the row with this `key`, which probably `exists`.
+
+        Raise Fenced if `replaceable_filter` excludes the stored one.
 
         An existing row keeps its `first` fields and loses the `forgotten` fields that are not in `fields`. `size` is
         the size of the user's part of the row in bytes.
@@ -286,8 +288,8 @@ class ArtifactStore:
     async def restore_batch(self, attempt: AttemptInput, batch_uid: str) -> None:
         """Write the artifact of a batch again that an outdated external worker has overwritten, from its metrics row.
 
-        Workers write artifacts, but no metrics rows. The one of FINAL_UID is the complete marker. Do nothing unless a later
-        attempt than this one has stored the batch.
+        Workers write artifacts, but no metrics rows. The one of FINAL_UID is the complete marker. Do
+        nothing unless a later attempt than this one has stored the batch.
         """
         key = _key(attempt, batch_uid)
         later = {**key, "attempt_epoch": {"$gt": attempt.epoch}, "failed": False}
@@ -299,9 +301,11 @@ class ArtifactStore:
 
     @translate_errors
     async def seal(self, attempt: AttemptInput) -> None:
-        """Let no shard of the node replace results that shards have stored: a lost one may have taken over a batch and return.
+        """Let no shard of the node replace results that shards have stored: a lost one may have taken over
+        a batch and return.
 
-        A failed batch that is not set aside stays replaceable, because shards that run later in this generation try it again.
+        A failed batch that is not set aside stays replaceable, because shards that run later in this
+        generation try it again.
         """
         own = {"task_id": attempt.task_id, "node_id": attempt.node_id}
         first, sealed = first_fence(attempt), sealed_fence(attempt)
@@ -619,7 +623,9 @@ class ArtifactStore:
 
     @translate_errors
     async def find_set_aside(self, attempt: AttemptInput, batch_uids: Sequence[str]) -> set[str]:
-        """Return those of these uids whose batches the node has set aside, up to this attempt, also if they are skipped."""
+        """Return those of these uids whose batches the node has set aside, up to this attempt, also if they
+        are skipped.
+        """
         named = _set_aside_until_filter(attempt) | {"batch_uid": {"$in": [*batch_uids]}}
         return {uid_text(row["batch_uid"]) async for row in self._artifacts.find(named, {"batch_uid": 1})}
 
@@ -631,7 +637,10 @@ class ArtifactStore:
 
     @translate_errors
     async def skip_quarantined(self, attempt: AttemptInput, batch_uids: Sequence[str] | None) -> None:
-        """Skip batches that the node has set aside, up to this attempt: these, or all. They no longer count as failed."""
+        """Skip batches that the node has set aside, up to this attempt: these, or all.
+
+        They no longer count as failed.
+        """
         chosen = _set_aside_until_filter(attempt) | (
             {} if batch_uids is None else {"batch_uid": {"$in": [*batch_uids]}}
         )

@@ -1,7 +1,7 @@
 """Which batch each attempt processes, of nodes that set batches aside: the collection `batch_tries`.
 
-An attempt has one row, which names its present batch. It deletes the row when it ends, so a row that is left names a batch
-that an attempt processed when its process was lost.
+An attempt has one row, which names its present batch. It deletes the row when it ends, so a row that is
+left names a batch that an attempt processed when its process was lost.
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ class BadBatchUid(FlowKitError, ValueError):
 def uid_text(stored: Any) -> str:
     """Return the uid of a stored batch as text.
 
-    Handlers store only valid uids. Another program may have stored a number, an ObjectId or nothing at all. FlowKit replaces
-    such a uid with a hash of its value and type, so that it delivers the batch like any other and uids stay distinct.
+    Handlers store only valid uids. Another program may have stored a number, an ObjectId or nothing at all.
+    FlowKit replaces such a uid with a hash of its value and type, so that it delivers the batch like any
+    other and uids stay distinct.
     """
     if isinstance(stored, str) and batch_uid_problem(stored) is None:
         return stored

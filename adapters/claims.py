@@ -38,12 +38,16 @@ _GENERATION_BITS = 32
 
 
 def first_fence(attempt: AttemptInput) -> int:
-    """Return the fencing number of a new claim: those of a later generation are higher, whatever was taken over before."""
+    """Return the fencing number of a new claim: those of a later generation are higher, whatever was taken
+    over before.
+    """
     return (attempt.generation << _GENERATION_BITS) + 1
 
 
 def sealed_fence(attempt: AttemptInput) -> int:
-    """Return the fencing number that is higher than all of the attempt's generation, and lower than those of the next."""
+    """Return the fencing number that is higher than all of the attempt's generation, and lower than those
+    of the next.
+    """
     return (attempt.generation + 1) << _GENERATION_BITS
 
 
@@ -120,10 +124,13 @@ class Claims:
 
     @translate_errors
     async def release(self, attempt: AttemptInput, batch_uids: Sequence[str]) -> None:
-        """Let shards take over the claims of batches of these uids, whose results are forgotten. They still count as claims.
+        """Let shards take over the claims of batches of these uids, whose results are forgotten.
 
-        The uid of a result may not be that of the batch (`qualified`, chunks). Then release all claims of the node: shards
-        take over only those of batches without a result. Claims that no shard has made need no release.
+        They still count as claims.
+
+        The uid of a result may not be that of the batch (`qualified`, chunks). Then release all claims of
+        the node: shards take over only those of batches without a result. Claims that no shard has made
+        need no release.
         """
         made = {"fence": {"$exists": True}, "attempt_epoch": {"$not": {"$gt": attempt.epoch}}}
         own = {"task_id": attempt.task_id, "consumer_node": attempt.node_id, **made}
@@ -170,7 +177,10 @@ class Claims:
 
     @translate_errors
     async def take_over(self, attempt: AttemptInput, claim: Claim, at: float) -> int | None:
-        """Take over a claim for a shard. Return its fencing number; None if another attempt has taken it over before."""
+        """Take over a claim for a shard.
+
+        Return its fencing number; None if another attempt has taken it over before.
+        """
         fence = max(claim.fence + 1, first_fence(attempt))
         unchanged = {"attempt_epoch": claim.epoch, "fence": claim.fence or None}
         done = await self._claims.update_one(

@@ -177,7 +177,10 @@ class Dispatch:
 
     @property
     def may_begin_late(self) -> bool:
-        """Whether a worker may still read the command of this cancelled attempt, or runs it. `lease` shows the worker."""
+        """Whether a worker may still read the command of this cancelled attempt, or runs it.
+
+        `lease` shows the worker.
+        """
         was_cancelled = self.outcome is not None and self.outcome.kind is OutcomeKind.CANCELLED
         return not self.active and was_cancelled and self.accepted_at is None and not self.settled
 
@@ -450,7 +453,7 @@ class DispatchStore:
     async def find_placed_by_others(self, owner: str, roles: Iterable[str]) -> list[PlacedCommand]:
         """Return the commands of open attempts of `roles` that bridges other than `owner` supervise."""
         wanted = {"state": _OPEN, "role": {"$in": list(roles)}, "owner": {"$ne": owner}}
-        found = self._records.find(wanted, {"role": 1, "partition": 1, "lease.lease_id": 1})
+        placed = self._records.find(wanted, {"role": 1, "partition": 1, "lease.lease_id": 1})
         return [
             PlacedCommand(
                 key=each["_id"],
@@ -458,7 +461,7 @@ class DispatchStore:
                 partition=each["partition"],
                 accepted=each.get("lease") is not None,
             )
-            async for each in found
+            async for each in placed
         ]
 
     @translate_errors
@@ -475,7 +478,9 @@ class DispatchStore:
 
     @translate_errors
     async def find_late(self, task_id: str, node_id: str, epoch: int) -> list[Dispatch]:
-        """Return the earlier attempts of a node that a worker may still begin, or runs, although they were cancelled."""
+        """Return the earlier attempts of a node that a worker may still begin, or runs, although they were
+        cancelled.
+        """
         return await self._read(
             {"task_id": task_id, "node_id": node_id, "attempt_epoch": {"$lt": epoch}, **_LATE}
         )
@@ -513,15 +518,15 @@ class DispatchStore:
 
     async def _read_all(self, cursor: Any) -> list[Dispatch]:
         """Return the records that `cursor` finds. Skip those that cannot be read, with one warning for each."""
-        found = []
+        records = []
         async for document in cursor:
             try:
-                found.append(_read_record(document))
+                records.append(_read_record(document))
             except StoreRefused as error:
                 if document["_id"] not in self._unreadable:
                     self._unreadable.add(document["_id"])
                     _logger.warning("%s; the bridge ignores it", error)
-        return found
+        return records
 
 
 def _read_record(document: Fields) -> Dispatch:
@@ -532,7 +537,8 @@ def _read_record(document: Fields) -> Dispatch:
         node, epoch, task = (document.get(name) for name in ("node_id", "attempt_epoch", "task_id"))
         raise StoreRefused(
             f"the dispatch record {document['_id']!r} of node {node!r}, attempt {epoch}, of task {task!r} cannot be "
-            f"read: {_find_problem(error)}. If a newer release of FlowKit wrote it, run that release; otherwise delete it"
+            f"read: {_find_problem(error)}. If a newer release of FlowKit wrote it, run that release; "
+            f"otherwise delete it"
         ) from error
 
 

@@ -161,7 +161,7 @@ def scan_filter(
 
 def as_scan(sources: Iterable[str], artifacts: Iterable[dict[str, Any]]) -> Scan:
     """Return what a scan of these sources has found."""
-    found: dict[str, list[dict[str, Any]]] = {source: [] for source in sources}
+    by_source: dict[str, list[dict[str, Any]]] = {source: [] for source in sources}
     markers: dict[str, int] = {}
     unconfirmed: set[str] = set()
     for artifact in artifacts:
@@ -171,9 +171,9 @@ def as_scan(sources: Iterable[str], artifacts: Iterable[dict[str, Any]]) -> Scan
             if not artifact.get("confirmed"):
                 unconfirmed.add(source)
         elif artifact.get("status") == "partial":
-            found[source].append(artifact)
-    newest = {source: mark for source, batches in found.items() if (mark := _newest(batches))}
-    batches = {source: entries(batches) for source, batches in found.items()}
+            by_source[source].append(artifact)
+    newest = {source: mark for source, batches in by_source.items() if (mark := _newest(batches))}
+    batches = {source: entries(batches) for source, batches in by_source.items()}
     return Scan(batches=batches, markers=markers, unconfirmed=unconfirmed, newest=newest)
 
 

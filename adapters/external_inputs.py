@@ -45,7 +45,8 @@ class ExternalInputs:
     async def find_unfinished(self, attempt: AttemptInput, pull: PullArgs) -> dict[str, Uids]:
         """Return the uids of stored source batches that the node has not finished, by source; only non-empty sets.
 
-        A claim alone does not count: a worker that runs an outdated attempt may claim a batch, and its result is ignored.
+        A claim alone does not count: a worker that runs an outdated attempt may claim a batch, and its
+        result is ignored.
         """
         stored = await self._read_stored(attempt.task_id, pull.from_nodes, attempt.source_first_epochs)
         claimed, finished = await self._read_claimed(attempt), await self._read_finished(attempt)
@@ -121,11 +122,12 @@ class ExternalInputs:
         return found
 
     async def _read_finished(self, attempt: AttemptInput) -> Uids:
-        """Return the uids of the node's own batches whose results are stored: the artifact, and the metrics if it has any.
+        """Return the uids of the node's own batches whose results are stored: the artifact, and the metrics
+        if it has any.
 
         A worker writes the artifact itself, while the bridge writes the metrics when it receives the event about the
-        batch. The events of an attempt that has ended, for example because it was cancelled, are ignored. The metrics row of
-        a batch that failed before then still says so.
+        batch. The events of an attempt that has ended, for example because it was cancelled, are ignored.
+        The metrics row of a batch that failed before then still says so.
         """
         generation = generation_filter(attempt.first_epoch)
         own = {"task_id": attempt.task_id, "node_id": attempt.node_id, **generation}
@@ -145,14 +147,14 @@ class ExternalInputs:
         return stored - lost
 
     async def _read_claimed(self, attempt: AttemptInput) -> dict[str, Uids]:
-        found: dict[str, Uids] = {}
+        claimed: dict[str, Uids] = {}
         cursor = self._claims.find(
             {"task_id": attempt.task_id, "consumer_node": attempt.node_id},
             {"_id": 0, "from_node": 1, "batch_uid": 1},
         )
         async for claim in cursor:
-            found.setdefault(claim["from_node"], set()).add(uid_text(claim.get("batch_uid")))
-        return found
+            claimed.setdefault(claim["from_node"], set()).add(uid_text(claim.get("batch_uid")))
+        return claimed
 
     async def _find_unfinished_claims(
         self, attempt: AttemptInput, source: str, claimed: Uids, finished: Uids, pull: PullArgs
@@ -167,7 +169,7 @@ class ExternalInputs:
         self, attempt: AttemptInput, source: str, parents: Sequence[str], pull: PullArgs
     ) -> dict[str, Uids]:
         """Return the uids of the chunks into which the worker splits each of the batches `parents`."""
-        found: dict[str, Uids] = {}
+        chunks: dict[str, Uids] = {}
         for start in range(0, len(parents), _AT_ONCE):
             wanted = {"node_id": source, "batch_uid": {"$in": list(parents[start : start + _AT_ONCE])}}
             generation = generation_filter(attempt.source_first_epochs.get(source, 0))
@@ -176,8 +178,8 @@ class ExternalInputs:
             )
             async for batch in cursor:
                 uid = uid_text(batch.get("batch_uid"))
-                found[uid] = chunk_uids(source, uid, batch.get("meta") or {}, pull)
-        return found
+                chunks[uid] = chunk_uids(source, uid, batch.get("meta") or {}, pull)
+        return chunks
 
     async def _delete_claims(self, attempt: AttemptInput, source: str, uids: Sequence[str]) -> int:
         deleted = 0

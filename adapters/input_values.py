@@ -78,7 +78,10 @@ class InputValues:
 
     @translate_errors
     async def get(self, attempt: AttemptInput) -> dict[str, Any]:
-        """Return the values for an attempt, by the text of the expression. Raise BadExpression if they are not stored."""
+        """Return the values for an attempt, by the text of the expression.
+
+        Raise BadExpression if they are not stored.
+        """
         key = _row_id(attempt.task_id, attempt.node_id, attempt.generation)
         found = await self._rows.find_one({"_id": key}, {"values": 1})
         if found is None:

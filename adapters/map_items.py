@@ -55,7 +55,10 @@ class MapItems:
     async def put(
         self, key: tuple[str, str, int], token: str, given: ItemBatches, batch_size: int, at: float
     ) -> ItemSet:
-        """Store the batches of items, for the task, the node and the generation in `key`. Storing them again changes nothing."""
+        """Store the batches of items, for the task, the node and the generation in `key`.
+
+        Storing them again changes nothing.
+        """
         task_id, node_id, generation = key
         own = {"task_id": task_id, "node_id": node_id, "generation": generation, "token": token}
         largest = 0

@@ -113,7 +113,10 @@ def _inner(items: Iterable[tuple[str, Any]], owner: Any, above: tuple[int, ...])
 def _bad_keys(value: dict[Any, Any], path: str) -> Iterator[str]:
     for key in value:
         if isinstance(key, str) and "\0" in key:
-            yield f"{path or 'the top level'} has the key {_text(key)!r:.80}, and keys cannot contain a NUL character; rename it"
+            yield (
+                f"{path or 'the top level'} has the key {_text(key)!r:.80}, and keys cannot contain "
+                f"a NUL character; rename it"
+            )
         elif problem := _key_problem(key):
             yield f"{path or 'the top level'} has the key {_text(key)!r:.80}, which {problem}"
 

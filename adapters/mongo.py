@@ -60,7 +60,8 @@ DUPLICATE_KEY = 11000
 """Server code of a write that a unique index rejects."""
 
 CURSOR_DOCUMENTS = 1_000
-"""How many small documents a cursor receives at once. By default it holds 16 MB of them, which are much more as objects."""
+"""How many small documents a cursor receives at once. By default it holds 16 MB of them, which are much
+more as objects."""
 
 _INDEX_CONFLICTS = frozenset({85, 86})
 """Server codes for an existing index with the same keys or the same name but a different definition."""

@@ -163,9 +163,10 @@ class ShardStore:
     ) -> dict[str, ShardProgress]:
         """Return how far the shards of a task's nodes are, by node id. Nodes without shards are absent.
 
-        Shards that began before the latest reset of their node do not count. `first_epochs` are the epochs of the resets.
+        Shards that began before the latest reset of their node do not count. `first_epochs` are the epochs
+        of the resets.
         """
-        found: dict[str, ShardProgress] = {}
+        shards: dict[str, ShardProgress] = {}
         shown = {
             "_id": 0,
             "node_id": 1,
@@ -180,14 +181,14 @@ class ShardStore:
         async for row in self._rows.find({"task_id": task_id}, shown).sort("attempt_epoch", ASCENDING):
             if row["attempt_epoch"] <= first.get(row["node_id"], 0):
                 continue
-            seen = found.get(row["node_id"])
+            seen = shards.get(row["node_id"])
             if seen is None or seen.generation < row["generation"]:
                 seen = ShardProgress(
                     generation=row["generation"], started_at=utc(row["started_at"]).timestamp()
                 )
-                found[row["node_id"]] = seen
+                shards[row["node_id"]] = seen
             seen.workers[row["shard"]] = row["worker_id"] if row["status"] == RUNNING else ""
-        return found
+        return shards
 
     @translate_errors
     async def find_holder(self, attempt: AttemptInput) -> tuple[str, str] | None:

@@ -1,8 +1,9 @@
 """Concurrency limits: which roles may get another slot, which attempts hold one, and which requests wait for one.
 
-One document in `slots` for each namespace and engine queue holds the counters and the attempts that hold a slot. A grant
-is one update, whose filter checks the limits and that the attempt does not hold a slot yet. It is therefore exact with
-any number of engines, and can be repeated. Waiting requests are documents of `slot_requests`, one for each task and role.
+One document in `slots` for each namespace and engine queue holds the counters and the attempts that hold a
+slot. A grant is one update, whose filter checks the limits and that the attempt does not hold a slot yet.
+It is therefore exact with any number of engines, and can be repeated. Waiting requests are documents of
+`slot_requests`, one for each task and role.
 """
 
 from __future__ import annotations
@@ -152,7 +153,10 @@ class SlotStore:
 
     @translate_errors
     async def grant(self, request: SlotRequest, limits: QueueLimits, at: float) -> bool:
-        """Give the attempt a slot if the limits allow it. Return whether it holds one, possibly from an earlier call."""
+        """Give the attempt a slot if the limits allow it.
+
+        Return whether it holds one, possibly from an earlier call.
+        """
         counter = _counter(request.role)
         free: Fields = {"_id": self._id, "holders": {"$not": {"$elemMatch": _attempt_key(request)}}}
         if limits.total is not None:
@@ -167,7 +171,10 @@ class SlotStore:
 
     @translate_errors
     async def renew(self, request: SlotRequest) -> bool:
-        """Return whether the attempt holds a slot. If it does, `release_unused` frees no holder that was read before."""
+        """Return whether the attempt holds a slot.
+
+        If it does, `release_unused` frees no holder that was read before.
+        """
         return await self._renew(request)
 
     async def _renew(self, request: SlotRequest) -> bool:
@@ -213,10 +220,11 @@ class SlotStore:
     async def enqueue(self, request: SlotRequest, at: float) -> None:
         """Let a request wait. It replaces an earlier one of the same task and role, and keeps its place.
 
-        It does not replace a later one. The activity of a request that the workflow has withdrawn may still run, and the
-        workflow does not repeat the later request for a minute.
+        It does not replace a later one. The activity of a request that the workflow has withdrawn may still
+        run, and the workflow does not repeat the later request for a minute.
 
-        Its turn is the one after the present turn, so that a task that gets a slot waits for all others before the next.
+        Its turn is the one after the present turn, so that a task that gets a slot waits for all others
+        before the next.
         """
         own = dict(zip(_REQUEST, (getattr(request, name) for name in _REQUEST), strict=True))
         turn = (await self.usage()).turn + 1

@@ -257,15 +257,15 @@ def _shown_version(version: object) -> str:
 
 def find_mixed_versions(workers: Iterable[RegisteredWorker]) -> list[MixedVersions]:
     """Return the roles of which online workers run different versions, by queue and role."""
-    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    versions: dict[tuple[str, str], dict[str, list[str]]] = {}
     for worker in workers:
         for role, version in worker.handlers.items() if worker.online else ():
-            found.setdefault((worker.queue, role), {}).setdefault(version, []).append(worker.worker_id)
+            versions.setdefault((worker.queue, role), {}).setdefault(version, []).append(worker.worker_id)
     return [
         MixedVersions(
             queue=queue, role=role, workers={each: (*ids,) for each, ids in sorted(by_version.items())}
         )
-        for (queue, role), by_version in sorted(found.items())
+        for (queue, role), by_version in sorted(versions.items())
         if len(by_version) > 1
     ]
 

@@ -1,4 +1,5 @@
-"""Admission: the queue beside a bare program that makes the same grouped writes, and beside plain calls of `create_task`."""
+"""Admission: the queue beside a bare program that makes the same grouped writes, and beside plain calls of
+`create_task`."""
 
 from __future__ import annotations
 

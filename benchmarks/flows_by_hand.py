@@ -1,8 +1,9 @@
 """What an expert would write on plain Temporal to run jobs at a supervisor, without any FlowKit code.
 
-A workflow runs the jobs of a flow level by level. For each job, an activity calls `job.run` over pooled connections, and
-makes the MongoDB writes that FlowKit makes for such a node: five for the node and its result, and two for the record of
-the dispatch. Run: `python -m benchmarks.flows_by_hand workflows|activities`.
+A workflow runs the jobs of a flow level by level. For each job, an activity calls `job.run` over pooled
+connections, and makes the MongoDB writes that FlowKit makes for such a node: five for the node and its
+result, and two for the record of the dispatch. Run: `python -m benchmarks.flows_by_hand
+workflows|activities`.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """`python -m benchmarks.many_items`: what an item of a node with `map` costs when there are many.
 
 Each size runs with new processes, so that their peak memory can be compared. The items are numbers in the params; the
-handler does nothing with them. The params cost memory too, in the workflow and in each attempt, so each size also runs with
-the same params and a short list.
+handler does nothing with them. The params cost memory too, in the workflow and in each attempt, so each
+size also runs with the same params and a short list.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ _OTHERS_PAUSES = 9
 _RETRY_SEC = 0.5
 
 _LATE_SEC_EACH = 0.005
-"""Shortest pause between two looks at late commands, for each attempt that waits for some: thousands may wait for days."""
+"""Shortest pause between two looks at late commands, for each attempt that waits for some: thousands may
+wait for days."""
 
 _CHECK_AFTER_SEC = 1.0
 """Age of a command at which the watch starts. Most commands are accepted earlier."""
@@ -332,7 +333,9 @@ class CommandWatch:
         self._one_read = asyncio.Lock()
 
     async def refresh(self, records: Iterable[Dispatch]) -> None:
-        """Begin a new round: forget what the last one read, and read the offsets of the roles of unaccepted commands."""
+        """Begin a new round: forget what the last one read, and read the offsets of the roles of unaccepted
+        commands.
+        """
         self._reads, self._failure = {}, None
         now = self._context.now()
         unaccepted = [record for record in records if record.lease is None and record.offset is not None]
@@ -432,8 +435,8 @@ class _LateCommand:
 class LateCommands:
     """Waits until no worker can run the attempts of a node that were cancelled before a worker had read their commands.
 
-    A worker that reads such a command writes artifacts itself until a signal stops it. Nothing fences these writes, so the
-    next attempt of the node must not run meanwhile.
+    A worker that reads such a command writes artifacts itself until a signal stops it. Nothing fences these
+    writes, so the next attempt of the node must not run meanwhile.
     """
 
     def __init__(self, context: BridgeContext, signals: WorkerSignals) -> None:

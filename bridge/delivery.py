@@ -70,7 +70,9 @@ class FirstBatches:
         sending.add_done_callback(lambda _: self._sending.pop(key, None))
 
     async def resumed(self, record: Dispatch) -> None:
-        """Send the signal of an attempt that begins or that this bridge adopts, if its node has stored batches before."""
+        """Send the signal of an attempt that begins or that this bridge adopts, if its node has stored
+        batches before.
+        """
         attempt, artifacts = record.attempt, self._context.stores.artifacts
         if attempt.signal_first_batch:
             stored = await self._context.db(
@@ -257,7 +259,10 @@ class Delivery:
 
 
 def _name_worker(failure: AttemptFailure, worker_id: str) -> AttemptFailure:
-    """Return the failure of a handler with its worker. What external workers announce, such as versions, is not copied."""
+    """Return the failure of a handler with its worker.
+
+    What external workers announce, such as versions, is not copied.
+    """
     is_of_handler = failure.kind is FailureKind.FAILURE
     return replace(failure, worker=visible(worker_id)) if is_of_handler else failure
 

@@ -31,9 +31,12 @@ class PulledInputs:
         self._inputs = context.stores.inputs
 
     async def prepare(self, record: Dispatch) -> Outcome | None:
-        """Let a new run of a node that pulls read what earlier runs have not finished. Return an outcome if it cannot run.
+        """Let a new run of a node that pulls read what earlier runs have not finished.
 
-        Late batches of earlier generations of the sources are deleted again, because the worker reads all that there are.
+        Return an outcome if it cannot run.
+
+        Late batches of earlier generations of the sources are deleted again, because the worker reads all
+        that there are.
         """
         pull, attempt = record.pull, record.attempt
         assert pull is not None

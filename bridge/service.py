@@ -55,7 +55,8 @@ _TOPICS_RETRY_SEC = 1.0
 _CLIENTS_CLOSE_SEC = 15.0
 _ROLE_RETRY_SEC = 2.0
 _CONCURRENT_ATTEMPTS = 2_000
-"""Number of attempts of a role that a bridge holds before it supervises them: few start, others wait for earlier ones."""
+"""Number of attempts of a role that a bridge holds before it supervises them: few start, others wait for
+earlier ones."""
 
 _SEED_SEC = 60.0
 MEASURE_SEC = 5.0

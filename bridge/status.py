@@ -2,7 +2,8 @@
 
 A poll may contain the events of many nodes. The events of one node are processed in order, those of different nodes
 concurrently. The consumer commits the offsets of a poll only after everything in it is stored, which includes the
-renewals of leases and the log (`settle`). After a crash, the same events are therefore processed again, without further effect.
+renewals of leases and the log (`settle`). After a crash, the same events are therefore processed again,
+without further effect.
 
 An event that can never be handled ends its attempt, so that no batch is lost unnoticed, and affects no other attempt.
 A malformed record does the same if it is about an open attempt. Other malformed records are skipped.
@@ -100,9 +101,11 @@ class StatusEvents:
         for event in events:
             by_node.setdefault(event.node, []).append(event)
         flagged = asyncio.create_task(self._read_flagged_tasks(events))
-        found = await self._find_records(events)
+        dispatches = await self._find_records(events)
         runs = [
-            PolledNode({key: found[key] for key in map(record_key, some) if key in found}, at, flagged)
+            PolledNode(
+                {key: dispatches[key] for key in map(record_key, some) if key in dispatches}, at, flagged
+            )
             for some in by_node.values()
         ]
         nodes = (self._handle_node(run, some) for run, some in zip(runs, by_node.values(), strict=True))
@@ -111,7 +114,7 @@ class StatusEvents:
             for key in run.due_renewals():
                 self._renewals.add(run.records[key], run.take_batches(key))
         _raise_first(results)
-        self._log.add([event for event in events if _is_logged(event, found.get(record_key(event)))], at)
+        self._log.add([event for event in events if _is_logged(event, dispatches.get(record_key(event)))], at)
         self.handled += len(events)
 
     async def settle(self) -> None:
@@ -141,7 +144,9 @@ class StatusEvents:
             return bad
 
     async def _attribute(self, bad: BadEvent) -> BadEvent | None:
-        """Return a malformed record that names no epoch as one of the latest open attempt of its node; None if there is none."""
+        """Return a malformed record that names no epoch as one of the latest open attempt of its node; None
+        if there is none.
+        """
         for node in bad.nodes:
             find = partial(self._stores.dispatches.find_open_before, *node, LARGEST_EPOCH + 1)
             if found := await self._context.db(find):
@@ -405,7 +410,9 @@ class StatusEvents:
             self._finish(ended)
 
     async def _read_flag(self, run: PolledNode, record: Dispatch) -> CancelFlag | None:
-        """Return the cancel flag of an attempt without a cancel request: a worker may see it before any bridge (H11)."""
+        """Return the cancel flag of an attempt without a cancel request: a worker may see it before any
+        bridge (H11).
+        """
         if record.cancel is not None or run.flagged is None:
             return None
         if record.attempt.task_id not in await run.flagged:

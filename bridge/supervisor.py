@@ -204,7 +204,10 @@ class AttemptSupervisor:
     async def _for_each(
         self, attempts: Iterable[Supervised], act: Callable[[Supervised], Awaitable[None]]
     ) -> None:
-        """Call `act` for each of the attempts, several at a time. The error of one attempt does not affect the others."""
+        """Call `act` for each of the attempts, several at a time.
+
+        The error of one attempt does not affect the others.
+        """
         left = iter([*attempts])
 
         async def act_on_some() -> None:
@@ -222,7 +225,10 @@ class AttemptSupervisor:
         await asyncio.gather(*(act_on_some() for _ in range(_CONCURRENT_CHECKS)))
 
     async def _handle_error(self, attempt: Supervised, error: FlowKitError) -> None:
-        """End an attempt if a retry of its check does not help. Log other errors once; the next tick repeats the check."""
+        """End an attempt if a retry of its check does not help.
+
+        Log other errors once; the next tick repeats the check.
+        """
         node_id = attempt.record.attempt.node_id
         if not error.retryable:
             try:
@@ -280,14 +286,14 @@ class AttemptSupervisor:
         full = now - self._full_read_at >= _FULL_READ_SEC
         since = None if full else self._read_at - _OVERLAP_SEC
         owner = self._context.bridge_id
-        found = await self._context.db(lambda: self._dispatches.find_owned(owner, since))
+        owned = await self._context.db(lambda: self._dispatches.find_owned(owner, since))
         self._read_at = now
         if full:
             self._full_read_at = now
-            known = {record.key for record in found}
+            known = {record.key for record in owned}
             for key in [key for key in self._attempts if key not in known]:
                 await self._drop_unless_owned(key)
-        for record in found:
+        for record in owned:
             self._apply_stored(record)
 
     async def _drop_unless_owned(self, key: str) -> None:
@@ -464,8 +470,8 @@ class AttemptChecks:
     async def _check_cancel(self, attempt: Supervised, monotonic: float) -> None:
         """Signal the worker until the run ends or the grace period is over. An unread command needs no signal.
 
-        Another attempt follows an interrupted one. A worker writes its artifacts itself, and could overwrite those of the
-        next attempt, so an interrupt also waits until the worker has lost its lease.
+        Another attempt follows an interrupted one. A worker writes its artifacts itself, and could
+        overwrite those of the next attempt, so an interrupt also waits until the worker has lost its lease.
         """
         record, now = attempt.record, self._context.now()
         assert record.cancel is not None
@@ -535,7 +541,10 @@ class AttemptChecks:
         return attempt.idle_since is not None and now - attempt.idle_since >= _IDLE_SEC
 
     def _query_once(self, attempt: Supervised, lease: WorkerLease, left: float) -> None:
-        """Send a query when a lease lasts only `left` seconds. It reaches an arbitrary worker, so a reply is unlikely (H8)."""
+        """Send a query when a lease lasts only `left` seconds.
+
+        It reaches an arbitrary worker, so a reply is unlikely (H8).
+        """
         window = self._context.config.discovery_window_sec
         if attempt.queried or window <= 0 or left > min(window, lease.ttl_sec / 3):
             return

@@ -62,7 +62,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take what lives until the end of the run out of the garbage collection, which otherwise passes it all the time."""
+    """Take what lives until the end of the run out of the garbage collection, which otherwise passes it all
+    the time.
+    """
     gc.freeze()
     gc.enable()
     gc.set_threshold(10_000, 20, 50)
@@ -116,7 +118,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def collect_leftovers() -> None:
-    """Free what only the latest failure refers to, for example clients of a test that timed out. Ignore its warnings."""
+    """Free what only the latest failure refers to, for example clients of a test that timed out.
+
+    Ignore its warnings.
+    """
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
         vars(sys).pop(name, None)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():

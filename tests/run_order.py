@@ -1,4 +1,5 @@
-"""The order in which the test processes of a run take the tests: long ones first, so that none is left alone at the end.
+"""The order in which the test processes of a run take the tests: long ones first, so that none is left
+alone at the end.
 
 `--dist worksteal` gives each process a run of consecutive tests, and moves tests from the end of one to another.
 """

@@ -1,4 +1,5 @@
-"""Every door, against every attack that one of them once let in: the test that shows it, or why the attack does not apply.
+"""Every door, against every attack that one of them once let in: the test that shows it, or why the attack
+does not apply.
 
 A new door or a new attack is a new row or column, and each of its cells needs a test or a reason.
 """

@@ -154,6 +154,7 @@ UNDECIDED = {
     ),
     *("SupervisorTimeout", "SupervisorUnreachable", "_Part"),
 }
+"""Double names of the products and of actions, which still need a name of their own. Add none."""
 
 
 def classes() -> dict[str, list[str]]:

@@ -1,4 +1,5 @@
-"""Mirror the state of a task in its document in MongoDB: open the document, write what only the workflow knows, close it.
+"""Mirror the state of a task in its document in MongoDB: open the document, write what only the workflow
+knows, close it.
 
 The writes run in the background, one at a time, so they do not delay nodes. A task can have thousands of nodes, but
 Temporal limits the size of payloads, so large records are split.
@@ -246,7 +247,9 @@ class TaskDocument:
             await record_document(part, of_nodes=len(self._scheduler.nodes))
 
     def _next_time(self) -> float:
-        """Return the time of a new record, later than that of the one before also if the server's clock was set back."""
+        """Return the time of a new record, later than that of the one before also if the server's clock was
+        set back.
+        """
         self._state.recorded_at = max(workflow.now().timestamp(), self._state.recorded_at + _MILLISECOND)
         return self._state.recorded_at
 
@@ -383,7 +386,8 @@ async def record_document(record: RecordTask, of_nodes: int) -> None:
 
 
 def may_be_local(record: RecordTask, of_nodes: int) -> bool:
-    """Return whether a write may be a local activity: it takes milliseconds, and it will still be right if it is repeated.
+    """Return whether a write may be a local activity: it takes milliseconds, and it will still be right if
+    it is repeated.
 
     A local activity takes effect before Temporal knows that the workflow has run it. If its engine is killed, the next
     engine may see more events. The transitions of nodes, and their deadlines, follow from earlier events, so that they
@@ -400,7 +404,7 @@ def may_be_local(record: RecordTask, of_nodes: int) -> bool:
 
 async def close_document(close: CloseTask, nodes: int, *, is_local: bool) -> bool:
     """Close the document of a task with `nodes` nodes. Return False if the document does not exist."""
-    found: bool = await (call_locally_first if is_local else call_engine)(
+    exists: bool = await (call_locally_first if is_local else call_engine)(
         temporal_names.CLOSE_TASK,
         without_defaults(close),
         bool,
@@ -408,7 +412,7 @@ async def close_document(close: CloseTask, nodes: int, *, is_local: bool) -> boo
         time_limit=write_timeout(nodes),
         heartbeat_timeout=HEARTBEAT_TIMEOUT,
     )
-    return found
+    return exists
 
 
 def write_timeout(nodes: int) -> timedelta:

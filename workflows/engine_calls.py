@@ -60,8 +60,8 @@ async def call_locally_first(
     """Run an activity of the engine as a local one, which saves a round trip through the server.
 
     A local activity has no retries and little time, because the workflow receives no events meanwhile. If it fails, but
-    neither because of a cancel nor because the engine rejects the record, the regular activity follows. Only that one has
-    `time_limit` and `heartbeat_timeout`.
+    neither because of a cancel nor because the engine rejects the record, the regular activity follows.
+    Only that one has `time_limit` and `heartbeat_timeout`.
     """
     try:
         return await workflow.execute_local_activity(

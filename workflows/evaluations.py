@@ -108,7 +108,10 @@ def _input_texts(node: Node) -> list[str]:
 
 
 async def evaluate_values(request: EvaluateConditions) -> ConditionResults:
-    """Let the activity evaluate and store the values of a node. Raise ApplicationError or CancelledError as its cause."""
+    """Let the activity evaluate and store the values of a node.
+
+    Raise ApplicationError or CancelledError as its cause.
+    """
     try:
         return await _evaluate(request, f"{request.node_id}: evaluate values by expression")
     except ActivityError as error:
@@ -135,7 +138,10 @@ def value_failure(node: Node, state: NodeState, found: ConditionResults) -> Atte
 
 
 async def _evaluate(part: EvaluateConditions, summary: str) -> ConditionResults:
-    """Return the results of conditions. Waits while MongoDB is unavailable. Raise ActivityError if it rejects the read."""
+    """Return the results of conditions.
+
+    Waits while MongoDB is unavailable. Raise ActivityError if it rejects the read.
+    """
     results: ConditionResults = await call_engine(
         temporal_names.EVALUATE_CONDITIONS,
         without_defaults(part),

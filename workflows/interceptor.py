@@ -1,4 +1,5 @@
-"""Interceptor of the Task workflow: it rejects several inputs, and supplies the current details when they are queried."""
+"""Interceptor of the Task workflow: it rejects several inputs, and supplies the current details when they
+are queried."""
 
 from __future__ import annotations
 

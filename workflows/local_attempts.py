@@ -1,4 +1,5 @@
-"""Run attempts as local activities, inside the engine that runs the workflow, which saves a round trip through the server.
+"""Run attempts as local activities, inside the engine that runs the workflow, which saves a round trip
+through the server.
 
 Attempts of inline roles and calls of built-in functions are local. If the engine cannot run one to its end, the node
 falls back: an ordinary attempt with the next epoch follows at once and at no charge, and the node stays ordinary.
@@ -81,8 +82,8 @@ class LocalAttempts:
     def note_starts(self, nodes: Iterable[tuple[Node, NodeState]], *, with_conditions: bool) -> None:
         """Note the nodes that start now, and whether conditions are due.
 
-        If some of the nodes are ordinary, inline ones among them would delay these, as they would delay the evaluation of
-        the conditions.
+        If some of the nodes are ordinary, inline ones among them would delay these, as they would delay the
+        evaluation of the conditions.
         """
         if not self._settings.inline_roles:
             return
@@ -95,7 +96,9 @@ class LocalAttempts:
 
     @property
     def ran(self) -> bool:
-        """Whether an attempt has run inside the engine in this workflow task, so that Temporal does not know of it yet."""
+        """Whether an attempt has run inside the engine in this workflow task, so that Temporal does not
+        know of it yet.
+        """
         return refresh_for_workflow_task(self._streak).has_begun
 
     async def choose(self, node: Node, state: NodeState) -> bool:
@@ -161,8 +164,9 @@ def is_local_function(node: Node, state: NodeState, *, functions: Collection[str
 def is_inline(node: Node, state: NodeState, *, roles: Collection[str], streams: Streams) -> bool:
     """Return whether attempts of a node may run inside the engine, which hosts `roles`.
 
-    A node that pulls or streams waits for other nodes, and one with `map` may have many batches. A node on which others stream must start them while it runs, and
-    a node that fell back before is too slow, or its engine does not host the role.
+    A node that pulls or streams waits for other nodes, and one with `map` may have many batches. A node on
+    which others stream must start them while it runs, and a node that fell back before is too slow, or its
+    engine does not host the role.
     """
     return (
         node.type in roles

@@ -1,7 +1,7 @@
 """The nodes of a task that run: their attempts, what follows a failed attempt, and the waits between attempts.
 
-`RunningNodes` starts nodes as asyncio tasks, collects how they ended, and cancels them. `run_node` runs one of them. Its
-functions follow the order of an attempt:
+`RunningNodes` starts nodes as asyncio tasks, collects how they ended, and cancels them. `run_node` runs one
+of them. Its functions follow the order of an attempt:
 
 1. `_run_attempt` increments the epoch.
 2. `_execute` schedules the attempt as an activity, or as a local one (`local_attempts`).
@@ -106,7 +106,8 @@ MAX_ROLES = 200
 MOST_EVALUATIONS = 50
 """How many nodes of a task have their values by expression evaluated at once.
 
-Their activities count, with those of the attempts, towards the 2,000 pending activities that Temporal allows a workflow.
+Their activities count, with those of the attempts, towards the 2,000 pending activities that Temporal
+allows a workflow.
 """
 
 _FLAG_TIMEOUT_SEC = 1.0
@@ -166,8 +167,8 @@ class RetryWaits:
 class RunningNodes:
     """The nodes of a task that have started and whose end the main loop has not yet processed.
 
-    They share the slots of the task, and the bytes of input that one workflow task (an activation of the workflow by the
-    server) may schedule.
+    They share the slots of the task, and the bytes of input that one workflow task (an activation of the
+    workflow by the server) may schedule.
     """
 
     def __init__(
@@ -206,7 +207,8 @@ class RunningNodes:
         self._given_up: dict[asyncio.Task[None], None] = {}
         """What runs of earlier generations of nodes. How it ends does not count."""
         self._flights: Counter[int] = Counter()
-        """The numbers of attempts that are scheduled or running, of nodes that have any. Those of earlier generations count."""
+        """The numbers of attempts that are scheduled or running, of nodes that have any. Those of earlier
+        generations count."""
         self._streak = streak
         self.local = self._find_local()
         self.concurrency = concurrency_slots_of(state, is_draining=self.starts_no_attempts, on_change=wake)
@@ -270,7 +272,9 @@ class RunningNodes:
         return self.draining or cancel_requested()
 
     def starts_no_attempt_of(self, node: Node) -> bool:
-        """Return whether this node must not start an attempt, also because it is paused, being reset, or after a failure."""
+        """Return whether this node must not start an attempt, also because it is paused, being reset, or
+        after a failure.
+        """
         scheduler = self.scheduler
         return (
             self.starts_no_attempts()
@@ -352,7 +356,9 @@ class RunningNodes:
         self._end(index, NodeStatus.FAILED)
 
     def is_given_up(self, index: int) -> bool:
-        """Return whether the present asyncio task runs a generation of a node that an action gives up, or has given up."""
+        """Return whether the present asyncio task runs a generation of a node that an action gives up, or
+        has given up.
+        """
         return index in self.scheduler.resetting or asyncio.current_task() in self._given_up
 
     def _end(self, index: int, status: NodeStatus) -> None:
@@ -402,7 +408,10 @@ class RunningNodes:
         return {*self._open, *self.parked}
 
     def detach(self, indexes: Iterable[int]) -> None:
-        """Forget nodes that start a new generation, and cancel what they wait for or run. How that ends does not count."""
+        """Forget nodes that start a new generation, and cancel what they wait for or run.
+
+        How that ends does not count.
+        """
         gone = {*indexes}
         for index in sorted(gone):
             open_node = self._open.pop(index, None)
@@ -597,8 +606,8 @@ class RunningNodes:
         """Wait after a yield until a source of the node starts an attempt or ends, at most `wait_sec`.
 
         `seen` is the progress of the sources when the attempt began that has yielded. While no source runs, such as one
-        that is held or paused, a further attempt would find nothing, so the wait then has no limit. If `seen` is unknown,
-        because the wait began in an earlier run or before a pause, one attempt looks.
+        that is held or paused, a further attempt would find nothing, so the wait then has no limit. If
+        `seen` is unknown, because the wait began in an earlier run or before a pause, one attempt looks.
         """
         scheduler, state = self.scheduler, self.scheduler.states[node.index]
         known = scheduler.source_progress(node) if seen is None else seen
@@ -637,9 +646,9 @@ class RunningNodes:
     def stop(self, index: int, failure: AttemptFailure, reason: str) -> None:
         """End an open node with `failure`, in place of any other outcome, when its attempt has ended.
 
-        `reason` is the cancel reason of the attempt, which is cancelled once its cancel flag has reached MongoDB. A node
-        that waits, for example for its retry, ends at once. The other nodes of the task continue, as far as its rules
-        for failures allow.
+        `reason` is the cancel reason of the attempt, which is cancelled once its cancel flag has reached
+        MongoDB. A node that waits, for example for its retry, ends at once. The other nodes of the task
+        continue, as far as its rules for failures allow.
         """
         open_node = self._open.get(index)
         if index in self.scheduler.resetting or (open_node is not None and open_node.status is not None):
@@ -866,7 +875,10 @@ async def _run_attempt(
 async def _run_activity(
     nodes: RunningNodes, node: Node, state: NodeState, local: LocalAttempts | None, shard: int = 0
 ) -> Any:
-    """Run the node's next attempt, and return its result, or why it failed. `shard` is the number of its shard, if any."""
+    """Run the node's next attempt, and return its result, or why it failed.
+
+    `shard` is the number of its shard, if any.
+    """
     follows_wait, started_at = state.status is NodeStatus.DEFERRED, workflow.now()
     state.epoch += 1
     state.status, state.next_retry_at = NodeStatus.RUNNING, None
@@ -1014,7 +1026,10 @@ def _prepare_retry(nodes: RunningNodes, node: Node, state: NodeState, failure: A
 
 
 async def _wait_for_retry(nodes: RunningNodes, node: Node, state: NodeState, seen: int | None = None) -> None:
-    """Wait until `next_retry_at`, or after a yield until `RunningNodes.await_sources` returns. An action can end the wait."""
+    """Wait until `next_retry_at`, or after a yield until `RunningNodes.await_sources` returns.
+
+    An action can end the wait.
+    """
     wait_sec = (state.next_retry_at or 0.0) - workflow.now().timestamp()
     if wait_sec <= 0:
         return

@@ -48,7 +48,8 @@ _REJECTION_CHARS = 8_000
 """Largest size of an error message about the input. It lists up to ten problems."""
 
 LONGER = 4
-"""How many times as long the history of a task with a large graph becomes. An engine replays 16,000 events in four seconds."""
+"""How many times as long the history of a task with a large graph becomes. An engine replays 16,000 events
+in four seconds."""
 
 SUGGESTED_BYTES = 4 * 2**20
 SUGGESTED_EVENTS = 4_096
@@ -193,7 +194,10 @@ async def _read_task(stored: StoredGraph) -> dict[str, Any]:
 
 
 async def _end_workflow_task() -> None:
-    """Continue in another workflow task. One may take two seconds, and each step of opening a large graph takes long."""
+    """Continue in another workflow task.
+
+    One may take two seconds, and each step of opening a large graph takes long.
+    """
     await workflow.sleep(_PAUSE, summary="prepare the graph in steps")
 
 

@@ -1,4 +1,5 @@
-"""Keep payloads small and within byte limits: leave out default values, and truncate or split what is too large. Pure."""
+"""Keep payloads small and within byte limits: leave out default values, and truncate or split what is too
+large. Pure."""
 
 from __future__ import annotations
 

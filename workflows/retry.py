@@ -142,11 +142,11 @@ def decide(
 ) -> Retry | Fail:
     """Count `failure` in `state` and decide whether to retry.
 
-    `retry_policy.max` limits failures, and MAX_LOSSES limits losses in a row without progress: the generation has stored or
-    set aside no further batch meanwhile. Hand-overs, epoch conflicts and yields do not count against any budget, but
-    MAX_IDLE_YIELDS limits the yields of external workers in a row. A fenced attempt is outdated, so its node fails without
-    a retry. `random_value`, from 0 to 1, determines the jitter. `loss_counts` is False for a loss that belongs to one that
-    has counted (`is_same_loss`).
+    `retry_policy.max` limits failures, and MAX_LOSSES limits losses in a row without progress: the
+    generation has stored or set aside no further batch meanwhile. Hand-overs, epoch conflicts and yields do
+    not count against any budget, but MAX_IDLE_YIELDS limits the yields of external workers in a row. A
+    fenced attempt is outdated, so its node fails without a retry. `random_value`, from 0 to 1, determines
+    the jitter. `loss_counts` is False for a loss that belongs to one that has counted (`is_same_loss`).
     """
     state.free = failure.kind is not FailureKind.FAILURE
     match failure.kind:
@@ -167,8 +167,8 @@ def decide(
 def is_same_loss(counted_at: float, lost_at: float, lease_ttl_sec: float) -> bool:
     """Return whether two losses of attempts of one node have probably the same cause, such as a worker that ran both.
 
-    The heartbeats of a worker, and an outage of Temporal, end for all its attempts at about the same time. An attempt that
-    takes over the work of a lost one begins a lease later.
+    The heartbeats of a worker, and an outage of Temporal, end for all its attempts at about the same time.
+    An attempt that takes over the work of a lost one begins a lease later.
     """
     return lost_at < counted_at + lease_ttl_sec / 2
 
@@ -190,7 +190,8 @@ def _after_loss(failure: AttemptFailure, state: NodeState, *, counts: bool) -> R
     state.losses += counts
     if state.losses > MAX_LOSSES:
         message = (
-            f"the node lost the process that ran it {state.losses} times without storing a further batch, the last time "
+            f"the node lost the process that ran it {state.losses} times without storing a further "
+            f"batch, the last time "
             f"as {failure.code}"
         )
         return Fail(code=reason_codes.WORKER_LOST, message=message)

@@ -104,7 +104,9 @@ class Shards:
         self._changed = False
 
     async def run(self) -> NodeStatus | None:
-        """Run the shards. Return `finished` when all batches are processed, and None if the node must not continue now."""
+        """Run the shards. Return `finished` when all batches are processed, and None if the node must not
+        continue now.
+        """
         try:
             while not self._failed:
                 if self._may_start():
@@ -167,7 +169,10 @@ class Shards:
             self._defer_idle()
 
     async def _run_in_slot(self, shard: int) -> AttemptFailure | None:
-        """Run the next attempt of a shard, and return why it failed. Return None if it succeeded, or must not run now."""
+        """Run the next attempt of a shard, and return why it failed.
+
+        Return None if it succeeded, or must not run now.
+        """
         async with self._nodes.slot_of(self._node, self._state):
             if self._nodes.starts_no_attempt_of(self._node):
                 self._next.appendleft(shard)
@@ -211,7 +216,10 @@ class Shards:
             self._running[self._waiting].cancel()
 
     async def _await_retry(self, shard: int, failure: AttemptFailure) -> None:
-        """Decide whether a shard runs again, and wait until it may. Its next attempt continues with what it has left."""
+        """Decide whether a shard runs again, and wait until it may.
+
+        Its next attempt continues with what it has left.
+        """
         state = self._state
         decision = self._decide(failure)
         if isinstance(decision, Fail):

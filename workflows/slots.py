@@ -1,9 +1,10 @@
-"""Everything about slots inside the workflow: which attempts of a task may be in flight, and which ones wait for a slot.
+"""Everything about slots inside the workflow: which attempts of a task may be in flight, and which ones
+wait for a slot.
 
 An attempt needs a slot of its task, whose limits (`window` and `max_in_flight`) the workflow counts. With concurrency
-limits, it also needs a concurrency slot, which the engine counts over all tasks. A node first asks whether such a slot is
-free. If none is, the nodes of its role wait in the workflow, and only the first of them has a request in the engine, so
-that tasks take turns.
+limits, it also needs a concurrency slot, which the engine counts over all tasks. A node first asks whether
+such a slot is free. If none is, the nodes of its role wait in the workflow, and only the first of them has
+a request in the engine, so that tasks take turns.
 """
 
 from __future__ import annotations
@@ -359,7 +360,7 @@ class ConcurrencySlots:
         record = AcquireSlots(task_id=workflow.info().workflow_id, slots=slots, release=released)
         summary = slots_summary(slots)
         try:
-            found: SlotReplies = await call_locally_first(
+            replies: SlotReplies = await call_locally_first(
                 temporal_names.ACQUIRE_SLOTS, record, SlotReplies, summary=summary
             )
         except FailureError as error:
@@ -367,7 +368,7 @@ class ConcurrencySlots:
                 if not reply.done():
                     reply.set_exception(error)
             return
-        for (_, reply), given in zip(wanted, found.replies, strict=True):
+        for (_, reply), given in zip(wanted, replies.replies, strict=True):
             if not reply.done():
                 reply.set_result(given)
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STORED_GRAPH = "stored_graph"
-"""Key of the reference to a stored graph, in the input of a task and in the state that one run hands over to the next."""
+"""Key of the reference to a stored graph, in the input of a task and in the state that one run hands over
+to the next."""
 
 Columns = dict[str, Any]
 """The states of all nodes: for each field of `NodeState`, a list or text with the values in the order of the nodes."""

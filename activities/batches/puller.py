@@ -126,16 +126,16 @@ class Puller:
             scan, still_ended = await asyncio.gather(
                 self._scanner.scan(complete=ended is not None), self._sources.are_still_ended(ended)
             )
-            took, found = time.monotonic() - began, False
+            took, has_new = time.monotonic() - began, False
             async for delivery in self._deliver(scan.batches):
-                found = True
+                has_new = True
                 yield delivery
                 del delivery
             if still_ended and self._all_taken(scan):
                 return
-            self._schedule.note_scan(began, took, found=found)
+            self._schedule.note_scan(began, took, found=has_new)
             ended = await self._find_end(scan)
-            if ended is None or (still_ended and not found):
+            if ended is None or (still_ended and not has_new):
                 async for delivery in self._deliver_until_next_scan(subscription):
                     yield delivery
                     del delivery
@@ -146,7 +146,9 @@ class Puller:
         return await self._sources.find_end(scan.markers, scan.unconfirmed)
 
     async def _deliver_left(self) -> AsyncGenerator[Delivery, None]:
-        """Yield the batches that others have left, when all others have been taken: none in an attempt that runs alone."""
+        """Yield the batches that others have left, when all others have been taken: none in an attempt that
+        runs alone.
+        """
         return
         yield
 
@@ -184,7 +186,9 @@ class Puller:
             self._schedule.hasten()
 
     def _select_fresh(self, source: str, stored: Mapping[str, Entry]) -> list[Entry]:
-        """Return the batches that are neither taken nor done. Forget the items of earlier scans, which are not repeated.
+        """Return the batches that are neither taken nor done.
+
+        Forget the items of earlier scans, which are not repeated.
 
         For a node that splits batches into chunks, only the uids of the chunks show whether a batch is done.
         """
@@ -297,9 +301,11 @@ class SharedPuller(Puller):
             del delivery
 
     async def _deliver_left(self) -> AsyncGenerator[Delivery, None]:
-        """Take over, and yield, the batches that lost shards have claimed and not stored, or whose claims were released.
+        """Take over, and yield, the batches that lost shards have claimed and not stored, or whose claims
+        were released.
 
-        A shard that hands over delivers those that it has claimed itself: no other one takes over what a finished attempt has.
+        A shard that hands over delivers those that it has claimed itself: no other one takes over what a
+        finished attempt has.
         """
         while claims := await self._find_left():
             for claim in claims:
@@ -467,7 +473,8 @@ MOST_MARKS = 10
 OVERLAP = timedelta(seconds=5)
 """How much of the time before the newest batch each scan reads again.
 
-The time of a batch is taken before the batch is written, so batches can appear in another order than that of their times.
+The time of a batch is taken before the batch is written, so batches can appear in another order than that
+of their times.
 """
 _FULL_SEC = 10.0
 """The shortest time between two complete scans."""
@@ -478,9 +485,9 @@ _FULL_SHARE = 20.0
 class Scanner:
     """Scans the sources of one attempt, completely or for new batches.
 
-    A scan for new batches can miss some: those that a process wrote very late, for example after an outage, or after its
-    clock was set back, and those of an outdated attempt. A complete scan finds them. It runs about every ten seconds, and
-    always to decide that there are no more batches.
+    A scan for new batches can miss some: those that a process wrote very late, for example after an outage,
+    or after its clock was set back, and those of an outdated attempt. A complete scan finds them. It runs
+    about every ten seconds, and always to decide that there are no more batches.
     """
 
     def __init__(self, artifacts: ArtifactStore, attempt: AttemptInput, sources: Sequence[str]) -> None:
@@ -493,19 +500,21 @@ class Scanner:
         self._full_due = 0.0
 
     async def scan(self, *, complete: bool) -> Scan:
-        """Return all batches of the sources if `complete` is set or a complete scan is due, otherwise at least the new ones."""
+        """Return all batches of the sources if `complete` is set or a complete scan is due, otherwise at
+        least the new ones.
+        """
         began = time.monotonic()
         if complete or began >= self._full_due:
             self.restart()
         marks = {source: Mark(epoch, at - OVERLAP) for source, (epoch, at) in self._marks.items()}
-        found = await retry_while_unavailable(
+        snapshot = await retry_while_unavailable(
             lambda: self._artifacts.scan(self._task_id, self._sources, marks, self._first_epochs)
         )
         if not marks:
             ended = time.monotonic()
             self._full_due = ended + max(_FULL_SEC, (ended - began) * _FULL_SHARE)
-        self._advance(found)
-        return found
+        self._advance(snapshot)
+        return snapshot
 
     def restart(self) -> None:
         """Make the next scan complete, because batches of an earlier scan have not been delivered."""
@@ -563,14 +572,14 @@ class StoredItems:
     async def read(self, source: str, page: Sequence[Entry]) -> list[_Partial]:
         """Return these batches: their items, and the index of the first one."""
         numbers = [int(entry.uid) for entry in page]
-        found = await self._stored.read(self._attempt, self._set.token, numbers)
+        progress = await self._stored.read(self._attempt, self._set.token, numbers)
         return [
             {
                 "batch_uid": _uid_of(number),
-                "meta": {"items": found[number], "first": number * self._set.batch_size},
+                "meta": {"items": progress[number], "first": number * self._set.batch_size},
             }
             for number in numbers
-            if number in found
+            if number in progress
         ]
 
     async def find_end(
@@ -695,8 +704,8 @@ class Sources:
         An external worker writes its marker before the bridge has stored its last batches (protocol: hazard H19). Such
         a marker of one of the nodes in `unconfirmed` counts only once the node has ended.
 
-        States can be two seconds old. Confirm the snapshot with `are_still_ended`, during or after the scan that finds no
-        more batches.
+        States can be two seconds old. Confirm the snapshot with `are_still_ended`, during or after the scan
+        that finds no more batches.
         """
         if self._restarted:
             await self._read_states()
@@ -762,8 +771,8 @@ class Sources:
     async def _any_running(self) -> bool:
         """Return whether a worker runs a source. The command of an external one may still wait for its worker.
 
-        Whether an attempt is native does not change, so that is looked for once. A bridge may have begun an external one that
-        has no dispatch record yet.
+        Whether an attempt is native does not change, so that is looked for once. A bridge may have begun an
+        external one that has no dispatch record yet.
         """
         begun = {name: self._states[name][1] for name in self._names if self._get_status(name) in _BEGUN}
         if any(self._native.get(name) == epoch for name, epoch in begun.items()):

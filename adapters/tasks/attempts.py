@@ -1,7 +1,8 @@
 """Begins, extends and finishes attempts, and fences them. No other code takes an epoch or writes a lease to a document.
 
 The state of an attempt is an entry of a document: status, epoch, run and lease. The entry of a node's attempt is
-`graph.nodes.<i>` of the task document. All code here takes the entry as a parameter, so an attempt may have another one.
+`graph.nodes.<i>` of the task document. All code here takes the entry as a parameter, so an attempt may have
+another one.
 
 The first write of an attempt is a compare-and-set: it takes the epoch of the entry if the epoch is new. Every later
 write has its fence in its own filter: the epoch and the run of the attempt. If the filter matches nothing, FlowKit
@@ -56,7 +57,10 @@ _PARAMS: Fields = {"_id": 0, "params": 1}
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
 class StoredParams:
-    """The params of a task as MongoDB has sent them. Most handlers do not read them, and objects need three times the memory."""
+    """The params of a task as MongoDB has sent them.
+
+    Most handlers do not read them, and objects need three times the memory.
+    """
 
     stored: Any = None
 
@@ -278,13 +282,14 @@ class Attempts:
     ) -> None:
         """Perform the first write of an attempt, which takes the epoch. Clear cancel flags of an earlier run.
 
-        With `read`, the same call also reads the params of the task and adds them to `read` as `params`, which are StoredParams.
+        With `read`, the same call also reads the params of the task and adds them to `read` as `params`,
+        which are StoredParams.
 
         If the task pins versions, the write also fixes the version of the role, unless the task has one.
 
         Raise EpochTaken if another run has used the epoch, Fenced if this run has closed the task, VersionPinned if the
-        task has fixed another version, and Flagged if a cancel flag is set that is not from an earlier run. With `once`, raise TriedBefore if this run has taken the
-        epoch with another lease.
+        task has fixed another version, and Flagged if a cancel flag is set that is not from an earlier run.
+        With `once`, raise TriedBefore if this run has taken the epoch with another lease.
         """
         entry = self._entry_of(attempt)
         update = {"$set": entry.begin_set(run_id, lease, at), "$unset": entry.begin_unset()}
@@ -403,14 +408,14 @@ class Attempts:
         Do nothing if anything other than a flag prevents it.
         """
         hindered = self._entry_of(attempt).begin_filter(run_id) | {"coordinator.cancelled": True}
-        found = await self._collection.find_one(hindered, FLAG_PATHS | {"closed_run_id": 1})
-        if found is None:
+        flagged = await self._collection.find_one(hindered, FLAG_PATHS | {"closed_run_id": 1})
+        if flagged is None:
             return
-        flag = flag_of(found)
-        if flag.run_id == run_id or (flag.run_id is None and "closed_run_id" not in found):
+        flag = flag_of(flagged)
+        if flag.run_id == run_id or (flag.run_id is None and "closed_run_id" not in flagged):
             raise Flagged(flag)
         same = {"id": attempt.task_id, "coordinator.cancel_run_id": flag.run_id}
-        await self._update(same, {"$unset": unset_of_flags(found)})
+        await self._update(same, {"$unset": unset_of_flags(flagged)})
 
     async def _begin_again(
         self, attempt: AttemptInput, run_id: str, update: Update, read: Fields | None
@@ -595,7 +600,8 @@ class NumberedWrite:
         held = self.entry.read(document)
         if not _is_taken(held, self.attempt, self.run_id) or held["status"] not in _ALIVE:
             raise Fenced(
-                f"attempt {self.attempt.epoch} of node {self.attempt.node_id!r} has ended or was replaced, so it can no "
+                f"attempt {self.attempt.epoch} of node {self.attempt.node_id!r} has ended or was "
+                f"replaced, so it can no "
                 "longer change variables"
             )
         return _is_marked(held, _NUMBER, self.number)

@@ -203,7 +203,9 @@ def _differs(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
 
 
 def _missed_ends(close: CloseTask, stored_nodes: list[Fields]) -> Iterator[Fields]:
-    """Yield the `$set` of each node without a record whose status in the document is not the one with which it ended."""
+    """Yield the `$set` of each node without a record whose status in the document is not the one with which
+    it ended.
+    """
     recorded = {node.index for node in close.nodes}
     unfinished = {index: status for status, indexes in close.unfinished.items() for index in indexes}
     for index, node in enumerate(stored_nodes):

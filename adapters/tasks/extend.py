@@ -1,4 +1,5 @@
-"""Writes changes of the graph to a task document: new nodes at the next indexes, and changed nodes that have not started.
+"""Writes changes of the graph to a task document: new nodes at the next indexes, and changed nodes that
+have not started.
 
 One update writes a whole change, so a document never has a part of one.
 """
@@ -35,7 +36,8 @@ class Extending:
     async def write(self, change: GraphChange, graph: Mapping[str, Any]) -> list[int]:
         """Write the changed `graph`. Return the epochs after which the attempts of the new nodes begin.
 
-        A repetition changes nothing, and returns the same. Raise Fenced if the task has ended or belongs to a newer run.
+        A repetition changes nothing, and returns the same. Raise Fenced if the task has ended or belongs to
+        a newer run.
         """
         stored = await self._tasks.find_one(_open_filter(change), _READ)
         new = change.added["nodes"]
@@ -73,8 +75,9 @@ def _identity(change: GraphChange) -> str:
 def _epochs(new: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return the epochs after which the new nodes begin.
 
-    `left` are nodes after those that the workflow knows: a *Reset* of the workflow has undone the action that added them.
-    A new node with the id of one of them takes the next epoch, so that attempts which still run are outdated.
+    `left` are nodes after those that the workflow knows: a *Reset* of the workflow has undone the action
+    that added them. A new node with the id of one of them takes the next epoch, so that attempts which
+    still run are outdated.
     """
     begun = {entry.get("node_id"): epoch for entry in left if (epoch := entry.get("attempt_epoch"))}
     return [begun[node["node_id"]] + 1 if node["node_id"] in begun else 0 for node in new]

@@ -112,7 +112,8 @@ def new_task(
 
 
 INPUT_DIGEST = "input_digest"
-"""The field with the hashes of the params and of the graph with which a task started. Actions and reruns change neither."""
+"""The field with the hashes of the params and of the graph with which a task started. Actions and reruns
+change neither."""
 
 
 def input_digest(params: Fields, graph: Fields) -> dict[str, str]:

@@ -52,8 +52,9 @@ class OpenTasks:
     async def pages(self, *, namespace_id: str, database_id: str = "") -> AsyncIterator[list[Fields]]:
         """Yield pages of open documents that belong to a namespace or to none.
 
-        Each document has `id`, `run_id`, `first_run_id`, `namespace_id`, `updated_at`, and its silent nodes. If `namespace_id` is empty,
-        yield only documents without a namespace. Omit documents with another database id, which come from a copy.
+        Each document has `id`, `run_id`, `first_run_id`, `namespace_id`, `updated_at`, and its silent
+        nodes. If `namespace_id` is empty, yield only documents without a namespace. Omit documents with
+        another database id, which come from a copy.
         """
         wanted = {**_NOT_CLOSED, "namespace_id": {"$in": [namespace_id or None, None]}}
         if database_id:

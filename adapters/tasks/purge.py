@@ -46,7 +46,10 @@ class Purge:
         }
 
     async def steps(self) -> AsyncIterator[list[str]]:
-        """Yield the ids of the tasks, one step at a time. The last steps are tasks of which only a stored graph exists."""
+        """Yield the ids of the tasks, one step at a time.
+
+        The last steps are tasks of which only a stored graph exists.
+        """
         after: Fields = {}
         while page := await self._page(after):
             yield [document["id"] for document in page]

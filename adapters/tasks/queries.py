@@ -292,13 +292,13 @@ class TaskQueries:
         require(task_id_problem(task_id))
         stored = await self._db.tasks.find_one({"id": task_id}, {**WIRING, "graph.nodes.parallel": 1}) or {}
         parents = parents_by_node(stored["graph"]) if stored else {}
-        found = {}
+        sources = {}
         for node in nodes_of(stored):
             inline = (node.get("io") or {}).get("input_inline") or {}
             if (node.get("parallel") or 1) > 1 and inline.get("input_adapter") == PULL:
                 named = replace_alias(inline.get("input_args")).get("from_nodes")
-                found[node["node_id"]] = parents[node["node_id"]] if named is None else named
-        return found
+                sources[node["node_id"]] = parents[node["node_id"]] if named is None else named
+        return sources
 
     @translate_errors
     async def pins(self, task_id: str) -> dict[str, str]:
@@ -357,13 +357,13 @@ class TaskQueries:
         """Return the running attempts of all open tasks that a worker holds, oldest first."""
         active = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
         wanted = {"status": {"$in": OPEN_TASK_STATUSES}, "graph.nodes.status": {"$in": active}}
-        found = [
+        running = [
             _running_attempt(document["id"], node)
             async for document in self._db.tasks.find(wanted, _RUNNING)
             for node in document["graph"]["nodes"]
             if node["status"] in active
         ]
-        return sorted((each for each in found if each.worker), key=lambda each: each.started_at or 0.0)
+        return sorted((each for each in running if each.worker), key=lambda each: each.started_at or 0.0)
 
     @translate_errors
     async def external_runs(self, task_id: str) -> dict[tuple[str, int], ExternalRun]:

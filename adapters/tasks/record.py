@@ -3,8 +3,8 @@
 One update contains the transitions of many nodes. If one of these nodes has changed meanwhile, the update does not
 match. FlowKit then reads the document and writes only the transitions that are still missing.
 
-A workflow has one record written at a time. One that was given up and arrives late is older than what the document shows,
-and changes nothing.
+A workflow has one record written at a time. One that was given up and arrives late is older than what the
+document shows, and changes nothing.
 """
 
 from __future__ import annotations
@@ -197,7 +197,9 @@ def list_actions(applied: Iterable[AppliedAction]) -> list[Fields]:
 
 
 def _identify(action: AppliedAction) -> tuple[int, str]:
-    """Return what distinguishes an action from one of a discarded history: its revision, and its time in milliseconds."""
+    """Return what distinguishes an action from one of a discarded history: its revision, and its time in
+    milliseconds.
+    """
     return action.revision, moment(action.at).isoformat(timespec="milliseconds")
 
 

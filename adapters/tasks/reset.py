@@ -1,8 +1,9 @@
 """Starts nodes again in a task document, in new generations, as an action or a rerun of the task asks for.
 
-A reset reserves an epoch of each node by a compare-and-set. Attempts of the earlier generation have lower epochs, so their
-later writes to the entry do not match. Readers ignore rows with lower epochs (`entries.generation_filter`). Deleting these
-rows is clean-up, except for external workers, which read all rows that there are.
+A reset reserves an epoch of each node by a compare-and-set. Attempts of the earlier generation have lower
+epochs, so their later writes to the entry do not match. Readers ignore rows with lower epochs
+(`entries.generation_filter`). Deleting these rows is clean-up, except for external workers, which read all
+rows that there are.
 """
 
 from __future__ import annotations
@@ -164,7 +165,10 @@ def _open_filter(record: ResetNodes) -> Fields:
 
 
 def _identity(record: ResetNodes) -> str:
-    """Return the identity of a reset among those of its task. A *Reset* of the workflow repeats its actions in another run."""
+    """Return the identity of a reset among those of its task.
+
+    A *Reset* of the workflow repeats its actions in another run.
+    """
     return f"{record.run_id}/{record.revision}"
 
 

@@ -236,7 +236,8 @@ class TaskStore:
     async def open_rerun(
         self, opening: OpenTask, rerun: Rerun, *, namespace_id: str = "", database_id: str = ""
     ) -> tuple[int, EarlierRun]:
-        """Assign the document of an ended task to a new run of its workflow, which continues the run that `rerun` names.
+        """Assign the document of an ended task to a new run of its workflow, which continues the run that
+        `rerun` names.
 
         Return `run_seq` and how the nodes have ended. Raise RerunOutdated, and change nothing, if the document belongs
         to a later run, or does not exist. A repeated opening returns the same.
@@ -364,7 +365,10 @@ class TaskStore:
 
     @translate_errors
     async def settle_batches(self, record: SettleBatches, artifacts: ArtifactStore) -> int:
-        """Skip batches that a node has set aside, or forget that they have failed. Return how many are still set aside."""
+        """Skip batches that a node has set aside, or forget that they have failed.
+
+        Return how many are still set aside.
+        """
         attempt = latest_attempt(record)
         uids = record.batch_uids or None
         if record.skips:
@@ -448,7 +452,10 @@ class TaskStore:
 
     @translate_errors
     async def paused(self, task_id: str, node_ids: Sequence[str]) -> set[str]:
-        """Return which of these nodes are paused and run no attempt. Only nodes that follow one with `max_ahead` say so."""
+        """Return which of these nodes are paused and run no attempt.
+
+        Only nodes that follow one with `max_ahead` say so.
+        """
 
         async def is_paused(node_id: str) -> bool:
             entry = {"node_id": node_id, PAUSED: True, "status": {"$in": _BEFORE_ATTEMPT}}
@@ -562,4 +569,5 @@ _REOPENED = {
     **dict.fromkeys((PINNED, PAUSED_SCOPES, RECORDED_AT), ""),
     **UNSET_OF_TASK_FLAG,
 }
-"""`$unset` for a task that a run opens again: fields of an earlier end, and what only an earlier run has fixed or paused."""
+"""`$unset` for a task that a run opens again: fields of an earlier end, and what only an earlier run has
+fixed or paused."""

@@ -130,7 +130,9 @@ def incrementing(key: Any, by: Any) -> VarsChange:
 
 
 def final_increments(given: Any) -> VarsChange | None:
-    """Return the change for the variables that `finalize` returns, `{"incr": {path: amount}}`; None for no increments."""
+    """Return the change for the variables that `finalize` returns, `{"incr": {path: amount}}`; None for no
+    increments.
+    """
     if not isinstance(given, Mapping) or set(given) != {"incr"} or not isinstance(given["incr"], Mapping):
         raise AdapterError(
             'vars must be {"incr": {path: number}}; set other variables with ctx.vars.set before finalize returns'

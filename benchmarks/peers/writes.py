@@ -1,7 +1,8 @@
-"""What every peer shares: the MongoDB writes of one node, and the loop that runs the samples that the benchmark requests.
+"""What every peer shares: the MongoDB writes of one node, and the loop that runs the samples that the
+benchmark requests.
 
-The writes are those of the hand-written workflow (`benchmarks.baseline`): one document for each run, and five writes for
-each node.
+The writes are those of the hand-written workflow (`benchmarks.baseline`): one document for each run, and
+five writes for each node.
 """
 
 from __future__ import annotations

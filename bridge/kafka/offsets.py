@@ -132,14 +132,14 @@ class Offsets:
         read_at, known = self._partitions.get(topic, (0.0, ()))
         if known and time.monotonic() - read_at < PARTITIONS_TTL_SEC:
             return known
-        found = await self._call(lambda: self._describe(topic), f"reading {topic}")
-        if not found:
+        topic_info = await self._call(lambda: self._describe(topic), f"reading {topic}")
+        if not topic_info:
             raise KafkaUnavailable(
                 f"Kafka at {self._connection.bootstrap} has no topic {topic}, or its ACLs hide it; "
                 "create the topic, or grant DESCRIBE on it"
             )
-        self._partitions[topic] = (time.monotonic(), found)
-        return found
+        self._partitions[topic] = (time.monotonic(), topic_info)
+        return topic_info
 
     async def _call(self, call: Callable[[], Awaitable[T]], what: str) -> T:
         try:
@@ -259,13 +259,14 @@ async def committed_offsets(
     wanted = [TopicPartition(topic, number) for number in partitions]
     if not wanted:
         return {}
-    found = await admin.list_consumer_group_offsets(group, partitions=wanted)
+    committed = await admin.list_consumer_group_offsets(group, partitions=wanted)
     # aiokafka ignores errors that concern the whole group; Kafka then returns no partitions. Absent partitions must
     # not look like partitions without an offset.
-    if any(each not in found for each in wanted):
+    if any(each not in committed for each in wanted):
         raise GroupLoadInProgressError(f"the offsets of the group {group} are not available")
     return {
-        each.partition: None if found[each].offset == _NO_OFFSET else found[each].offset for each in wanted
+        each.partition: None if committed[each].offset == _NO_OFFSET else committed[each].offset
+        for each in wanted
     }
 
 

@@ -21,7 +21,8 @@ HANDLERS = [f"code_index.handlers:{name}" for name in ("Indexer", "Enricher", "G
 class ProcessGroup:
     """A context manager that starts an engine and workers together, and stops all of them at its end.
 
-    The workers run all roles, except the role of the handler `without`. Workers are numbered from 1. The worker that replaces a killed one gets the next number.
+    The workers run all roles, except the role of the handler `without`. Workers are numbered from 1. The
+    worker that replaces a killed one gets the next number.
     """
 
     def __init__(

@@ -87,7 +87,10 @@ class Deployment:
         return await self.coordinator.create_task(params={}, graph={"nodes": list(nodes)})
 
     async def _served(self) -> bool:
-        """Return whether the bridge serves all roles. Workers notice topics that are created later only after minutes."""
+        """Return whether the bridge serves all roles.
+
+        Workers notice topics that are created later only after minutes.
+        """
         bridge = self.coordinator.health().bridge
         return bridge is not None and bridge.served
 

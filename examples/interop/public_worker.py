@@ -1,4 +1,5 @@
-"""Runs the handlers of this folder on a public worker: `PYTHONPATH=examples $WORKER_PYTHON examples/interop/public_worker.py`.
+"""Runs the handlers of this folder on a public worker: `PYTHONPATH=examples $WORKER_PYTHON
+examples/interop/public_worker.py`.
 
 The environment needs the SDK of the worker and Motor, but not this package. `KAFKA_BOOTSTRAP_SERVERS`, `MONGO_URL`,
 `MONGO_DATABASE` and `INTEROP_WORKER_ID` describe the deployment.

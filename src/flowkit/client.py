@@ -126,7 +126,8 @@ _UNANSWERED = (
     RPCStatusCode.UNAVAILABLE,
     RPCStatusCode.DEADLINE_EXCEEDED,
 )
-"""Errors after which it is unknown whether an update was applied: its workflow task has failed, or no answer arrived."""
+"""Errors after which it is unknown whether an update was applied: its workflow task has failed, or no
+answer arrived."""
 _PENDING_LOOK_SEC = 0.5
 """How often a result looks whether a task that waits for admission has started."""
 
@@ -160,8 +161,9 @@ class TaskCatalog(TaskQueries):
     ) -> list[TaskSummary]:
         """Return up to `limit` tasks, newest first: those with `status`, or all if it is None.
 
-        With `held`, return only tasks with a failed node that waits for a decision; with `name`, only those of this name;
-        with `since`, a time in seconds since the epoch, only those that have started then or later.
+        With `held`, return only tasks with a failed node that waits for a decision; with `name`, only those
+        of this name; with `since`, a time in seconds since the epoch, only those that have started then or
+        later.
 
         Raise ConfigError for an unknown status, or for a limit outside 1 to 10,000 (`limits.LIST_TASKS`).
         """
@@ -217,7 +219,10 @@ class TaskClient:
         external_roles: Collection[str] = (),
         any_queue: bool = False,
     ) -> None:
-        """Serve the tasks of a queue. With `any_queue`, tasks of other queues that do not say whose they are count, too."""
+        """Serve the tasks of a queue.
+
+        With `any_queue`, tasks of other queues that do not say whose they are count, too.
+        """
         self._any_queue = any_queue
         self._client = client
         self._tasks = tasks
@@ -244,9 +249,9 @@ class TaskClient:
 
         Raise TaskIdTaken, which names what differs, if that task started with other params or another graph. Raise
         GraphError if the graph, the params or the id is invalid. The caller's objects are not changed.
-        Large graphs and params (docs/limits.md) are stored in MongoDB first; raise StoreUnavailable if that fails. Once the
-        workflow has started, MongoDB errors do not fail this call, because the workflow writes the task document as
-        well.
+        Large graphs and params (docs/limits.md) are stored in MongoDB first; raise StoreUnavailable if that
+        fails. Once the workflow has started, MongoDB errors do not fail this call, because the workflow
+        writes the task document as well.
         """
         is_new = task_id is None
         task_id = str(uuid.uuid4()) if task_id is None else task_id
@@ -284,14 +289,14 @@ class TaskClient:
 
         Raise TaskIdTaken if a task with this id started with another input, or belongs to another deployment.
         """
-        found = await look_up(self._client, task_id)
-        if found.description is None:
+        looked_up = await look_up(self._client, task_id)
+        if looked_up.description is None:
             return False
-        await self._check_owner(task_id, found, None)
-        digest = await read_input_digest(found.description)
+        await self._check_owner(task_id, looked_up, None)
+        digest = await read_input_digest(looked_up.description)
         _check_same(task_id, digest, own)
-        finished = found.description.status is WorkflowExecutionStatus.COMPLETED
-        return bool(digest) and (finished or found.state is WorkflowState.OPEN)
+        finished = looked_up.description.status is WorkflowExecutionStatus.COMPLETED
+        return bool(digest) and (finished or looked_up.state is WorkflowState.OPEN)
 
     async def _lacks_document(
         self, task_id: str, own: Mapping[str, str], workflow_input: dict[str, Any], found: StartedTask
@@ -339,9 +344,10 @@ class TaskClient:
     ) -> bool:
         """Start a task for an owner. Return False if the owner has started it before, and it has ended.
 
-        A task of the owner that is open stays as it is. Raise TaskIdTaken if another one has started a task with this id. By
-        default, a task that has failed or was cancelled starts again; `reuse` can prevent it. With `priority`, Temporal's
-        task queues prefer the task to others, or treat it fairly, where the server can.
+        A task of the owner that is open stays as it is. Raise TaskIdTaken if another one has started a task
+        with this id. By default, a task that has failed or was cancelled starts again; `reuse` can prevent
+        it. With `priority`, Temporal's task queues prefer the task to others, or treat it fairly, where the
+        server can.
         """
         _check_new_id(task_id, owner.kind)
         given = await self._convert(task_id, params, graph, functions)
@@ -363,9 +369,9 @@ class TaskClient:
     ) -> str:
         """Submit a task to the admission queue and return its id. A dispatcher starts it when it is its turn.
 
-        If the user has submitted a task with this id already, leave that unchanged. Raise TaskIdTaken if another one has used
-        the id, AdmissionRejected if a limit is reached, GraphError if graph, params or id is invalid, StoreUnavailable, and
-        ConfigError, also if no installed product has such a queue.
+        If the user has submitted a task with this id already, leave that unchanged. Raise TaskIdTaken if
+        another one has used the id, AdmissionRejected if a limit is reached, GraphError if graph, params or
+        id is invalid, StoreUnavailable, and ConfigError, also if no installed product has such a queue.
         """
         submissions = self._find_submissions()
         if submissions is None:
@@ -551,8 +557,9 @@ class TaskClient:
     async def cancel_task(self, task_id: str, *, reason: str = reason_codes.USER_REQUEST) -> bool:
         """Request that a task stop, without waiting for it. Return False if it has ended or does not exist.
 
-        A task that waits for admission then ends without starting. FlowKit stores `reason` in the task document and cuts it
-        to 1,000 characters. Raise StoreUnavailable if Temporal does not know the task and MongoDB does not respond.
+        A task that waits for admission then ends without starting. FlowKit stores `reason` in the task
+        document and cuts it to 1,000 characters. Raise StoreUnavailable if Temporal does not know the task
+        and MongoDB does not respond.
         """
         if await self.cancel_workflow(task_id, reason=reason):
             return True
@@ -565,7 +572,10 @@ class TaskClient:
     async def cancel_workflow(
         self, task_id: str, *, reason: str = reason_codes.USER_REQUEST, owner: Owner | None = None
     ) -> bool:
-        """Request that the workflow of a task stop. Return False if it has ended, does not exist or is not of the owner."""
+        """Request that the workflow of a task stop.
+
+        Return False if it has ended, does not exist or is not of the owner.
+        """
         why = cancel_reason(reason)
         found = await self.look_up(task_id, owner)
         if found.state is not WorkflowState.OPEN or found.description is None:
@@ -601,8 +611,9 @@ class TaskClient:
         update is sent again with the same id.
 
         Raise ActionRejected, which says why and what is allowed, if the task rejects the action or has ended, and
-        UnknownTask if it does not exist. The action may still be applied after two other errors: ActionUnanswered, if no
-        engine applies it within `wait_sec` seconds, and RPCError, if Temporal does not respond.
+        UnknownTask if it does not exist. The action may still be applied after two other errors:
+        ActionUnanswered, if no engine applies it within `wait_sec` seconds, and RPCError, if Temporal does
+        not respond.
         """
         parse_action(name, {**given})
         _check_keys(name, given)
@@ -623,8 +634,8 @@ class TaskClient:
     async def preview(self, task_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return what an action would affect, in the form of `act`. It changes nothing.
 
-        Raise ActionRejected and UnknownTask as `act` does. Temporal returns only the text of a rejected query, so `cause`
-        does not say why the task rejects the action.
+        Raise ActionRejected and UnknownTask as `act` does. Temporal returns only the text of a rejected
+        query, so `cause` does not say why the task rejects the action.
         """
         parse_action(name, {**given})
         _check_keys(name, given)
@@ -653,15 +664,17 @@ class TaskClient:
         """Start an ended task again: `nodes` and what depends on them, in a new run with the same task id.
 
         By default, the nodes start that failed, were cancelled, or were skipped for a failure or the end of the task.
-        Finished nodes, their artifacts and the variables stay. `params` replaces single params, and `inputs` single keys
-        of the `input_inline` of nodes, by node id. `limits` replaces `timeout_sec` and single keys of `retry_policy`, of
-        those nodes that start. The nodes in `failed_batches_of` also start; they keep their batches, and try those again
-        that they have set aside. `nodes` is then empty by default. A call while the task is ending waits up to 60 seconds
-        for the end, and until Temporal has closed the ended run.
+        Finished nodes, their artifacts and the variables stay. `params` replaces single params, and
+        `inputs` single keys of the `input_inline` of nodes, by node id. `limits` replaces `timeout_sec` and
+        single keys of `retry_policy`, of those nodes that start. The nodes in `failed_batches_of` also
+        start; they keep their batches, and try those again that they have set aside. `nodes` is then empty
+        by default. A call while the task is ending waits up to 60 seconds for the end, and until Temporal
+        has closed the ended run.
 
-        Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`, start nothing.
-        Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if MongoDB has no document of
-        the task in this namespace, and GraphError if the changed params are not valid.
+        Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`,
+        start nothing. Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if
+        MongoDB has no document of the task in this namespace, and GraphError if the changed params are not
+        valid.
         """
         document = await self._ended_document(task_id)
         _check_keys("rerun", {"params": params, "inputs": inputs})
@@ -786,8 +799,8 @@ class TaskClient:
         """Wait up to `timeout` seconds for a task to end, and return its result.
 
         Raise TaskFailed or TaskCancelled if the task ended that way, UnknownTask if it does not exist, and
-        TaskStillOpen (a TimeoutError) if it is still running. Any client may have started the task, and it may still wait
-        for admission.
+        TaskStillOpen (a TimeoutError) if it is still running. Any client may have started the task, and it
+        may still wait for admission.
         """
         return self._result_within(task_id, timeout)
 
@@ -835,7 +848,9 @@ class TaskClient:
                 return None
 
     async def _result_of_ended(self, task_id: str, pending: PendingTask | None) -> TaskResult:
-        """Return the result of a task that Temporal did not know before its request was read, which may have ended since."""
+        """Return the result of a task that Temporal did not know before its request was read, which may
+        have ended since.
+        """
         if pending is not None and (result := await self._workflow_result(task_id)) is not None:
             return result
         document = await self._catalog.document(task_id)
@@ -876,7 +891,10 @@ async def _send_update(
 async def _execute_update(
     handle: WorkflowHandle[Any, Any], name: str, given: Mapping[str, Any], update_id: str
 ) -> dict[str, Any]:
-    """Return the result of an update. Raise RPCError after a time limit, and CancelledError if the caller was cancelled."""
+    """Return the result of an update.
+
+    Raise RPCError after a time limit, and CancelledError if the caller was cancelled.
+    """
     try:
         result: dict[str, Any] = await handle.execute_update(name, {**given}, id=update_id, result_type=dict)
     except WorkflowUpdateRPCTimeoutOrCancelledError as error:
@@ -955,7 +973,8 @@ def _check_goes_on(graph: Graph, states: Sequence[NodeState], resets: Collection
     failed = Scheduler(changeable(graph, {}), again).hard_failure
     if failed is not None:
         raise ActionRejected(
-            f"node {failed.node_id!r} has failed, and its failure would stop the new run at once; name it, too, or leave "
+            f"node {failed.node_id!r} has failed, and its failure would stop the new run at once; "
+            f"name it, too, or leave "
             "out the nodes to run all again that did not finish"
         )
 

@@ -298,13 +298,13 @@ def split_settings(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Raise ConfigError, which names the file, if it cannot be read, or if a setting is unknown or invalid.
     """
-    found: dict[str, Any] = dict(next(_read_file(path), (str(path), {}))[1])
+    values: dict[str, Any] = dict(next(_read_file(path), (str(path), {}))[1])
     parts = []
     for cls in (CoordinatorConfig, WorkerConfig):
         known = {each.name for each in fields(cls)} | _list_derived(cls)
-        parts.append((cls, {name: value for name, value in found.items() if name in known}))
+        parts.append((cls, {name: value for name, value in values.items() if name in known}))
     engine, worker = (part for _, part in parts)
-    for name in found.keys() - engine.keys() - worker.keys():
+    for name in values.keys() - engine.keys() - worker.keys():
         every = [each.name for cls, _ in parts for each in fields(cls)]
         raise ConfigError(
             f"{path}: neither engines nor workers have a setting {name!r}{suggestion(name, every)}"

@@ -55,8 +55,9 @@ class TemporalUnavailable(FlowKitError):
 async def connect() -> Client:
     """Return a client connected as `TEMPORAL_*` or Temporal's profile specify.
 
-    Raise ConfigError if a setting is invalid, otherwise TemporalUnavailable. It names the address if the server does not respond. It also names the namespace if the
-    namespace does not exist or the server denies access to it.
+    Raise ConfigError if a setting is invalid, otherwise TemporalUnavailable. It names the address if the
+    server does not respond. It also names the namespace if the namespace does not exist or the server
+    denies access to it.
     """
     settings = _read_settings()
     address, namespace = settings["target_host"], settings["namespace"]
@@ -124,7 +125,10 @@ async def register_search_attributes(client: Client) -> None:
 
 
 async def registered_search_attributes(client: Client) -> tuple[str, ...]:
-    """Return FlowKit's search attributes that are registered in the namespace. Raise RPCError if the server refuses it."""
+    """Return FlowKit's search attributes that are registered in the namespace.
+
+    Raise RPCError if the server refuses it.
+    """
     request = ListSearchAttributesRequest(namespace=client.namespace)
     known = await client.operator_service.list_search_attributes(request)
     return tuple(name for name in SEARCH_ATTRIBUTES if name in known.custom_attributes)

@@ -115,7 +115,8 @@ class VersionPinned(FlowKitError):
     def __init__(self, role: str, own: str, pinned: str) -> None:
         self.pinned = pinned
         super().__init__(
-            f"the task has fixed version {pinned} of the handler of role {role}, and this worker has version {own}; a worker "
+            f"the task has fixed version {pinned} of the handler of role {role}, and this worker has "
+            f"version {own}; a worker "
             "with that version continues"
         )
 
@@ -215,7 +216,8 @@ class ActionUnanswered(FlowKitError, TimeoutError):
     def __init__(self, task_id: str, action: str, timeout: float) -> None:
         self.task_id = task_id
         super().__init__(
-            f"no engine has applied {action} to task {task_id!r} within {timeout:g} s, and it may be applied later; check that "
+            f"no engine has applied {action} to task {task_id!r} within {timeout:g} s, and it may be "
+            f"applied later; check that "
             "an engine runs, and look at the task before you repeat the action"
         )
 
@@ -246,7 +248,8 @@ class RerunOutdated(FlowKitError):
 
     def __init__(self, task_id: str, run_seq: int) -> None:
         super().__init__(
-            f"task {task_id!r} is not at run {run_seq} any more: another rerun has started meanwhile, or its document is "
+            f"task {task_id!r} is not at run {run_seq} any more: another rerun has started meanwhile, "
+            f"or its document is "
             "gone; look at the task, and repeat the rerun if it is still needed"
         )
 

@@ -15,7 +15,8 @@ INPUT_NODES = 5_000
 """Largest number of nodes that `create_task` passes in the input of a workflow. It stores larger graphs in MongoDB."""
 
 INPUT_PARAMS_BYTES = 250_000
-"""Largest params that `create_task` passes in the input of a workflow. It stores larger ones in MongoDB, with the graph.
+"""Largest params that `create_task` passes in the input of a workflow. It stores larger ones in MongoDB,
+with the graph.
 
 They would be in the history and several times in the memory of the engine.
 """
@@ -70,7 +71,8 @@ CONDITIONS_SEC = 60.0
 
 PARAMS_SCHEMA_SEC = 0.5
 PARAMS_SCHEMA_SEC_PER_MB = 3.0
-"""Most processor time for the check of params against `params_schema`, in seconds, and the time added for each MB of both.
+"""Most processor time for the check of params against `params_schema`, in seconds, and the time added for
+each MB of both.
 
 An engine, whose processor may be slower than that of the client, allows one and a half times as much.
 """
@@ -133,7 +135,8 @@ BATCH_UID_CHARS = 500
 """Longest uid of a batch."""
 
 METRICS_LEVELS = 98
-"""Nesting levels of metrics and of an `artifacts_ref`: DOCUMENT_LEVELS without the two above them in a dispatch record."""
+"""Nesting levels of metrics and of an `artifacts_ref`: DOCUMENT_LEVELS without the two above them in a
+dispatch record."""
 
 VARS_KEYS = 256
 """Maximum number of paths in one operation on a task's variables."""

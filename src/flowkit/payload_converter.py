@@ -1,7 +1,8 @@
 """The data converter of FlowKit's Temporal clients: the one of `FLOWKIT_DATA_CONVERTER`, or Temporal's for Pydantic.
 
-The payload converter is Temporal's converter for Pydantic, without its cost per workflow task: the SDK creates the payload converters anew for each workflow task, and derives others for each activity. Instances of
-this converter share their parts, and none depends on the workflow or activity.
+The payload converter is Temporal's converter for Pydantic, without its cost per workflow task: the SDK
+creates the payload converters anew for each workflow task, and derives others for each activity. Instances
+of this converter share their parts, and none depends on the workflow or activity.
 """
 
 from __future__ import annotations
@@ -61,18 +62,18 @@ def configured_converter() -> DataConverter:
         return DATA_CONVERTER
     place = f"{VARIABLE} is {name!r}"
     try:
-        found = pkgutil.resolve_name(name)
+        converter = pkgutil.resolve_name(name)
     except Exception as error:
         how = "name a data converter as module:attribute, in a module that this process can import"
         raise ConfigError(
             f"{place}, which cannot be loaded ({type(error).__name__}: {error}); {how}"
         ) from error
-    if not isinstance(found, DataConverter):
+    if not isinstance(converter, DataConverter):
         raise ConfigError(
-            f"{place}, which is a {type(found).__name__}; name a temporalio.converter.DataConverter"
+            f"{place}, which is a {type(converter).__name__}; name a temporalio.converter.DataConverter"
         )
     try:
-        return complete_converter(found, SharedPayloadConverter)
+        return complete_converter(converter, SharedPayloadConverter)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
 

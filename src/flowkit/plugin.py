@@ -57,7 +57,8 @@ class FlowKitPlugin(SimplePlugin):
 
     `db` is a Motor database, or one with the same interface. The plugin uses it on the loop that runs the worker.
     `functions` maps names to coordinator functions, in addition to the built-in ones. `handlers` maps roles to
-    handlers; the worker that runs tasks hosts the inline ones, on a thread with its own event loop. The plugin copies both configurations; the default of `config` is `CoordinatorConfig.load()`.
+    handlers; the worker that runs tasks hosts the inline ones, on a thread with its own event loop. The
+    plugin copies both configurations; the default of `config` is `CoordinatorConfig.load()`.
     """
 
     def __init__(

@@ -55,7 +55,10 @@ class Submissions(Protocol):
     """A product that starts tasks later."""
 
     async def submit(self, admission: Admission, task_id: str, given: dict[str, Any]) -> None:
-        """Accept a task with valid graph and params. Raise AdmissionRejected, TaskIdTaken, ConfigError, StoreUnavailable."""
+        """Accept a task with valid graph and params.
+
+        Raise AdmissionRejected, TaskIdTaken, ConfigError, StoreUnavailable.
+        """
 
     async def find(self, task_id: str) -> PendingTask | None:
         """Return a submitted task; None if it was not submitted. Raise StoreUnavailable."""

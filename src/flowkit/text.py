@@ -139,7 +139,9 @@ def bounded(text: str, chars: int) -> str:
 
 
 def prefix(text: str, chars: int) -> str:
-    """Return the first `chars` characters of `text` as valid UTF-8: a name or code, to which an `…` would not belong."""
+    """Return the first `chars` characters of `text` as valid UTF-8: a name or code, to which an `…` would
+    not belong.
+    """
     return clean(text[:chars])[:chars]
 
 

@@ -119,7 +119,10 @@ class Shared:
 
 
 class MemoryStore:
-    """The store as one process sees it. With `faults`, each call may fail before or after it is made, or arrive late."""
+    """The store as one process sees it.
+
+    With `faults`, each call may fail before or after it is made, or arrive late.
+    """
 
     def __init__(
         self, shared: Shared, *, queue: str = "q", faults: float = 0.0, chance: random.Random | None = None

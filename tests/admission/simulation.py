@@ -36,7 +36,8 @@ TICK_SEC = 0.05
 LOOKS = 4
 """How often a process may look until a request has started that could start before others."""
 IN_VAIN = 8
-"""How often a process may look and find nothing while the same request is first. Others may start it first each time."""
+"""How often a process may look and find nothing while the same request is first. Others may start it first
+each time."""
 _PRIORITIES = list(Priority)
 
 
@@ -113,7 +114,8 @@ class Model:
         return found
 
     def _may_start(self, item: dict[str, Any], settling: set[str], taken: Counter[str]) -> bool:
-        """Return whether user and tenant of a request have room beside what is taken, and nothing of them is being settled.
+        """Return whether user and tenant of a request have room beside what is taken, and nothing of them
+        is being settled.
 
         After a fault, a request may be parked until a sweep.
         """
@@ -148,7 +150,9 @@ class Model:
         return First((item["rank"], item["seq"]), id, item["v"], full, slots_full)
 
     def still(self, first: First, *, slots: bool = False) -> bool:
-        """Return whether a request could have started at any time since it was first: with `slots`, there also was a slot."""
+        """Return whether a request could have started at any time since it was first: with `slots`, there
+        also was a slot.
+        """
         if not self.waits((*first.place, first.id)):
             return False
         now = self._as_first(first.id)

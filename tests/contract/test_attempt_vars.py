@@ -1,4 +1,5 @@
-"""Variables that a handler changes while its attempt runs: each change counts once, and only for the current attempt."""
+"""Variables that a handler changes while its attempt runs: each change counts once, and only for the
+current attempt."""
 
 from __future__ import annotations
 

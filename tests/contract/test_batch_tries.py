@@ -1,4 +1,5 @@
-"""Batches whose tries end with the loss of their process: they run alone after two, and are set aside after the third."""
+"""Batches whose tries end with the loss of their process: they run alone after two, and are set aside after
+the third."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the end of a node that an external worker runs waits for, and what counts if a cancel flag is set just before."""
+"""What the end of a node that an external worker runs waits for, and what counts if a cancel flag is set
+just before."""
 
 from __future__ import annotations
 

@@ -31,7 +31,10 @@ async def test_claimed_batch_without_a_result_is_unfinished(db: Any) -> None:
 
 
 async def test_batch_whose_metrics_no_bridge_has_stored_is_unfinished(db: Any) -> None:
-    """The worker stores the artifact itself. Its event may arrive after the attempt was cancelled, and is then ignored."""
+    """The worker stores the artifact itself.
+
+    Its event may arrive after the attempt was cancelled, and is then ignored.
+    """
     artifacts, inputs = ArtifactStore(db), ExternalInputs(db)
     sink = attempt("sink")
     for uid in ("lost", "measured", "without"):
@@ -45,7 +48,10 @@ async def test_batch_whose_metrics_no_bridge_has_stored_is_unfinished(db: Any) -
 
 
 async def test_batch_that_failed_before_an_outdated_worker_stored_it_is_unfinished(db: Any) -> None:
-    """The worker replaces the artifact of the failed batch. Its event is ignored, so that the metrics row says: failed."""
+    """The worker replaces the artifact of the failed batch.
+
+    Its event is ignored, so that the metrics row says: failed.
+    """
     artifacts, inputs = ArtifactStore(db), ExternalInputs(db)
     sink, claim = attempt("sink"), {"task_id": TASK, "consumer_node": "sink", "from_node": "u"}
     for uid, meta in (("lost", {"n": 1}), ("empty", {})):

@@ -1,4 +1,5 @@
-"""A dispatch that waits for Kafka or MongoDB is interrupted: the bridge stops, the task is cancelled, another bridge adopts."""
+"""A dispatch that waits for Kafka or MongoDB is interrupted: the bridge stops, the task is cancelled,
+another bridge adopts."""
 
 from __future__ import annotations
 
@@ -188,7 +189,8 @@ async def test_attempt_of_a_task_that_pins_versions_is_rejected(db: Any, tasks: 
         await made.running
     assert (caught.value.type, caught.value.non_retryable) == ("invalid_graph", True)
     assert str(caught.value.message) == (
-        "node 'a': type is the external role 'crawler', and graph.version_policy is 'pin', but FlowKit cannot choose the "
+        "node 'a': type is the external role 'crawler', and graph.version_policy is 'pin', but "
+        "FlowKit cannot choose the "
         "version of an external worker: remove version_policy, or run the role with native workers"
     )
     assert await made.dispatcher._context.stores.dispatches.find(attempt().task_id, "a", 1) is None

@@ -39,7 +39,8 @@ AT_EACH_WRITE = pytest.mark.parametrize(
         pytest.param("tasks", 2, id="end"),
     ],
 )
-"""The writes of an attempt with one batch: the begin, then the two rows, then the marker, the final metrics and the end."""
+"""The writes of an attempt with one batch: the begin, then the two rows, then the marker, the final metrics
+and the end."""
 
 WITH_BATCHES = pytest.mark.parametrize(
     "uids", [("u",), ("u", "v"), ()], ids=["one batch", "two batches", "no batch"]

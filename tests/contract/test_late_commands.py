@@ -1,4 +1,5 @@
-"""An attempt waits while a worker may still run an earlier one, which was cancelled before a worker had read its command."""
+"""An attempt waits while a worker may still run an earlier one, which was cancelled before a worker had
+read its command."""
 
 from __future__ import annotations
 

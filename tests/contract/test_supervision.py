@@ -1,4 +1,5 @@
-"""A bridge supervises its attempts although Temporal, Kafka or MongoDB are away, and whatever the clocks of bridges are."""
+"""A bridge supervises its attempts although Temporal, Kafka or MongoDB are away, and whatever the clocks of
+bridges are."""
 
 from __future__ import annotations
 

@@ -159,7 +159,8 @@ def test_findings_describe_the_kill_and_the_verification() -> None:
     assert "2 workers shared the batches of node enrich: 2 by worker-1, 2 by worker-2." in found
     assert (
         "worker-1 was killed with SIGKILL while it ran shard 1 of enrich in attempt 1, when 2 of 4 batches of the node "
-        "were done. Other shards continued, and worker-3 was started. worker-2 took over what was claimed and not stored, "
+        "were done. Other shards continued, and worker-3 was started. worker-2 took over what was "
+        "claimed and not stored, "
         "5.5 s after the kill: files-0004." in found
     )
     assert "4 files, each found once and analyzed once" in found

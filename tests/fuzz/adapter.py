@@ -189,7 +189,9 @@ class Subject:
         return changed
 
     def deadlines(self) -> dict[str, float]:
-        """Return when the open nodes must have ended whose deadlines have begun, in seconds since the task was opened."""
+        """Return when the open nodes must have ended whose deadlines have begun, in seconds since the task
+        was opened.
+        """
         states = zip(self._graph.nodes, self._scheduler.states, strict=True)
         begun = {node.node_id: state.deadline_at for node, state in states if not state.status.ended}
         return {name: at - self.clock.OPENED_AT for name, at in begun.items() if at is not None}

@@ -2,8 +2,8 @@
 
 A queue is a value, and an operation returns the queues that may come of it. Operations that happen at the same time may
 take effect in any order, and slots may be given between any two of them. `outcomes` returns every end that the
-documentation allows: an observed end that is not among them is a defect, of the order, of a limit, of an empty slot, or of
-an answer.
+documentation allows: an observed end that is not among them is a defect, of the order, of a limit, of an
+empty slot, or of an answer.
 """
 
 from __future__ import annotations
@@ -121,7 +121,10 @@ class Queue:
         return self.put(replace(entry, arrival=last + 1))
 
     def reached(self, owner: Owner, states: Collection[str] = OPEN) -> set[str]:
-        """Return the reasons for which another request of a user gets no place. Users and tenants have those in `states`."""
+        """Return the reasons for which another request of a user gets no place.
+
+        Users and tenants have those in `states`.
+        """
         _, tenant, user = owner
         total = self.caps.of_tenant(tenant).total
         counted = {
@@ -484,7 +487,10 @@ class Crowd(Judge):
         return new | {each.id: each for each in self.before.entries}
 
     def _after(self, seen: Mapping[str, Seen]) -> Queue | None:
-        """Return the queue that is seen; None if it lacks a request. New requests arrive in the order of their positions."""
+        """Return the queue that is seen; None if it lacks a request.
+
+        New requests arrive in the order of their positions.
+        """
         last = max((each.arrival for each in self.before.entries), default=0)
         found = set()
         for entry in self._entries().values():

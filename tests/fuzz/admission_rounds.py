@@ -134,7 +134,10 @@ class Rounds:
     # --- one round
 
     async def play(self, kind: str, *, faulty: bool) -> None:
-        """Play a random round, and wait until the queue is as the reference says. Raise AssertionError if it never is."""
+        """Play a random round, and wait until the queue is as the reference says.
+
+        Raise AssertionError if it never is.
+        """
         if kind == "stale":
             await self._play_stale()
         elif kind == "key":

@@ -37,7 +37,10 @@ class Figures:
     def __str__(self) -> str:
         events = ", ".join(f"{count:,} {kind}" for kind, count in self.events.most_common())
         statuses = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
-        return f"{self.graphs:,} graphs ({statuses}) with {self.nodes:,} nodes; {self.events.total():,} events: {events}"
+        return (
+            f"{self.graphs:,} graphs ({statuses}) with {self.nodes:,} nodes; "
+            f"{self.events.total():,} events: {events}"
+        )
 
 
 def plan_of(seed: int, number: int, features: Features = SUPPORTED) -> Plan:

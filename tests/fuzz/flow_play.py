@@ -1,4 +1,5 @@
-"""Flows that clients drive through a gateway, while its processes are killed, and what each flow must show at its end."""
+"""Flows that clients drive through a gateway, while its processes are killed, and what each flow must show
+at its end."""
 
 from __future__ import annotations
 
@@ -191,7 +192,10 @@ class FlowClient:
             self._note(f"two starts have returned {first} and {second}")
 
     async def _start_once(self) -> str:
-        """Start the flow, and return the id of the run. If the connection is lost, look first whether it has started."""
+        """Start the flow, and return the id of the run.
+
+        If the connection is lost, look first whether it has started.
+        """
 
         async def look() -> str | None:
             state = await self._call("flow.status", self._own)

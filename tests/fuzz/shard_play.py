@@ -1,4 +1,5 @@
-"""Plays one node with shards, whose workers die, freeze, lose MongoDB and their leases, and checks what it has stored."""
+"""Plays one node with shards, whose workers die, freeze, lose MongoDB and their leases, and checks what it
+has stored."""
 
 from __future__ import annotations
 
@@ -253,7 +254,10 @@ class ShardPlay:
                 self._equal("after the return of all processes", now, row)
 
     async def _prepare(self) -> list[tuple[str, int]]:
-        """Store the task and its items. Return the batches to store, by the name of the source and number; -1 ends it."""
+        """Store the task and its items.
+
+        Return the batches to store, by the name of the source and number; -1 ends it.
+        """
         await self._tasks.prepare()
         await self._artifacts.prepare()
         names = [*self.node.sources]
@@ -422,7 +426,9 @@ class ShardPlay:
             self._fences[key] = now
 
     async def _note_lost(self) -> None:
-        """Add the batches to the bad ones that were set aside because their processes were lost, three times or more."""
+        """Add the batches to the bad ones that were set aside because their processes were lost, three
+        times or more.
+        """
         _, artifacts, _ = await self._rows()
         for uid, row in artifacts.items():
             aside = row.get("quarantined") or {}

@@ -1,4 +1,5 @@
-"""What surrounds the shards of a node in the fuzz: the clock, and worker processes that stop at a write or lose MongoDB."""
+"""What surrounds the shards of a node in the fuzz: the clock, and worker processes that stop at a write or
+lose MongoDB."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _ALL_WRITES = WRITES | {"update_many", "delete_many"}
 
 @contextmanager
 def virtual_time(chance: random.Random) -> Iterator[None]:
-    """Let the time of the running loop, and of attempts, pass only while everything waits: it then jumps to the next timer.
+    """Let the time of the running loop, and of attempts, pass only while everything waits: it then jumps to
+    the next timer.
 
     `chance` decides how long retries wait.
     """

@@ -65,7 +65,10 @@ class SlotModel:
         return self._reason(attempt.role)
 
     def refusals(self, attempts: list[Attempt]) -> list[str | None]:
-        """Return the refusals of attempts that ask in one call. The first refusal of a role applies to the later ones."""
+        """Return the refusals of attempts that ask in one call.
+
+        The first refusal of a role applies to the later ones.
+        """
         known: dict[str, str] = {}
         found = []
         for attempt in attempts:

@@ -1,5 +1,5 @@
-"""Random retries of nodes, and nodes that are added, while a task runs: in the end, every node has ended as it would have
-without them, or if the graph had contained all nodes from the beginning.
+"""Random retries of nodes, and nodes that are added, while a task runs: in the end, every node has ended as
+it would have without them, or if the graph had contained all nodes from the beginning.
 
 Each node always ends in the same way, so the statuses of a task without actions are the model.
 """
@@ -153,7 +153,9 @@ class GrowingPlay(Play):
 
 
 def draw_sizes(raw: dict[str, Any], chance: random.Random) -> list[int]:
-    """Return the numbers of nodes that the graph of a task has, one after another: some of those that the rules allow."""
+    """Return the numbers of nodes that the graph of a task has, one after another: some of those that the
+    rules allow.
+    """
     nodes, whole = raw["nodes"], parse_graph(raw)
     sizes = [at for at in range(1, len(nodes)) if chance.random() < 0.6 and _may_grow(raw, at, whole)]
     return [*sizes, len(nodes)]
@@ -178,7 +180,8 @@ def test_nodes_end_as_if_the_graph_had_contained_them_from_the_beginning(seed: i
         fails = {node.index for node in graph.nodes if chance.random() < 0.25}
         expected = Play(graph, fails, random.Random(0)).run(most_retries=0)
         if graph.warnings:
-            continue  # Routes that have no effect skip nodes before any other: the reason of a skip depends on the order.
+            # Routes that have no effect skip nodes before any other: the reason of a skip depends on the order.
+            continue
         sizes = draw_sizes(raw, chance)
         parts += len(sizes) - 1
         assert GrowingPlay(raw, sizes, fails, chance).run(most_retries=2) == expected, f"seed {seed}-{number}"

@@ -1,4 +1,5 @@
-"""Plays tasks that share limits on one event loop: the workflow's part of the limits together with the engine's part."""
+"""Plays tasks that share limits on one event loop: the workflow's part of the limits together with the
+engine's part."""
 
 from __future__ import annotations
 

@@ -42,7 +42,9 @@ def file_of(folder: Path, text: str) -> Path:
 
 def test_the_short_form_becomes_jobs_with_numbers(tmp_path: Path) -> None:
     text = """
-workflow: {name: demo, steps: [{id: a, runner: hero, payload: one}, {id: b, runner: sal, depends_on: [a], payload: two}]}
+workflow:
+  name: demo
+  steps: [{id: a, runner: hero, payload: one}, {id: b, runner: sal, depends_on: [a], payload: two}]
 """
     made = read_flow_file(file_of(tmp_path, text), {"context": 3, "caller": 11, "flow": 40})
     assert made.names == {400001: "a", 400002: "b"}

@@ -1,7 +1,7 @@
 """Handlers of jobs that are killed, replaced while they still run, and report late: a job only moves along the arrows.
 
-Random plays on one flow with one job. An attempt that is lost continues in the background, or ends at any point, while the
-next one continues its dispatch. A supervisor reports states in any order, and repeatedly.
+Random plays on one flow with one job. An attempt that is lost continues in the background, or ends at any
+point, while the next one continues its dispatch. A supervisor reports states in any order, and repeatedly.
 """
 
 from __future__ import annotations
@@ -231,7 +231,10 @@ class Play:
 
 
 def _may_become(before: JobNode, after: JobNode) -> bool:
-    """Return whether the arrows lead from one state to another of the same run. Only another retry follows a failure."""
+    """Return whether the arrows lead from one state to another of the same run.
+
+    Only another retry follows a failure.
+    """
     way = path(before.status, after.status)
     if before.retry == after.retry and NodeStatus.FAILED in (before.status, *way[:-1]):
         way = []

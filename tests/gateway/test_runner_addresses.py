@@ -1,4 +1,5 @@
-"""A node that names the address of a supervisor uses the secret and the topic of the runner that is registered there."""
+"""A node that names the address of a supervisor uses the secret and the topic of the runner that is
+registered there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Handlers and checks for tests of streaming: parents that wait for their test, and children that record what they read."""
+"""Handlers and checks for tests of streaming: parents that wait for their test, and children that record
+what they read."""
 
 from __future__ import annotations
 

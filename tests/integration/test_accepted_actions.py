@@ -1,4 +1,5 @@
-"""An action that a task has accepted has its effect, whatever the task does meanwhile: it continues as new, stops, resets."""
+"""An action that a task has accepted has its effect, whatever the task does meanwhile: it continues as new,
+stops, resets."""
 
 from __future__ import annotations
 

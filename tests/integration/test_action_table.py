@@ -1,4 +1,5 @@
-"""The table of docs/actions.md against a running task: in each cell, what the table says happens, and a dash is a rejection."""
+"""The table of docs/actions.md against a running task: in each cell, what the table says happens, and a
+dash is a rejection."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ STATES: dict[str, tuple[str, Callable[[str], list[dict[str, Any]]]]] = {
     "paused, before it starts": ("queued", lambda name: [_sets_aside(name, prerequisites=[name])]),
     "being reset by an earlier action": ("queued", lambda name: [_sets_aside(name, prerequisites=[name])]),
 }
-"""For each state of the table, its status in the document, and the nodes of a cell, of which one has the cell's name."""
+"""For each state of the table, its status in the document, and the nodes of a cell, of which one has the
+cell's name."""
 
 SKIPPED, PAUSED, RESET = (
     "skipped by a user",

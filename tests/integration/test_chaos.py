@@ -1,7 +1,8 @@
-"""Random tasks of native, inline and external nodes under random faults of all processes and servers, compared with a model.
+"""Random tasks of native, inline and external nodes under random faults of all processes and servers,
+compared with a model.
 
-Operators send random actions to half of the tasks, by bare updates and by the client. Handlers exit, panic, block, fork, and
-end their processes.
+Operators send random actions to half of the tasks, by bare updates and by the client. Handlers exit, panic,
+block, fork, and end their processes.
 
 `make chaos` runs this test with a new seed, `MINUTES=10` longer, and `SEED=n` repeats the tasks and faults of a run.
 `TASKS=500` starts that many tasks, and injects faults until the last one has started.

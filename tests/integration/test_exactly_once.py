@@ -85,7 +85,8 @@ async def test_increments_take_effect_once_each(harness: Harness, capsys: pytest
     with capsys.disabled():
         seconds = time.monotonic() - begun
         sys.stdout.write(
-            f"\n  {INCREMENTS} increments of {TASKS} tasks, {len(TARGETS) - 1} engines killed, {again} further attempts, "
+            f"\n  {INCREMENTS} increments of {TASKS} tasks, {len(TARGETS) - 1} engines killed, "
+            f"{again} further attempts, "
             f"{await counted(harness)} counted, {seconds:.0f} s, seed {seed}"
         )
     assert {result.status for result in results} == {TaskStatus.FINISHED}

@@ -1,7 +1,8 @@
 """Random histories of flows on real servers, compared with a model of the documents.
 
-Clients create, start, cancel, retry, change and replace flows and jobs; an operator deletes ended runs; supervisors misbehave;
-gateways and engines are killed. `make fuzz MINUTES=10` runs longer, and `SEED=n` repeats the choices of a run.
+Clients create, start, cancel, retry, change and replace flows and jobs; an operator deletes ended runs;
+supervisors misbehave; gateways and engines are killed. `make fuzz MINUTES=10` runs longer, and `SEED=n`
+repeats the choices of a run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ def secrets_of_supervisors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def played(harness: Harness, other: Harness, seed: int, seconds: float, folder: Path) -> Counter[str]:
-    """Return what has happened how often. For problems, write the histories into the folder and raise AssertionError."""
+    """Return what has happened how often.
+
+    For problems, write the histories into the folder and raise AssertionError.
+    """
     async with Play(harness, other, seed) as play:
         await play.run(seconds)
     if play.problems:

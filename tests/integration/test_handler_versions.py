@@ -154,7 +154,10 @@ async def test_pinned_task_runs_each_role_with_the_version_of_its_first_attempt(
     await harness.until_node(task_id, "c", "running")
     await winner.stop()
 
-    text = f"a worker of role held with version {pinned} (pinned by this task); polled by: {other} ({workers[other].worker_id})"
+    text = (
+        f"a worker of role held with version {pinned} (pinned by this task); polled by: {other} "
+        f"({workers[other].worker_id})"
+    )
     await eventually(lambda: waits_for_version(harness, task_id, text))
     details = str(await (await harness.handle(task_id)).query("__temporal_workflow_metadata"))
     assert f"with version {pinned} (pinned by this task)" in details

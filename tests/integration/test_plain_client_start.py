@@ -1,4 +1,5 @@
-"""Tasks that a plain Temporal client starts: valid ones run, and invalid ones fail immediately with a helpful message."""
+"""Tasks that a plain Temporal client starts: valid ones run, and invalid ones fail immediately with a
+helpful message."""
 
 from __future__ import annotations
 
@@ -135,7 +136,9 @@ async def problem_of(client: Client, workflow_id: str, case: InvalidStart) -> st
 
 
 def has_failed(event: HistoryEvent) -> bool:
-    """Return whether a workflow task failed, unless a busy machine only needed more than the SDK's two seconds for it."""
+    """Return whether a workflow task failed, unless a busy machine only needed more than the SDK's two
+    seconds for it.
+    """
     message = event.workflow_task_failed_event_attributes.failure.message
     return event.event_type in FAILED_TASKS and TOO_SLOW not in message
 

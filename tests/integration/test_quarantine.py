@@ -27,7 +27,9 @@ pytestmark = pytest.mark.server
 
 
 class Picky(Quick):
-    """Fails for the batches in `bad`, for those in `flaky` only in the first try, and for those in `broken` for good."""
+    """Fails for the batches in `bad`, for those in `flaky` only in the first try, and for those in `broken`
+    for good.
+    """
 
     role = "picky"
 

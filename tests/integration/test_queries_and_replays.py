@@ -83,7 +83,9 @@ def runner() -> OrderedRunner:
 async def test_history_replays_although_a_query_comes_while_a_local_activity_runs(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The workflow has a memo if its second activity ends in the workflow task in which it began, as it does in a replay."""
+    """The workflow has a memo if its second activity ends in the workflow task in which it began, as it
+    does in a replay.
+    """
     client = await harness.client()
     queue = f"queries-{uuid.uuid4().hex[:8]}"
     worker = Worker(
@@ -143,7 +145,9 @@ class CountsSignals:
 
 
 async def take_workflow_task(client: Client, queue: str) -> None:
-    """Poll as an engine does that is frozen then: take the queries of a queue, and its workflow task, and complete none."""
+    """Poll as an engine does that is frozen then: take the queries of a queue, and its workflow task, and
+    complete none.
+    """
     request = PollWorkflowTaskQueueRequest(
         namespace=client.namespace, task_queue=TaskQueue(name=queue), identity="frozen"
     )

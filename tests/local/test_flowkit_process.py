@@ -72,7 +72,8 @@ import sys
 from pathlib import Path
 from flowkit.local.process import worker_processes
 
-[worker] = worker_processes(Path(sys.argv[1]), ["tests.integration.handlers:Cruncher"], options=["--config", sys.argv[2]])
+handlers = ["tests.integration.handlers:Cruncher"]
+[worker] = worker_processes(Path(sys.argv[1]), handlers, options=["--config", sys.argv[2]])
 worker.start()
 print("ready", flush=True)
 sys.stdin.read()

@@ -116,7 +116,13 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "values": {
         "nodes": [
             call("set", io={"fn": "vars.set", "fn_args": {"failures": {"$cel": "1"}, "n": 2}}),
-            node("a", "failing", "set", inline={"failures": {"$cel": "vars.failures"}, "n": {"$cel": "vars.n"}}, **SOON),
+            node(
+                "a",
+                "failing",
+                "set",
+                inline={"failures": {"$cel": "vars.failures"}, "n": {"$cel": "vars.n"}},
+                **SOON,
+            ),
             node("wrong", "quick", "set", inline={"n": {"$cel": "vars.missing"}}, allow_failure=True),
             node("last", "quick", "a", "wrong", fan_in="all_done", inline={"n": {"$cel": "nodes.a.status"}}),
         ]

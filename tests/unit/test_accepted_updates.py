@@ -1,7 +1,8 @@
 """An audit of the code: what the handlers of a task await between accepting an update and changing the state.
 
-While a handler awaits something, the run must neither end nor continue as new. Each place needs a count or a flag for that,
-for which `TaskActions.is_idle` or the main loop looks. A new place fails these tests until it is listed with its guard.
+While a handler awaits something, the run must neither end nor continue as new. Each place needs a count or
+a flag for that, for which `TaskActions.is_idle` or the main loop looks. A new place fails these tests until
+it is listed with its guard.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ PREPARATION = {
     "self._document.flush",
     "self._stop",
 }
-"""What a run awaits while it prepares the next one; `tests/integration/test_accepted_actions.py` sends actions there."""
+"""What a run awaits while it prepares the next one; `tests/integration/test_accepted_actions.py` sends
+actions there."""
 
 _OWNERS = {"self": None, "self._actions": TaskActions, "self._nodes": RunningNodes}
 

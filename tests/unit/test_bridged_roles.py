@@ -14,7 +14,10 @@ NATIVE, BRIDGE = "worker-1", "flowkit-bridge-7"
 
 @pytest.fixture
 def described(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The task queues that were described. A worker and a bridge poll that of `mixed`, and a worker that of `native`."""
+    """The task queues that were described.
+
+    A worker and a bridge poll that of `mixed`, and a worker that of `native`.
+    """
     asked: list[str] = []
     served = {"q.mixed": {NATIVE, BRIDGE}, "q.native": {NATIVE}}
 
@@ -56,7 +59,8 @@ async def test_role_of_a_bridge_is_rejected_in_a_graph_that_pins_versions(descri
     assert await problems("native", version_policy="pin") == []
     assert await problems("native", "mixed", version_policy="pin") == [
         (
-            "node 'n1': type is the external role 'mixed', and graph.version_policy is 'pin', but FlowKit cannot choose the "
+            "node 'n1': type is the external role 'mixed', and graph.version_policy is 'pin', but "
+            "FlowKit cannot choose the "
             "version of an external worker: remove version_policy, or run the role with native workers"
         )
     ]

@@ -143,7 +143,8 @@ def test_operator_of_another_language_suggests_that_of_cel(text: str, problem: s
         (
             'params["a day"] > 3',
             (
-                'Key not found in map: "a day", in the condition params["a day"] > 3; it reads params["a day"] (not set); '
+                'Key not found in map: "a day", in the condition params["a day"] > 3; '
+                'it reads params["a day"] (not set); '
                 'if it may be missing, write "a day" in params && … before it'
             ),
         ),
@@ -244,15 +245,18 @@ def listed(*batches: tuple[str | None, int], node_id: str = "a") -> dict[str, An
         (
             [("x", 1), ("y", 2), ("x", 3)],
             (
-                "Listed.iter_batches yields two batches with the uid 'x', and FlowKit stores one result for each uid: give "
-                "each batch its own batch_uid, or set allow_duplicate_uids = True on the handler to keep only one of the "
+                "Listed.iter_batches yields two batches with the uid 'x', and FlowKit stores one "
+                "result for each uid: give "
+                "each batch its own batch_uid, or set allow_duplicate_uids = True on the handler to "
+                "keep only one of the "
                 "results"
             ),
         ),
         (
             [(None, 1), (None, 2), (None, 1)],
             (
-                "Listed.iter_batches yields two batches with equal payloads and without batch_uid, so that both have the "
+                "Listed.iter_batches yields two batches with equal payloads and without batch_uid, "
+                "so that both have the "
                 "same uid, and FlowKit stores one result for each uid: set a different batch_uid for each, or set "
                 "allow_duplicate_uids = True on the handler to keep only one of the results"
             ),
@@ -295,11 +299,17 @@ async def test_batches_of_other_attempts_and_sources_and_stored_ones_do_not_coun
     [
         (
             "async def process_batch(self, batch): ...",
-            "Own.process_batch(batch) does not fit: too many positional arguments; write process_batch(self, batch, ctx)",
+            (
+                "Own.process_batch(batch) does not fit: too many positional arguments; write "
+                "process_batch(self, batch, ctx)"
+            ),
         ),
         (
             "def load_input(self, ref): ...",
-            "Own.load_input(ref) does not fit: too many positional arguments; write load_input(self, input_ref, input_inline)",
+            (
+                "Own.load_input(ref) does not fit: too many positional arguments; write "
+                "load_input(self, input_ref, input_inline)"
+            ),
         ),
         (
             "def finalize(self, ctx, total): ...",
@@ -375,7 +385,8 @@ async def test_graph_as_text_is_refused_with_the_way_to_load_it() -> None:
         await run_graph("nodes:\n  - a")  # type: ignore[arg-type]
     assert caught.value.problems == [
         (
-            "graph must be an object with 'nodes', not 'nodes:\\n  - a'; load the text first, for example with json.loads "
+            "graph must be an object with 'nodes', not 'nodes:\\n  - a'; load the text first, for "
+            "example with json.loads "
             "or yaml.safe_load"
         )
     ]

@@ -1,4 +1,5 @@
-"""The signal about the first batch of an attempt: it is sent once, repeated if Temporal is away, and never fails anything."""
+"""The signal about the first batch of an attempt: it is sent once, repeated if Temporal is away, and never
+fails anything."""
 
 from __future__ import annotations
 

@@ -207,7 +207,8 @@ def test_hand_over_to_the_version_of_the_task_uses_no_retry_and_ends_inline_atte
     failure = from_error(VersionPinned("shop", "1.5", "1.4"))
     assert (failure.kind, failure.code, failure.pinned) == (FailureKind.HANDOVER, "version_pinned", "1.4")
     assert failure.message == (
-        "the task has fixed version 1.4 of the handler of role shop, and this worker has version 1.5; a worker with that "
+        "the task has fixed version 1.4 of the handler of role shop, and this worker has version "
+        "1.5; a worker with that "
         "version continues"
     )
     error = failed_attempt(failure)

@@ -68,7 +68,9 @@ class Temporal:
 
 
 def missing_namespace() -> RPCError:
-    """Return the error of Temporal for a namespace that it does not know, which has the status of a missing workflow."""
+    """Return the error of Temporal for a namespace that it does not know, which has the status of a missing
+    workflow.
+    """
     detail = Detail()
     detail.Pack(NamespaceNotFoundFailure(namespace="n"))
     status = GrpcStatus(details=[detail]).SerializeToString()

@@ -1,4 +1,5 @@
-"""`create_task` with the id of an existing task while MongoDB is unavailable: Temporal alone knows the input of the task."""
+"""`create_task` with the id of an existing task while MongoDB is unavailable: Temporal alone knows the
+input of the task."""
 
 from __future__ import annotations
 

@@ -65,7 +65,10 @@ def timed_out(cause: BaseException) -> WorkflowUpdateRPCTimeoutOrCancelledError:
 
 
 class Silent(Temporal):
-    """A client of one open task whose engine is stopped. As Temporal's SDK does, it has an error of its own for a cancel."""
+    """A client of one open task whose engine is stopped.
+
+    As Temporal's SDK does, it has an error of its own for a cancel.
+    """
 
     async def execute_update(self, *_: object, id: str, result_type: type) -> dict[str, Any]:
         """Wait for ever."""

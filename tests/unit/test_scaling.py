@@ -1,7 +1,7 @@
 """No operation on a task takes time that grows faster than its nodes.
 
-A workflow task may take two seconds, and an operation is one synchronous step of it. A step that is quadratic in the nodes
-stops a large task for ever: its workflow task fails, and is tried again.
+A workflow task may take two seconds, and an operation is one synchronous step of it. A step that is
+quadratic in the nodes stops a large task for ever: its workflow task fails, and is tried again.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ PULL = {"input_adapter": "pull.from_artifacts"}
 
 
 def _sinks(above: list[str], **io: Any) -> Iterator[dict[str, Any]]:
-    """Yield nodes of each kind of fan-in below the same parents. The first in the graph, they have rows in the details."""
+    """Yield nodes of each kind of fan-in below the same parents.
+
+    The first in the graph, they have rows in the details.
+    """
     for place, fan_in in enumerate(("all", "any", "count:2", "all_done")):
         yield {"node_id": f"sink{place}", "type": "x", "fan_in": fan_in, "depends_on": above, "io": io}
 
@@ -284,7 +287,9 @@ def hold(shape: str, count: int) -> Operation:
 
 
 def stream(shape: str, count: int) -> Operation:
-    """Let all nodes run at once, because all have stored a batch; the first one fails, then the others end backwards."""
+    """Let all nodes run at once, because all have stored a batch; the first one fails, then the others end
+    backwards.
+    """
     subject = Subject(shape, count)
     scheduler = subject.schedule()
 
@@ -320,7 +325,9 @@ def decide(shape: str, count: int) -> Operation:
 
 
 def evaluate(shape: str, count: int) -> Operation:
-    """Make the inputs of the activities that evaluate the values by expression and the conditions of each node alone."""
+    """Make the inputs of the activities that evaluate the values by expression and the conditions of each
+    node alone.
+    """
     scheduler = Subject(shape, count).schedule()
 
     def run() -> None:

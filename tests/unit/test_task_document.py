@@ -175,7 +175,10 @@ async def test_each_write_of_an_action_is_small_and_the_close_has_the_list(sent:
 
 
 async def test_each_record_is_later_than_the_one_before_also_if_the_clock_stands_still(sent: Sent) -> None:
-    """The server's clock may be set back between two runs. The document takes an earlier record for one that is late."""
+    """The server's clock may be set back between two runs.
+
+    The document takes an earlier record for one that is late.
+    """
     document, _ = ended(1, status=NodeStatus.RUNNING)
     for _ in range(3):
         document.write_node(0)

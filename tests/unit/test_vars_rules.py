@@ -166,7 +166,9 @@ def of_bytes(count: int, key: str = "a") -> Tree:
 
 
 def setting_bytes(count: int) -> changes.VarsChange:
-    """Return a change that adds this many bytes, including the overhead next to other variables, as a text under `b`."""
+    """Return a change that adds this many bytes, including the overhead next to other variables, as a text
+    under `b`.
+    """
     return changes.VarsChange(operation="set", sets={"b": "x" * (count - 8)})
 
 

@@ -110,8 +110,8 @@ def render(
 ) -> str:
     """Return Markdown with node counts, links to the task queues of running nodes, and a table of nodes.
 
-    `versions` are the versions that have run attempts of each role, with a worker of each; roles with several are named.
-    `pins` are the versions that the task has fixed; the links lead to their task queues.
+    `versions` are the versions that have run attempts of each role, with a worker of each; roles with
+    several are named. `pins` are the versions that the task has fixed; the links lead to their task queues.
     """
     shown = sorted(scheduler.nodes, key=lambda node: _RANK[scheduler.states[node.index].status])[:ROWS]
     note_chars = max(_NOTE_CHARS, _NOTES_CHARS // len(shown))

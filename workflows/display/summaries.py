@@ -61,7 +61,9 @@ def shard_timer_summary(node: Node, shard: int, code: str, after_sec: float) -> 
 
 
 def attempt_summary(node: Node, state: NodeState, shard: int = 0) -> str:
-    """Return the summary of an attempt: the node id, its shard, if any, and, after failures, the number of the retry."""
+    """Return the summary of an attempt: the node id, its shard, if any, and, after failures, the number of
+    the retry.
+    """
     of_shard = f", shard {shard}" if shard else ""
     if not state.failures:
         return fit_summary(node.node_id) if not shard else f"{_shorten_id(node.node_id)}{of_shard}"

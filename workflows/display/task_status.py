@@ -1,4 +1,5 @@
-"""What Temporal shows of a task: its status as search attributes, its current details, the query `status` and its result."""
+"""What Temporal shows of a task: its status as search attributes, its current details, the query `status`
+and its result."""
 
 from __future__ import annotations
 

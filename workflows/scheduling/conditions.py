@@ -1,9 +1,9 @@
 """The conditions of a graph (`when`): which are due, and how their results change the parents that a gate sees. Pure.
 
-The rules never evaluate an expression. The workflow lets an activity evaluate those that are due, and stores the results
-in the states of the nodes. The condition of a node is due when its gate and its route have opened. The condition of an
-edge is due when the parent has finished, or has stored a batch from which the child streams, while the gate of the
-child is still undecided.
+The rules never evaluate an expression. The workflow lets an activity evaluate those that are due, and
+stores the results in the states of the nodes. The condition of a node is due when its gate and its route
+have opened. The condition of an edge is due when the parent has finished, or has stored a batch from which
+the child streams, while the gate of the child is still undecided.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ _CODES_BYTES = 200_000
 
 def facts_of(states: Mapping[str, NodeState]) -> Packed:
     """Return what expressions can read of these nodes, by node id (see `EvaluateConditions.nodes`)."""
-    found: dict[tuple[NodeStatus, str | None], list[str]] = {}
+    facts: dict[tuple[NodeStatus, str | None], list[str]] = {}
     for node_id, state in states.items():
         code = state.reason_code if state.status is NodeStatus.FAILED else None
-        found.setdefault((state.status, code), []).append(node_id)
-    codes = truncate_longest([code for _, code in found], _CODES_BYTES)
+        facts.setdefault((state.status, code), []).append(node_id)
+    codes = truncate_longest([code for _, code in facts], _CODES_BYTES)
     return pack(
         [
             [status.value, code, ids]
-            for (status, _), code, ids in zip(found, codes, found.values(), strict=True)
+            for (status, _), code, ids in zip(facts, codes, facts.values(), strict=True)
         ]
     )

@@ -123,7 +123,9 @@ class Gates:
         return self._gates[index]
 
     def count_batch(self, child: int, parent: int) -> None:
-        """Count the first batch of a parent from which `child` streams, unless the condition of the edge is undecided."""
+        """Count the first batch of a parent from which `child` streams, unless the condition of the edge is
+        undecided.
+        """
         result = self._conditions.passes(child, parent)
         if result is True:
             add_batch(self._nodes[child], self._gates[child])
@@ -181,7 +183,9 @@ class Gates:
         return self._parent_seen_by(child, parent)
 
     def _parent_seen_by(self, child: int, parent: int) -> NodeState | None:
-        """Return how an ended parent counts for the gate of `child`; None while the condition of the edge is undecided."""
+        """Return how an ended parent counts for the gate of `child`; None while the condition of the edge
+        is undecided.
+        """
         state = self._states[parent]
         if state.status is not NodeStatus.FINISHED or not self._has_condition(child, parent):
             return state

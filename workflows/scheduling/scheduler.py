@@ -5,7 +5,8 @@ that can no longer start. `Scheduler.pop_ready` returns the nodes that may start
 
 A node's gate is the state of its fan-in (in Airflow: of its trigger rule). The gate opens when enough parents have
 finished, or have stored a batch from which the node streams (`streams`), and closes when too few parents can still do
-so. A gate with the mode `all_done` opens when all parents have ended. The gate of a routing target also needs a route (`routing`). A node is open until it has ended.
+so. A gate with the mode `all_done` opens when all parents have ended. The gate of a routing target also
+needs a route (`routing`). A node is open until it has ended.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ class Scheduler:
     def renew(self, indexes: Iterable[int], kept: Collection[int] = ()) -> None:
         """Give nodes the state of a new generation. `rebuild` must follow.
 
-        Those in `kept` start again in their generation. Attempts of the earlier generation that have not ended keep its state, which no longer counts.
+        Those in `kept` start again in their generation. Attempts of the earlier generation that have not
+        ended keep its state, which no longer counts.
         """
         self.has_generations = True
         self.streams.forget()
@@ -177,7 +179,9 @@ class Scheduler:
         self._sources.pop(node.index, None)
 
     def change_graph(self, changed: Sequence[Node], added: Sequence[Node], epochs: Sequence[int]) -> None:
-        """Replace nodes that have not started, and add nodes whose attempts begin after `epochs`. `rebuild` must follow.
+        """Replace nodes that have not started, and add nodes whose attempts begin after `epochs`.
+
+        `rebuild` must follow.
 
         A node that runs signals its first batch only if others streamed from it when its attempt began. A new node that
         streams from it therefore starts as if there was a batch.
@@ -234,7 +238,10 @@ class Scheduler:
 
     @property
     def must_stop(self) -> bool:
-        """Whether a failure stops the task now. With `finish_running`, running attempts and their retries end before."""
+        """Whether a failure stops the task now.
+
+        With `finish_running`, running attempts and their retries end before.
+        """
         return self._hard_failure is not None and not (
             self.finishes_running and any(map(self._keeps_open, self.nodes, self.states))
         )
@@ -307,7 +314,9 @@ class Scheduler:
 
     @property
     def left_incomplete(self) -> list[Node]:
-        """Nodes that an earlier run of the task has not completed, and that this one has not started, in graph order."""
+        """Nodes that an earlier run of the task has not completed, and that this one has not started, in
+        graph order.
+        """
         return [node for node in self.nodes if self.states[node.index].was_stopped]
 
     @property
@@ -444,8 +453,8 @@ class Scheduler:
         """End a node with `status`, and skip the nodes whose gates close as a result, parents before children.
 
         The skipped nodes are added to `changed`. The node itself is not, unless it ends with another status: a node
-        that a batch has started fails as `upstream_failed` if failed parents would have kept it from starting. The end of
-        an attempt whose node is being reset does not count.
+        that a batch has started fails as `upstream_failed` if failed parents would have kept it from
+        starting. The end of an attempt whose node is being reset does not count.
         """
         state = self.states[index]
         if not state.status.ended and index not in self.resetting:
@@ -455,7 +464,8 @@ class Scheduler:
     def end_as_decided(self, index: int, status: NodeStatus, active: Collection[int]) -> None:
         """End an open node as a person has decided, whatever its gate and its parents say.
 
-        The gates are decided anew, as after a reset, with the end of the node in place. `active` are those of `rebuild`.
+        The gates are decided anew, as after a reset, with the end of the node in place. `active` are those
+        of `rebuild`.
         """
         state = self.states[index]
         state.status = status
@@ -495,7 +505,10 @@ class Scheduler:
         return NodeStatus.FAILED
 
     def accept_batch(self, batch: FirstBatch) -> bool:
-        """Open the gates for the first batch of an attempt. Return False if it changes nothing, or is not the latest."""
+        """Open the gates for the first batch of an attempt.
+
+        Return False if it changes nothing, or is not the latest.
+        """
         index = self.index_of.get(batch.node_id)
         if index is None or not self.is_current(index, batch.epoch):
             return False

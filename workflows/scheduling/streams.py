@@ -38,7 +38,8 @@ class Streams:
         """For each node from which others stream and pull, the ids of these."""
         self._failing: set[int] = set()
         self._passing: set[int] = set()
-        """The open nodes of which `fails_with_parents` knows whether they must fail, so that it looks at each only once."""
+        """The open nodes of which `fails_with_parents` knows whether they must fail, so that it looks at
+        each only once."""
         self.change_graph()
 
     def change_graph(self) -> None:
@@ -96,7 +97,9 @@ class Streams:
         return index in self._failing or index in self._passing
 
     def forget_passing(self) -> None:
-        """Forget which open nodes need not fail, because a node has ended without finishing: those below it may have to."""
+        """Forget which open nodes need not fail, because a node has ended without finishing: those below it
+        may have to.
+        """
         self._passing.clear()
 
     def forget(self) -> None:

@@ -70,7 +70,8 @@ def _lengths(total: Package) -> Iterator[str]:
         return
     half, nine = percentile(total.lengths, 0.5), percentile(total.lengths, 0.9)
     yield (
-        f"Half of the {total.functions:,} functions have at most {pluralize(half, 'line')}, 90 % have at most {nine:,}. "
+        f"Half of the {total.functions:,} functions have at most {pluralize(half, 'line')}, 90 % have "
+        f"at most {nine:,}. "
         f"The longest, {total.longest_function}, has {total.longest_lines:,}."
     )
 

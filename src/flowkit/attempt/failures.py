@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 _RAISED_CHARS = LAST_ERROR_CHARS - 900
-"""Longest text of an exception; the rest of `last_error` is for its reason code, its place, an advice and the worker."""
+"""Longest text of an exception; the rest of `last_error` is for its reason code, its place, an advice and
+the worker."""
 
 
 def refusal(error: FlowKitError) -> ApplicationError:

@@ -1,4 +1,5 @@
-"""The processes that poll a task queue, as Temporal reports them: who they are, and which roles no worker has ever polled."""
+"""The processes that poll a task queue, as Temporal reports them: who they are, and which roles no worker
+has ever polled."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ _RPC_TIMEOUT = timedelta(seconds=10)
 _LONGEST_PAUSE_SEC = 5.0
 
 _LAST_CHANCE_SEC = 5.0
-"""How long an attempt that has ended waits for its signal. While Temporal is unavailable, its end cannot be sent either."""
+"""How long an attempt that has ended waits for its signal. While Temporal is unavailable, its end cannot be
+sent either."""
 
 _FINAL = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.PERMISSION_DENIED)
 

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 def check_database(attempt: AttemptInput, ours: str, process: str) -> None:
-    """Log and raise WrongDeployment if the engine uses another database than this `process`, whose deployment is `ours`."""
+    """Log and raise WrongDeployment if the engine uses another database than this `process`, whose
+    deployment is `ours`.
+    """
     if attempt.deployment in ("", ours) or is_same_database(attempt.deployment, ours):
         return
     problem = (
@@ -65,8 +67,8 @@ async def begin(
 
     The first attempt of a generation also deletes what late attempts of earlier ones have stored since the reset.
 
-    With `once`, raise TriedBefore if an earlier try of the same attempt has taken the epoch. With `read`, add the params
-    of the task to it, as `Attempts.begin` does.
+    With `once`, raise TriedBefore if an earlier try of the same attempt has taken the epoch. With `read`,
+    add the params of the task to it, as `Attempts.begin` does.
     """
     now = time.time()
     lease = new_lease(worker_id, now + attempt.lease_ttl_sec, attempt.version)

@@ -207,7 +207,10 @@ class Attempt:
         return lost(reason_codes.LEASE_LOST, text, noticed_at, settled=settled)
 
     async def _run_checked(self) -> AttemptResult:
-        """Check that engine and worker share a database, then run the executor. Raise AttemptFailed, or Flagged as is."""
+        """Check that engine and worker share a database, then run the executor.
+
+        Raise AttemptFailed, or Flagged as is.
+        """
         try:
             tasks = self._worker.tasks
             if (ours := tasks.known_deployment) is None:
@@ -435,7 +438,10 @@ class LocalAttempt(Attempt):
             return super()._make_interruption_error()
         attempt, advice = self._attempt, ""
         if attempt.role != COORDINATOR_FN:
-            advice = f". If most attempts of role {attempt.role} take a second or more, its handler should not be inline"
+            advice = (
+                f". If most attempts of role {attempt.role} take a second or more, its handler "
+                f"should not be inline"
+            )
         text = f"the attempt of node {attempt.node_id} inside the engine took too long"
         _logger.warning("%s; an ordinary attempt follows%s", text, advice)
         return refuse_local(text)

@@ -26,8 +26,8 @@ class WorkflowState(Enum):
     OPEN = "open"
     CLOSED = "closed"
     ABSENT = "absent"
-    """The namespace exists, and has no workflow with this id. It may have been deleted, or not have started yet, so look
-    a second time before ending anything for it."""
+    """The namespace exists, and has no workflow with this id. It may have been deleted, or not have started
+    yet, so look a second time before ending anything for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,7 +48,8 @@ def _product_commands() -> dict[str, Callable[[], typer.Typer]]:
 app = typer.Typer(
     name="flowkit",
     cls=Commands,
-    help="Run tasks and FlowKit's processes. Set TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE and MONGO_URL to connect to your servers.",
+    help="Run tasks and FlowKit's processes. Set TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE and MONGO_URL "
+    "to connect to your servers.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

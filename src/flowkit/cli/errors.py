@@ -41,7 +41,8 @@ class Exit(IntEnum):
 
 
 EPILOG = (
-    "Exit codes: 0 success, and the task finished; 1 the task failed; 2 the command line, a file or a setting is invalid; "
+    "Exit codes: 0 success, and the task finished; 1 the task failed; 2 the command line, a file or "
+    "a setting is invalid; "
     "3 Temporal or MongoDB is unavailable; 4 no such task; 5 the task was cancelled; 70 unexpected error; "
     "124 timeout; 130 interrupted."
 )
@@ -174,16 +175,18 @@ def report(error: Exception, *, as_json: bool, verbose: bool) -> Exit:
     """Print an error to stderr, or to stdout as the command's JSON document. Return the exit code."""
     if verbose:
         traceback.print_exception(error, file=sys.stderr)
-    found = describe_error(error)
+    described = describe_error(error)
     if as_json:
-        fields = {"code": found.code, "message": found.message, "remedy": found.remedy}
-        output.document({"error": {**fields, **({"problems": found.problems} if found.problems else {})}})
+        fields = {"code": described.code, "message": described.message, "remedy": described.remedy}
+        output.document(
+            {"error": {**fields, **({"problems": described.problems} if described.problems else {})}}
+        )
     else:
-        for line in found.lines:
+        for line in described.lines:
             output.error(line)
-        for line in found.log_lines:
+        for line in described.log_lines:
             output.note(f"  {line}")
-    return found.exit
+    return described.exit
 
 
 def exit_code_of(call: Callable[[], object], *, as_json: bool, verbose: bool) -> int:

@@ -91,8 +91,9 @@ def health_json(health: Reported) -> str:
 def health_endpoint(host: str, port: int | None, health: Callable[[], Reported]) -> Iterator[None]:
     """Serve the health at `http://host:port/`, any path. Do nothing if `port` is None.
 
-    The status is 200 if the process is healthy and 503 if not; the body is JSON. Separate threads serve it, so a handler
-    that blocks the event loop does not make the process look unhealthy. Raise ConfigError if the port is not usable.
+    The status is 200 if the process is healthy and 503 if not; the body is JSON. Separate threads serve it,
+    so a handler that blocks the event loop does not make the process look unhealthy. Raise ConfigError if
+    the port is not usable.
     """
     if port is None:
         yield
@@ -117,7 +118,10 @@ def _create_server(host: str, port: int, health: Callable[[], Reported]) -> Thre
 
 
 class _HealthServer(ThreadingHTTPServer):
-    """Serves each probe in a thread. Ends the connections that take too long, and the oldest one if there are too many."""
+    """Serves each probe in a thread.
+
+    Ends the connections that take too long, and the oldest one if there are too many.
+    """
 
     daemon_threads = True
     allow_reuse_address = True

@@ -85,20 +85,23 @@ def read_pairs(given: Sequence[str], option: str, example: str) -> dict[str, Any
 
     Raise ConfigError, whose remedy shows the example, for another text, and for a key that is given twice.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for each in given:
         key, equals, value = each.partition("=")
         if not key or not equals:
             problem = ConfigError(f"{option} {printed(each)} is not of the form key=value")
             raise add_remedy(problem, f"write, for example, {option} {example}")
-        if key in found:
+        if key in values:
             raise add_remedy(ConfigError(f"{option} {key} is given twice"), "give each key once")
-        found[key] = read_value(value)
-    return found
+        values[key] = read_value(value)
+    return values
 
 
 def read_value(text: str) -> Any:
-    """Return the value if the text is JSON; otherwise return the text. Raise ConfigError for an object with a key twice."""
+    """Return the value if the text is JSON; otherwise return the text.
+
+    Raise ConfigError for an object with a key twice.
+    """
     try:
         return load_json(text, constants=False)
     except (EqualKeys, JsonRefused) as error:
@@ -119,7 +122,10 @@ def read_object(text: str, option: str, remedy: str) -> dict[str, Any]:
 
 
 def read_objects(text: str, option: str, remedy: str) -> list[dict[str, Any]]:
-    """Return the list of objects in an option's JSON text, or in a file given as `@file`. Raise as `read_object` does."""
+    """Return the list of objects in an option's JSON text, or in a file given as `@file`.
+
+    Raise as `read_object` does.
+    """
     value, place = _read_json(text, option)
     if not isinstance(value, list):
         raise add_remedy(ConfigError(f"{place} holds {_name(value)}, not a list of objects"), remedy)

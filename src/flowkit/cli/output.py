@@ -1,4 +1,5 @@
-"""Output of commands: results go to stdout, log lines and everything else to stderr; `--json` prints one document to stdout."""
+"""Output of commands: results go to stdout, log lines and everything else to stderr; `--json` prints one
+document to stdout."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class _AllVisible(RenderHook):
 def console(*, stderr: bool = False) -> Console:
     """Return a console that prints text without markup or emoji names, and escapes control characters.
 
-    A live display must wrap what it shows in `Visible` itself. Without a terminal, the console is 1,000 columns wide, so that lines do not wrap.
+    A live display must wrap what it shows in `Visible` itself. Without a terminal, the console is 1,000
+    columns wide, so that lines do not wrap.
     """
     made = Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
     made.push_render_hook(_AllVisible())

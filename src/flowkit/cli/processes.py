@@ -1,4 +1,5 @@
-"""`flowkit engine`, `flowkit bridge` and `flowkit worker`, which run until SIGINT or SIGTERM and then stop gracefully."""
+"""`flowkit engine`, `flowkit bridge` and `flowkit worker`, which run until SIGINT or SIGTERM and then stop
+gracefully."""
 
 from typing import Annotated, Any
 

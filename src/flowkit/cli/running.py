@@ -127,7 +127,10 @@ class WorkerCommand:
 
 
 async def run_until_stopped(process: LongRunning, summary: str, reports: HealthOptions) -> None:
-    """Start a process, print its ready line, and stop it on SIGINT or SIGTERM. Raise its error if it stops on its own."""
+    """Start a process, print its ready line, and stop it on SIGINT or SIGTERM.
+
+    Raise its error if it stops on its own.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -39,7 +39,8 @@ def open_screen(
     draw: Callable[Concatenate[int, float, P], list[RenderableType]],
     print_lines: Callable[[], Screen[P]],
 ) -> Iterator[Screen[P]]:
-    """Yield a display that is redrawn in place if the terminal can move its cursor, otherwise what `print_lines` returns.
+    """Yield a display that is redrawn in place if the terminal can move its cursor, otherwise what
+    `print_lines` returns.
 
     `draw` returns the parts of a state for the height of the terminal and the seconds since the screen was opened.
     """

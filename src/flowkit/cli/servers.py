@@ -1,4 +1,5 @@
-"""Connections to Temporal and MongoDB, and whether Kafka brokers respond. Errors name the address and the remedy, but never a password."""
+"""Connections to Temporal and MongoDB, and whether Kafka brokers respond. Errors name the address and the
+remedy, but never a password."""
 
 from __future__ import annotations
 

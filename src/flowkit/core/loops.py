@@ -54,7 +54,9 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def _close(runner: asyncio.Runner) -> None:
-    """Close the loop, although tasks of user code may ignore that they are cancelled: asyncio waits for them for ever."""
+    """Close the loop, although tasks of user code may ignore that they are cancelled: asyncio waits for
+    them for ever.
+    """
     loop = runner.get_loop()
     left = asyncio.all_tasks(loop)
     for task in left:
@@ -73,8 +75,8 @@ def _close(runner: asyncio.Runner) -> None:
 def run_to_end(runner: asyncio.Runner, main: Coroutine[Any, Any, T]) -> T:
     """Run `main` as `runner.run` does, and return its result, although user code ends the loop before.
 
-    A SystemExit in a callback or in an `asyncio.Task` leaves the loop, and so does `loop.stop()`. Neither loses anything,
-    so the loop runs on. Only the end of `main` and a stop of the process end it.
+    A SystemExit in a callback or in an `asyncio.Task` leaves the loop, and so does `loop.stop()`. Neither
+    loses anything, so the loop runs on. Only the end of `main` and a stop of the process end it.
     """
     if asyncio._get_running_loop() is not None:
         return runner.run(main)  # which refuses this

@@ -157,7 +157,8 @@ class Contained(Coroutine[Any, Any, T]):
     """A coroutine that runs `awaitable`, which is user code, and contains its errors.
 
     A coroutine cannot do this with `with contained:`, because it would also turn the GeneratorExit of its own `close`
-    into an error. `name` is what a warning calls the code if it blocks the event loop; by default, the coroutine's name.
+    into an error. `name` is what a warning calls the code if it blocks the event loop; by default, the
+    coroutine's name.
     """
 
     def __init__(self, awaitable: Awaitable[T], name: str = "") -> None:
@@ -211,7 +212,10 @@ class Contained(Coroutine[Any, Any, T]):
             self._inner.close()
 
     def warn_if_blocking(self, frame: FrameType | None = None) -> None:
-        """Log a warning if user code has kept its thread for too long. `frame` is what the thread runs, if it still does."""
+        """Log a warning if user code has kept its thread for too long.
+
+        `frame` is what the thread runs, if it still does.
+        """
         caller, seconds = self._caller, time.monotonic() - self._began_at
         if seconds < BLOCKED_SEC or caller is None or caller.has_warned or self._is_ours():
             return
@@ -220,7 +224,8 @@ class Contained(Coroutine[Any, Any, T]):
         place = _place_in([*_foreign(stack)])
         name = self._name or getattr(self._inner, "__qualname__", "a coroutine")
         _logger.warning(
-            "%s of %s has blocked the event loop for %.1f s%s: other attempts of this process wait, and so does a cancel; "
+            "%s of %s has blocked the event loop for %.1f s%s: other attempts of this process wait, "
+            "and so does a cancel; "
             "await what takes long, or write the method with `def`, which runs on a thread",
             name,
             caller.description,
@@ -329,9 +334,9 @@ def _first_cause(error: BaseException) -> BaseException:
 def place_of(error: BaseException) -> str:
     """Return the line of the user's code that raised the error, such as `handlers.py:12 in Count.process_batch`.
 
-    It is the innermost one: not in Python's library, and in an installed package only if the handler is in that package.
-    The path begins at the module's top-level package, so it is the same on every machine. Return an empty string if no
-    code of the user is involved.
+    It is the innermost one: not in Python's library, and in an installed package only if the handler is in
+    that package. The path begins at the module's top-level package, so it is the same on every machine.
+    Return an empty string if no code of the user is involved.
     """
     if isinstance(error, UserCodeError) and error.place:
         return error.place

@@ -3,26 +3,30 @@
 The SDK calls the workflow in activations: jobs that resolve activities, fire timers, deliver signals or start updates.
 It divides a history into activations in another way in a replay than in an engine that takes over a task:
 
-* A query that reaches a new engine late brings it events that no workflow task has delivered yet. The SDK runs the workflow
-  with them at once, and with the rest of them in the next workflow task. A replay has all of them in one activation.
+* A query that reaches a new engine late brings it events that no workflow task has delivered yet. The SDK
+  runs the workflow with them at once, and with the rest of them in the next workflow task. A replay has all
+  of them in one activation.
 * An update can be in one activation with events that a replay has in an earlier one, and the SDK runs updates first
   (https://github.com/temporalio/sdk-rust/issues/1146).
-* An update can arrive while a local activity runs, which Temporal's heartbeats of a workflow task allow. The engine runs it
-  with the end of that activity, or before. A replay has no such heartbeats, and runs it when the activity starts.
-* A query that came with a workflow task is answered while a local activity runs. The SDK then completes the workflow task
-  with the answer, and the activity ends in the next one. A replay knows no workflow task between the two, so that the time,
-  the length of the history and the order of the commands differ.
-* A query brings an engine the events of a workflow task that has started in another engine, and that times out there. The
-  SDK runs the workflow with them, as with those of a workflow task of its own. The next one has the events that came
-  later. A replay has all of them in one activation, because it knows nothing of a workflow task that has timed out.
+* An update can arrive while a local activity runs, which Temporal's heartbeats of a workflow task allow.
+  The engine runs it with the end of that activity, or before. A replay has no such heartbeats, and runs it
+  when the activity starts.
+* A query that came with a workflow task is answered while a local activity runs. The SDK then completes the
+  workflow task with the answer, and the activity ends in the next one. A replay knows no workflow task
+  between the two, so that the time, the length of the history and the order of the commands differ.
+* A query brings an engine the events of a workflow task that has started in another engine, and that times
+  out there. The SDK runs the workflow with them, as with those of a workflow task of its own. The next one
+  has the events that came later. A replay has all of them in one activation, because it knows nothing of a
+  workflow task that has timed out.
 
 All lead to other commands, so that the history could never be replayed. Here, events wait for their workflow task, the
 updates of an activation come last, and updates and queries wait while a local activity runs. Such an activity is short.
 The answers leave together with the commands that follow its end. The server sends a query again that has no answer.
 
-In the last case, nothing in an activation says whose events it has. The workflow task that follows such a query fails if
-the one before may have timed out elsewhere (`Activations._may_have_timed_out`). The SDK then forgets the workflow, the
-server sends the workflow task again, and the engine runs the workflow anew from its history.
+In the last case, nothing in an activation says whose events it has. The workflow task that follows such a
+query fails if the one before may have timed out elsewhere (`Activations._may_have_timed_out`). The SDK then
+forgets the workflow, the server sends the workflow task again, and the engine runs the workflow anew from
+its history.
 """
 
 from __future__ import annotations
@@ -136,7 +140,9 @@ class Activations:
         return self._run(_with_jobs(activation, []))
 
     def _with_answers(self, activation: Any, completion: Any) -> Any:
-        """Return the completion, with the answers to the queries that have waited if no local activity runs any more."""
+        """Return the completion, with the answers to the queries that have waited if no local activity runs
+        any more.
+        """
         if not self._queries or self._local or completion.HasField("failed"):
             return completion
         queries, self._queries = self._queries, []

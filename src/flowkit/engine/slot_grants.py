@@ -128,7 +128,10 @@ class SlotGrants:
         return SlotReplies(replies=replies)
 
     async def _holds(self, request: SlotRequest, *, may_grant: bool) -> bool:
-        """Return whether an attempt holds a slot. If it `may_grant` one and no waiting request can have it, grant it."""
+        """Return whether an attempt holds a slot.
+
+        If it `may_grant` one and no waiting request can have it, grant it.
+        """
         store = await self.store()
         if may_grant and await self._is_first(store, request.role):
             return await store.grant(request, self.limits, time.time())
@@ -301,7 +304,10 @@ class SlotActivities:
 
     @activity.defn(name=temporal_names.AWAIT_SLOT)
     async def await_slot(self, request: SlotRequest) -> SlotReply:
-        """Let the attempt wait. The engine that grants its slot completes the activity; until then, no worker runs it."""
+        """Let the attempt wait.
+
+        The engine that grants its slot completes the activity; until then, no worker runs it.
+        """
         await self._run_retried(self._grants.wait(replace(request, run_id=_run_id())))
         activity.raise_complete_async()
 

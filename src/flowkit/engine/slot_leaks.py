@@ -80,7 +80,8 @@ class SlotLoop:
         self._unused: set[tuple[str, str, int]] = set()
         """Slots that the last check found unused. They are freed if the next check finds them unused again."""
         self._absent: set[str] = set()
-        """Tasks with requests that Temporal did not find. Their requests are withdrawn if it does not find them again."""
+        """Tasks with requests that Temporal did not find. Their requests are withdrawn if it does not find
+        them again."""
         self._next_check = 0.0
         self._last_request = ""
         """The request that the last check of requests ended with."""

@@ -1,4 +1,5 @@
-"""The engine's Temporal workers, with the Task workflow, its activities and the coordinator functions, and its loops."""
+"""The engine's Temporal workers, with the Task workflow, its activities and the coordinator functions, and
+its loops."""
 
 from __future__ import annotations
 
@@ -58,8 +59,8 @@ _logger = logging.getLogger("flowkit.engine.worker")
 _INLINE_WORKFLOW_TASKS = 50
 """Workflow tasks that an engine with inline roles runs at once.
 
-Each of them lasts as long as its inline attempts. With the SDK's 100, the attempts of a hundred tasks that start at once
-slow each other down so much that workflow tasks take more than five seconds.
+Each of them lasts as long as its inline attempts. With the SDK's 100, the attempts of a hundred tasks that
+start at once slow each other down so much that workflow tasks take more than five seconds.
 """
 
 

@@ -39,7 +39,9 @@ def merge_patch(value: object, patch: object) -> Any:
 def change_graph(
     graph: Mapping[str, Any], added: Mapping[str, Any], changed: Mapping[int, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a graph with the `nodes`, `edges` and `edges_ex` of `added`, and with other nodes at the indexes `changed`."""
+    """Return a graph with the `nodes`, `edges` and `edges_ex` of `added`, and with other nodes at the
+    indexes `changed`.
+    """
     nodes = [changed.get(index, node) for index, node in enumerate(graph["nodes"])]
     edges = {
         name: [*(graph.get(name) or []), *added[name]] for name in ("edges", "edges_ex") if added.get(name)
@@ -56,7 +58,8 @@ def change_problems(
         targets = {target for key in ROUTING_KEYS for target in list_targets(raw, key)}
         if old := sorted(targets - new):
             yield (
-                f"node {raw['node_id']!r}: routing names {names(old)}, but a new node can route only to new nodes; add a "
+                f"node {raw['node_id']!r}: routing names {names(old)}, but a new node can route only "
+                f"to new nodes; add a "
                 "new target"
             )
     for index, (old_node, new_node) in enumerate(zip(before.nodes, after.nodes, strict=False)):
@@ -81,7 +84,8 @@ def edge_problem(new: Collection[str], edges: Sequence[tuple[object, object]]) -
     for source, target in edges:
         if not isinstance(target, str) or target not in new:
             return (
-                f"the edge [{printed(source)}, {printed(target)}] does not lead to a new node; what an existing node waits "
+                f"the edge [{printed(source)}, {printed(target)}] does not lead to a new node; what "
+                f"an existing node waits "
                 "for cannot change"
             )
     return None

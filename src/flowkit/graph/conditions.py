@@ -1,4 +1,5 @@
-"""The conditions of a graph: the expressions in `when` of its nodes and of its edges, and the values that they read. Pure.
+"""The conditions of a graph: the expressions in `when` of its nodes and of its edges, and the values that
+they read. Pure.
 
 `create_task`, `flowkit validate` and the engine's activity `open_task` check conditions. The workflow does not, because
 it must not load the CEL package. Its own validation checks only the type and the length of a node's `when`.
@@ -58,7 +59,9 @@ def has_conditions(graph: dict[str, Any]) -> bool:
 
 
 def condition_problems(graph: dict[str, Any], parsed: Graph) -> list[str]:
-    """Return the problems of conditions and of values by expression in a valid graph, at most eleven. `parsed` is the same graph, normalized.
+    """Return the problems of conditions and of values by expression in a valid graph, at most eleven.
+
+    `parsed` is the same graph, normalized.
 
     Raise ConditionsTooLarge if all expressions together are too large to be compiled and evaluated in time.
     """
@@ -100,7 +103,10 @@ def _edge_problems(graph: dict[str, Any], parsed: Graph) -> Iterator[str]:
 def _explain_no_effect(parent: Node, child: str) -> str:
     """Return why the condition of an edge has no effect."""
     if child in (*parent.on_success, *parent.on_failure):
-        return f"the condition has no effect, because {parent.node_id!r} routes to {child!r}; move it to the node {child!r}"
+        return (
+            f"the condition has no effect, because {parent.node_id!r} routes to {child!r}; move it "
+            f"to the node {child!r}"
+        )
     return (
         f"the condition has no effect, because depends_on of {child!r} does not name {parent.node_id!r}; "
         "add the parent to depends_on, or remove the entry"
@@ -109,13 +115,13 @@ def _explain_no_effect(parent: Node, child: str) -> str:
 
 def _collect_places(parsed: Graph) -> dict[str, list[tuple[str, Node]]]:
     """Return the expressions of a graph, each with its places and the nodes for which it decides."""
-    found: dict[str, list[tuple[str, Node]]] = {}
+    places: dict[str, list[tuple[str, Node]]] = {}
     for node in parsed.nodes:
         if node.when is not None:
-            found.setdefault(node.when, []).append((f"node {node.node_id!r}: when", node))
+            places.setdefault(node.when, []).append((f"node {node.node_id!r}: when", node))
         for parent, text in node.edge_when.items():
-            found.setdefault(text, []).append((f"graph.edges_ex {parent!r} -> {node.node_id!r}: when", node))
-    return found
+            places.setdefault(text, []).append((f"graph.edges_ex {parent!r} -> {node.node_id!r}: when", node))
+    return places
 
 
 def _collect_values(parsed: Graph) -> dict[str, list[tuple[str, Node]]]:
@@ -236,7 +242,10 @@ def explain_failure(
     hidden = {form for secret in _find_secrets(values, (), is_secret) for form in list_forms(secret)}
     for form in sorted(hidden, key=len, reverse=True):
         error = error.replace(form, HIDDEN)
-    return f"{truncate(printable(error), _SHOWN_TEXT_CHARS)}, in the condition {printable(truncate(text, _SHOWN_TEXT_CHARS))}{read}{check}"
+    return (
+        f"{truncate(printable(error), _SHOWN_TEXT_CHARS)}, in the condition "
+        f"{printable(truncate(text, _SHOWN_TEXT_CHARS))}{read}{check}"
+    )
 
 
 def explain_value_failure(

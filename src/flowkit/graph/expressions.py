@@ -1,7 +1,7 @@
 """Values by expression in the input of a node: `{"$cel": "params.day"}` in place of a value. Pure.
 
-The workflow only knows where the expressions are. An activity evaluates them when the node starts and stores the values;
-the executor of an attempt puts them in.
+The workflow only knows where the expressions are. An activity evaluates them when the node starts and
+stores the values; the executor of an attempt puts them in.
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ def may_hold_expressions(encoded: bytes) -> bool:
 
 def expression_problems(io: Mapping[str, Any]) -> Iterator[str]:
     """Yield the expressions in places where none is allowed, and those that are too long or empty."""
-    found = find_expressions(io)
-    if not found:
+    expressions = find_expressions(io)
+    if not expressions:
         return
     for name in FIELDS:
         if is_expression(io.get(name)):
             yield f"io.{name} must be an object, not an expression; use expressions for the values in it"
     for place in _list_fixed(io):
         yield f"io.{place} must not be an expression, because FlowKit reads it before the node starts; name the value"
-    for path, text in found:
+    for path, text in expressions:
         if not 1 <= len(text) <= limits.CONDITION_CHARS:
             shown = f"has {len(text):,} characters" if text else "is empty"
             yield f"{path}: the expression {shown}; it must have 1 to {limits.CONDITION_CHARS:,}"

@@ -96,8 +96,8 @@ NODE_WORDS = _by_word(
         "when": "if condition conditions run_if only_if",
         'set "retry_policy": {"max": n}, where n is the number of retries': "retry retries max_retries "
         "retry_limit retry_strategy max_attempts attempts",
-        'set "retry_policy": {"backoff_sec": n}, where n is the number of seconds before the first retry': "retry_delay "
-        "retry_delay_seconds retry_delay_sec backoff backoff_sec",
+        'set "retry_policy": {"backoff_sec": n}, where n is the number of seconds before the first '
+        "retry": "retry_delay retry_delay_seconds retry_delay_sec backoff backoff_sec",
         "timeout_sec": "timeout timeouts timeout_seconds execution_timeout task_timeout active_deadline_seconds",
         "deadline_sec": "deadline deadline_seconds sla",
         'put the input of the node into "io": {"input_inline": {...}}': "params parameters input inputs input_inline "
@@ -128,7 +128,8 @@ RETRY_WORDS = _by_word(
         "max": "retries max_retries retry_limit limit count",
         "set 'max' to the number of retries, which is one less than the number of attempts": "max_attempts attempts "
         "maximum_attempts",
-        "backoff_sec": "delay delay_sec delay_seconds retry_delay retry_delay_seconds backoff interval initial_interval",
+        "backoff_sec": "delay delay_sec delay_seconds retry_delay retry_delay_seconds backoff interval "
+        "initial_interval",
         "backoff_coefficient": "factor multiplier backoff_factor",
         "max_backoff_sec": "max_delay max_backoff max_retry_delay max_interval maximum_interval",
         "jitter": "retry_jitter_factor",
@@ -359,7 +360,8 @@ def _check_on_batch_failure(value: object) -> Iterator[str]:
         yield f"on_batch_failure.then {printed(then)} must be 'quarantine'"
     if most is not None and not is_whole(most, 1, limits.MAX_QUARANTINE) and read_share(most) is None:
         yield (
-            f"on_batch_failure.max {printed(most)} must be a number of batches from 1 to {limits.MAX_QUARANTINE:,}, or a "
+            f"on_batch_failure.max {printed(most)} must be a number of batches from 1 to "
+            f"{limits.MAX_QUARANTINE:,}, or a "
             "share such as '5%'"
         )
 
@@ -448,7 +450,8 @@ def _check_retry_policy(value: object) -> Iterator[str]:
     first, most = value.get("backoff_sec"), value.get("max_backoff_sec")
     if is_number(first) and is_number(most) and most < first:
         yield (
-            f"retry_policy.max_backoff_sec {printed(most)} is below backoff_sec {printed(first)}, the wait before the first "
+            f"retry_policy.max_backoff_sec {printed(most)} is below backoff_sec {printed(first)}, the "
+            f"wait before the first "
             "retry: raise it, or lower backoff_sec"
         )
 

@@ -36,12 +36,14 @@ _CHEAP_FORMATS = frozenset(["date", "date-time", "time", "email", "ipv4", "ipv6"
 _SHORT_LIST = 50
 """Number of values of a list up to which it may contain other values than only strings or only numbers.
 
-Dialects demand that the values of some lists differ, and the validator compares each pair of values that it cannot sort.
+Dialects demand that the values of some lists differ, and the validator compares each pair of values that it
+cannot sort.
 """
 _CHEAP_SCHEMA_BYTES = 10_000
 _CHEAP_PARAMS_BYTES = 100_000
 _CHEAP_PRODUCT = 20_000_000
-"""Sizes of a schema and of params, and of both multiplied, up to which a check takes at most a few tenths of a second."""
+"""Sizes of a schema and of params, and of both multiplied, up to which a check takes at most a few tenths
+of a second."""
 
 
 def params_problems(graph: dict[str, Any], params: dict[str, Any] | None) -> list[str]:
@@ -139,7 +141,10 @@ def _check(schema: dict[str, Any], params: dict[str, Any] | None) -> Iterator[st
     except SchemaError as error:
         yield f"graph.{PARAMS_SCHEMA}{error.json_path[1:]} is not valid in a JSON schema: {_shown(error.message)}"
     except Unresolvable as error:
-        yield f"graph.{PARAMS_SCHEMA} refers to {printed(error.ref)}, which it does not contain; put the definition into $defs"
+        yield (
+            f"graph.{PARAMS_SCHEMA} refers to {printed(error.ref)}, which it does not contain; put "
+            f"the definition into $defs"
+        )
     except (*_FAILURES, UnknownType) as error:  # for example if a reference leads to no schema
         shown = _shown(one_line(error))
         yield f"graph.{PARAMS_SCHEMA} cannot be applied: {shown}; correct its types, patterns and references"

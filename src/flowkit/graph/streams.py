@@ -127,7 +127,10 @@ def _warn_of_nodes(
                 "to count parents with a batch, use edges_ex with mode 'async'"
             )
         if node_id in edges:
-            yield f"{where} applies to all parents, so the async edges that lead to the node are ignored; keep one of both"
+            yield (
+                f"{where} applies to all parents, so the async edges that lead to the node are "
+                f"ignored; keep one of both"
+            )
 
 
 def _warn_of_functions(wanted: Mapping[str, Sequence[str]], functions: Mapping[str, str]) -> Iterator[str]:
@@ -152,19 +155,22 @@ def _warn_of_edges(graph: dict[str, Any], gate_parents: Mapping[str, Sequence[st
 
 
 def unread_warnings(nodes: Sequence[Node]) -> Iterator[str]:
-    """Yield one warning about the nodes that run after others and name no input adapter: they get none of their data."""
+    """Yield one warning about the nodes that run after others and name no input adapter: they get none of
+    their data.
+    """
     roles = {node.node_id for node in nodes if node.type not in ENGINE_TYPES}
-    found = [node for node in nodes if node.node_id in roles and _names_no_input(node, roles)]
-    if not found:
+    unread = [node for node in nodes if node.node_id in roles and _names_no_input(node, roles)]
+    if not unread:
         return
-    first = found[0]
+    first = unread[0]
     sources = [parent for parent in first.depends_on if parent in roles][:_SHOWN_SOURCES]
     adapter = {"input_adapter": PULL, "input_args": {"from_nodes": sources}}
     lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in adapter.items()]
-    others = f" (and {count_of(len(found) - 1, 'more node')})" if len(found) > 1 else ""
+    others = f" (and {count_of(len(unread) - 1, 'more node')})" if len(unread) > 1 else ""
     text = (
         f"node {first.node_id!r}{others} runs after {names(sources, last=' and ')} but names no input adapter, so it "
-        "gets one batch with its own input, unless its handler reads the data itself; to pull their batches, add the two "
+        "gets one batch with its own input, unless its handler reads the data itself; to pull their "
+        "batches, add the two "
         'lines below to its io.input_inline, or "input_adapter": "noop" if it needs none of their data'
     )
     yield "\n  | ".join([text, f"{lines[0]},", lines[1]])
@@ -186,6 +192,7 @@ def max_ahead_warnings(nodes: Sequence[Node]) -> Iterator[str]:
     for node in nodes:
         if node.max_ahead and node.node_id not in followed:
             yield (
-                f"node {node.node_id!r}: io.max_ahead has no effect, because no node both starts on a batch of the node "
+                f"node {node.node_id!r}: io.max_ahead has no effect, because no node both starts on a "
+                f"batch of the node "
                 "and pulls from it"
             )

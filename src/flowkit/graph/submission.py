@@ -97,7 +97,9 @@ def validate_input(
     max_nodes: int | None = limits.MAX_NODES,
     external_roles: Collection[str] = (),
 ) -> Graph:
-    """Return the validated graph of a new task. Its warnings include those about `external_roles` and `unread_warnings`.
+    """Return the validated graph of a new task.
+
+    Its warnings include those about `external_roles` and `unread_warnings`.
 
     The `params_schema` of the graph is not checked here, because a schema can make its check endless; see ParamsChecks.
 
@@ -203,15 +205,15 @@ def external_problem(graph: Mapping[str, Any], roles: Collection[str]) -> str | 
             f"node {wide['node_id']!r}: {shown}, but type is the external role {wide['type']!r}, "
             f"whose workers run a node as a whole: remove {key}, or run the role with native workers"
         )
-    found = next((node for node in nodes if node["type"] in roles), None)
-    if found is None or not _excludes_external(graph):
+    external = next((node for node in nodes if node["type"] in roles), None)
+    if external is None or not _excludes_external(graph):
         return None
     if graph.get("version_policy") == VersionPolicy.PIN:
-        return pin_problem(found["node_id"], found["type"])
+        return pin_problem(external["node_id"], external["type"])
     return (
-        f"node {found['node_id']!r}: type is the external role {found['type']!r}, and graph.nodes has {len(nodes):,} "
-        f"entries, more than {EXTERNAL_NODES:,}: external workers read the whole task document twice a second; split "
-        "the task, or run the role with native workers"
+        f"node {external['node_id']!r}: type is the external role {external['type']!r}, and graph.nodes has "
+        f"{len(nodes):,} entries, more than {EXTERNAL_NODES:,}: external workers read the whole "
+        "task document twice a second; split the task, or run the role with native workers"
     )
 
 
@@ -235,7 +237,8 @@ def external_warnings(graph: Graph, roles: Collection[str]) -> Iterator[str]:
         if len(sources) > 1:
             yield (
                 f"node {node.node_id!r} has the external role {node.type!r} and pulls from {len(sources)} nodes "
-                f"({', '.join(map(repr, sources))}): their batch uids must differ, because external workers treat equal "
+                f"({', '.join(map(repr, sources))}): their batch uids must differ, because external "
+                f"workers treat equal "
                 "ones as one batch; the attempt fails as batch_uid_clash if they do not"
             )
 

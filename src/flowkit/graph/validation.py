@@ -292,7 +292,10 @@ def _wiring_problems(graph: dict[str, Any], wiring: _Wiring) -> Iterator[str]:
     for source, target in wiring.edges:
         for end in (source, target):
             if end not in counts:
-                yield f"edge [{printed(source)}, {printed(target)}]: there is no node {printed(end)}{suggestion(end, counts)}"
+                yield (
+                    f"edge [{printed(source)}, {printed(target)}]: there is no node "
+                    f"{printed(end)}{suggestion(end, counts)}"
+                )
     yield from route_problems(graph, counts)
     yield from _parallel_problems(graph)
     yield from _map_problems(graph)
@@ -304,7 +307,9 @@ def _wiring_problems(graph: dict[str, Any], wiring: _Wiring) -> Iterator[str]:
 
 
 def _look_alikes(node_ids: Iterable[str]) -> Iterator[str]:
-    """Yield node ids that Unicode considers equal, such as an `é` that is one character or two: people cannot distinguish them."""
+    """Yield node ids that Unicode considers equal, such as an `é` that is one character or two: people
+    cannot distinguish them.
+    """
     forms: dict[str, str] = {}
     for node_id in node_ids:
         form = node_id if node_id.isascii() else unicodedata.normalize("NFC", node_id)
@@ -388,7 +393,10 @@ def _source_problems(
         )
     for source in sources or ():
         if source not in known:
-            yield f"{where}: input_args.from_nodes names {printed(source)}, which is not a node{suggestion(source, known)}"
+            yield (
+                f"{where}: input_args.from_nodes names {printed(source)}, which is not a "
+                f"node{suggestion(source, known)}"
+            )
 
 
 def _cycle_problems(wiring: _Wiring) -> Iterator[str]:
@@ -412,7 +420,10 @@ def _find_waits(wiring: _Wiring) -> dict[str, list[str]]:
 
 
 def format_path(path: Sequence[str]) -> str:
-    """Return a path of node ids for a sentence. Of a long one, it has the first and the last ids, and the number between."""
+    """Return a path of node ids for a sentence.
+
+    Of a long one, it has the first and the last ids, and the number between.
+    """
     more = len(path) - 2 * _PATH_ENDS
     shown = [*path[:_PATH_ENDS], f"… {more:,} more …", *path[-_PATH_ENDS:]] if more > 1 else path
     return " -> ".join(shown)
@@ -530,7 +541,10 @@ def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | No
     """Return the problem of a node whose coordinator function is reserved or not in `known`, or None."""
     name = executor_of(raw) if raw["type"] == COORDINATOR_FN else None
     if name in RESERVED_FUNCTIONS:
-        return f"node {raw['node_id']!r}: io.fn is {name!r}, a name that is reserved for the engine; choose another name"
+        return (
+            f"node {raw['node_id']!r}: io.fn is {name!r}, a name that is reserved for the engine; "
+            f"choose another name"
+        )
     if name is None or name in known:
         return None
     hint = did_you_mean(name, known, otherwise=f"known here: {', '.join(sorted(known))}")

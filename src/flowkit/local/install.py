@@ -1,4 +1,5 @@
-"""The cache of installed programs, and how FlowKit fills it: pinned downloads, Java programs from Maven, other programs."""
+"""The cache of installed programs, and how FlowKit fills it: pinned downloads, Java programs from Maven,
+other programs."""
 
 from __future__ import annotations
 
@@ -234,7 +235,7 @@ def fetch(url: str, file: Path, *, sha256: str) -> None:
     try:
         response_context = urllib.request.build_opener().open(url, timeout=TIMEOUT_SECONDS)
         with response_context as response, file.open("wb") as target:
-            found = _copy_and_hash(response, target)
+            digest = _copy_and_hash(response, target)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         file.unlink(missing_ok=True)
         reason = getattr(error, "reason", None) or error
@@ -242,10 +243,10 @@ def fetch(url: str, file: Path, *, sha256: str) -> None:
         raise NoNetwork(
             f"cannot reach {host} ({reason}); check the connection, or set HTTPS_PROXY"
         ) from error
-    if found != sha256:
+    if digest != sha256:
         file.unlink()
         remedy = f"{url} returned a different file, so do not use it"
-        raise WrongHash(file=file.name, expected=sha256, found=found, remedy=remedy)
+        raise WrongHash(file=file.name, expected=sha256, found=digest, remedy=remedy)
 
 
 def _copy_and_hash(response: IO[bytes], target: IO[bytes]) -> str:
@@ -259,13 +260,13 @@ def _copy_and_hash(response: IO[bytes], target: IO[bytes]) -> str:
 
 def verify_hashes(folder: Path, expected: dict[str, str], *, remedy: str) -> None:
     """Raise WrongHash for the first jar that is missing, unexpected or has another hash."""
-    found = {path.name: _sha256_of(path) for path in folder.glob("*.jar")}
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
+    hashes = {path.name: _sha256_of(path) for path in folder.glob("*.jar")}
+    for name in sorted(hashes.keys() | expected.keys()):
+        if hashes.get(name) != expected.get(name):
             raise WrongHash(
                 file=name,
                 expected=expected.get(name, "none (the file is not expected)"),
-                found=found.get(name, "none (the file is missing)"),
+                found=hashes.get(name, "none (the file is missing)"),
                 remedy=remedy,
             )
 

@@ -1,4 +1,5 @@
-"""Child processes: a server of one of several sources, or an engine, bridge or worker; started, awaited, stopped, killed."""
+"""Child processes: a server of one of several sources, or an engine, bridge or worker; started, awaited,
+stopped, killed."""
 
 from __future__ import annotations
 
@@ -308,7 +309,9 @@ def _wait_for(starts: Sequence[Future[None]]) -> None:
 
 
 class FlowkitProcess(ServerProcess):
-    """One `flowkit engine`, `flowkit bridge` or `flowkit worker`. `name` is unique within the folder and names its log file.
+    """One `flowkit engine`, `flowkit bridge` or `flowkit worker`.
+
+    `name` is unique within the folder and names its log file.
 
     The process is ready when it polls its task queue. `environment` adds to the environment of the
     current process; set `TEMPORAL_ADDRESS`, `MONGO_URL`, `FLOWKIT_QUEUE` and `MONGO_DATABASE` there to
@@ -379,7 +382,9 @@ def engine_process(
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> FlowkitProcess:
-    """Return an engine with these coordinator functions (`NAME=module:function`), hosted handlers and command options."""
+    """Return an engine with these coordinator functions (`NAME=module:function`), hosted handlers and
+    command options.
+    """
     given = [part for function in functions for part in ("--function", function)]
     given += [part for role in roles for part in ("--role", role)]
     return FlowkitProcess(folder, "engine", ["engine", *given, *options], environment)

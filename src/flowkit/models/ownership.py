@@ -1,4 +1,5 @@
-"""What the memo of a workflow says: who owns it, and with which input it started; and ids reserved for one kind of owner."""
+"""What the memo of a workflow says: who owns it, and with which input it started; and ids reserved for one
+kind of owner."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ class NodeState:
     reason_code: str | None = None
     skip_reason: SkipReason | None = None
     streamed: bool = False
-    """Whether an attempt of this run of the task has stored a batch. Noted only if another node streams from this one."""
+    """Whether an attempt of this run of the task has stored a batch. Noted only if another node streams
+    from this one."""
     condition: bool | None = None
     """The result of the node's own condition; None if it has none or was not evaluated."""
     edges: dict[int, bool] = field(default_factory=dict)
@@ -365,7 +366,8 @@ class GraphChanged:
     """Result of `change_graph`."""
 
     epochs: list[int] = field(default_factory=list)
-    """The epochs after which the attempts of the new nodes begin: 0, unless a *Reset* of the workflow repeats the change."""
+    """The epochs after which the attempts of the new nodes begin: 0, unless a *Reset* of the workflow
+    repeats the change."""
     stored: StoredGraph | None = None
     """Where the changed graph is stored; None if the workflow carries it."""
 
@@ -399,7 +401,10 @@ class RecordTask:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class CloseTask:
-    """Input of `close_task`, with `deployment` and `status_history_omitted` as in RecordTask. Default values are not sent (see `without_defaults`)."""
+    """Input of `close_task`, with `deployment` and `status_history_omitted` as in RecordTask.
+
+    Default values are not sent (see `without_defaults`).
+    """
 
     task_id: str
     run_id: str

@@ -45,8 +45,9 @@ SLOT_ACTIVITIES: Final = (ACQUIRE_SLOTS, AWAIT_SLOT, RELEASE_SLOTS)
 INLINE_ATTEMPT: Final = "inline attempt"
 """The local activity that runs an attempt inside the engine.
 
-It has the same name for all roles, because Temporal's SDK rejects a workflow that names a local activity which its worker
-has not registered, even in a replay, and engines do not know the roles that other engines host.
+It has the same name for all roles, because Temporal's SDK rejects a workflow that names a local activity
+which its worker has not registered, even in a replay, and engines do not know the roles that other engines
+host.
 """
 
 ENGINE_ACTIVITIES: Final = (
@@ -81,7 +82,9 @@ _DATABASE = re.compile(rf"#(?P<name>[^#]*):(?P<id>[0-9a-f-]{{{_ID_CHARS}}})$")
 
 
 def engine_identity(process: str, deployment: str) -> str:
-    """Return the Temporal identity of an engine: its process and its database, for example `engine-7@host#shop:1f2e3d4c`."""
+    """Return the Temporal identity of an engine: its process and its database, for example
+    `engine-7@host#shop:1f2e3d4c`.
+    """
     database_id, _, name = deployment.partition("/")
     return f"{process}#{name}:{database_id[:_ID_CHARS]}"
 
@@ -96,10 +99,10 @@ def other_databases(pollers: Iterable[str], deployment: str) -> list[str]:
 
     An engine inside another Temporal worker has an identity of its own, which names no database.
     """
-    database_id, found = deployment.partition("/")[0], set()
+    database_id, others = deployment.partition("/")[0], set()
     for poller in pollers:
         database = _DATABASE.search(poller)
         if database is None or database["id"] == database_id[:_ID_CHARS]:
             return []
-        found.add(database["name"])
-    return sorted(found)
+        others.add(database["name"])
+    return sorted(others)

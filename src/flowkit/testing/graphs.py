@@ -71,9 +71,10 @@ async def run_graph(
     A failed task raises no error; check `status` and `reason`. Raise GraphError for an invalid graph, and ConfigError
     for a role without a handler.
 
-    The workflow itself does not run, so there are no timers, no `timeout_sec`, no `deadline_sec`, no external cancel and
-    no process crashes. Retries follow immediately, and no failure is held. Delays pass at once, approvals are approved and
-    prerequisites are satisfied. Requires the extra `flowkit-temporal[testing]`.
+    The workflow itself does not run, so there are no timers, no `timeout_sec`, no `deadline_sec`, no
+    external cancel and no process crashes. Retries follow immediately, and no failure is held. Delays pass
+    at once, approvals are approved and prerequisites are satisfied. Requires the extra
+    `flowkit-temporal[testing]`.
     """
     task_id = str(uuid.uuid4())
     given = {"params": convert_to_json("params", params or {}), "graph": convert_to_json("graph", graph)}

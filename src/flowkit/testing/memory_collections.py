@@ -131,7 +131,9 @@ class _Index:
 
 
 class _IndexedCollection(Collection):
-    """A collection that asks its store's indexes, and whose updates share with the old document what they do not change."""
+    """A collection that asks its store's indexes, and whose updates share with the old document what they
+    do not change.
+    """
 
     def with_options(self, *given: Any, **options: Any) -> Any:
         """Return a handle on the same collection with other options."""
@@ -168,7 +170,10 @@ class _IndexedCollection(Collection):
         return after != before
 
     def _replace(self, before: Fields, after: Fields) -> None:
-        """Store `after` in place of `before`. Raise DuplicateKeyError, and keep `before`, if a unique index forbids it."""
+        """Store `after` in place of `before`.
+
+        Raise DuplicateKeyError, and keep `before`, if a unique index forbids it.
+        """
         key = hashdict(before["_id"]) if isinstance(before["_id"], dict) else before["_id"]
         self._store[key] = after
         try:

@@ -2,8 +2,9 @@
 
     python -m flowkit.testing.supervisor --port 3030 --secret tell-nobody
 
-It needs the extra `server`. Its executors are `python`, which runs the script in a process of its own, and `echo`, which
-understands the scripts `sleep:SECONDS`, `fail:TEXT`, `env:NAME`, and returns any other script.
+It needs the extra `server`. Its executors are `python`, which runs the script in a process of its own, and
+`echo`, which understands the scripts `sleep:SECONDS`, `fail:TEXT`, `env:NAME`, and returns any other
+script.
 """
 
 from __future__ import annotations

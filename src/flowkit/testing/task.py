@@ -165,7 +165,9 @@ class InProcessTask:
             await self._executors.engine(temporal_names.RECORD, self._make_recording(nodes))
 
     def _make_records(self, indexes: Iterable[int]) -> list[NodeRecord]:
-        """Return what to record of these nodes: nothing of those that have not ended, or whose attempt wrote the end."""
+        """Return what to record of these nodes: nothing of those that have not ended, or whose attempt
+        wrote the end.
+        """
         nodes, states = self.scheduler.nodes, self.scheduler.states
         return [
             node_record(nodes[index], states[index], pulled=nodes[index].node_id in self._pulled)

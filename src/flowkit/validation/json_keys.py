@@ -35,7 +35,10 @@ class EqualKeys(ValueError):
 
 
 def to_json_types(value: Any, *, inf_nan_mode: Any = "constants") -> Any:
-    """Return a copy of `value` in JSON types, as `to_jsonable_python` does. Raise EqualKeys if it would drop a value."""
+    """Return a copy of `value` in JSON types, as `to_jsonable_python` does.
+
+    Raise EqualKeys if it would drop a value.
+    """
     value = with_lists(value)
     converted = to_jsonable_python(value, inf_nan_mode=inf_nan_mode)
     try:
@@ -53,13 +56,16 @@ def to_json_types(value: Any, *, inf_nan_mode: Any = "constants") -> Any:
 def with_lists(value: Any) -> Any:
     """Return `value`, or a copy of it with lists in place of iterators such as generators, which can be read only once.
 
-    Call this for what user code returns before anything that reads the value twice, such as a write that may be retried.
+    Call this for what user code returns before anything that reads the value twice, such as a write that
+    may be retried.
     """
     return _with_lists(value, set())
 
 
 def _with_lists(value: Any, above: set[int]) -> Any:
-    """Return `with_lists`. `above` has the identities of the values that contain this one, since one may contain itself."""
+    """Return `with_lists`. `above` has the identities of the values that contain this one, since one may
+    contain itself.
+    """
     if type(value) in _LEAVES or len(above) > _LEVELS or id(value) in above:
         return value
     above.add(id(value))
@@ -168,8 +174,10 @@ class _Infinite(float):
 
 
 def load_json(text: str | bytes, *, constants: bool = True, strict: bool = False) -> Any:
-    """Return the value of a JSON text. Raise EqualKeys if an object has a key twice, and JsonRefused for a number that is
-    too large or a value that is nested too deeply; otherwise ValueError, as `json.loads` does.
+    """Return the value of a JSON text.
+
+    Raise EqualKeys if an object has a key twice, and JsonRefused for a number that is too large or a value
+    that is nested too deeply; otherwise ValueError, as `json.loads` does.
 
     Without `constants`, reject also NaN and Infinity, which Python accepts but JSON does not. With `strict`, for texts
     from outside, reject these, halves of surrogate pairs, text that is not UTF-8, and more than 200 levels.
@@ -242,7 +250,10 @@ def _why_refused(text: str | bytes) -> str:
 
 
 def _find_marked(value: Any, path: _Path, owner: str) -> Iterator[tuple[str, _Repeated | _Infinite]]:
-    """Yield the place of each marked value. Only the outer of two nested objects with repeated keys may be in the value."""
+    """Yield the place of each marked value.
+
+    Only the outer of two nested objects with repeated keys may be in the value.
+    """
     is_object = isinstance(value, dict)
     if is_object and isinstance(value.get("node_id"), str):
         owner = f"node {printed(value['node_id'])}: "

@@ -88,7 +88,10 @@ def batch_uid_problem(uid: object) -> str | None:
         return f"a batch uid is {given}: use a string that is not empty"
     place = f"batch uid {truncate(uid, _SHOWN_UID_CHARS)!r}"
     if len(uid) > BATCH_UID_CHARS:
-        return f"{place} has {len(uid):,} characters, more than {BATCH_UID_CHARS}: use a shorter one, for example a hash"
+        return (
+            f"{place} has {len(uid):,} characters, more than {BATCH_UID_CHARS}: use a shorter one, "
+            f"for example a hash"
+        )
     if uid == FINAL_UID:
         return f"{place} is reserved for the metrics of finalize: use another one"
     if "\0" in uid or not is_unicode(uid):

@@ -153,9 +153,9 @@ class Worker:
     async def open(self, namespace: str | None = None, *, in_engine: bool = False) -> RoleActivities:
         """Do everything that `start` does except polling, and return the activities to poll for.
 
-        With `namespace`, it also takes the leases of the roles. With `in_engine`, the registry shows that an engine hosts the handlers.
-        This creates the indexes and registers the worker. `stop` undoes it. Raise ConfigError if external workers
-        still run attempts of one of the roles.
+        With `namespace`, it also takes the leases of the roles. With `in_engine`, the registry shows that
+        an engine hosts the handlers. This creates the indexes and registers the worker. `stop` undoes it.
+        Raise ConfigError if external workers still run attempts of one of the roles.
         """
         await self._check_not_external()
         if namespace is not None:

@@ -101,7 +101,10 @@ def test_an_unwritable_folder_is_an_error(program: Program) -> None:
 
 
 def test_a_failed_write_leaves_nothing_behind(program: Program, tmp_path: Path) -> None:
-    script = "import sys; from flowkit.cli import app; from flowkit.cli.project import scaffold; own = scaffold.Project.files\n"
+    script = (
+        "import sys; from flowkit.cli import app; from flowkit.cli.project import scaffold; own "
+        "= scaffold.Project.files\n"
+    )
     script += (
         "scaffold.Project.files = lambda self: {**own(self), scaffold.PurePosixPath('graph.json/x'): ''}\n"
     )

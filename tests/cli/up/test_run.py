@@ -39,7 +39,10 @@ def run_task(up: UpProcess, file: str) -> None:
 
 
 def process_tree(up: UpProcess, count: int) -> set[int]:
-    """Wait until the process has so many descendants, and return their ids and its own. Starts have more for a moment."""
+    """Wait until the process has so many descendants, and return their ids and its own.
+
+    Starts have more for a moment.
+    """
     found: set[int] = set()
 
     def complete() -> bool:

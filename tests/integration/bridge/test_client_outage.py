@@ -1,4 +1,5 @@
-"""What each client of the bridge does in an outage of Kafka, which they share: an outage costs seconds of a processor."""
+"""What each client of the bridge does in an outage of Kafka, which they share: an outage costs seconds of a
+processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The examples of the coordinator's and the workers' guides, in the form in which they are written, on external workers.
+"""The examples of the coordinator's and the workers' guides, in the form in which they are written, on
+external workers.
 
 Each test names the section of the guide that it follows. Handlers and graphs have the names and shapes of the guides;
 only topics and the names of roles are those of the test.

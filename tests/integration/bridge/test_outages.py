@@ -117,7 +117,9 @@ async def test_outage_of_kafka_loses_nothing_and_counts_nothing_twice(
 async def assert_finished_without_a_retry(
     external: ExternalTasks, task_id: str, uids: set[str], *losses: str
 ) -> None:
-    """Check that the task finished, that its attempts ended with these losses at most, and that every batch counts once."""
+    """Check that the task finished, that its attempts ended with these losses at most, and that every batch
+    counts once.
+    """
     assert (await external.result(task_id)).status is TaskStatus.FINISHED
     assert set(await codes(external, task_id, "extract")) <= {*losses, None}
     rows = Counter(row["batch_uid"] for row in await external.rows(task_id, "extract"))

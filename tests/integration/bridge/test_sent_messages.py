@@ -31,7 +31,9 @@ UNREADABLE = tuple(kind for kind in Malformed if kind not in STORABLE_OR_NOT)
 
 
 async def test_every_sent_record_is_valid(external: ExternalTasks) -> None:
-    """H1: starts, redispatches, cancels of stale epochs and queries, while the status topic contains malformed records."""
+    """H1: starts, redispatches, cancels of stale epochs and queries, while the status topic contains
+    malformed records.
+    """
     await external.served_engine()
     stale = Misbehavior(silence=True)
     silent = await external.external(Gate().handler, misbehavior=stale, lease_ttl_sec=1.0)

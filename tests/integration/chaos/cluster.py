@@ -182,7 +182,9 @@ Action = Callable[[ManagedProcess, float], None]
 
 
 class Cluster:
-    """The servers of one test; two engines, of which the first has a bridge; another bridge; native and external workers."""
+    """The servers of one test; two engines, of which the first has a bridge; another bridge; native and
+    external workers.
+    """
 
     def __init__(
         self, harness: Harness, temporal: TemporalServer, mongo: MongoServer, kafka: Kafka, folder: Path

@@ -58,7 +58,9 @@ def with_conditions(chance: random.Random, nodes: Nodes) -> Nodes:
 
 
 def _with_errors_together(chance: random.Random, nodes: Nodes, waiting: Collection[str]) -> Nodes:
-    """Return the nodes, some with conditions of a node and of its child that cannot be evaluated and are due together."""
+    """Return the nodes, some with conditions of a node and of its child that cannot be evaluated and are
+    due together.
+    """
     made = {node.node_id: node for node in nodes}
     for child in (node for node in nodes if node.node_id in waiting):
         for rival in (made[parent] for parent in child.parents):
@@ -100,7 +102,10 @@ def with_streams(chance: random.Random, nodes: Nodes) -> Nodes:
 
 
 def _failing_together(nodes: Nodes, ends: Mapping[str, NodeEnd]) -> set[str]:
-    """Return the nodes that fail by conditions together with a child or a parent. A batch must not start one earlier."""
+    """Return the nodes that fail by conditions together with a child or a parent.
+
+    A batch must not start one earlier.
+    """
     bad = {name for name, end in ends.items() if end.code == BAD_CONDITION}
     pairs = ((parent, node.node_id) for node in nodes for parent in node.parents)
     return {name for pair in pairs if bad.issuperset(pair) for name in pair}

@@ -86,7 +86,8 @@ def failed_steps(history: WorkflowHistory) -> list[str]:
         if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED
     ]
     return [
-        f"{history.workflow_id}: a workflow task failed: {WorkflowTaskFailedCause.Name(each.cause)}: {each.failure.message}"
+        f"{history.workflow_id}: a workflow task failed: {WorkflowTaskFailedCause.Name(each.cause)}: "
+        f"{each.failure.message}"
         for each in failed
         if each.cause not in _HARMLESS
     ]

@@ -1,7 +1,7 @@
 """What the accepted actions mean for the end of a task, from the requests and the audit in its document. Pure.
 
-The audit must contain each accepted action once and nothing else. The actions are replayed in its order: each decides about
-one node, and starts the nodes again that its answer names.
+The audit must contain each accepted action once and nothing else. The actions are replayed in its order:
+each decides about one node, and starts the nodes again that its answer names.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Ledger:
     skipped: dict[str, set[str]] = field(default_factory=dict)
     """Batches that were set aside and are skipped, by node."""
     may_skip: set[str] = field(default_factory=set)
-    """Nodes that had not finished when all their batches were skipped: only those count that they had set aside by then."""
+    """Nodes that had not finished when all their batches were skipped: only those count that they had set
+    aside by then."""
     satisfied: set[str] = field(default_factory=set)
     paused: set[str] = field(default_factory=set)
     grown: bool = False

@@ -1,7 +1,9 @@
-"""Draws the tasks to which random actions are sent: with approvals, delays, prerequisites, holds and all other features.
+"""Draws the tasks to which random actions are sent: with approvals, delays, prerequisites, holds and all
+other features.
 
-The model does not predict how such a task ends. It says how each node ends, given the ends of the nodes above it and the
-actions that the task has applied (`ledger`), so the effects may depend on the order of events.
+The model does not predict how such a task ends. It says how each node ends, given the ends of the nodes
+above it and the actions that the task has applied (`ledger`), so the effects may depend on the order of
+events.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Compare a task to which actions were sent with the ends that the model allows, and with what the actions have decided.
+"""Compare a task to which actions were sent with the ends that the model allows, and with what the actions
+have decided.
 
-Each node is compared with the ends of the nodes above it as they are, so that the order of events does not matter. What is
-stored must follow from what its sources hold in the end.
+Each node is compared with the ends of the nodes above it as they are, so that the order of events does not
+matter. What is stored must follow from what its sources hold in the end.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class OperatedComparison(Comparison):
         """Return that of the allowed ends of a node which it shows; the first one if it shows none."""
         entry = self.entries[node.node_id]
         if entry["status"] == CANCELLED or entry.get("skip_reason") in _BY_TASK:
-            # What it has stored is a part of what it would have stored. So is that of an inline attempt that was lost with
+            # What it has stored is a part of what it would have stored. So is that of an inline attempt
+            # that was lost with
             # its engine, and of which the task does not know.
             reasons = frozenset([UPSTREAM_FAILED])
             return replace(end_of_run(node, ends), status=CANCELLED, reasons=reasons)
@@ -125,7 +127,10 @@ class OperatedComparison(Comparison):
             yield from self._marks(node)
 
     def _batches(self, node: NodePlan, end: NodeEnd, entry: Fields) -> Iterator[str]:
-        """Yield differences of the batches. A node that was to run some again, and is skipped meanwhile, keeps the others."""
+        """Yield differences of the batches.
+
+        A node that was to run some again, and is skipped meanwhile, keeps the others.
+        """
         if not (entry["status"] == SKIPPED and node.node_id in self.ledger.kept):
             yield from super()._batches(node, end, entry)
 
@@ -196,8 +201,9 @@ def decided_end(node: NodePlan, decided: Decided) -> NodeEnd:
 def natural_ends(node: NodePlan, ends: Mapping[str, NodeEnd], routers: Sequence[NodePlan]) -> list[NodeEnd]:
     """Return how a node may end about which no action has decided, given the ends of the nodes above it.
 
-    A node may have started, and stay as it is, although its gate would be closed now: by a batch of a parent, or because it
-    needs only some of its parents. A batch may also have decided about an edge whose condition is false.
+    A node may have started, and stay as it is, although its gate would be closed now: by a batch of a
+    parent, or because it needs only some of its parents. A batch may also have decided about an edge whose
+    condition is false.
     """
     end = node_end(node, ends, routers)
     passed_on = frozenset([ROUTING if node.on_failure else UPSTREAM_FAILED])

@@ -1,4 +1,5 @@
-"""Operators send random actions to tasks, by bare updates and by the client, some of them again with the same update id."""
+"""Operators send random actions to tasks, by bare updates and by the client, some of them again with the
+same update id."""
 
 from __future__ import annotations
 

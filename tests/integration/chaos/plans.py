@@ -445,7 +445,8 @@ class MixedDrawing(Drawing):
     """Draws nodes of which many run on external workers.
 
     External workers do not change the uids of pulled batches, so uids are unique within a task. A node that pulls
-    batches from several sources, of which some pull themselves, therefore splits them into chunks, whose uids are unique.
+    batches from several sources, of which some pull themselves, therefore splits them into chunks, whose
+    uids are unique.
     """
 
     letter = "x"

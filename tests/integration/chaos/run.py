@@ -81,7 +81,8 @@ class Figures:
     changes: Counter[str] = field(default_factory=Counter)
     """Changes of graphs that added nodes, and new runs of ended tasks."""
     actions: Counter[str] = field(default_factory=Counter)
-    """Actions that operators have sent and tasks have applied, by name; those that they refused; and unclear answers."""
+    """Actions that operators have sent and tasks have applied, by name; those that they refused; and
+    unclear answers."""
     signals: int = 0
     """Repeated and wrong signals."""
     histories: int = 0
@@ -99,8 +100,11 @@ class Figures:
         seconds = ", ".join(f"{seconds:.0f} s {what}" for what, seconds in self.seconds.items())
         return (
             f"seed {self.seed}: {self.tasks} tasks{given_up} ({listed(self.statuses)}), {self.nodes} nodes, "
-            f"{self.attempts} attempts ({self.interrupted} again after a fault or a fallback), {inline}{self.batches} batches, {self.increments} increments; "
-            f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; pauses: {listed(self.pauses)}; retried nodes: {listed(self.retries)}; {listed(self.changes)}; actions: {listed(self.actions)}; {self.histories} histories replayed; {seconds}"
+            f"{self.attempts} attempts ({self.interrupted} again after a fault or a fallback), "
+            f"{inline}{self.batches} batches, {self.increments} increments; "
+            f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; "
+            f"pauses: {listed(self.pauses)}; retried nodes: {listed(self.retries)}; "
+            f"{listed(self.changes)}; actions: {listed(self.actions)}; {self.histories} histories replayed; {seconds}"
         )
 
 
@@ -187,7 +191,9 @@ class Run:
 
     async def _start(self, plan: TaskPlan) -> None:
         async def create() -> None:
-            """Create the task unless an earlier call did and only its response was lost: a failed task would run again."""
+            """Create the task unless an earlier call did and only its response was lost: a failed task
+            would run again.
+            """
             if not await self._is_there(plan.task_id):
                 begun = plan.cut(plan.first) if plan.first else plan
                 await self.harness.coordinator.create_task(
@@ -337,7 +343,10 @@ class Run:
                 self.figures.signals += len(batches)
 
     async def _pause_and_resume(self) -> None:
-        """End the pauses that have lasted long enough. Then pause a part of one of the open tasks, until all have started."""
+        """End the pauses that have lasted long enough.
+
+        Then pause a part of one of the open tasks, until all have started.
+        """
         coordinator = self.harness.coordinator
         with suppress(PyMongoError, RPCError, FlowKitError):
             for task_id, until_ in sorted(self._paused.items()):

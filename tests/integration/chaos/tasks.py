@@ -59,8 +59,8 @@ def growing(plan: TaskPlan, chance: random.Random) -> TaskPlan:
 def _may_begin_with(plan: TaskPlan, size: int) -> bool:
     """Return whether the other nodes can be added later.
 
-    None of them may stream from the first ones, because such a node starts whether there is a batch or not, or fail by the
-    condition of an edge, because its gate may close before.
+    None of them may stream from the first ones, because such a node starts whether there is a batch or not,
+    or fail by the condition of an edge, because its gate may close before.
     """
     first, later = {node.node_id for node in plan.nodes[:size]}, plan.nodes[size:]
     if any(node.streams or node.first_batch for node in later if first & {*node.parents}):
@@ -97,7 +97,9 @@ def drawn_task(seed: int, number: int, drawing: type[Drawing]) -> TaskPlan:
 
 
 def _with_gates(seed: str, nodes: tuple[NodePlan, ...]) -> tuple[NodePlan, ...]:
-    """Return the nodes with routes, conditions and streaming edges whose effects do not depend on the order of events."""
+    """Return the nodes with routes, conditions and streaming edges whose effects do not depend on the order
+    of events.
+    """
     nodes = first_predictable(with_routes, random.Random(f"{seed}-routes"), nodes)
     nodes = first_predictable(with_conditions, random.Random(f"{seed}-conditions"), nodes)
     return with_streams(random.Random(f"{seed}-streams"), nodes)

@@ -83,7 +83,10 @@ class Comparison:
 
     @property
     def worker_lost(self) -> list[str]:
-        """The nodes that failed after more losses than their budget allows. The model does not cover their task then."""
+        """The nodes that failed after more losses than their budget allows.
+
+        The model does not cover their task then.
+        """
         return [
             f"{self.plan.task_id}, {node_id}, epoch {entry['attempt_epoch']}: {entry['last_error']}"
             for node_id, entry in self.entries.items()
@@ -175,8 +178,9 @@ class Comparison:
     def _may_lack(self, node: NodePlan) -> bool:
         """Return whether batches may be missing because the node, or one that it pulls from, failed after a loss.
 
-        An external worker that has lost its lease may continue and claim the batches, so that the next attempt finds none and
-        fails at once, as planned. An attempt that succeeds is checked for such batches.
+        An external worker that has lost its lease may continue and claim the batches, so that the next
+        attempt finds none and fails at once, as planned. An attempt that succeeds is checked for such
+        batches.
         """
         entry = self.entries[node.node_id]
         lost = node.external and node.sources and entry["status"] == FAILED and entry["attempt_epoch"] > 1

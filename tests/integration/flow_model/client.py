@@ -57,7 +57,10 @@ class FlowClient:
         strangers: Sequence[GatewayClient],
         urls: Sequence[str],
     ) -> None:
-        """`urls` are what `supervisor_url` may say. The last one leads over Mycelium, unless the history is a calm one."""
+        """`urls` are what `supervisor_url` may say.
+
+        The last one leads over Mycelium, unless the history is a calm one.
+        """
         self.history = history
         self.problems: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -155,7 +158,10 @@ class FlowClient:
     # --- calls
 
     async def _call(self, method: str, **params: Any) -> Call:
-        """Make a call, again until the answer is certain; then perhaps once more. Return the call with the first certain answer."""
+        """Make a call, again until the answer is certain; then perhaps once more.
+
+        Return the call with the first certain answer.
+        """
         made = await self._once(method, params)
         while made.is_uncertain:
             await wait_seconds(_AGAIN_SEC)

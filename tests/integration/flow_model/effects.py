@@ -1,4 +1,5 @@
-"""Whether each call had its effect, and each rejection its reason. Written from docs/flows.md and docs/flow-methods.md."""
+"""Whether each call had its effect, and each rejection its reason. Written from docs/flows.md and
+docs/flow-methods.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What one client has sent and seen of a flow, and what its supervisor has received: plain records in the order of time.
+"""What one client has sent and seen of a flow, and what its supervisor has received: plain records in the
+order of time.
 
 All times are seconds of one monotonic clock, that of the test.
 """

@@ -1,4 +1,5 @@
-"""Which statuses a flow and its nodes may show, one after the other, in views and in events. Written from docs/flows.md."""
+"""Which statuses a flow and its nodes may show, one after the other, in views and in events. Written from
+docs/flows.md."""
 
 from __future__ import annotations
 
@@ -197,7 +198,9 @@ def _end_problems(timeline: Timeline, key: RunKey, view: View) -> Iterator[str]:
 
 
 def _was_kept(timeline: Timeline, key: RunKey, id: str, node: Fields) -> bool:
-    """Return whether a retry has left a job as it was, or may have done so if nobody saw how the run before has ended."""
+    """Return whether a retry has left a job as it was, or may have done so if nobody saw how the run before
+    has ended.
+    """
     before, restarted = timeline.last_view((key[0], key[1] - 1)), timeline.restarted(key)
     if before is None:
         return key[1] > 1

@@ -1,4 +1,5 @@
-"""What is known, and when, about the runs of a flow, its jobs and its graph: nothing here judges, all times are bounds."""
+"""What is known, and when, about the runs of a flow, its jobs and its graph: nothing here judges, all times
+are bounds."""
 
 from __future__ import annotations
 
@@ -164,7 +165,9 @@ class Timeline:
 
     @cached_property
     def _effective(self) -> list[Call]:
-        """The calls that have had their effect, or may have had it: not those that were rejected when they were repeated."""
+        """The calls that have had their effect, or may have had it: not those that were rejected when they
+        were repeated.
+        """
         found: list[Call] = []
         for place, call in enumerate(self.history.calls):
             again = (each for each in self.history.calls[place:] if each.method == call.method)

@@ -55,7 +55,10 @@ class FlowWorld:
         secret: str = "SUPERVISOR_SECRET",
         deployment: FlowWorld | None = None,
     ) -> None:
-        """`secret` is the variable with the secret of the runner. With `deployment`, its gateway serves this tenant, too."""
+        """`secret` is the variable with the secret of the runner.
+
+        With `deployment`, its gateway serves this tenant, too.
+        """
         self.harness = harness
         self.context = random.getrandbits(32) if context is None else context
         """Unless it is given, a context that no other test uses, because the tests share a Temporal server."""

@@ -47,13 +47,13 @@ _VERSION_COMMANDS = {"java": ("-version",), "javac": ("-version",), "go": ("vers
 
 def check_packages() -> list[Finding]:
     """Check Python and the packages that connect to the servers."""
-    found = [ok("python", f"{platform.python_version()}, {sys.executable}")]
+    findings = [ok("python", f"{platform.python_version()}, {sys.executable}")]
     for name in PACKAGES:
         try:
-            found.append(ok(name, metadata.version(name)))
+            findings.append(ok(name, metadata.version(name)))
         except metadata.PackageNotFoundError:
-            found.append(bad(name, "not installed", f"python -m pip install {name}"))
-    return found
+            findings.append(bad(name, "not installed", f"python -m pip install {name}"))
+    return findings
 
 
 def check_program(name: str, required: Collection[str]) -> Finding:

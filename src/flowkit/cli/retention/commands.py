@@ -67,7 +67,10 @@ def close_orphaned(
     *,
     where: AnyQueue,
 ) -> None:
-    """Close the open tasks of a Temporal namespace that no longer exists. Without --namespace-id, only count open tasks."""
+    """Close the open tasks of a Temporal namespace that no longer exists.
+
+    Without --namespace-id, only count open tasks.
+    """
     from flowkit.cli.retention.orphans import close_orphans, count_open
 
     if namespace_id is None:

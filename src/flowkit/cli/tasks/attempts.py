@@ -1,7 +1,8 @@
 """`flowkit attempts`, which shows the history of attempts. It imports its dependencies when it runs.
 
 Temporal's history has every attempt of a task: its worker, times and outcome. MongoDB has the workers of external
-attempts, and, once Temporal has deleted the history, still the event log of attempts and the latest attempt of each node.
+attempts, and, once Temporal has deleted the history, still the event log of attempts and the latest attempt
+of each node.
 """
 
 from __future__ import annotations
@@ -100,14 +101,14 @@ def attempts(
     where: AnyQueue,
 ) -> None:
     """Show all attempts of a task, or of one of its nodes: their workers, durations and outcomes."""
-    found, complete = asyncio.run(_read(task, node, where))
+    views, complete = asyncio.run(_read(task, node, where))
     now = datetime.now(UTC).timestamp()
     if as_json:
-        rows = [_to_json(each, now) for each in found]
+        rows = [_to_json(each, now) for each in views]
         return output.document({"task_id": task, "attempts": rows, "complete": complete})
-    if found:
+    if views:
         console = output.console()
-        console.print(attempts_table(found, now, wide=console.is_terminal))
+        console.print(attempts_table(views, now, wide=console.is_terminal))
     else:
         output.note("no attempts yet")
     if not complete:
@@ -305,7 +306,7 @@ def read_pending(description: WorkflowExecutionDescription | None) -> dict[Key, 
     from flowkit.cli.tasks.view import find_workers
 
     lost = find_workers(description)
-    found: dict[Key, AttemptView] = {}
+    pending: dict[Key, AttemptView] = {}
     for each in description.raw_description.pending_activities if description else ():
         if (key := key_of(each.activity_id)) is None:
             continue
@@ -322,8 +323,8 @@ def read_pending(description: WorkflowExecutionDescription | None) -> dict[Key, 
             started_at = _seconds(each.last_started_time)
             identity = process_of(each.last_worker_identity)
             attempt = replace(attempt, outcome=AttemptOutcome.RUNNING, started_at=started_at, worker=identity)
-        found[key] = attempt
-    return found
+        pending[key] = attempt
+    return pending
 
 
 # --- one list from all sources ----------------------------------------------------------------------------------------
@@ -338,17 +339,17 @@ def merge(
     the workers of external attempts, for which Temporal knows only the bridge. The task document adds the latest
     attempt of each node.
     """
-    found = {(each.node_id, each.attempt): each for each in recorded}
+    merged = {(each.node_id, each.attempt): each for each in recorded}
     for entry in logged:
         key = entry.node_id, entry.epoch
-        found[key] = _add_logged(found.get(key, _new_view(key)), entry)
+        merged[key] = _add_logged(merged.get(key, _new_view(key)), entry)
     nodes = (document.get("graph") or {}).get("nodes") or []
     for node in nodes:
         if epoch := node.get("attempt_epoch"):
             key = node["node_id"], epoch
-            found[key] = _add_stored(found.get(key, _new_view(key)), node)
+            merged[key] = _add_stored(merged.get(key, _new_view(key)), node)
     place = {node["node_id"]: index for index, node in enumerate(nodes)}
-    return sorted(found.values(), key=lambda each: (place.get(each.node_id, len(place)), each.attempt))
+    return sorted(merged.values(), key=lambda each: (place.get(each.node_id, len(place)), each.attempt))
 
 
 def _add_logged(known: AttemptView, entry: LoggedAttempt) -> AttemptView:

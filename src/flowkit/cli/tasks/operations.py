@@ -90,7 +90,10 @@ async def start(
 
 
 async def find_unknown_roles(graph: Mapping[str, Any], where: Where) -> list[str]:
-    """Return hints at roles of a graph that no worker has ever polled. Return `[]` if the servers do not respond at once."""
+    """Return hints at roles of a graph that no worker has ever polled.
+
+    Return `[]` if the servers do not respond at once.
+    """
     with suppress(FlowKitError, RPCError, TimeoutError):
         async with asyncio.timeout(_SERVERS_SEC):
             if not await accepts_connections(temporal_address()[0], _CONNECT_SEC):

@@ -1,4 +1,5 @@
-"""`flowkit result` and `flowkit batches`, which show what a task and its nodes have stored. They import its dependencies when it runs."""
+"""`flowkit result` and `flowkit batches`, which show what a task and its nodes have stored. They import its
+dependencies when it runs."""
 
 import asyncio
 import json

@@ -419,18 +419,18 @@ class AttemptWorker:
 
 def find_workers(description: WorkflowExecutionDescription | None) -> dict[str, AttemptWorker]:
     """Return the workers of the running attempts by activity id."""
-    found = {}
+    workers = {}
     for each in _list_pending(description):
         if each.state == _SCHEDULED and not _has_lost_worker(each):
             continue
         moments = (each.last_heartbeat_time, each.last_started_time)
-        found[each.activity_id] = AttemptWorker(
+        workers[each.activity_id] = AttemptWorker(
             identity=process_of(each.last_worker_identity),
             heard_at=max(moment.ToNanoseconds() / 1e9 for moment in moments),
             timeout_sec=each.activity_options.heartbeat_timeout.ToNanoseconds() / 1e9,
             lost=each.state == _SCHEDULED,
         )
-    return found
+    return workers
 
 
 def _has_lost_worker(activity: PendingActivityInfo) -> bool:
@@ -532,7 +532,9 @@ def _describe_other_databases(queue: str, others: Sequence[str], own: str) -> li
 
 
 def describe_unknown_roles(unknown: Mapping[str, Sequence[str]], option: str = "") -> list[str]:
-    """Return hints at the roles that no worker has ever polled, each with similar ones that are polled (`never_polled_roles`)."""
+    """Return hints at the roles that no worker has ever polled, each with similar ones that are polled
+    (`never_polled_roles`).
+    """
     start = f"start one with `flowkit worker module:Handler{option}`"
     others = [role for role, similar in unknown.items() if not similar]
     hints = [

@@ -91,7 +91,9 @@ def workers(
     *,
     where: Where,
 ) -> None:
-    """Show workers, engines and bridges: their roles, versions and slots, what they run, and when they were last seen."""
+    """Show workers, engines and bridges: their roles, versions and slots, what they run, and when they were
+    last seen.
+    """
     every, mixed = asyncio.run(_read(where))
     shown = [each for each in every if show_all or each.busy or each.state is not ProcessState.OFFLINE]
     if as_json:
@@ -132,15 +134,15 @@ async def _read_pollers(
     from flowkit.models.temporal_names import process_of, role_queue
 
     engines = await poll_times(client, queue, workflows=True)
-    found: dict[tuple[ProcessKind, str], tuple[float, tuple[str, ...]]] = {
+    pollers: dict[tuple[ProcessKind, str], tuple[float, tuple[str, ...]]] = {
         (ProcessKind.ENGINE, process_of(identity)): (at, ()) for identity, at in engines.items()
     }
     for role in sorted(external):
         for identity, at in (await poll_times(client, role_queue(queue, role))).items():
             if identity.startswith(BRIDGE_PREFIX):
-                known_at, roles = found.get((ProcessKind.BRIDGE, identity), (0.0, ()))
-                found[ProcessKind.BRIDGE, identity] = max(known_at, at), (*roles, role)
-    return found
+                known_at, roles = pollers.get((ProcessKind.BRIDGE, identity), (0.0, ()))
+                pollers[ProcessKind.BRIDGE, identity] = max(known_at, at), (*roles, role)
+    return pollers
 
 
 def make_views(

@@ -1,4 +1,5 @@
-"""Keeps the engine, the bridge and the workers of `flowkit up` running: restarts those that exit, and reloads their code."""
+"""Keeps the engine, the bridge and the workers of `flowkit up` running: restarts those that exit, and
+reloads their code."""
 
 from __future__ import annotations
 
@@ -142,7 +143,10 @@ class Keeper:
                 self._changed = True
 
     async def _reload(self) -> None:
-        """Restart the processes with the changed code: workers drain first. Keep them running if it cannot be loaded."""
+        """Restart the processes with the changed code: workers drain first.
+
+        Keep them running if it cannot be loaded.
+        """
         processes, workers = self._with_code(), self._processes.workers
         names = ", ".join(process.name for process in processes)
         if problem := await self._find_problem():
@@ -205,12 +209,13 @@ def _find_watched(plan: UpPlan) -> tuple[list[Path], str | None]:
 
 
 def find_folders(names: Iterable[str]) -> list[Path]:
-    """Return the folders with the code that `[NAME=]module:name` texts name: the current one, and those of its packages.
+    """Return the folders with the code that `[NAME=]module:name` texts name: the current one, and those of
+    its packages.
 
     Installed packages are omitted, unless they are installed as links to their source.
     """
     here = Path.cwd()
-    found = [here]
+    folders = [here]
     for name in names:
         package = name.rpartition("=")[2].partition(":")[0].partition(".")[0]
         spec = importlib.util.find_spec(package)
@@ -218,5 +223,5 @@ def find_folders(names: Iterable[str]) -> list[Path]:
         for place in filter(None, places):
             folder = Path(place) if Path(place).is_dir() else Path(place).parent
             if not folder.is_relative_to(here) and not folder.is_relative_to(sys.prefix):
-                found.append(folder)
-    return found
+                folders.append(folder)
+    return folders

@@ -51,7 +51,8 @@ def logs(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of --data of `flowkit up`. Default: the temporary folder of the running one, or its folder in the current folder."
+            help="Folder of --data of `flowkit up`. Default: the temporary folder of the running "
+            "one, or its folder in the current folder."
         ),
     ] = None,
 ) -> None:
@@ -77,16 +78,16 @@ def find_folder(data: Path | None) -> Path:
         if not data.is_dir():
             raise add_remedy(ConfigError(f"there is no folder {data}"), "pass that of `flowkit up --data`")
         return data
-    found = running_folders()
-    if not found:
+    folders = running_folders()
+    if not folders:
         problem = ConfigError(
             "no `flowkit up` is running with a temporary folder, or with a folder in the current one"
         )
         raise add_remedy(problem, "pass the folder of `flowkit up` as --data DIR")
-    if len(found) > 1:
-        problem = ConfigError(f"{len(found)} `flowkit up` are running")
-        raise add_remedy(problem, f"choose one: {', '.join(f'--data {folder}' for folder in found)}")
-    return found[0]
+    if len(folders) > 1:
+        problem = ConfigError(f"{len(folders)} `flowkit up` are running")
+        raise add_remedy(problem, f"choose one: {', '.join(f'--data {folder}' for folder in folders)}")
+    return folders[0]
 
 
 def choose_logs(folder: Path, names: "Sequence[str]") -> list[Path]:

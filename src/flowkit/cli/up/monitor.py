@@ -1,4 +1,5 @@
-"""The display of `flowkit up`: the health of its servers and processes, and the newest tasks, until a signal arrives."""
+"""The display of `flowkit up`: the health of its servers and processes, and the newest tasks, until a
+signal arrives."""
 
 from __future__ import annotations
 

@@ -227,7 +227,9 @@ def make_exports(
 
 
 def script_exports(plan: UpPlan, environment: Mapping[str, str], exports: Mapping[str, str]) -> list[str]:
-    """Return the lines for scripts: `export` lines for the servers that `up` starts and for values that are not default.
+    """Return the lines for scripts:
+
+    `export` lines for the servers that `up` starts and for values that are not default.
 
     The address of another server may contain a password, so a comment takes its place. Comments come last: a shell
     that evaluates the lines as one line ignores everything after the first.

@@ -1,4 +1,5 @@
-"""Everything that a worker can do wrong (the hazards H1 to H34 of the protocol): its switches, and malformed records."""
+"""Everything that a worker can do wrong (the hazards H1 to H34 of the protocol): its switches, and
+malformed records."""
 
 from __future__ import annotations
 

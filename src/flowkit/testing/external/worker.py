@@ -183,9 +183,9 @@ class ExternalWorker:
     ) -> Entry:
         """Return the `count`-th entry of this kind, as soon as it exists. Entries of the past count.
 
-        `kind` is a message's kind, such as `TASK_ACCEPTED`, or a step: `started`, `assigned`, `committed`, `dropped`, `held`,
-        `suppressed`, `malformed`, `cancel_requested`, `cancel_ignored`, `idle`, `loop_ended`, `task_ended`, `stopped`
-        or `killed`. Raise TimeoutError after `within` seconds.
+        `kind` is a message's kind, such as `TASK_ACCEPTED`, or a step: `started`, `assigned`, `committed`,
+        `dropped`, `held`, `suppressed`, `malformed`, `cancel_requested`, `cancel_ignored`, `idle`,
+        `loop_ended`, `task_ended`, `stopped` or `killed`. Raise TimeoutError after `within` seconds.
         """
         matches = about(kind, task, node, epoch)
         what = f"{kind} (task={task}, node={node}, epoch={epoch})"
