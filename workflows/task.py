@@ -364,7 +364,10 @@ class Task:
         raise ApplicationError(reason, type=reason_codes.TASK_FAILED, non_retryable=True)
 
     async def _close(self, status: TaskStatus, reason: str | None = None) -> TaskResult:
-        """Publish the final status and close the task document. Earlier writes end before, so that none has this status."""
+        """Publish the final status and close the task document.
+
+        Earlier writes end before, so that none has this status.
+        """
         self._closing = True
         await self._document.write_many_unfinished()
         await self._document.flush()

@@ -132,8 +132,9 @@ class TaskActions:
         """Apply an action and return its result. Raise ApplicationError if the task rejects it.
 
         An action takes effect at once, except a change of the graph, which an activity validates first, and the skip of
-        batches of a finished node, which MongoDB holds. An activity also checks batches that an action names, before the
-        action is planned for the state that the task then has. `stops` returns whether the task is ending.
+        batches of a finished node, which MongoDB holds. An activity also checks batches that an action
+        names, before the action is planned for the state that the task then has. `stops` returns whether
+        the task is ending.
         """
         self.count_update()
         if (before := self._audit.find(_update_id())) is not None:
@@ -287,7 +288,10 @@ class TaskActions:
         return done.left
 
     async def _skip_batches(self, planned: Plan) -> None:
-        """Skip batches of finished nodes, which do not start again. Other actions cannot reset these nodes meanwhile."""
+        """Skip batches of finished nodes, which do not start again.
+
+        Other actions cannot reset these nodes meanwhile.
+        """
         scheduler, indexes = self._scheduler, {each.index for each in planned.batches}
         self._settling += 1
         scheduler.resetting.update(indexes)
@@ -394,7 +398,9 @@ class TaskActions:
         self._document.write_prerequisites(planned.resets)
 
     async def _change_graph(self, planned: Plan, action: ChangeGraph) -> None:
-        """Let an activity validate and write a change of the graph, then apply it. Raise ApplicationError if it is rejected.
+        """Let an activity validate and write a change of the graph, then apply it.
+
+        Raise ApplicationError if it is rejected.
 
         Nodes that change do not start meanwhile.
         """
@@ -515,7 +521,8 @@ class TaskActions:
         try:
             if stopping:
                 raise ActionRejected(
-                    "the task is ending, so no action can change it any more; rerun starts nodes of an ended task again",
+                    "the task is ending, so no action can change it any more; rerun starts nodes of an "
+                    "ended task again",
                     RejectionCause.ENDED,
                 )
             stops_attempts = isinstance(action, Pause) and action.interrupt
@@ -542,7 +549,9 @@ class TaskActions:
 
 
 def describe_exhaustion(updates: int, events: int, size: int) -> str | None:
-    """Return why a run rejects actions, and what continues it, from its updates and the length and size of its history."""
+    """Return why a run rejects actions, and what continues it, from its updates and the length and size of
+    its history.
+    """
     found = (
         (updates >= MOST_UPDATES, f"has accepted {updates:,} updates, and Temporal allows 2,000"),
         (events >= MOST_EVENTS, f"has a history of {events:,} events, and Temporal allows 51,200"),
@@ -552,8 +561,8 @@ def describe_exhaustion(updates: int, events: int, size: int) -> str | None:
     if why is None:
         return None
     return (
-        f"this run {why}: the task starts no attempts, and continues in a new run when none is in flight; try again then, "
-        "or pause it with interrupt=true, which stops its attempts"
+        f"this run {why}: the task starts no attempts, and continues in a new run when none is in flight; "
+        "try again then, or pause it with interrupt=true, which stops its attempts"
     )
 
 

@@ -1,7 +1,7 @@
 """Decide what an action changes in a running task, or why the task rejects it. Pure.
 
-The planners return what an action changes, for the states that the nodes have now. The workflow applies a plan in the same
-workflow task in which it made it; the query `preview` shows it.
+The planners return what an action changes, for the states that the nodes have now. The workflow applies a
+plan in the same workflow task in which it made it; the query `preview` shows it.
 """
 
 from __future__ import annotations
@@ -193,14 +193,16 @@ def check_revision(action: Action, task: Task) -> None:
     """Raise ActionRejected if the task no longer has the revision that an action expects."""
     if action.if_revision is not None and action.if_revision != task.revision:
         raise ActionRejected(
-            f"if_revision is {action.if_revision}, and the task has revision {task.revision}: another action was applied "
-            "meanwhile; look at the task again, then repeat the action with its present revision",
+            f"if_revision is {action.if_revision}, and the task has revision {task.revision}: another action "
+            "was applied meanwhile; look at the task again, then repeat the action with its present "
+            "revision",
             RejectionCause.OUTDATED,
         )
 
 
 def check_starts(planned: Plan, task: Task) -> None:
-    """Raise ActionRejected if nodes would not start again that the plan resets, because the task starts no further node.
+    """Raise ActionRejected if nodes would not start again that the plan resets, because the task starts no
+    further node.
 
     Skipped nodes lose nothing.
     """
@@ -246,7 +248,9 @@ def find_node(node_id: str, task: Task) -> Node:
 
 
 def plan_retry(action: RetryNode, task: Task) -> Plan:
-    """Return the plan that starts a node again, in a new generation, or ends its wait for a retry in the present one."""
+    """Return the plan that starts a node again, in a new generation, or ends its wait for a retry in the
+    present one.
+    """
     node = find_node(action.node_id, task)
     state = task.states[node.index]
     changed = change_node(node, action, task)
@@ -423,12 +427,13 @@ def plan_batches(action: RetryBatches | SkipBatches, task: Task) -> Plan:
     has_finished = state.status is NodeStatus.FINISHED
     if not has_finished and state.status is not NodeStatus.FAILED and state.held_until is None:
         raise ActionRejected(
-            f"node {printed(node.node_id)} is {name_state(node, state)}; {name} is for a node that has finished or failed, or "
-            f"is held; {_describe_way(node, state, task)}"
+            f"node {printed(node.node_id)} is {name_state(node, state)}; {name} is for a node that has "
+            f"finished or failed, or is held; {_describe_way(node, state, task)}"
         )
     if has_finished and not state.failed_batches and not (action.batch_uids and name == RETRY_BATCHES):
         raise ActionRejected(
-            f"node {printed(node.node_id)} has set no batch aside that is not skipped; {_describe_way(node, state, task)}"
+            f"node {printed(node.node_id)} has set no batch aside that is not skipped; "
+            f"{_describe_way(node, state, task)}"
         )
     aside = SetAside(index=node.index, batch_uids=action.batch_uids, skips=name == SKIP_BATCHES)
     if has_finished and aside.skips:
@@ -456,8 +461,9 @@ def _plan_reset(name: str, node: Node, task: Task, *, interrupt: bool, to: str) 
     if running and not interrupt:
         shown = names([task.nodes[index].node_id for index in running])
         raise ActionRejected(
-            f"{shown} depend{'s' if len(running) == 1 else ''} on node {printed(node.node_id)} and run"
-            f"{'s' if len(running) == 1 else ''}; interrupt=true stops {'it' if len(running) == 1 else 'them'}, or wait for the end"
+            f"{shown} depend{'s' if len(running) == 1 else ''} on node {printed(node.node_id)} and "
+            f"run{'s' if len(running) == 1 else ''}; interrupt=true stops "
+            f"{'it' if len(running) == 1 else 'them'}, or wait for the end"
         )
     ordered = [node.index, *sorted(resets - {node.index})]
     return Plan(
@@ -544,8 +550,8 @@ def change_node(node: Node, action: RetryNode, task: Task) -> Node | None:
         raise ActionRejected(f"the changed input of node {printed(node.node_id)}: {problem}")
     if (changed.pulls, changed.pulls_from) != (node.pulls, node.pulls_from):
         raise ActionRejected(
-            f"input_inline changes from which nodes {printed(node.node_id)} pulls; retry_node changes only other parts of "
-            "the input"
+            f"input_inline changes from which nodes {printed(node.node_id)} pulls; retry_node changes only "
+            "other parts of the input"
         )
     if json_bytes(task.changed) + json_bytes(changes_of(changed)) > CHANGED_NODES_BYTES:
         raise ActionRejected(
@@ -630,8 +636,8 @@ def plan_graph_change(action: ChangeGraph, task: Task) -> Plan:
     new = [each["node_id"] for each in action.nodes]
     if taken := [node_id for node_id in new if node_id in known]:
         raise ActionRejected(
-            f"the task has the {'node' if len(taken) == 1 else 'nodes'} {names(taken)} already; give new nodes other ids, "
-            "or name nodes that have not started in changes",
+            f"the task has the {'node' if len(taken) == 1 else 'nodes'} {names(taken)} already; give new "
+            "nodes other ids, or name nodes that have not started in changes",
             RejectionCause.TAKEN,
         )
     edges = [*((each[0], each[1]) for each in action.edges), *((e["from"], e["to"]) for e in action.edges_ex)]
@@ -672,8 +678,8 @@ def plan_pause(action: Pause, task: Task) -> Plan:
     new = tuple(scope for scope in scopes if scope not in known)
     if len(known) + len(new) > ACTION_SCOPES:
         raise ActionRejected(
-            f"the task would have {len(known) + len(new)} paused scopes, and {ACTION_SCOPES} are allowed; resume some, or "
-            "pause the whole task"
+            f"the task would have {len(known) + len(new)} paused scopes, and {ACTION_SCOPES} are allowed; "
+            "resume some, or pause the whole task"
         )
     covered = {index for scope in scopes for index in pauses.nodes_of(scope)}
     running = sorted(index for index in covered if states[index].status is NodeStatus.RUNNING)
@@ -800,7 +806,9 @@ class Audit:
 
 
 def result_of(planned: Plan, nodes: Sequence[Node], revision: int) -> dict[str, Any]:
-    """Return the result of an action as JSON. It lists at most ACTION_AFFECTED nodes, and notes how many more there are.
+    """Return the result of an action as JSON.
+
+    It lists at most ACTION_AFFECTED nodes, and notes how many more there are.
 
     `nodes` are those of the task, with or without the nodes that the plan adds.
     """

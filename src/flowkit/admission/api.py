@@ -452,9 +452,9 @@ def _permit_content(caller: Caller, kind: Kind, stored: Fields) -> None:
         if name is not None and not caller.may_use(name):
             what = "function" if node["type"] == COORDINATOR_FN else "role"
             text = (
-                f"node {printed(node['node_id'])} needs the {what} {printed(name)}, and the token {allowed}; create one "
-                f"with `flowkit token create --actor {caller} --right admission`, and `--role NAME` for each role and "
-                "function of the graph"
+                f"node {printed(node['node_id'])} needs the {what} {printed(name)}, and the token {allowed}; "
+                f"create one with `flowkit token create --actor {caller} --right admission`, and `--role "
+                "NAME` for each role and function of the graph"
             )
             raise HttpError(403, "role_not_permitted", text)
 
@@ -462,8 +462,8 @@ def _permit_content(caller: Caller, kind: Kind, stored: Fields) -> None:
 def _owns(caller: Caller, ticket: Ticket) -> bool:
     """Return whether a caller may see and change a request.
 
-    An actor is a user of this door and of the default tenant. The same name in another tenant is another user, and programs
-    and records of Kafka may name any user.
+    An actor is a user of this door and of the default tenant. The same name in another tenant is another
+    user, and programs and records of Kafka may name any user.
     """
     own = (Door.HTTP, DEFAULT_TENANT, str(caller))
     return caller.is_operator or (ticket.door, ticket.tenant, ticket.user_id) == own
@@ -619,8 +619,8 @@ class AdmissionApi:
             raise HttpError(400, "not_ended", text)
         if not body:
             text = (
-                "the queue keeps what an execution asks for until one day after its end, and nothing of a rejected one; "
-                f"submit it again with POST {PREFIX}/execute"
+                "the queue keeps what an execution asks for until one day after its end, and nothing of a "
+                f"rejected one; submit it again with POST {PREFIX}/execute"
             )
             raise HttpError(400, "body_not_kept", text)
         _permit_content(given.caller, ticket.kind, body)

@@ -103,7 +103,10 @@ class Dispatcher:
         self._running = [asyncio.create_task(loop.run()) for loop in self._loops]
 
     async def stop(self) -> None:
-        """Stop when the starts in flight have ended. Leave those that do not end in time to other dispatchers at once."""
+        """Stop when the starts in flight have ended.
+
+        Leave those that do not end in time to other dispatchers at once.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_SEC):
                 await self._popping.acquire()

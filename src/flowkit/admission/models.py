@@ -28,7 +28,10 @@ class Kind(StrEnum):
 
 
 class Door(StrEnum):
-    """The way by which a request has come. Users of the same name that come through different doors are different owners."""
+    """The way by which a request has come.
+
+    Users of the same name that come through different doors are different owners.
+    """
 
     HTTP = "http"
     """The HTTP API, which knows its callers by their tokens."""
@@ -88,7 +91,8 @@ class Limits:
     """How long a request waits before it expires."""
     tenants: Mapping[str, Override] = field(default_factory=dict)
     users: Mapping[str, Override] = field(default_factory=dict)
-    """By the name of the user, or by `tenant/user`, which takes precedence. A name with a slash is always the latter."""
+    """By the name of the user, or by `tenant/user`, which takes precedence. A name with a slash is always
+    the latter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -136,7 +136,10 @@ def _read_script(path: Path) -> str:
 
 
 async def submit(request: Request, where: Where, *, wait: bool, as_json: bool) -> Exit:
-    """Submit a request, print what became of it, and return the exit code. Raise AdmissionRejected, but not for JSON."""
+    """Submit a request, print what became of it, and return the exit code.
+
+    Raise AdmissionRejected, but not for JSON.
+    """
     async with open_queue(where) as queue:
         await queue.store.prepare()
         ticket = await queue.submit(request)
