@@ -2,7 +2,7 @@
 through the server.
 
 Attempts of inline roles and calls of built-in functions are local. If the engine cannot run one to its end, the node
-falls back: an ordinary attempt with the next epoch follows at once and at no charge, and the node stays ordinary.
+falls back: an ordinary attempt with the next epoch follows at once without using a retry, and the node stays ordinary.
 
 While a local activity runs, the server receives no commands of the workflow, and the workflow receives no cancel
 requests. Local activities that follow each other without a break form a streak. It begins and ends within one workflow

@@ -15,7 +15,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 from flowkit import reason_codes
 from flowkit.actions.changed_nodes import changes_of, with_raw_changes
-from flowkit.actions.plans import Audit, Task, result_of
+from flowkit.actions.plans import Audit, TaskSnapshot, result_of
 from flowkit.actions.records import ChangeGraph, Pause, RetryNode
 from flowkit.actions.reruns import plan_rerun
 from flowkit.actions.table import parse_action, plan
@@ -532,9 +532,9 @@ class TaskActions:
         except ActionRejected as error:
             raise rejection(error) from None
 
-    def _describe_task(self) -> Task:
+    def _describe_task(self) -> TaskSnapshot:
         scheduler = self._scheduler
-        return Task(
+        return TaskSnapshot(
             nodes=scheduler.nodes,
             states=scheduler.states,
             pauses=scheduler.pauses,

@@ -160,8 +160,8 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What the rules see of a running task."""
+class TaskSnapshot:
+    """The state of a running task, from which an action is planned."""
 
     nodes: Sequence[Node]
     states: Sequence[NodeState]
@@ -189,7 +189,7 @@ class Task:
 # --- planning -----------------------------------------------------------------------------------------------------
 
 
-def check_revision(action: Action, task: Task) -> None:
+def check_revision(action: Action, task: TaskSnapshot) -> None:
     """Raise ActionRejected if the task no longer has the revision that an action expects."""
     if action.if_revision is not None and action.if_revision != task.revision:
         raise ActionRejected(
@@ -200,7 +200,7 @@ def check_revision(action: Action, task: Task) -> None:
         )
 
 
-def check_starts(planned: Plan, task: Task) -> None:
+def check_starts(planned: Plan, task: TaskSnapshot) -> None:
     """Raise ActionRejected if nodes would not start again that the plan resets, because the task starts no
     further node.
 
@@ -233,7 +233,7 @@ def name_state(node: Node, state: NodeState) -> str:
     return state.status.value
 
 
-def find_node(node_id: str, task: Task) -> Node:
+def find_node(node_id: str, task: TaskSnapshot) -> Node:
     """Return a node that an action names. Raise ActionRejected if there is none, or if its reset is in progress."""
     index = task.index_of.get(node_id)
     if index is None:
@@ -247,7 +247,7 @@ def find_node(node_id: str, task: Task) -> Node:
     return task.nodes[index]
 
 
-def plan_retry(action: RetryNode, task: Task) -> Plan:
+def plan_retry(action: RetryNode, task: TaskSnapshot) -> Plan:
     """Return the plan that starts a node again, in a new generation, or ends its wait for a retry in the
     present one.
     """
@@ -272,12 +272,12 @@ def plan_retry(action: RetryNode, task: Task) -> Plan:
     return _plan_end_of_wait(node, state, task)
 
 
-def _waits_for_retry(node: Node, state: NodeState, task: Task) -> bool:
+def _waits_for_retry(node: Node, state: NodeState, task: TaskSnapshot) -> bool:
     """Return whether a node waits for a retry, also after the pause that holds it, or for its sources."""
     return state.next_retry_at is not None or state.retry_left is not None or node.index in task.waiting
 
 
-def _plan_end_of_wait(node: Node, state: NodeState, task: Task) -> Plan:
+def _plan_end_of_wait(node: Node, state: NodeState, task: TaskSnapshot) -> Plan:
     """Return the plan that lets a node, or its shards, start the next attempt now. The node stays in its generation."""
     name, is_paused = printed(node.node_id), node.index in task.pauses.held
     to = state.status.value if state.status in _IN_FLIGHT else PAUSED if is_paused else DUE
@@ -292,7 +292,7 @@ def _plan_end_of_wait(node: Node, state: NodeState, task: Task) -> Plan:
     )
 
 
-def _may_restart(node: Node, state: NodeState, task: Task) -> bool:
+def _may_restart(node: Node, state: NodeState, task: TaskSnapshot) -> bool:
     """Return whether retry_node can start a node again, perhaps only with `interrupt`."""
     if state.held_until is not None:
         return True
@@ -301,7 +301,7 @@ def _may_restart(node: Node, state: NodeState, task: Task) -> bool:
     return state.status.begun and node.approval is None and node.delay is None
 
 
-def _describe_way(node: Node, state: NodeState, task: Task) -> str:
+def _describe_way(node: Node, state: NodeState, task: TaskSnapshot) -> str:
     """Return which actions start a node again, or decide about it, in its present state."""
     if state.status.ended and (skips := _Skips(task)).is_blocked(node):
         causes = names(skips.find_causes(node)) or "its parents"
@@ -332,7 +332,7 @@ _INHERITED = frozenset({SkipReason.CONDITION, SkipReason.USER})
 class _Skips:
     """The nodes for whose ends others were skipped."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: TaskSnapshot) -> None:
         self._states = task.states
         self._by_id = {node.node_id: node for node in task.nodes}
         self._routers: dict[str, list[Node]] = {}
@@ -387,7 +387,7 @@ _ENDS: Mapping[type[Action], tuple[str, NodeStatus]] = {
 }
 
 
-def plan_end(action: SkipNode | CompleteNode | FailNode, task: Task) -> Plan:
+def plan_end(action: SkipNode | CompleteNode | FailNode, task: TaskSnapshot) -> Plan:
     """Return the plan that ends a node in a new generation."""
     name, status = _ENDS[type(action)]
     node = find_node(action.node_id, task)
@@ -414,7 +414,7 @@ def plan_end(action: SkipNode | CompleteNode | FailNode, task: Task) -> Plan:
     return replace(planned, end=end)
 
 
-def plan_batches(action: RetryBatches | SkipBatches, task: Task) -> Plan:
+def plan_batches(action: RetryBatches | SkipBatches, task: TaskSnapshot) -> Plan:
     """Return the plan that tries batches again that a node has set aside, or goes on without them."""
     name = RETRY_BATCHES if isinstance(action, RetryBatches) else SKIP_BATCHES
     node = find_node(action.node_id, task)
@@ -449,7 +449,7 @@ def _describe_batches(node: Node, action: RetryBatches | SkipBatches) -> str:
     return f"{node.node_id}: {names(uids) if uids else 'all batches that are set aside'}"
 
 
-def _plan_reset(name: str, node: Node, task: Task, *, interrupt: bool, to: str) -> Plan:
+def _plan_reset(name: str, node: Node, task: TaskSnapshot, *, interrupt: bool, to: str) -> Plan:
     """Return the plan that starts new generations of a node and of what depends on it. `to` is its next state."""
     resets, unblocks = find_resets([node.index], task.nodes, task.states, task.pauses.children)
     if busy := [task.nodes[index].node_id for index in resets & {*task.resetting}]:
@@ -513,7 +513,7 @@ def _stays(node: Node, state: NodeState) -> bool:
     return node.fan_in.mode in ("any", "count") and state.status is not NodeStatus.SKIPPED
 
 
-def _describe_effects(name: str, resets: Sequence[int], task: Task) -> Iterator[str]:
+def _describe_effects(name: str, resets: Sequence[int], task: TaskSnapshot) -> Iterator[str]:
     """Yield notes about what a reset does not undo."""
     again = [
         task.nodes[index].node_id
@@ -528,7 +528,7 @@ def _describe_effects(name: str, resets: Sequence[int], task: Task) -> Iterator[
         yield "variables keep their values"
 
 
-def change_node(node: Node, action: RetryNode, task: Task) -> Node | None:
+def change_node(node: Node, action: RetryNode, task: TaskSnapshot) -> Node | None:
     """Return the node with the fields that the action changes; None if it changes none. Raise ActionRejected."""
     given = (action.input_inline, action.input_ref, action.timeout_sec, action.retry_policy)
     if all(each is None for each in given):
@@ -561,7 +561,7 @@ def change_node(node: Node, action: RetryNode, task: Task) -> Node | None:
     return changed
 
 
-def plan_decision(action: Decide, task: Task) -> Plan:
+def plan_decision(action: Decide, task: TaskSnapshot) -> Plan:
     """Return the plan that ends an approval."""
     node = find_node(action.node_id, task)
     state = task.states[node.index]
@@ -584,7 +584,7 @@ def plan_decision(action: Decide, task: Task) -> Plan:
     )
 
 
-def plan_satisfaction(action: Satisfy, task: Task) -> Plan:
+def plan_satisfaction(action: Satisfy, task: TaskSnapshot) -> Plan:
     """Return the plan that fulfils a prerequisite."""
     named = [node for node in task.nodes if action.prerequisite in node.prerequisites]
     if not named:
@@ -621,7 +621,7 @@ def plan_satisfaction(action: Satisfy, task: Task) -> Plan:
     )
 
 
-def plan_graph_change(action: ChangeGraph, task: Task) -> Plan:
+def plan_graph_change(action: ChangeGraph, task: TaskSnapshot) -> Plan:
     """Return the plan of a change. An activity validates the changed graph before the task applies it."""
     if task.changes_graph:
         raise ActionRejected(
@@ -659,7 +659,7 @@ def plan_graph_change(action: ChangeGraph, task: Task) -> Plan:
     )
 
 
-def _find_unstarted(node_id: str, task: Task) -> int:
+def _find_unstarted(node_id: str, task: TaskSnapshot) -> int:
     node = find_node(node_id, task)
     state = task.states[node.index]
     if state.status is not NodeStatus.QUEUED:
@@ -670,7 +670,7 @@ def _find_unstarted(node_id: str, task: Task) -> int:
     return node.index
 
 
-def plan_pause(action: Pause, task: Task) -> Plan:
+def plan_pause(action: Pause, task: TaskSnapshot) -> Plan:
     """Return the plan that pauses scopes."""
     pauses, states = task.pauses, task.states
     scopes = tuple(dict.fromkeys(action.scopes)) or (TASK_SCOPE,)
@@ -724,7 +724,7 @@ def _paused(index: int, state: NodeState, *, runs_on: bool) -> Change:
     )
 
 
-def plan_resume(action: Resume, task: Task) -> Plan:
+def plan_resume(action: Resume, task: TaskSnapshot) -> Plan:
     """Return the plan that ends the pause of scopes."""
     pauses, states = task.pauses, task.states
     known = [each.scope for each in pauses.scopes]

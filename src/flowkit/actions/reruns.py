@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowkit.actions.changed_nodes import changes_of
-from flowkit.actions.plans import Change, Plan, SetAside, Task, change_node, find_node, find_resets
+from flowkit.actions.plans import Change, Plan, SetAside, TaskSnapshot, change_node, find_node, find_resets
 from flowkit.actions.records import RetryNode
 from flowkit.actions.scopes import Pauses, children_of
 from flowkit.errors import ActionRejected, RejectionCause
@@ -91,7 +91,7 @@ def changed_nodes(
 
     `inputs` has other values for `input_inline`, and `limits` for `timeout_sec` and `retry_policy`.
     """
-    task = Task(nodes=nodes, states=[NodeState() for _ in nodes], pauses=Pauses(nodes, []))
+    task = TaskSnapshot(nodes=nodes, states=[NodeState() for _ in nodes], pauses=Pauses(nodes, []))
     changed: dict[str, Any] = {}
     for node_id in {**inputs, **limits}:
         node, other = find_node(node_id, task), {**limits.get(node_id, {})}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowkit.actions.plans import (
     Plan,
-    Task,
+    TaskSnapshot,
     check_revision,
     check_starts,
     plan_batches,
@@ -81,7 +81,7 @@ class ActionKind:
     """The name of the action, which is also the name of its update."""
     record: type[Action]
     """Its input. `_CHECKS` has the check of each field."""
-    plan: Callable[[Any, Task], Plan]
+    plan: Callable[[Any, TaskSnapshot], Plan]
     """Decides what an action of this kind changes in a task."""
     description: str
     """The description of the update, which Temporal's tools show."""
@@ -175,7 +175,7 @@ ACTIONS: Final[Mapping[str, ActionKind]] = {
 _KIND_OF: Final = {kind.record: kind for kind in ACTIONS.values()}
 
 
-def plan(action: Action, task: Task) -> Plan:
+def plan(action: Action, task: TaskSnapshot) -> Plan:
     """Return what an action changes in a task.
 
     Raise ActionRejected, which says what would be allowed, if the action changes nothing or does not fit

@@ -21,11 +21,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from flowkit import reason_codes
 from flowkit.admission import rules
 from flowkit.admission.fields import ExecutionFields, NewId, RequestId, Tenant, UserId, first_problem
-from flowkit.admission.models import ENDED, RUNNING, Door, Fields, Kind, Report, Request, State
+from flowkit.admission.models import ENDED, RUNNING, Door, Kind, Report, Request, State
 from flowkit.admission.queue import owner
 from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger
 from flowkit.bridge.kafka.topics import TopicCreator, check_distinct, check_topic
-from flowkit.core.utils import dumps
+from flowkit.core.utils import Fields, dumps
 from flowkit.errors import (
     CommandTooLarge,
     ConfigError,
@@ -103,7 +103,7 @@ class AdmissionTopics:
     """`per_type`: each type of events has a topic with its name. `shared`: all executions share a topic for
     events and one for commands, and a field says which type an event has."""
     prefix: str = ""
-    """What every topic begins with, separator included. The system of which the events come used `pref`."""
+    """What every topic begins with, separator included. The original system used `pref`."""
     group: str | None = None
     """The consumer group. By default, each queue has one of its own, so that each reads every record of its topics."""
     dead_letters: str = "dead_letters"
@@ -609,7 +609,7 @@ class AdmissionConsumer:
                 await self._queue.submit(request)
 
     async def _fail(self, record: Record, request: Request, error: StoreRefused) -> None:
-        """Say that a request has failed, since the queue cannot store it with its event.
+        """Send the event of a failed request, which the queue cannot store with its event.
 
         If there is a request with this id, which may be that of another user, consumers would take the
         event for its end.

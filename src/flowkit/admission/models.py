@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from flowkit.models.admission import DEFAULT_TENANT, Priority
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-Fields = dict[str, Any]
+    from flowkit.core.utils import Fields
 
 
 class Kind(StrEnum):

@@ -64,7 +64,7 @@ class Failure(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """What a call gives. Each part is an instance of the operation's model for it; None if there is no model."""
+    """The validated input of a call. Each part is an instance of the operation's model, or None without one."""
 
     caller: Caller
     path: Any = None

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit import reason_codes
-from flowkit.admission.models import ENDED, Door, Fields, Kind, Limits, Override, Report, State, Ticket
-from flowkit.core.utils import dumps
+from flowkit.admission.models import ENDED, Door, Kind, Limits, Override, Report, State, Ticket
+from flowkit.core.utils import Fields, dumps
 from flowkit.models.admission import BY_RANK
 from flowkit.models.tasks import TaskStatus
 

@@ -2,7 +2,7 @@
 
 The collections `admission_items`, `admission_holders`, `admission_queues` and `admission_limits`. Each method changes
 single documents, in one call where several are given; the order in which they are called makes the limits exact
-(docs/explanation of it: `flowkit.admission.queue`).
+(`flowkit.admission.queue` explains why).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from flowkit.errors import StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from flowkit.core.utils import Fields
     from flowkit.models import CloseTask
 
-Fields = dict[str, Any]
 
 _LOOK_AGAIN_SEC: Final = 10.0
 """How often an engine looks whether a queue has been created."""
@@ -195,8 +195,8 @@ class AdmissionStore:
 
     # --- requests
     #
-    # The stand-in for MongoDB sends a document as it is by then, which may no longer match the query, with
-    # its new version. So what the queue acts on is checked once more.
+    # The stand-in for MongoDB reads a document again after it has selected it. The document may then have a later
+    # version, which no longer matches the query, so what the queue acts on is checked again.
 
     @translate_errors
     async def insert(self, items: Sequence[Fields]) -> set[str]:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from flowkit.admission.models import Fields, Request, RequestChange, Ticket
+    from flowkit.admission.models import Request, RequestChange, Ticket
     from flowkit.cli.options import Where
+    from flowkit.core.utils import Fields
     from flowkit.models.admission import Admission, Priority
 
 _KINDS: Final[Mapping[str, type]] = {
