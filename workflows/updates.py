@@ -151,7 +151,7 @@ class TaskActions:
         now, update_id = workflow.now().timestamp(), _update_id()
         self._audit.add(name, action, planned, now, update_id)
         if self._nodes.local is not None:
-            self._nodes.local.hold_for_ordinary()
+            self._nodes.local.yield_to_ordinary()
         self._take_effect(planned, action, now)
         self._document.write_actions()
         return self._audit.keep_result(
@@ -479,7 +479,7 @@ class TaskActions:
         self._document.write_prerequisites(node.index for node in (*changed, *added))
 
     def _withdraw_change(self, replaced: Sequence[int]) -> None:
-        """Let nodes start that a rejected change has held back. What was decided meanwhile is decided again."""
+        """Let nodes start that waited for a rejected change. What was decided meanwhile is decided again."""
         for index in replaced:
             self._scheduler.forget_conditions(index)
             self._deadlines.restore(index)

@@ -52,7 +52,7 @@ class Task:
 
 
 @pytest.mark.parametrize(
-    ("scope", "held"),
+    ("scope", "paused"),
     [
         ("task", {A, B, C, D, E, F}),
         ("node:b", {B}),
@@ -61,9 +61,9 @@ class Task:
         ("role:other", {D}),
     ],
 )
-def test_scope_holds_its_nodes(scope: str, held: set[int]) -> None:
+def test_scope_pauses_its_nodes(scope: str, paused: set[int]) -> None:
     pauses = Task(scope).pauses
-    assert {index for index in range(6) if index in pauses.held} == held
+    assert {index for index in range(6) if index in pauses.paused} == paused
 
 
 def test_nodes_below_include_those_that_pull_or_whose_function_names_the_node() -> None:

@@ -266,7 +266,7 @@ def plan_retry(action: RetryNode, task: TaskSnapshot) -> Plan:
     if not _waits_for_retry(node, state, task):
         raise ActionRejected(
             f"node {printed(node.node_id)} waits for no retry: it continues "
-            f"{'after the pause, which resume ends' if node.index in task.pauses.held else 'as soon as it can'}; "
+            f"{'after the pause, which resume ends' if node.index in task.pauses.paused else 'as soon as it can'}; "
             "interrupt=true starts it again in a new generation"
         )
     return _plan_end_of_wait(node, state, task)
@@ -279,7 +279,7 @@ def _waits_for_retry(node: Node, state: NodeState, task: TaskSnapshot) -> bool:
 
 def _plan_end_of_wait(node: Node, state: NodeState, task: TaskSnapshot) -> Plan:
     """Return the plan that lets a node, or its shards, start the next attempt now. The node stays in its generation."""
-    name, is_paused = printed(node.node_id), node.index in task.pauses.held
+    name, is_paused = printed(node.node_id), node.index in task.pauses.paused
     to = state.status.value if state.status in _IN_FLIGHT else PAUSED if is_paused else DUE
     notes = [f"node {name} keeps its batches and its retry budget; interrupt=true starts it anew"]
     if is_paused:
@@ -318,7 +318,7 @@ def _describe_way(node: Node, state: NodeState, task: TaskSnapshot) -> str:
     if state.status.begun:
         now = "" if _waits_for_retry(node, state, task) else " with interrupt=true"
         return f"retry_node{now} starts it again"
-    if node.index in task.pauses.held:
+    if node.index in task.pauses.paused:
         return "it is paused: resume ends the pause, and change_graph changes its input before it starts"
     missing = [each for each in node.prerequisites if each not in task.satisfied]
     waits = f"it waits for {names(missing)}, which satisfy reports, and " if missing else ""
@@ -690,10 +690,10 @@ def plan_pause(action: Pause, task: TaskSnapshot) -> Plan:
             "interrupt=true stops attempts that still run"
         )
     stopped = {*interrupts}
-    held = pauses.held_with(new) | stopped
+    paused = pauses.newly_paused(new) | stopped
     open_nodes = [
         index
-        for index in sorted(held)
+        for index in sorted(paused)
         if not (states[index].status.ended or states[index].held_until is not None)
     ]
     if not open_nodes:
@@ -737,7 +737,7 @@ def plan_resume(action: Resume, task: TaskSnapshot) -> Plan:
                 RejectionCause.UNKNOWN,
             )
     ends = frozenset(action.scopes or known)
-    freed = pauses.held_without(ends)
+    freed = pauses.paused_only_by(ends)
     covered = {index for scope in ends for index in pauses.nodes_of(scope)}
     still = [index for index in covered - freed if not states[index].status.ended]
     rest = [scope for scope in known if scope not in ends]

@@ -39,7 +39,6 @@ from flowkit.admission.models import (
     REPEATABLE,
     Changed,
     Door,
-    Fields,
     Kind,
     Limits,
     QueueStatus,
@@ -52,7 +51,7 @@ from flowkit.admission.models import (
     UserLoad,
 )
 from flowkit.admission.store import AdmissionStore, Count, Hold, ItemUpdate
-from flowkit.core.utils import dumps
+from flowkit.core.utils import Fields, dumps
 from flowkit.errors import ConfigError, StoreUnavailable, TaskIdTaken
 from flowkit.limits import ADMITTED_TASK_BYTES
 from flowkit.models.admission import RANKS, Admission, Priority
