@@ -51,7 +51,7 @@ async def test_attempt_that_does_not_hold_the_node_is_fenced(
     with pytest.raises(Fenced):
         await tasks.attempts.finish(attempt(epoch=epoch), run, AT)
     with pytest.raises(Fenced):
-        await tasks.attempts.check_hold(attempt(epoch=epoch), run)
+        await tasks.attempts.check_fence(attempt(epoch=epoch), run)
     assert (await stored_node(db))["status"] == "running"
 
 
@@ -89,6 +89,6 @@ async def test_last_writes_do_not_change_a_closed_node(db: Any, tasks: TaskStore
 
 
 async def test_running_finishing_or_cancelled_attempt_holds_its_node(tasks: TaskStore) -> None:
-    await tasks.attempts.check_hold(attempt(epoch=2), RUN)
+    await tasks.attempts.check_fence(attempt(epoch=2), RUN)
     await tasks.record(record(shown("a", NodeStatus.CANCELLING, epoch=2)))
-    await tasks.attempts.check_hold(attempt(epoch=2), RUN)
+    await tasks.attempts.check_fence(attempt(epoch=2), RUN)

@@ -256,7 +256,7 @@ class Scheduler:
             return state.status.begun
         if node.approval is not None or node.delay is not None or state.held_until is not None:
             return False
-        return node.index not in self.pauses.held and not self.yields_to_sources(node)
+        return node.index not in self.pauses.paused and not self.yields_to_sources(node)
 
     def yields_to_sources(self, node: Node) -> bool:
         """Return whether a node has yielded, and waits for nodes from which it pulls and that have not ended."""
@@ -384,10 +384,10 @@ class Scheduler:
         The condition of a paused node is evaluated after the pause, immediately before the node starts, and that of a
         node whose reset is in progress after the reset.
         """
-        return [due for due in self._conditions.pop_due(self._is_held) if self.awaits(due)]
+        return [due for due in self._conditions.pop_due(self._is_blocked) if self.awaits(due)]
 
-    def _is_held(self, due: DueCondition) -> bool:
-        return due.node in self.resetting or (due.parent is None and due.node in self.pauses.held)
+    def _is_blocked(self, due: DueCondition) -> bool:
+        return due.node in self.resetting or (due.parent is None and due.node in self.pauses.paused)
 
     def text_of(self, due: DueCondition) -> str:
         """Return the expression of a condition."""
