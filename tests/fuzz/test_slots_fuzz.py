@@ -200,7 +200,7 @@ def keeps_slot(right: Callable[..., Any]) -> Callable[..., Any]:
     """The end of an attempt frees the slot of its task alone."""
 
     async def leave(slot: workflow_slots.TakenSlot, *_: object) -> None:
-        await slot._held.aclose()
+        await slot._taken.aclose()
 
     return leave
 

@@ -16,6 +16,19 @@ which a crash may cut off at any point. Four rules keep the limits exact neverth
 
 What a user or tenant holds is a set of entries, so adding and removing can be repeated. An entry contains the token of
 the step that added it: one that is left behind is never taken for that of a later try.
+
+The names of the code:
+
+* place, slot: a request that waits has a *place* in the queue, and one that was started has a *slot*. Both are limited.
+* rank, band: the *rank* is the priority as a number, the lowest first. The *band* of a rank are its waiting requests.
+* holder, hold: a *holder* is a user or a tenant, and a *hold* is an entry in one of its lists: of what it has waiting
+  or active (`held`), or active (`active`).
+* step, token, doubt: explained above. A step with a token in doubt has begun, and its end is not recorded.
+* owe, settle: a request that has ended *owes* its place or slot until a step *settles* it, which gives that back.
+* tally: the sum of what the last updates of some steps change in the counters.
+* lane, park, wake: a request whose user or tenant has as many active ones as it may have is *parked*: its *lane* names
+  the holder for which it waits, and dispatchers do not read it. When that holder may have more active requests, the
+  queue *wakes* the first of the lane.
 """
 
 from __future__ import annotations
