@@ -199,8 +199,8 @@ class Gateway:
         runner = given.model_dump()
         own = {"context_id": params.context_id, "addresses": addresses_of(runner)}
         fields = {**runner, **own, "secret": self._seal(call, given)}
-        id = key(params.context_id, given.id)
-        return _runner(await self._store.put(RUNNERS, id, fields, time.time()))
+        runner_key = key(params.context_id, given.id)
+        return _runner(await self._store.put(RUNNERS, runner_key, fields, time.time()))
 
     def _seal(self, call: Call, runner: models.RunnerData) -> str | None:
         if runner.secret is None:
@@ -251,8 +251,8 @@ class Gateway:
                     f"job {given.id} belongs to flow {flow['id']}, which runs; replace it when the flow has ended",
                     {"flow_id": flow["id"], "run_id": run_id(flow)},
                 )
-        id = key(given.context_id, given.caller_id, given.id)
-        return _job(await self._store.put(JOBS, id, given.model_dump(), time.time()))
+        job_key = key(given.context_id, given.caller_id, given.id)
+        return _job(await self._store.put(JOBS, job_key, given.model_dump(), time.time()))
 
     async def job_load(self, call: Call, params: models.OfCaller) -> models.Job:
         """Return a job."""
@@ -474,7 +474,9 @@ class Gateway:
             if each["task_id"] and each["task_id"] not in found and each["started_at"] > since
         ]
         states = await asyncio.gather(*map(self._state_in_temporal, missing))
-        started = [id for id, state in zip(missing, states, strict=True) if state is FlowRunState.OPEN]
+        started = [
+            task_id for task_id, state in zip(missing, states, strict=True) if state is FlowRunState.OPEN
+        ]
         return found | dict.fromkeys(started, (TaskStatus.QUEUED.value, 1))
 
     async def flow_status(self, call: Call, params: models.InContext) -> models.FlowView:
@@ -607,7 +609,7 @@ class Gateway:
     async def _rerun(self, call: Call, flow: Fields, jobs: Sequence[int], *, dry_run: bool = False) -> Fields:
         """Run the task of a flow again, with the limits that its jobs have now."""
         stored = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
-        limits = {str(id): job_limits(job) for id, job in stored.items()}
+        limits = {str(job_id): job_limits(job) for job_id, job in stored.items()}
         nodes = [str(each) for each in jobs] or None
         return await self._tasks.rerun(flow["task_id"], nodes, limits=limits, by=_by(call), dry_run=dry_run)
 
@@ -683,14 +685,14 @@ class Gateway:
         """Store a message. The gateway does not deliver it; jobs are dispatched by the run of their flow."""
         given = params.message
         await self._permit_new(call, "message.create", params.context_id, "message", given)
-        id = key(given.context_id, given.caller_id, given.id)
+        message_key = key(given.context_id, given.caller_id, given.id)
         fields = {
             **given.model_dump(exclude={"job", "nodes"}),
             "nodes": [_dump(node) for node in given.nodes],
             "status": MessageStatus.CREATED.value,
             "transport_status": TransportStatus.QUEUED.value,
         }
-        made = await self._store.insert(MESSAGES, id, fields, time.time())
+        made = await self._store.insert(MESSAGES, message_key, fields, time.time())
         if made is None:
             raise AlreadyExists(
                 f"actor {given.caller_id} has created message {given.id} before; use another id",
@@ -726,8 +728,8 @@ class Gateway:
     async def _message_of(self, call: Call, method: str, params: models.ByMessage) -> Fields:
         await self._permit(call, method, params.context_id)
         is_dispatch = isinstance(params.id, str)
-        id = params.id if is_dispatch else key(params.context_id, params.caller_id, int(params.id))
-        found = await self._store.load(MESSAGES, id)
+        message_key = params.id if is_dispatch else key(params.context_id, params.caller_id, int(params.id))
+        found = await self._store.load(MESSAGES, message_key)
         own = (params.context_id, params.caller_id)
         if found is None or (found["context_id"], found["caller_id"]) != own:
             raise NotFound(
@@ -811,8 +813,8 @@ class Gateway:
             collection, key(context_id, *ids.values()), name, context_id=context_id, **ids
         )
 
-    async def _flow(self, context_id: int, id: int) -> Fields:
-        return await self._find_in(FLOWS, "flow", context_id, id=id)
+    async def _flow(self, context_id: int, flow_id: int) -> Fields:
+        return await self._find_in(FLOWS, "flow", context_id, id=flow_id)
 
     async def _latest(self, flow: Fields) -> LatestRun:
         """Return the latest run of a flow. A flow whose run was deleted, or never began, has none."""
@@ -856,7 +858,7 @@ class Gateway:
     async def _jobs(self, flow: Mapping[str, Any], ids: Collection[int]) -> dict[int, Fields]:
         """Return the limits of the jobs of a flow by id. Raise NotFound if some do not exist."""
         found = await self._store.job_limits(flow["context_id"], flow["caller_id"], ids)
-        if missing := [id for id in ids if id not in found]:
+        if missing := [job_id for job_id in ids if job_id not in found]:
             raise NotFound(
                 f"actor {flow['caller_id']} has no jobs {missing} in context {flow['context_id']}; create them first",
                 {"jobs": missing},
@@ -1040,10 +1042,12 @@ def _new_nodes(flow: Mapping[str, Any], added: Sequence[FlowNode]) -> list[FlowN
     taken = {node.id: _differences(known[node.id], node) for node in added if node.id in known}
     if not taken:
         return [*added]
-    differ = {id: names for id, names in taken.items() if names}
+    differ = {job_id: names for job_id, names in taken.items() if names}
     if not differ and len(taken) == len(added):
         return []
-    more = "".join(f"; job {id} differs in {', '.join(names)}" for id, names in [*differ.items()][:_NAMED])
+    more = "".join(
+        f"; job {job_id} differs in {', '.join(names)}" for job_id, names in [*differ.items()][:_NAMED]
+    )
     raise AlreadyExists(
         f"flow {flow['id']} has the jobs {[*taken][:_NAMED]} already{more}; leave them out, or pass exactly "
         "the nodes of an earlier call",
@@ -1096,8 +1100,8 @@ def _place_of(text: str | None) -> tuple[int, str] | None:
     """Return time and id of a place of `_next_place`."""
     if text is None:
         return None
-    created_at, _, id = text.partition("/")
-    return int(created_at), id
+    created_at, _, message_key = text.partition("/")
+    return int(created_at), message_key
 
 
 def _attempt(number: int, row: Mapping[str, Any]) -> models.AttemptLog:
@@ -1137,7 +1141,7 @@ def _message(stored: Fields) -> models.Message:
 def _flow(latest: LatestRun) -> models.Flow:
     stored = {**latest.flow, "status": flow_status(latest.run), "run_id": latest.id}
     states = node_states(latest.nodes, latest.run)
-    shown = {id: {"node_status": state.status} for id, state in states.items()}
+    shown = {job_id: {"node_status": state.status} for job_id, state in states.items()}
     nodes = [{**node, **shown.get(node["id"], {})} for node in latest.flow["nodes"]]
     return models.Flow(**{**_pick(models.Flow, stored), "nodes": nodes})
 
@@ -1201,7 +1205,9 @@ def _node_views(latest: LatestRun) -> dict[str, NodeView]:
 def _failed_job(nodes: Mapping[str, NodeView]) -> int | None:
     """Return the first job, in the order of the flow, that has failed for good."""
     failed = (
-        id for id, node in nodes.items() if node.node_status is NodeStatus.FAILED and node.retry_at is None
+        job_id
+        for job_id, node in nodes.items()
+        if node.node_status is NodeStatus.FAILED and node.retry_at is None
     )
     return next(map(int, failed), None)
 
@@ -1220,8 +1226,8 @@ def _dag(latest: LatestRun) -> models.FlowDag:
         roots=[node.id for node in nodes if not node.depends],
         leaves=[node.id for node in nodes if node.id not in parents],
         levels=levels(nodes),
-        started=[id for id, each in status.items() if each in begun],
-        completed=[id for id, each in status.items() if each is NodeStatus.COMPLETED],
+        started=[job_id for job_id, each in status.items() if each in begun],
+        completed=[job_id for job_id, each in status.items() if each is NodeStatus.COMPLETED],
         failed_job=_failed_job(views),
         nodes=views,
     )

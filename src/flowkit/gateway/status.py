@@ -181,7 +181,7 @@ def node_states(nodes: Iterable[FlowNode], run: FlowRun | None) -> dict[int, Job
     """Return the state of each node of a flow, by the id of its job."""
     if run is None:
         return {node.id: JobNode(status=P) for node in nodes}
-    completed = {id for id, node in run.nodes.items() if node.status is TaskNodeStatus.FINISHED}
+    completed = {job_id for job_id, node in run.nodes.items() if node.status is TaskNodeStatus.FINISHED}
     return {
         node.id: _node_state(
             run.nodes.get(node.id) or TaskNode(),

@@ -350,8 +350,8 @@ class MyceliumTransport:
         minute. Of a process that has ended, one reply is enough to know that: it may have left many.
         """
         now, reader = time.monotonic(), _process_of(message) or message.sender
-        id, since = self._heads.get(topic, ("", now))
-        self._heads[topic] = message.id, since if id == message.id else now
+        message_id, since = self._heads.get(topic, ("", now))
+        self._heads[topic] = message.id, since if message_id == message.id else now
         gone = self._gone.setdefault(topic, {})
         if now < gone.get(reader, 0.0):
             return True
