@@ -531,18 +531,18 @@ class AdmissionQueue:
         doubtful = (await self.store.counters())["doubt"]
         updates, revived = [], {}
         for item in items:
-            found = earlier.get(item["_id"])
-            if found is None or found["state"] == State.RESERVING:
+            known = earlier.get(item["_id"])
+            if known is None or known["state"] == State.RESERVING:
                 continue
-            if rules.owner_of(found) != rules.owner_of(item):
+            if rules.owner_of(known) != rules.owner_of(item):
                 group.members[item["_id"]].error = _taken(item)
-            elif _may_repeat(found, item, doubtful):
-                changed = _resubmitted(found, item)
-                updates.append(ItemUpdate(id=item["_id"], version=found["v"], set=changed))
-                revived[item["_id"]] = {**item, **changed, "v": found["v"] + 1}
+            elif _may_repeat(known, item, doubtful):
+                changed = _resubmitted(known, item)
+                updates.append(ItemUpdate(id=item["_id"], version=known["v"], set=changed))
+                revived[item["_id"]] = {**item, **changed, "v": known["v"] + 1}
             else:
                 self.counts["submitted", "duplicate"] += 1
-                group.members[item["_id"]].ticket = await self._ticket(found, duplicate=True)
+                group.members[item["_id"]].ticket = await self._ticket(known, duplicate=True)
         done = await self.store.update(updates, ("place", group.token))
         return [item for id, item in revived.items() if id in done]
 
@@ -1385,26 +1385,26 @@ def _new_item(request: Request, token: str, at: float, queue: str, *, relayed: b
     }
 
 
-def _resubmitted(found: Fields, item: Fields) -> Fields:
+def _resubmitted(earlier: Fields, item: Fields) -> Fields:
     """Return what changes in a request that is submitted again.
 
     Events of its earlier tries stay until they are sent, with the metadata of their try.
     """
     changed = {**_CLEARED, **item}
     del changed["_id"], changed["v"]
-    if found.get("unsent"):
-        kept = [{"metadata": found["metadata"], **event} for event in found["events"]][-_KEPT_EVENTS:]
+    if earlier.get("unsent"):
+        kept = [{"metadata": earlier["metadata"], **event} for event in earlier["events"]][-_KEPT_EVENTS:]
         changed["events"] = kept
-        changed["sent"] = max(0, len(kept) - (len(found["events"]) - found["sent"]))
+        changed["sent"] = max(0, len(kept) - (len(earlier["events"]) - earlier["sent"]))
     return changed
 
 
-def _may_repeat(found: Fields, item: Fields, doubtful: Collection[str]) -> bool:
+def _may_repeat(earlier: Fields, item: Fields, doubtful: Collection[str]) -> bool:
     """Return whether a request can have the id of an earlier one, which has given back all that it held."""
-    same_event = item["request_id"] is not None and item["request_id"] == found.get("request_id")
-    named = [found["place"], *(found.get(marker) for marker in _MARKERS.values())]
-    settled = not found.get("owes") and not any(token in doubtful for token in named)
-    return found["state"] in REPEATABLE and settled and not same_event
+    same_event = item["request_id"] is not None and item["request_id"] == earlier.get("request_id")
+    named = [earlier["place"], *(earlier.get(marker) for marker in _MARKERS.values())]
+    settled = not earlier.get("owes") and not any(token in doubtful for token in named)
+    return earlier["state"] in REPEATABLE and settled and not same_event
 
 
 def _taken(item: Fields) -> TaskIdTaken:

@@ -292,17 +292,17 @@ class Gateway:
     async def job_logs(self, call: Call, params: models.JobAttempts) -> models.JobLogs:
         """Return the logs of the attempts of a job in the latest run of its flow, oldest first."""
         latest, node = await self._node_of(call, "job.logs", params)
-        found = Listing([], more=False)
+        listing = Listing([], more=False)
         if latest.run:
             task_id = latest.flow["task_id"]
-            found = await self._store.attempts(task_id, node.id, skip=params.after, limit=params.limit)
-        attempts = [_attempt(number, row) for number, row in enumerate(found.rows, params.after + 1)]
+            listing = await self._store.attempts(task_id, node.id, skip=params.after, limit=params.limit)
+        attempts = [_attempt(number, row) for number, row in enumerate(listing.rows, params.after + 1)]
         return models.JobLogs(
             flow_id=latest.flow["id"],
             run_id=latest.id,
             job_id=node.id,
             attempts=attempts,
-            next=attempts[-1].attempt if found.more else None,
+            next=attempts[-1].attempt if listing.more else None,
         )
 
     async def _node_of(self, call: Call, method: str, params: models.OfJob) -> tuple[LatestRun, FlowNode]:
@@ -466,18 +466,18 @@ class Gateway:
 
     async def _statuses(self, flows: Sequence[Fields]) -> dict[str, tuple[str, int]]:
         """Return status and `run_seq` of the latest run of each of these flows that has one, by id of the task."""
-        found = await self._store.task_statuses([each["task_id"] for each in flows if each["task_id"]])
+        statuses = await self._store.task_statuses([each["task_id"] for each in flows if each["task_id"]])
         since = time.time() - _UNOPENED_SEC
         missing = [
             each["task_id"]
             for each in flows
-            if each["task_id"] and each["task_id"] not in found and each["started_at"] > since
+            if each["task_id"] and each["task_id"] not in statuses and each["started_at"] > since
         ]
         states = await asyncio.gather(*map(self._state_in_temporal, missing))
         started = [
             task_id for task_id, state in zip(missing, states, strict=True) if state is FlowRunState.OPEN
         ]
-        return found | dict.fromkeys(started, (TaskStatus.QUEUED.value, 1))
+        return statuses | dict.fromkeys(started, (TaskStatus.QUEUED.value, 1))
 
     async def flow_status(self, call: Call, params: models.InContext) -> models.FlowView:
         """Return the state of the latest run of a flow."""
@@ -715,27 +715,27 @@ class Gateway:
 
     async def message_status(self, call: Call, params: models.ByMessage) -> models.MessageState:
         """Return how far a message is."""
-        found = await self._message_of(call, "message.status", params)
+        message = await self._message_of(call, "message.status", params)
         return models.MessageState(
-            id=found["id"],
-            status=MessageStatus(found["status"]),
-            transport_id=found.get("transport_id"),
-            transport_status=TransportStatus(found["transport_status"]),
-            late_replies=found.get("late_replies") or 0,
-            updated_at=found["updated_at"],
+            id=message["id"],
+            status=MessageStatus(message["status"]),
+            transport_id=message.get("transport_id"),
+            transport_status=TransportStatus(message["transport_status"]),
+            late_replies=message.get("late_replies") or 0,
+            updated_at=message["updated_at"],
         )
 
     async def _message_of(self, call: Call, method: str, params: models.ByMessage) -> Fields:
         await self._permit(call, method, params.context_id)
         is_dispatch = isinstance(params.id, str)
         message_key = params.id if is_dispatch else key(params.context_id, params.caller_id, int(params.id))
-        found = await self._store.load(MESSAGES, message_key)
+        message = await self._store.load(MESSAGES, message_key)
         own = (params.context_id, params.caller_id)
-        if found is None or (found["context_id"], found["caller_id"]) != own:
+        if message is None or (message["context_id"], message["caller_id"]) != own:
             raise NotFound(
                 f"there is no message {params.id!r} of actor {params.caller_id}", {"id": params.id}
             )
-        return found
+        return message
 
     # --- what several methods need
 
@@ -857,13 +857,13 @@ class Gateway:
 
     async def _jobs(self, flow: Mapping[str, Any], ids: Collection[int]) -> dict[int, Fields]:
         """Return the limits of the jobs of a flow by id. Raise NotFound if some do not exist."""
-        found = await self._store.job_limits(flow["context_id"], flow["caller_id"], ids)
-        if missing := [job_id for job_id in ids if job_id not in found]:
+        limits = await self._store.job_limits(flow["context_id"], flow["caller_id"], ids)
+        if missing := [job_id for job_id in ids if job_id not in limits]:
             raise NotFound(
                 f"actor {flow['caller_id']} has no jobs {missing} in context {flow['context_id']}; create them first",
                 {"jobs": missing},
             )
-        return found
+        return limits
 
     async def _with_jobs(self, given: models.FlowData, nodes: Sequence[FlowNode]) -> Fields:
         """Return the fields of a flow with these nodes. Raise NotFound if some of its jobs do not exist."""
@@ -1086,14 +1086,14 @@ def _dump(node: FlowNode) -> Fields:
 # --- results ----------------------------------------------------------------------------------------------------
 
 
-def _next(found: Listing) -> int | None:
+def _next(listing: Listing) -> int | None:
     """Return the id after which the next page begins; None after the last one."""
-    return found.rows[-1]["id"] if found.more else None
+    return listing.rows[-1]["id"] if listing.more else None
 
 
-def _next_place(found: Listing) -> str | None:
+def _next_place(listing: Listing) -> str | None:
     """Return the place after which the next page of messages begins; None after the last one."""
-    return f"{found.rows[-1]['created_at']}/{found.rows[-1]['_id']}" if found.more else None
+    return f"{listing.rows[-1]['created_at']}/{listing.rows[-1]['_id']}" if listing.more else None
 
 
 def _place_of(text: str | None) -> tuple[int, str] | None:
@@ -1186,11 +1186,11 @@ def _task_node(latest: LatestRun, node: FlowNode) -> TaskNode:
 def _node_views(latest: LatestRun) -> dict[str, NodeView]:
     states = node_states(latest.nodes, latest.run)
     failures = sum(state.status is NodeStatus.FAILED for state in states.values())
-    found = {}
+    views = {}
     for node in latest.nodes:
         state, task_node = states[node.id], _task_node(latest, node)
         failed = state.status is NodeStatus.FAILED
-        found[str(node.id)] = NodeView(
+        views[str(node.id)] = NodeView(
             node_status=state.status,
             cause=state.cause,
             attempt=task_node.epoch,
@@ -1199,7 +1199,7 @@ def _node_views(latest: LatestRun) -> dict[str, NodeView]:
             error=truncate(task_node.error or "", _ERRORS_CHARS // failures) or None if failed else None,
             retry_at=_whole(task_node.retry_at) if failed else None,
         )
-    return found
+    return views
 
 
 def _failed_job(nodes: Mapping[str, NodeView]) -> int | None:

@@ -56,11 +56,11 @@ class Listing:
     """Whether entries follow."""
 
 
-async def _listed(found: Any, limit: int) -> Listing:
+async def _listed(cursor: Any, limit: int) -> Listing:
     """Read a cursor up to `limit` documents or PAGE_BYTES bytes."""
     rows: list[Fields] = []
     size = 0
-    async for document in found.limit(limit + 1):
+    async for document in cursor.limit(limit + 1):
         size += len(dumps(document))
         if rows and (len(rows) == limit or size > PAGE_BYTES):
             return Listing(rows, more=True)
@@ -129,13 +129,13 @@ class FlowStore:
     @translate_errors
     async def put(self, collection: str, document_id: int | str, fields: Fields, now: float) -> Fields:
         """Create an entity or replace these fields of it, and return it."""
-        found: Fields = await self._db[collection].find_one_and_update(
+        stored: Fields = await self._db[collection].find_one_and_update(
             {"_id": document_id},
             {"$set": {**fields, "updated_at": int(now)}, "$setOnInsert": {"created_at": int(now)}},
             upsert=True,
             return_document=ReturnDocument.AFTER,
         )
-        return found
+        return stored
 
     @translate_errors
     async def insert(self, collection: str, document_id: str, fields: Fields, now: float) -> Fields | None:
@@ -285,7 +285,7 @@ class FlowStore:
 
         An earlier attempt than the latest one that has opened it changes no epoch.
         """
-        found: Fields = await self._db[MESSAGES].find_one_and_update(
+        stored: Fields = await self._db[MESSAGES].find_one_and_update(
             {"_id": dispatch_id},
             {
                 "$setOnInsert": {**fields, "created_at": int(now)},
@@ -295,7 +295,7 @@ class FlowStore:
             upsert=True,
             return_document=ReturnDocument.AFTER,
         )
-        return found
+        return stored
 
     @translate_errors
     async def dispatch(self, task_id: str, dispatch_id: str) -> Fields | None:
