@@ -817,7 +817,6 @@ async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> No
         interrupted = INTERRUPTED if nodes.take_interrupt(node.index) else None
         failure = nodes.failure_of_stop(node.index) or interrupted or failure
         if failure is None:
-            state.last_error = state.reason_code = None
             return NodeStatus.FINISHED
         if not _prepare_retry(nodes, node, state, failure):
             return NodeStatus.FAILED

@@ -51,6 +51,8 @@ Update = dict[str, Fields]
 NOT_CLOSED: Fields = {"closed_run_id": {"$exists": False}}
 """Filter for documents of tasks that no run has closed."""
 
+_ALIVE = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
+
 _PARAMS: Fields = {"_id": 0, "params": 1}
 """Projection with the params of a task."""
 
@@ -167,6 +169,10 @@ class AttemptEntry:
     def running_filter(self, run_id: str) -> Fields:
         """Return the fence of the attempt: the filter for a document in which it is still running."""
         return {**self.taken_filter(run_id), self.path_of("status"): NodeStatus.RUNNING.value}
+
+    def alive_filter(self, run_id: str) -> Fields:
+        """Return the filter for a document in which the attempt is running, or being cancelled."""
+        return {**self.taken_filter(run_id), self.path_of("status"): {"$in": _ALIVE}}
 
     def begin_set(self, run_id: str, lease: Fields, at: float) -> Fields:
         """Return the `$set` of the attempt's first write."""
@@ -333,9 +339,12 @@ class Attempts:
 
     @translate_errors
     async def show_failed_batches(self, attempt: AttemptInput, run_id: str, failed: int) -> None:
-        """Show how many batches a node has set aside, just before its attempt finishes it."""
+        """Show how many batches a node has set aside, just before its attempt finishes it.
+
+        A node that is being cancelled shows it as well: the attempt may finish it nevertheless.
+        """
         entry = self._entry_of(attempt)
-        await self._update(entry.running_filter(run_id), {"$set": {entry.path_of("failed_batches"): failed}})
+        await self._update(entry.alive_filter(run_id), {"$set": {entry.path_of("failed_batches"): failed}})
 
     @translate_errors
     async def show_wait(
@@ -528,7 +537,6 @@ def _merge(writes: Iterable[_Write]) -> tuple[Fields, Update]:
 
 _EFFECT = "applied_generation"
 _NUMBER = "vars_write"
-_ALIVE = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
 
 
 class EntryWrite(Protocol):
@@ -578,12 +586,7 @@ class NumberedWrite:
     @property
     def fence(self) -> Fields:
         """Return the filter for documents in which the attempt runs and has made neither this nor a later update."""
-        running = {self.entry.path_of("status"): {"$in": _ALIVE}}
-        return (
-            self.entry.taken_filter(self.run_id)
-            | running
-            | _unmarked_filter(self.entry, _NUMBER, self.number)
-        )
+        return self.entry.alive_filter(self.run_id) | _unmarked_filter(self.entry, _NUMBER, self.number)
 
     @property
     def sets(self) -> Fields:

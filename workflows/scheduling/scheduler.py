@@ -454,10 +454,13 @@ class Scheduler:
 
         The skipped nodes are added to `changed`. The node itself is not, unless it ends with another status: a node
         that a batch has started fails as `upstream_failed` if failed parents would have kept it from
-        starting. The end of an attempt whose node is being reset does not count.
+        starting. A finished node does not keep the error of an earlier attempt. The end of an attempt whose node is
+        being reset does not count.
         """
         state = self.states[index]
         if not state.status.ended and index not in self.resetting:
+            if status is NodeStatus.FINISHED:
+                state.last_error = state.reason_code = None
             state.status, state.skip_reason = self._checked(index, status), reason
             self._settle(self._record_end(index))
 

@@ -58,6 +58,12 @@ _SOON_SEC = 1.0
 """A query that brings events is asked at once after them. Before any other query, the workflow task is completed at the
 server, so that it comes later than this as a rule. On an engine that is very busy, the former can come later, too."""
 
+REPEATED = (
+    "A query brought this engine events of a workflow task that may have timed out in another engine. "
+    "The workflow task is repeated from the history. No action is needed."
+)
+"""The message of a workflow task that fails so that the engine runs the workflow anew."""
+
 
 class OrderedRunner(WorkflowRunner):
     """Runs workflows with another runner, and tasks with activations in order."""
@@ -256,10 +262,7 @@ def _ends_one_of(activation: Any, commands: Sequence[Any]) -> bool:
 def _failure(activation: Any) -> Any:
     """Return a completion that fails the workflow task, after which the SDK runs the workflow from its history."""
     completion = WorkflowActivationCompletion(run_id=activation.run_id)
-    completion.failed.failure.message = (
-        "A query brought this engine events of a workflow task that may have timed out in another engine. "
-        "The workflow task is repeated from the history. No action is needed."
-    )
+    completion.failed.failure.message = REPEATED
     return completion
 
 

@@ -12,7 +12,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 
 from flowkit import reason_codes
-from flowkit.engine.activations import OrderedRunner
+from flowkit.engine.activations import REPEATED, OrderedRunner
 from flowkit.models import temporal_names
 from flowkit.workflows.task import Task
 from tests.integration.chaos.cluster import retry_until_available
@@ -89,7 +89,7 @@ def failed_steps(history: WorkflowHistory) -> list[str]:
         f"{history.workflow_id}: a workflow task failed: {WorkflowTaskFailedCause.Name(each.cause)}: "
         f"{each.failure.message}"
         for each in failed
-        if each.cause not in _HARMLESS
+        if each.cause not in _HARMLESS and each.failure.message != REPEATED
     ]
 
 
