@@ -431,15 +431,15 @@ class TaskActions:
     def _find_changed(self, action: ChangeGraph) -> list[ChangedNode]:
         """Return the nodes that change, with the fields that earlier actions have changed."""
         index_of, states = self._scheduler.index_of, self._scheduler.states
-        found = []
+        changed = []
         for node_id, patch in action.changes.items():
             index = index_of[node_id]
             raw = self._task.graph["nodes"][index]
             if (earlier := self._state.changed.get(node_id)) is not None:
                 raw = with_raw_changes(raw, earlier)
             node = merge_patch(raw, patch)
-            found.append(ChangedNode(index=index, node=node, generation=states[index].generation + 1))
-        return found
+            changed.append(ChangedNode(index=index, node=node, generation=states[index].generation + 1))
+        return changed
 
     async def _call_change(
         self, added: dict[str, Any], changed: list[ChangedNode], planned: Plan

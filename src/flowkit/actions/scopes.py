@@ -118,14 +118,14 @@ class Pauses:
         return below
 
     def _nodes_of_role(self, scope: str, role: str) -> Collection[int]:
-        found = frozenset(node.index for node in self._nodes if node.type == role)
-        if not found:
+        indexes = frozenset(node.index for node in self._nodes if node.type == role)
+        if not indexes:
             roles = sorted({node.type for node in self._nodes})
             raise ActionRejected(
                 f"scopes has {printed(scope)}, but the roles of the task are {names(roles)}",
                 RejectionCause.UNKNOWN,
             )
-        return found
+        return indexes
 
     @property
     def whole_task(self) -> bool:

@@ -233,17 +233,17 @@ class Dispatcher:
     async def _check(self, item: Fields) -> None:
         """End a request whose workflow has ended or, while it is active, was not found twice."""
         try:
-            found = await self._tasks.look_up(item["_id"], await self._owner_of(item))
+            workflow = await self._tasks.look_up(item["_id"], await self._owner_of(item))
         except RPCError as error:
             _logger.info("the workflow of task %s cannot be looked up now: %s", item["_id"], error)
             return
-        if found.description is None:
+        if workflow.description is None:
             if item["state"] == State.ACTIVE and self._is_missing_for_long(item):
                 await self._end(item, *_absent(item))
             return
         self._missing.pop(item["place"], None)
-        if found.description.status in _ENDS:
-            await self._end(item, *_ENDS[found.description.status])
+        if workflow.description.status in _ENDS:
+            await self._end(item, *_ENDS[workflow.description.status])
 
     def _is_missing_for_long(self, item: Fields) -> bool:
         """Return whether an earlier look did not find the workflow of a request either."""

@@ -16,6 +16,19 @@ which a crash may cut off at any point. Four rules keep the limits exact neverth
 
 What a user or tenant holds is a set of entries, so adding and removing can be repeated. An entry contains the token of
 the step that added it: one that is left behind is never taken for that of a later try.
+
+The names of the code:
+
+* place, slot: a request that waits has a *place* in the queue, and one that was started has a *slot*. Both are limited.
+* rank, band: the *rank* is the priority as a number, the lowest first. The *band* of a rank are its waiting requests.
+* holder, hold: a *holder* is a user or a tenant, and a *hold* is an entry in one of its lists: of what it has waiting
+  or active (`held`), or active (`active`).
+* step, token, doubt: explained above. A step with a token in doubt has begun, and its end is not recorded.
+* owe, settle: a request that has ended *owes* its place or slot until a step *settles* it, which gives that back.
+* tally: the sum of what the last updates of some steps change in the counters.
+* lane, park, wake: a request whose user or tenant has as many active ones as it may have is *parked*: its *lane* names
+  the holder for which it waits, and dispatchers do not read it. When that holder may have more active requests, the
+  queue *wakes* the first of the lane.
 """
 
 from __future__ import annotations
@@ -518,18 +531,18 @@ class AdmissionQueue:
         doubtful = (await self.store.counters())["doubt"]
         updates, revived = [], {}
         for item in items:
-            found = earlier.get(item["_id"])
-            if found is None or found["state"] == State.RESERVING:
+            known = earlier.get(item["_id"])
+            if known is None or known["state"] == State.RESERVING:
                 continue
-            if rules.owner_of(found) != rules.owner_of(item):
+            if rules.owner_of(known) != rules.owner_of(item):
                 group.members[item["_id"]].error = _taken(item)
-            elif _may_repeat(found, item, doubtful):
-                changed = _resubmitted(found, item)
-                updates.append(ItemUpdate(id=item["_id"], version=found["v"], set=changed))
-                revived[item["_id"]] = {**item, **changed, "v": found["v"] + 1}
+            elif _may_repeat(known, item, doubtful):
+                changed = _resubmitted(known, item)
+                updates.append(ItemUpdate(id=item["_id"], version=known["v"], set=changed))
+                revived[item["_id"]] = {**item, **changed, "v": known["v"] + 1}
             else:
                 self.counts["submitted", "duplicate"] += 1
-                group.members[item["_id"]].ticket = await self._ticket(found, duplicate=True)
+                group.members[item["_id"]].ticket = await self._ticket(known, duplicate=True)
         done = await self.store.update(updates, ("place", group.token))
         return [item for id, item in revived.items() if id in done]
 
@@ -1372,26 +1385,26 @@ def _new_item(request: Request, token: str, at: float, queue: str, *, relayed: b
     }
 
 
-def _resubmitted(found: Fields, item: Fields) -> Fields:
+def _resubmitted(earlier: Fields, item: Fields) -> Fields:
     """Return what changes in a request that is submitted again.
 
     Events of its earlier tries stay until they are sent, with the metadata of their try.
     """
     changed = {**_CLEARED, **item}
     del changed["_id"], changed["v"]
-    if found.get("unsent"):
-        kept = [{"metadata": found["metadata"], **event} for event in found["events"]][-_KEPT_EVENTS:]
+    if earlier.get("unsent"):
+        kept = [{"metadata": earlier["metadata"], **event} for event in earlier["events"]][-_KEPT_EVENTS:]
         changed["events"] = kept
-        changed["sent"] = max(0, len(kept) - (len(found["events"]) - found["sent"]))
+        changed["sent"] = max(0, len(kept) - (len(earlier["events"]) - earlier["sent"]))
     return changed
 
 
-def _may_repeat(found: Fields, item: Fields, doubtful: Collection[str]) -> bool:
+def _may_repeat(earlier: Fields, item: Fields, doubtful: Collection[str]) -> bool:
     """Return whether a request can have the id of an earlier one, which has given back all that it held."""
-    same_event = item["request_id"] is not None and item["request_id"] == found.get("request_id")
-    named = [found["place"], *(found.get(marker) for marker in _MARKERS.values())]
-    settled = not found.get("owes") and not any(token in doubtful for token in named)
-    return found["state"] in REPEATABLE and settled and not same_event
+    same_event = item["request_id"] is not None and item["request_id"] == earlier.get("request_id")
+    named = [earlier["place"], *(earlier.get(marker) for marker in _MARKERS.values())]
+    settled = not earlier.get("owes") and not any(token in doubtful for token in named)
+    return earlier["state"] in REPEATABLE and settled and not same_event
 
 
 def _taken(item: Fields) -> TaskIdTaken:

@@ -286,13 +286,13 @@ def holds_of(item: Fields) -> list[tuple[str, str, str]]:
     An entry contains the token of the change that made it. It is therefore never that of another try of the same id.
     """
     holders = (user_holder(item["tenant"], item["user_id"]), tenant_holder(item["tenant"]))
-    found = []
+    holds = []
     for holder in holders:
         if item.get("place"):
-            found.append((holder, "held", entry_of(item["place"], item["_id"])))
+            holds.append((holder, "held", entry_of(item["place"], item["_id"])))
         if item.get("slot"):
-            found.append((holder, "active", entry_of(item["slot"], item["_id"])))
-    return found
+            holds.append((holder, "active", entry_of(item["slot"], item["_id"])))
+    return holds
 
 
 def entry_of(token: str, execution_id: str) -> str:

@@ -247,13 +247,13 @@ class AdmissionStore:
         """Apply one change, and return the request as it is then, without body and events; None if it was
         not as expected.
         """
-        found: Fields | None = await self._items.find_one_and_update(
+        changed: Fields | None = await self._items.find_one_and_update(
             {"_id": update.id, "v": update.version},
             self._operators(update),
             projection=dict(_BRIEF),
             return_document=ReturnDocument.AFTER,
         )
-        return found
+        return changed
 
     def _operators(self, update: ItemUpdate) -> Fields:
         operators: Fields = {"$set": dict(update.set), "$inc": {"v": 1}}
@@ -524,13 +524,13 @@ class AdmissionStore:
 
         A change that begins or ends a step is made once, however often it is called.
         """
-        found: Fields | None = await self._queues.find_one_and_update(
+        counters: Fields | None = await self._queues.find_one_and_update(
             {"_id": self.queue, **_conditions(change)},
             _increments(change),
             projection={"key_secret": 0},
             return_document=ReturnDocument.AFTER,
         )
-        return found
+        return counters
 
     @translate_errors
     async def open_session(self, session: str, until: float) -> None:
@@ -657,10 +657,10 @@ def _together(holds: Iterable[Hold]) -> Iterator[tuple[Hold, list[str]]]:
             yield from ((same, [entry]) for entry in entries)
 
 
-def _has_room(found: Fields | None, hold: Hold) -> bool:
+def _has_room(holder: Fields | None, hold: Hold) -> bool:
     """Return whether an entry is not in the list of its holder, and would fit."""
-    entries = [] if found is None else found.get(hold.list, [])
-    return hold.entry not in entries and (found is None or hold.cap is None or len(entries) < hold.cap)
+    entries = [] if holder is None else holder.get(hold.list, [])
+    return hold.entry not in entries and (holder is None or hold.cap is None or len(entries) < hold.cap)
 
 
 def _field(name: str) -> str:

@@ -181,7 +181,7 @@ def node_states(nodes: Iterable[FlowNode], run: FlowRun | None) -> dict[int, Job
     """Return the state of each node of a flow, by the id of its job."""
     if run is None:
         return {node.id: JobNode(status=P) for node in nodes}
-    completed = {id for id, node in run.nodes.items() if node.status is TaskNodeStatus.FINISHED}
+    completed = {job_id for job_id, node in run.nodes.items() if node.status is TaskNodeStatus.FINISHED}
     return {
         node.id: _node_state(
             run.nodes.get(node.id) or TaskNode(),
@@ -267,13 +267,13 @@ def steps(state: JobNode, dispatches: Sequence[JobDispatch]) -> list[Step]:
     An earlier attempt has passed every status from `Ready` to the one that it has reached, and `Failed`,
     whether anyone saw it or not.
     """
-    found: list[Step] = []
+    way: list[Step] = []
     own: dict[int, list[JobDispatch]] = {}
     for each in dispatches:
         own.setdefault(each.generation, []).append(each)
     for generation in sorted(each for each in own if each < state.generation):
-        found += _lead_to(_end_of(own[generation]), own[generation])
-    return found + _lead_to(state, own.get(state.generation) or ())
+        way += _lead_to(_end_of(own[generation]), own[generation])
+    return way + _lead_to(state, own.get(state.generation) or ())
 
 
 def _end_of(dispatches: Sequence[JobDispatch]) -> JobNode:
@@ -287,14 +287,14 @@ def _end_of(dispatches: Sequence[JobDispatch]) -> JobNode:
 def _lead_to(end: JobNode, dispatches: Iterable[JobDispatch]) -> list[Step]:
     """Return the statuses of one generation of a node, from `Pending` to `end`, without `Pending`."""
     reached = {each.retry: each.state for each in dispatches}
-    at, found = P, []
+    at, all_steps = P, []
     for retry in range(end.retry + 1):
         last = (reached.get(retry), NodeStatus.FAILED) if retry < end.retry else (end.via, end.status)
         for goal in [R, *filter(None, last)] if retry else filter(None, last):
             way = path(at, goal)
-            found += [Step(end.generation, retry, status) for status in way]
+            all_steps += [Step(end.generation, retry, status) for status in way]
             at = way[-1] if way else at
-    return found
+    return all_steps
 
 
 def path(start: NodeStatus, goal: NodeStatus) -> list[NodeStatus]:

@@ -258,13 +258,13 @@ class MyceliumTransport:
     async def _call(self, method: str, params: Sequence[Any], wait_sec: float) -> Any:
         """Return the result of a method of the node; None for the errors that mean that there is no message."""
         call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        found = await self._http.request(self._node, call, wait_sec)
-        if not isinstance(found, dict):
+        response = await self._http.request(self._node, call, wait_sec)
+        if not isinstance(response, dict):
             raise BadReply(f"the Mycelium node at {self._node} returns no JSON-RPC response to {method}")
-        error = found.get("error")
+        error = response.get("error")
         if isinstance(error, dict) and error.get("code") not in {204, 408}:
             raise Unreachable(f"the Mycelium node at {self._node} rejects {method}")
-        return found.get("result")
+        return response.get("result")
 
     def _read_for(self, topic: str, seconds: float) -> None:
         """Read the messages with a topic for some time."""
@@ -350,8 +350,8 @@ class MyceliumTransport:
         minute. Of a process that has ended, one reply is enough to know that: it may have left many.
         """
         now, reader = time.monotonic(), _process_of(message) or message.sender
-        id, since = self._heads.get(topic, ("", now))
-        self._heads[topic] = message.id, since if id == message.id else now
+        message_id, since = self._heads.get(topic, ("", now))
+        self._heads[topic] = message.id, since if message_id == message.id else now
         gone = self._gone.setdefault(topic, {})
         if now < gone.get(reader, 0.0):
             return True

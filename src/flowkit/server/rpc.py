@@ -545,13 +545,13 @@ def openrpc_document(methods: Sequence[Method], info: Mapping[str, Any]) -> dict
         inputs.append((f"{method.name} params", "validation", TypeAdapter(method.params)))
         inputs.append((f"{method.name} result", "serialization", TypeAdapter(method.result)))
     schemas, definitions = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")
-    found = {name: schema for (name, _), schema in schemas.items()}
+    components = {name: schema for (name, _), schema in schemas.items()}
     errors = {error.name: error for method in methods for error in (*_STANDARD_ERRORS, *method.errors)}
     return {
         "openrpc": "1.2.6",
         "info": dict(info),
         "methods": [
-            _describe_method(method, found[f"{method.name} params"], found[f"{method.name} result"])
+            _describe_method(method, components[f"{method.name} params"], components[f"{method.name} result"])
             for method in methods
         ],
         "components": {

@@ -436,14 +436,14 @@ def rerun(
 def _read_inputs(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the keys of `input_inline` to replace, by node id, from texts `node:key=value`."""
     example = "load:limit=50"
-    found: dict[str, dict[str, Any]] = {}
+    inputs: dict[str, dict[str, Any]] = {}
     for place, value in read_pairs(given, "--set", example).items():
         node, colon, key = place.rpartition(":")
         if not colon or not node or not key:
             problem = ConfigError(f"--set {printed(place)} names no node")
             raise add_remedy(problem, f"write, for example, --set {example}")
-        found.setdefault(node, {})[key] = value
-    return found
+        inputs.setdefault(node, {})[key] = value
+    return inputs
 
 
 async def _run_again(
