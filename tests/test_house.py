@@ -141,29 +141,11 @@ DOUBLE = "src/flowkit/testing/external"
 
 SHARED = {
     # The protocol of external workers and the graph language describe the same fields.
-    *("NodeIO", "RetryPolicy", "RunState"),
+    *("NodeIO", "RetryPolicy"),
     # The wire forms of the gateway have the names of its specification.
-    *("AttemptLog", "Message", "NodeState", "NodeStatus"),
+    *("AttemptLog", "Message", "NodeStatus"),
 }
 """Names of two classes, each of which is documented under its name."""
-
-UNDECIDED = {
-    *(
-        "ById",
-        "Cancelled",
-        "Change",
-        "Dispatch",
-        "Dispatcher",
-        "Event",
-        "Fenced",
-        "Given",
-        "Page",
-        "Step",
-        "Task",
-    ),
-    *("SupervisorTimeout", "SupervisorUnreachable", "_Part"),
-}
-"""Double names of the products and of actions, which still need a name of their own. Add none."""
 
 
 def classes() -> dict[str, list[str]]:
@@ -178,5 +160,4 @@ def classes() -> dict[str, list[str]]:
 
 
 def test_each_class_has_a_name_of_its_own() -> None:
-    known = SHARED | UNDECIDED
-    assert {name: at for name, at in classes().items() if len(at) > 1 and name not in known} == {}
+    assert {name: at for name, at in classes().items() if len(at) > 1 and name not in SHARED} == {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowkit.actions.changed_nodes import changeable
-from flowkit.actions.plans import Task
+from flowkit.actions.plans import TaskSnapshot
 from flowkit.actions.records import (
     Action,
     ChangeGraph,
@@ -121,7 +121,7 @@ def _next_state(words: str, node_id: str, state: NodeState, action: Action) -> s
     states = [NodeState(status=NodeStatus.FAILED, epoch=1) for _ in nodes]
     states[index] = replace(state)
     paused = [PausedScope(scope=f"node:{node_id}", since=0.0)] if words.startswith("paused") else []
-    task = Task(
+    task = TaskSnapshot(
         nodes=nodes,
         states=states,
         pauses=Pauses(nodes, paused),

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from flowkit.errors import ConfigError, FlowKitError
@@ -104,19 +105,41 @@ class Product:
 
 @cache
 def installed() -> tuple[Product, ...]:
-    """Return the installed products, sorted by name. An entry point whose code is missing does not count."""
-    loaded = (_load(each) for each in metadata.entry_points(group=GROUP))
-    return tuple(sorted((each for each in loaded if each is not None), key=lambda each: each.name))
+    """Return the installed products, sorted by name. An entry point whose code is missing does not count.
+
+    Raise ConfigError if one cannot be loaded, or if two products have the same name.
+    """
+    loaded: dict[str, tuple[Product, str]] = {}
+    for entry in metadata.entry_points(group=GROUP):
+        if (product := _load(entry)) is None:
+            continue
+        _, other = loaded.setdefault(product.name, (product, entry.value))
+        if other != entry.value:
+            raise ConfigError(
+                f"two installed products have the name {product.name!r}: {other} and {entry.value}; uninstall one"
+            )
+    return tuple(loaded[name][0] for name in sorted(loaded))
 
 
 def _load(entry: metadata.EntryPoint) -> Product | None:
     try:
-        product: Product = entry.load()
+        product = entry.load()
     except ModuleNotFoundError as error:
         if error.name and f"{entry.module}.".startswith(f"{error.name}."):
             return None
-        raise
+        raise _unusable(entry, f"needs the module {error.name!r}") from error
+    except Exception as error:
+        raise _unusable(entry, f"fails to load: {type(error).__name__}: {error}") from error
+    if not isinstance(product, Product):
+        raise _unusable(entry, f"is of the type {type(product).__name__!r}, not a Product")
     return product
+
+
+def _unusable(entry: metadata.EntryPoint, problem: str) -> ConfigError:
+    package = f" of the package {entry.dist.name!r}" if entry.dist is not None else ""
+    return ConfigError(
+        f"the product {entry.value}{package} {problem}: repair or uninstall the package that provides it"
+    )
 
 
 def processes() -> dict[str, UpProcess]:
@@ -136,5 +159,14 @@ def on_closed(db: Database) -> list[OnClosed]:
 
 
 def missing(what: str, product: str) -> ConfigError:
-    """Return the error of a call that needs a product of FlowKit which is not installed; it names the extra."""
-    return ConfigError(f"{what} is not installed: run pip install 'flowkit-temporal[{EXTRAS[product]}]'")
+    """Return the error of a call that needs a product of FlowKit which is not installed; it names the extra.
+
+    If its code is there, the package was installed from a checkout of older code, and has to register the product anew.
+    """
+    extra = EXTRAS[product]
+    if (code := find_spec(f"flowkit.{extra}")) is not None and code.origin is not None:
+        return ConfigError(
+            f"{what} is not registered, because this installation of FlowKit is older than its code: "
+            f"run pip install -e '.[{extra}]' in the checkout"
+        )
+    return ConfigError(f"{what} is not installed: run pip install 'flowkit-temporal[{extra}]'")

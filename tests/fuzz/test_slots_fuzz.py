@@ -199,8 +199,8 @@ def without_windows(right: Callable[..., Any]) -> Callable[..., Any]:
 def keeps_slot(right: Callable[..., Any]) -> Callable[..., Any]:
     """The end of an attempt frees the slot of its task alone."""
 
-    async def leave(slot: workflow_slots.HeldSlot, *_: object) -> None:
-        await slot._held.aclose()
+    async def leave(slot: workflow_slots.TakenSlot, *_: object) -> None:
+        await slot._taken.aclose()
 
     return leave
 
@@ -228,7 +228,7 @@ def without_turn(right: Callable[..., Any]) -> Callable[..., Any]:
         [
             (Slots, "release", loses_grants),
             (Slots, "try_acquire", without_windows),
-            (workflow_slots.HeldSlot, "__aexit__", keeps_slot),
+            (workflow_slots.TakenSlot, "__aexit__", keeps_slot),
             (workflow_slots, "_WaitingRole", without_turn),
         ]
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,7 +72,7 @@ async def job(harness: Harness, way: Way) -> None:
         for number, name in enumerate(CHAIN, 1):
             way.note(name)
             await world.call("flow.start", **world.own)
-            await eventually(lambda number=number: has_finished(world, world.run_id(str(number))))
+            await eventually(partial(has_finished, world, world.run_id(str(number))))
 
 
 async def has_finished(world: FlowWorld, run_id: str) -> bool:

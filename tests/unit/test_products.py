@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -24,6 +25,7 @@ GRAPH = {"nodes": [{"node_id": "a", "type": "x"}]}
 def no_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no product be installed."""
     monkeypatch.setattr(products, "installed", tuple)
+    monkeypatch.setattr(products, "find_spec", lambda name: None)
 
 
 @pytest.mark.parametrize("module", ["flowkit.gone.product", "flowkit.graph.gone"])
@@ -33,13 +35,40 @@ def test_an_entry_point_without_its_code_does_not_count(module: str, monkeypatch
     assert products.installed.__wrapped__() == ()
 
 
-def test_a_product_that_misses_another_module_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("loaded", "problem"),
+    [
+        (ModuleNotFoundError("No module named 'gone'", name="gone"), "needs the module 'gone'"),
+        (AttributeError("no PRODUCT"), "fails to load: AttributeError: no PRODUCT"),
+        ({}, "is of the type 'dict', not a Product"),
+    ],
+)
+def test_a_product_that_cannot_be_loaded_is_named(
+    loaded: Any, problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register(monkeypatch, {"other.product:PRODUCT": loaded})
+    assert run(["--help"]) == 2
+    assert f"the product other.product:PRODUCT {problem}: repair or uninstall" in capsys.readouterr().err
+
+
+def test_two_products_of_one_name_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, {each: products.Product(name="same") for each in ("one:PRODUCT", "two:PRODUCT")})
+    with pytest.raises(ConfigError, match="the name 'same': one:PRODUCT and two:PRODUCT; uninstall one"):
+        products.installed()
+
+
+def register(monkeypatch: pytest.MonkeyPatch, loaded: dict[str, Any]) -> None:
+    """Let these be the entry points of products, with what they load or raise."""
+
     def load(entry: EntryPoint) -> Any:
-        raise ModuleNotFoundError("No module named 'aiohttp'", name="aiohttp")
+        if isinstance(loaded[entry.value], Exception):
+            raise loaded[entry.value]
+        return loaded[entry.value]
 
     monkeypatch.setattr(EntryPoint, "load", load)
-    with pytest.raises(ModuleNotFoundError, match="aiohttp"):
-        products.installed.__wrapped__()
+    entries = [EntryPoint("any", value, products.GROUP) for value in loaded]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries)
+    monkeypatch.setattr(products, "installed", products.installed.__wrapped__)
 
 
 @pytest.mark.usefixtures("no_products")
@@ -71,6 +100,17 @@ def test_commands_of_a_missing_product_name_its_extra(
 ) -> None:
     assert run(arguments) == 2
     assert reported in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_products")
+def test_a_product_whose_code_is_there_needs_a_new_installation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a checkout that has got new code since it was installed."""
+    monkeypatch.setattr(products, "find_spec", find_spec)
+    assert run(["token", "list"]) == 2
+    assert "is not registered, because this installation" in (shown := capsys.readouterr().err)
+    assert "run pip install -e '.[server]' in the checkout" in shown
 
 
 @pytest.mark.usefixtures("no_products")

@@ -1,7 +1,7 @@
 """The queue: how requests get their places and slots, exactly and without transactions.
 
-MongoDB changes one document at a time, so a step that concerns several documents is a sequence of changes, which a crash
-may cut off at any point. Four rules keep the limits exact nevertheless:
+MongoDB changes one document at a time, so a step that concerns several documents is a sequence of changes,
+which a crash may cut off at any point. Four rules keep the limits exact nevertheless:
 
 * Each step has a *token*. In the update that begins the step, the token becomes *in doubt*: the counters list it, with
   the requests that it concerns. Then the requests change, and each names the token. The update that ends the step takes
@@ -39,7 +39,6 @@ from flowkit.admission.models import (
     REPEATABLE,
     Changed,
     Door,
-    Fields,
     Kind,
     Limits,
     QueueStatus,
@@ -52,7 +51,7 @@ from flowkit.admission.models import (
     UserLoad,
 )
 from flowkit.admission.store import AdmissionStore, Count, Hold, ItemUpdate
-from flowkit.core.utils import dumps
+from flowkit.core.utils import Fields, dumps
 from flowkit.errors import ConfigError, StoreUnavailable, TaskIdTaken
 from flowkit.limits import ADMITTED_TASK_BYTES
 from flowkit.models.admission import RANKS, Admission, Priority
@@ -66,7 +65,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SESSION_SEC: Final = 30.0
-"""How long a session stays valid without being renewed, and after which a task is started again whose start is not noted."""
+"""How long a session stays valid without being renewed, and after which a task is started again whose start
+is not noted."""
 _IDLE_SHARE: Final = 2 / 3
 """After this share of its time, a session that nothing has renewed is replaced."""
 LIMITS_SEC: Final = 2.0
@@ -122,7 +122,10 @@ class SessionClosed(Exception):
 
 @dataclass(slots=True)
 class Tally:
-    """What the last updates of some steps change. They can be made together, or with the first update of another one."""
+    """What the last updates of some steps change.
+
+    They can be made together, or with the first update of another one.
+    """
 
     tokens: set[str] = field(default_factory=set)
     returned: Counter[int] = field(default_factory=Counter)
@@ -276,7 +279,9 @@ def new_session_id() -> str:
 
 
 class Outbox:
-    """Requests whose events this process has just stored, for the relay of the process, which then need not read them."""
+    """Requests whose events this process has just stored, for the relay of the process, which then need not
+    read them.
+    """
 
     def __init__(self) -> None:
         self.has_relay = False
@@ -363,7 +368,9 @@ class AdmissionQueue:
         new_id: Callable[[], str] = new_session_id,
         on_change: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_change` is called when a request of this process waits or has ended, so that a dispatcher need not poll."""
+        """`on_change` is called when a request of this process waits or has ended, so that a dispatcher
+        need not poll.
+        """
         self.on_change = on_change
         self.store = store
         self.clock = clock
@@ -413,7 +420,9 @@ class AdmissionQueue:
         await self._wake_lanes(new, {})
 
     async def keep_records(self) -> None:
-        """Record what tenants have whose limit is new to this process, and once more when every process knows the limit."""
+        """Record what tenants have whose limit is new to this process, and once more when every process
+        knows the limit.
+        """
         limits, now = await self.limits(), self.clock()
         lists = rules.tenant_lists(limits)
         again = self._record_again
@@ -446,8 +455,8 @@ class AdmissionQueue:
     async def submit(self, request: Request) -> Ticket:
         """Ask for admission. Return the request as it waits or was rejected, or an earlier one with the same id.
 
-        Raise TaskIdTaken if another user or queue has used the id. Users of the same name in different tenants, or that come
-        through different doors, are different users.
+        Raise TaskIdTaken if another user or queue has used the id. Users of the same name in different
+        tenants, or that come through different doors, are different users.
         """
         deadline = self.clock() + _RESERVED_SEC
         while True:
@@ -501,7 +510,10 @@ class AdmissionQueue:
             await self.session.end_due()
 
     async def _repeat(self, group: _Group, items: Sequence[Fields]) -> list[Fields]:
-        """Return the items whose id an earlier request had that was rejected or has expired. The others are duplicates."""
+        """Return the items whose id an earlier request had that was rejected or has expired.
+
+        The others are duplicates.
+        """
         earlier = await self.store.load([item["_id"] for item in items], events=True)
         doubtful = (await self.store.counters())["doubt"]
         updates, revived = [], {}
@@ -662,7 +674,10 @@ class AdmissionQueue:
         return [rules.envelope(item, each) for each in item["events"]]
 
     async def body(self, execution_id: str) -> Fields:
-        """Return what a request asks for. It is empty for an unknown request, and for one whose body is no longer kept."""
+        """Return what a request asks for.
+
+        It is empty for an unknown request, and for one whose body is no longer kept.
+        """
         return (await self.store.bodies([execution_id])).get(execution_id, {})
 
     async def _load(self, execution_id: str, *, events: bool = False) -> Fields | None:
@@ -808,7 +823,10 @@ class AdmissionQueue:
         return await self.end(execution_id, lambda _: (report, events))
 
     async def end(self, execution_id: str, decide: Decide) -> RequestChange:
-        """Note the end of a request, if `decide` returns one for the request as it is. It gives back its place or slot."""
+        """Note the end of a request, if `decide` returns one for the request as it is.
+
+        It gives back its place or slot.
+        """
         for _ in range(_TRIES):
             ending = _Ending(execution_id, decide)
             await self._endings.write(ending)
@@ -981,7 +999,8 @@ class AdmissionQueue:
     async def _dispatch(self, most: int) -> list[Fields]:
         limits = await self.limits()
         pending, active, ready = await self._look(limits, min(most, GROUP))
-        # Requests that have ended count until they are settled, so there are some only if others than those are counted.
+        # Requests that have ended count until they are settled, so there are some only if others than those
+        # are counted.
         owing = await self.store.owing(GROUP) if pending + active > len(ready) else []
         self.idle = not owing and pending <= len(ready)
         ends = (
@@ -1043,8 +1062,8 @@ class AdmissionQueue:
                 break
             if choice.full:
                 continue
-            # Requests that wait apart may be earlier than those that are chosen, also those of the same user: it may have
-            # had an end that has not woken them yet.
+            # Requests that wait apart may be earlier than those that are chosen, also those of the same
+            # user: it may have had an end that has not woken them yet.
             wanted = _wanted(limits, ready)
             if not has_compared:
                 wanted, has_compared = wanted - Counter(choice.taken), True
@@ -1053,7 +1072,9 @@ class AdmissionQueue:
         return chosen
 
     async def _first_ready(self, most: int, *, limited: bool) -> list[Fields]:
-        """Return requests that wait for a slot: with their bodies if there is nothing else for which they may have to wait."""
+        """Return requests that wait for a slot: with their bodies if there is nothing else for which they
+        may have to wait.
+        """
         if limited:
             return await self.store.first_ready(GROUP, with_body=False)
         return await self.store.first_ready(most)
@@ -1223,7 +1244,10 @@ class AdmissionQueue:
                     await self.store.delete(item["_id"], item["v"])
 
     async def wake_all(self) -> int:
-        """Let requests become ready that wait for a user or tenant that may have another one active. Return their number."""
+        """Let requests become ready that wait for a user or tenant that may have another one active.
+
+        Return their number.
+        """
         return await self._wake_lanes(await self.limits(), {})
 
     async def drop_stray_holds(self) -> int:
@@ -1298,7 +1322,10 @@ _CLEARED: Final[Fields] = dict.fromkeys(
 
 
 def request_of(admission: Admission, id: str, given: Fields, kind: Kind = Kind.TASK) -> Request:
-    """Return a request of a program. Raise ConfigError if a field of it is invalid, or if what is to start is too large."""
+    """Return a request of a program.
+
+    Raise ConfigError if a field of it is invalid, or if what is to start is too large.
+    """
     if admission.priority not in tuple(RANKS):
         raise ConfigError(f"priority is {shown(admission.priority)}; choose from {', '.join(RANKS)}")
     require(RequestFields, {"execution_id": id, **asdict(admission)})

@@ -258,7 +258,9 @@ class RemoteSupervisors:
 
 
 def mask(text: str, secrets: Sequence[str]) -> str:
-    """Return a text without secrets that a supervisor may have repeated, as they are or inside of JSON, `repr` or URLs."""
+    """Return a text without secrets that a supervisor may have repeated, as they are or inside of JSON,
+    `repr` or URLs.
+    """
     for secret in filter(None, secrets):
         spellings = {
             secret,

@@ -193,7 +193,8 @@ class EventLog:
     def missing(self, latest: LatestRun, at: float) -> list[Fields]:
         """Return the events of the latest run that are not stored, with the next sequence numbers.
 
-        They also follow those of events that were deleted, so that a client misses none with the last one that it has seen.
+        They also follow those of events that were deleted, so that a client misses none with the last one
+        that it has seen.
         """
         assert latest.run is not None
         found = [*self._of_flow(latest, FlowStatus.STARTED), *self._of_nodes(latest)]

@@ -91,9 +91,10 @@ class FlowOfRun(NamedTuple):
 class JobHandler(RoleHandler):
     """Dispatches the jobs of flows to supervisors.
 
-    It serves only tasks that the gateway has started as runs of flows: everyone who can start a task can write a node of
-    this role with the ids of a foreign flow. An attempt that was lost continues its dispatch: the supervisor knows the id of
-    the job, and returns the result. A retry after a failure is a new dispatch with another id.
+    It serves only tasks that the gateway has started as runs of flows: everyone who can start a task can
+    write a node of this role with the ids of a foreign flow. An attempt that was lost continues its
+    dispatch: the supervisor knows the id of the job, and returns the result. A retry after a failure is a
+    new dispatch with another id.
     """
 
     role = ROLE
@@ -324,7 +325,10 @@ class JobHandler(RoleHandler):
         return found
 
     async def _address(self, dispatch: Dispatching, runner: Fields | None, url: str) -> None:
-        """Set where a dispatch goes, and its secret. Let the attempt fail if the address or the secret is not usable."""
+        """Set where a dispatch goes, and its secret.
+
+        Let the attempt fail if the address or the secret is not usable.
+        """
         try:
             if runner is None:
                 destination = parse_destination(url)
@@ -405,7 +409,10 @@ class JobHandler(RoleHandler):
         return known
 
     async def _fail(self, dispatch: Dispatching, error: JobFailed, logs: str | None = None) -> None:
-        """Note a failed attempt, and raise its error. If the worker is lost in between, the next one raises it again."""
+        """Note a failed attempt, and raise its error.
+
+        If the worker is lost in between, the next one raises it again.
+        """
         event = JobEvent.FAILED if error.code == reason_codes.JOB_FAILED else JobEvent.NO_OUTCOME
         text = truncate(str(error), _ERROR_CHARS)
         await self._report(dispatch, event, code=error.code, error=text, logs=logs)
@@ -491,8 +498,8 @@ class Dispatching:
 def _foreign(ctx: RunContext, cause: str) -> JobFailed:
     """Return the error of a node that the gateway has not started."""
     problem = (
-        f"node {printed(ctx.node_id)} of task {printed(ctx.task_id)} does not run a job: {cause}. Only the gateway starts "
-        f"nodes of the type {ROLE!r}; create a flow and call flow.start"
+        f"node {printed(ctx.node_id)} of task {printed(ctx.task_id)} does not run a job: {cause}. Only the "
+        f"gateway starts nodes of the type {ROLE!r}; create a flow and call flow.start"
     )
     return JobFailed(reason_codes.BAD_INPUT, problem, permanent=True)
 

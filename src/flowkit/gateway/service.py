@@ -114,7 +114,8 @@ _TRIES: Final = 10
 """How often a change of a flow is tried that other calls change at the same time."""
 
 _STARTING_SEC: Final = 60.0
-"""How long a start or a retry that was interrupted counts as a run. The next start of the flow completes such a start."""
+"""How long a start or a retry that was interrupted counts as a run. The next start of the flow completes
+such a start."""
 
 _UNOPENED_SEC: Final = 86_400.0
 """How long a list asks Temporal for a run without a document: no engine has opened it yet, or it was deleted."""
@@ -412,8 +413,8 @@ class Gateway:
     async def _extend_run(self, flow: Fields, nodes: list[Fields]) -> None:
         """Add nodes, which the flow has, to its task. Remove them from the flow if the task rejects them.
 
-        A call that is repeated, because an engine was late to apply the change, may find that the task has the nodes, or
-        is about to add them.
+        A call that is repeated, because an engine was late to apply the change, may find that the task has
+        the nodes, or is about to add them.
         """
         edges = [(parent, node["node_id"]) for node in nodes for parent in node.pop("depends_on")]
         try:
@@ -452,7 +453,10 @@ class Gateway:
         return _flow(await self._latest(flow))
 
     async def flow_list(self, call: Call, params: models.FlowPage) -> models.Flows:
-        """List the flows of a context, in the order of their ids. With `status`, a page may have no entry and a next one."""
+        """List the flows of a context, in the order of their ids.
+
+        With `status`, a page may have no entry and a next one.
+        """
         await self._permit(call, "flow.list", params.context_id)
         found = await self._store.listing(FLOWS, _in(params), after=params.after, limit=params.limit)
         statuses = await self._statuses(found.rows)
@@ -513,8 +517,9 @@ class Gateway:
     async def _start_run(self, flow: Fields, state: FlowRunState) -> Fields | None:
         """Start the next run of a flow, and return the flow. Return None if another call has changed it meanwhile.
 
-        The flow names its task before the task exists, and notes when it does. Only a start that was interrupted in between
-        is completed, for a minute: with the number of a run that has been, supervisors return the results of its jobs.
+        The flow names its task before the task exists, and notes when it does. Only a start that was
+        interrupted in between is completed, for a minute: with the number of a run that has been,
+        supervisors return the results of its jobs.
         """
         jobs = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
         claimed = flow if _may_start(flow, state) else await self._claim_run(flow)
@@ -888,7 +893,10 @@ class Gateway:
             raise DagCycle(str(error), {"nodes": error.nodes}) from None
 
     async def _act(self, flow: Fields, action: str, given: Fields) -> None:
-        """Apply an action to the run of a flow. Raise ActionRejected, and StorageError if no engine responds in time."""
+        """Apply an action to the run of a flow.
+
+        Raise ActionRejected, and StorageError if no engine responds in time.
+        """
         try:
             await self._tasks.act(flow["task_id"], action, given, wait_sec=_ENGINE_SEC)
         except (ActionUnanswered, TemporalError) as error:
@@ -898,8 +906,8 @@ class Gateway:
                 else f"Temporal does not respond ({one_line(error)})"
             )
             raise StorageError(
-                f"{cause}; it may be applied later: flow.status shows the jobs and what they wait for, and the same call "
-                "can be repeated",
+                f"{cause}; it may be applied later: flow.status shows the jobs and what they wait for, and "
+                "the same call can be repeated",
                 {"id": flow["id"]},
             ) from None
 
@@ -1020,8 +1028,8 @@ def _new_nodes(flow: Mapping[str, Any], added: Sequence[FlowNode]) -> list[FlowN
         return []
     more = "".join(f"; job {id} differs in {', '.join(names)}" for id, names in [*differ.items()][:_NAMED])
     raise AlreadyExists(
-        f"flow {flow['id']} has the jobs {[*taken][:_NAMED]} already{more}; leave them out, or pass exactly the nodes of an "
-        "earlier call",
+        f"flow {flow['id']} has the jobs {[*taken][:_NAMED]} already{more}; leave them out, or pass exactly "
+        "the nodes of an earlier call",
         {"nodes": sorted(taken), "differ": differ},
     )
 

@@ -1,7 +1,8 @@
 """How the statuses of a flow and its nodes follow from what MongoDB says about its task. Pure functions.
 
-A node is the node of a FlowKit task, whose attempts the handler of the role `job` runs. Each attempt has a dispatch, the
-record of the job at its supervisor. A lost attempt continues its dispatch; a retry after a failure starts a new one.
+A node is the node of a FlowKit task, whose attempts the handler of the role `job` runs. Each attempt has a
+dispatch, the record of the job at its supervisor. A lost attempt continues its dispatch; a retry after a
+failure starts a new one.
 
 The handler writes what it learns about a dispatch as `advance` says. Everything else is derived by those who look.
 """
@@ -82,8 +83,8 @@ class JobEvent(Enum):
 def advance(dispatch: JobDispatch, event: JobEvent, epoch: int) -> JobDispatch | None:
     """Return a dispatch after an event that the attempt `epoch` reports; None if the report comes too late.
 
-    A state only follows an earlier one, and an outcome is final. Once a later attempt continues the dispatch, reports of
-    an earlier one, which was lost, do not count.
+    A state only follows an earlier one, and an outcome is final. Once a later attempt continues the
+    dispatch, reports of an earlier one, which was lost, do not count.
     """
     if dispatch.outcome is not None or epoch < dispatch.epoch:
         return None
@@ -263,8 +264,8 @@ class Step:
 def steps(state: JobNode, dispatches: Sequence[JobDispatch]) -> list[Step]:
     """Return the statuses that have led a node from `Pending` to `state`, oldest first, of all its generations.
 
-    An earlier attempt has passed every status from `Ready` to the one that it has reached, and `Failed`, whether anyone saw
-    it or not.
+    An earlier attempt has passed every status from `Ready` to the one that it has reached, and `Failed`,
+    whether anyone saw it or not.
     """
     found: list[Step] = []
     own: dict[int, list[JobDispatch]] = {}

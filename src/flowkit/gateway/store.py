@@ -254,7 +254,9 @@ class FlowStore:
 
     @translate_errors
     async def task(self, task_id: str, fields: Sequence[str]) -> Fields | None:
-        """Return these fields of the document of a task, with its status as `_status_of` has it; None if there is none."""
+        """Return these fields of the document of a task, with its status as `_status_of` has it; None if
+        there is none.
+        """
         projection = {"_id": 0, **dict.fromkeys((*fields, *_STATUS), 1)}
         found: Fields | None = await self._db.tasks.find_one({"id": task_id}, projection)
         return None if found is None else {**found, "status": _status_of(found)}

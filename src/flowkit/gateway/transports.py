@@ -178,11 +178,11 @@ class InboxMessage:
 class MyceliumTransport:
     """Sends requests through a Mycelium node.
 
-    A supervisor replies with `pushMessageReply`, and `pushMessage` returns the reply, or with a message of its own. That one
-    arrives in the inbox of the node, as late replies do. One loop reads the inbox for all requests of the process: by the
-    topics of its requests, and the first message of all. Processes share the inbox, so it takes only replies to this
-    process. It leaves other messages to their readers, but removes one with a topic of its own that no one takes, because
-    the API shows no message behind it.
+    A supervisor replies with `pushMessageReply`, and `pushMessage` returns the reply, or with a message of
+    its own. That one arrives in the inbox of the node, as late replies do. One loop reads the inbox for all
+    requests of the process: by the topics of its requests, and the first message of all. Processes share
+    the inbox, so it takes only replies to this process. It leaves other messages to their readers, but
+    removes one with a topic of its own that no one takes, because the API shows no message behind it.
     """
 
     def __init__(
@@ -208,8 +208,8 @@ class MyceliumTransport:
         self._gone: dict[str, dict[str, float]] = {}
         """By topic, processes and senders whose messages no one takes, and until when to remove these at once.
 
-        Only messages that have waited behind the first one are removed so: once there is none with the topic, a process that
-        had seemed to have ended may send requests, and get replies.
+        Only messages that have waited behind the first one are removed so: once there is none with the
+        topic, a process that had seemed to have ended may send requests, and get replies.
         """
         self._asked = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
@@ -299,7 +299,10 @@ class MyceliumTransport:
                     await self._asked.wait()
 
     async def _take_next(self, topic: str | None) -> bool:
-        """Take the first message with a topic, or of all, if it is for this process. Return whether there may be more."""
+        """Take the first message with a topic, or of all, if it is for this process.
+
+        Return whether there may be more.
+        """
         first = await self._pop(topic, peek=True)
         if first is None:
             self._gone.pop(topic or "", None)
@@ -343,8 +346,8 @@ class MyceliumTransport:
     def _is_abandoned(self, topic: str, message: InboxMessage) -> bool:
         """Return whether the reader of a message does not take it.
 
-        The supervisor that shares the node may be busy, but the caller of a request gives up after a minute. Of a process
-        that has ended, one reply is enough to know that: it may have left many.
+        The supervisor that shares the node may be busy, but the caller of a request gives up after a
+        minute. Of a process that has ended, one reply is enough to know that: it may have left many.
         """
         now, reader = time.monotonic(), _process_of(message) or message.sender
         id, since = self._heads.get(topic, ("", now))

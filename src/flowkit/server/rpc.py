@@ -217,7 +217,8 @@ class Method:
             raise TypeError(f"the function of method {self.name} has no docstring; write one for its clients")
         if self.params.model_config.get("extra") != "forbid":
             raise TypeError(
-                f"{self.params.__name__}, the params of method {self.name}, accepts unknown fields; derive it from Params"
+                f"{self.params.__name__}, the params of method {self.name}, accepts unknown fields; derive "
+                "it from Params"
             )
 
     @property
@@ -449,7 +450,8 @@ class _Runner:
     def _check_size(self, size: int) -> None:
         if size > RESULT_BYTES:
             raise LimitExceeded(
-                f"the call was made, but its result has {size:,} bytes, more than {RESULT_BYTES:,}; ask for less at once",
+                f"the call was made, but its result has {size:,} bytes, more than {RESULT_BYTES:,}; ask for "
+                "less at once",
                 {"bytes": size, "limit": RESULT_BYTES},
             )
 

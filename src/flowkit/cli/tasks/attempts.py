@@ -263,7 +263,7 @@ def _outcome_of(kind: FailureKind | None) -> AttemptOutcome:
 async def _read_marker(marker: Any, converter: DataConverter) -> AttemptView | None:
     """Return the attempt of a local activity; None if the marker records something else.
 
-    After a timeout, an ordinary attempt follows at no charge.
+    After a timeout, an ordinary attempt follows, which uses no retry.
     """
     if marker.marker_name != _LOCAL_MARKER or "data" not in marker.details:
         return None
