@@ -144,6 +144,8 @@ SHARED = {
     *("NodeIO", "RetryPolicy"),
     # The wire forms of the gateway have the names of its specification.
     *("AttemptLog", "Message", "NodeStatus"),
+    # The HTTP API of admission publishes the names of its results in its OpenAPI document.
+    *("Event", "Cancelled"),
 }
 """Names of two classes, each of which is documented under its name."""
 

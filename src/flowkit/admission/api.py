@@ -327,7 +327,7 @@ class Execution(ApiResult):
     ended_at: datetime | None
 
 
-class ExecutionEvent(BaseModel):
+class Event(BaseModel):
     """An event about a request, with the fields of its type."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -345,10 +345,10 @@ class Events(ApiResult):
     """The events about a request, in their order."""
 
     execution_id: str
-    events: list[ExecutionEvent]
+    events: list[Event]
 
 
-class ExecutionCancelled(ApiResult):
+class Cancelled(ApiResult):
     """What a call to cancel has done."""
 
     execution_id: str
@@ -571,7 +571,7 @@ class AdmissionApi:
     async def get_events(self, given: Given) -> Events:
         """Return the events about an execution, in their order."""
         ticket = await self._find(given)
-        events = [ExecutionEvent(**each) for each in await self._queue.events(ticket.execution_id)]
+        events = [Event(**each) for each in await self._queue.events(ticket.execution_id)]
         return Events(execution_id=ticket.execution_id, events=events)
 
     async def _find(self, given: Given) -> Ticket:
@@ -581,7 +581,7 @@ class AdmissionApi:
             raise _unknown(given)
         return ticket
 
-    async def cancel_execution(self, given: Given) -> ExecutionCancelled:
+    async def cancel_execution(self, given: Given) -> Cancelled:
         """Cancel an execution. One that waits ends at once; one that runs ends when its executor confirms it."""
         before = await self._find(given)
         change = await self._queue.cancel(before.execution_id, reason=given.body.reason, by=str(given.caller))
@@ -595,7 +595,7 @@ class AdmissionApi:
             text = "its cancellation was requested before; it ends when its executor confirms that"
         else:
             text = "it runs, and ends when its executor confirms the cancellation"
-        return ExecutionCancelled(
+        return Cancelled(
             execution_id=before.execution_id,
             status=CancelStatus.CANCELLATION_REQUESTED,
             message=text,
@@ -736,14 +736,14 @@ def _moment(at: float | None) -> datetime | None:
     return None if at is None else datetime.fromtimestamp(at, UTC)
 
 
-def _already_cancelled(ticket: Ticket) -> ExecutionCancelled:
+def _already_cancelled(ticket: Ticket) -> Cancelled:
     """Return that a request was cancelled before. Raise HttpError if it has ended otherwise."""
     if ticket.state is not State.CANCELLED:
         status = STATUSES[ticket.state].value
         raise HttpError(
             400, "already_ended", f"the execution is {status}; only one that has not ended can be"
         )
-    return ExecutionCancelled(
+    return Cancelled(
         execution_id=ticket.execution_id,
         status=CancelStatus.ALREADY_CANCELLED,
         message="the execution was cancelled before",
@@ -831,7 +831,7 @@ OPERATIONS: Final = (
         method="POST",
         path=f"{_ONE}/cancel",
         call=AdmissionApi.cancel_execution,
-        result=ExecutionCancelled,
+        result=Cancelled,
         parameters={"path": ExecutionPath},
         bodies={"": Cancellation},
         errors={400: "It has ended, and not by a cancellation: `already_ended`.", **_NOT_FOUND},
