@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= 2
-TEST_JOBS ?= 6
+TEST_JOBS ?= 8
 QUICK_JOBS ?= 3
 SOURCE ?=
 MINUTES ?= 1
@@ -43,7 +43,7 @@ setup: $(INSTALLED) servers ## Install the package, its tools and the local serv
 servers: $(INSTALLED)
 	@$(BIN)/flowkit up --install --external any
 
-check: lint ## Lint, import layers, types, documentation, and tests that need no server and little time (under 90 s).
+check: lint ## Lint, import layers, types, documentation, and tests that need no server and little time (about 75 s).
 	@$(MAKE) --no-print-directory --output-sync=target --jobs=3 types site quick
 
 lint: $(INSTALLED)

@@ -373,7 +373,8 @@ class RoleExecutor:
         if batches is None:
             settled = await self._storage.count_settled()
             raise AttemptFailed(lost(reason_codes.LEASE_LOST, str(earlier), settled=settled))
-        return AttemptResult(worker_id=self._worker_id, batches=batches, version=self._attempt.version)
+        self._batches = batches
+        return self._make_result(failed_batches=await self._count_failed_batches() or 0)
 
     async def _signal_earlier_batches(self) -> None:
         """Report the batches of an earlier attempt, which failed before its signal. This one may store no more."""

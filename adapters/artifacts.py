@@ -301,8 +301,8 @@ class ArtifactStore:
 
     @translate_errors
     async def seal(self, attempt: AttemptInput) -> None:
-        """Let no shard of the node replace results that shards have stored: a lost one may have taken over
-        a batch and return.
+        """Protect the results that shards of the node have stored: no shard can replace them any more, such as one
+        that was lost and returns.
 
         A failed batch that is not set aside stays replaceable, because shards that run later in this
         generation try it again.

@@ -320,8 +320,8 @@ class DispatchStore:
             update["$push"] = {"past_leases": {"$each": [previous], "$slice": -PAST_LEASES}}
         if record.accepted_at is None:
             update["$set"]["accepted_at"] = at
-        held = {"lease.lease_id": previous} if previous is not None else {"lease": None}
-        done = await self._records.update_one({"_id": record.key, "state": _OPEN, **held}, update)
+        wanted = {"lease.lease_id": previous} if previous is not None else {"lease": None}
+        done = await self._records.update_one({"_id": record.key, "state": _OPEN, **wanted}, update)
         return bool(done.matched_count)
 
     @translate_errors
@@ -344,10 +344,10 @@ class DispatchStore:
     @translate_errors
     async def expire(self, key: str, lease_id: str, worker_ts_ms: int, at: float) -> bool:
         """End a lease, unless its worker has sent an event after `worker_ts_ms`, by the worker's clock."""
-        held = {"_id": key, "state": _OPEN, "lease.lease_id": lease_id}
+        wanted = {"_id": key, "state": _OPEN, "lease.lease_id": lease_id}
         quiet = {"lease.worker_ts_ms": {"$lte": worker_ts_ms}}
         done = await self._records.update_one(
-            {**held, **quiet}, {"$set": {"lease.ended": True, "updated_at": moment(at)}}
+            {**wanted, **quiet}, {"$set": {"lease.ended": True, "updated_at": moment(at)}}
         )
         return bool(done.matched_count)
 
@@ -368,7 +368,7 @@ class DispatchStore:
         return _read_record(found) if found else None
 
     @translate_errors
-    async def hold(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
+    async def keep(self, key: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
         """Store the outcome of an open attempt until a bridge has checked its inputs; None if it is not open."""
         return await self._move({"_id": key, "state": _OPEN}, _FINISHING, outcome, batches)
 
@@ -380,8 +380,8 @@ class DispatchStore:
 
         With `owner`, also return None, and change nothing, if another bridge supervises the attempt.
         """
-        held: Fields = {"_id": key, "state": _ACTIVE, **({} if owner is None else {"owner": owner})}
-        return await self._move(held, DispatchState.ENDED.value, outcome, batches)
+        wanted: Fields = {"_id": key, "state": _ACTIVE, **({} if owner is None else {"owner": owner})}
+        return await self._move(wanted, DispatchState.ENDED.value, outcome, batches)
 
     @translate_errors
     async def count_as_cancelled(self, record: Dispatch) -> None:
@@ -410,11 +410,11 @@ class DispatchStore:
             {"_id": record.key, "state": _OPEN, **same}, DispatchState.ENDED.value, outcome
         )
 
-    async def _move(self, held: Fields, state: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
-        """Move a record to `state` if it matches `held`, and add `batches` to its count of stored batches."""
+    async def _move(self, wanted: Fields, state: str, outcome: Outcome, batches: int = 0) -> Dispatch | None:
+        """Move a record to `state` if it matches `wanted`, and add `batches` to its count of stored batches."""
         stored = {"state": state, "outcome": outcome_fields(outcome), "updated_at": moment(outcome.at)}
         found = await self._records.find_one_and_update(
-            held, {"$set": stored, **_batches_update(batches)}, return_document=ReturnDocument.AFTER
+            wanted, {"$set": stored, **_batches_update(batches)}, return_document=ReturnDocument.AFTER
         )
         return _read_record(found) if found else None
 
@@ -560,8 +560,8 @@ def _renewal(key: str, lease: WorkerLease, batches: int, at: float) -> tuple[Fie
         "$max": {"lease.expires_at": lease.expires_at, "lease.worker_ts_ms": lease.worker_ts_ms},
         "$set": {"lease.ttl_sec": lease.ttl_sec, "lease.ended": False, "updated_at": moment(at)},
     }
-    held = {"_id": key, "state": _OPEN, "lease.lease_id": lease.lease_id}
-    return held, update | _batches_update(batches)
+    wanted = {"_id": key, "state": _OPEN, "lease.lease_id": lease.lease_id}
+    return wanted, update | _batches_update(batches)
 
 
 @translate_errors

@@ -373,24 +373,24 @@ class StatusEvents:
         if isinstance(event.event, EvTaskDone) and record.pull is not None:
             record = await self._request_flagged_cancel(run, record)
             if record.cancel is None:
-                await self._hold(run, record, event, batches)
+                await self._keep(run, record, event, batches)
                 return
         key, outcome = record.key, outcome_of(record, event, run.at)
         ended = await self._context.db(lambda: self._stores.dispatches.end(key, outcome, batches))
         if ended is not None:
             await self._deliver(run, ended, event)
 
-    async def _hold(self, run: PolledNode, record: Dispatch, event: StatusEvent, batches: int) -> None:
+    async def _keep(self, run: PolledNode, record: Dispatch, event: StatusEvent, batches: int) -> None:
         """Keep the outcome of a run that pulls until its sources have ended."""
         key, outcome = record.key, outcome_of(record, event, run.at)
-        held = await self._context.db(lambda: self._stores.dispatches.hold(key, outcome, batches))
-        if held is not None:
-            run.put(held)
-            if (ended := await self._inputs.check(held)) is not None:
+        kept = await self._context.db(lambda: self._stores.dispatches.keep(key, outcome, batches))
+        if kept is not None:
+            run.put(kept)
+            if (ended := await self._inputs.check(kept)) is not None:
                 run.put(ended)
                 self._finish(ended)
             else:
-                self._supervisor.update_record(held)
+                self._supervisor.update_record(kept)
 
     async def _deliver(self, run: PolledNode, ended: Dispatch, event: StatusEvent) -> None:
         """Start the delivery of the outcome of an event. It counts as cancelled if a cancel flag was set before.

@@ -99,7 +99,7 @@ class TaskDocument:
         self._cancel_reason: str | None = None
         self.parked: set[int] = set()
         """The nodes that would start an attempt, but are paused. `RunningNodes` changes the set."""
-        self._holds_sources = True
+        self._throttles_sources = True
         """Whether the document shows the parked nodes as paused, so that their sources wait for them (`max_ahead`)."""
         self.silent: list[int] = []
         """The nodes that the document shows as silent."""
@@ -137,14 +137,14 @@ class TaskDocument:
             self.write_node(index)
         self._scheduler.changed.clear()
 
-    def write_holders(self) -> None:
-        """Schedule a write of the parked nodes that begin or cease to hold their sources.
+    def write_throttling(self) -> None:
+        """Schedule a write of the parked nodes for which their sources begin or cease to wait.
 
         A failed task that finishes what runs does not wait for paused nodes, so its sources do not either.
         """
-        if self._holds_sources is self._scheduler.finishes_running:
-            self._holds_sources = not self._holds_sources
-            for index in sorted(self.parked & self._scheduler.streams.holders):
+        if self._throttles_sources is self._scheduler.finishes_running:
+            self._throttles_sources = not self._throttles_sources
+            for index in sorted(self.parked & self._scheduler.streams.throttling):
                 self.write_node(index)
 
     def write_prerequisites(self, indexes: Iterable[int]) -> None:
@@ -309,7 +309,7 @@ class TaskDocument:
             missing=self._scheduler.missing_prerequisites(index),
             cancel_reason=cancel_reason,
         )
-        if index not in self._scheduler.streams.holders:
+        if index not in self._scheduler.streams.throttling:
             return record
         is_paused = index in self.parked and not record.status.ended
         return replace(record, paused=is_paused and not self._scheduler.finishes_running)

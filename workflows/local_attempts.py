@@ -2,7 +2,7 @@
 through the server.
 
 Attempts of inline roles and calls of built-in functions are local. If the engine cannot run one to its end, the node
-falls back: an ordinary attempt with the next epoch follows at once and at no charge, and the node stays ordinary.
+falls back: an ordinary attempt with the next epoch follows at once without using a retry, and the node stays ordinary.
 
 While a local activity runs, the server receives no commands of the workflow, and the workflow receives no cancel
 requests. Local activities that follow each other without a break form a streak. It begins and ends within one workflow
@@ -88,11 +88,11 @@ class LocalAttempts:
         if not self._settings.inline_roles:
             return
         if with_conditions or len({self._is_inline(*each) for each in nodes}) > 1:
-            self.hold_for_ordinary()
+            self.yield_to_ordinary()
 
-    def hold_for_ordinary(self) -> None:
+    def yield_to_ordinary(self) -> None:
         """Start no local activity in this workflow task, because the command of an ordinary one would wait for it."""
-        refresh_for_workflow_task(self._streak).hold_for_ordinary()
+        refresh_for_workflow_task(self._streak).yield_to_ordinary()
 
     @property
     def ran(self) -> bool:
@@ -205,7 +205,7 @@ class Streak:
         """Return the time after which no attempt may begin. The server's timeout of a workflow task limits it."""
         return self._entered_at + min(MAX_BEGIN_SEC, task_timeout_sec / 2)
 
-    def hold_for_ordinary(self) -> None:
+    def yield_to_ordinary(self) -> None:
         """Start no further local activity in this workflow task, because it would delay an ordinary activity."""
         self._ordinary = True
 

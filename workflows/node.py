@@ -278,7 +278,7 @@ class RunningNodes:
         scheduler = self.scheduler
         return (
             self.starts_no_attempts()
-            or node.index in scheduler.pauses.held
+            or node.index in scheduler.pauses.paused
             or node.index in scheduler.resetting
             or scheduler.must_not_start(node.index)
         )
@@ -298,7 +298,7 @@ class RunningNodes:
         for index in indexes:
             if self.scheduler.states[index].held_until is not None:
                 self._hold(index)
-            elif index in self.scheduler.pauses.held:
+            elif index in self.scheduler.pauses.paused:
                 self._park(index)
         starting = [
             (self.scheduler.nodes[index], self.scheduler.states[index])
@@ -497,7 +497,7 @@ class RunningNodes:
             self._cancel_attempt(index, reason_codes.INTERRUPTED)
         for index in [*self._open]:
             is_held = self.scheduler.states[index].held_until is not None
-            if index not in self.flying and index in self.scheduler.pauses.held and not is_held:
+            if index not in self.flying and index in self.scheduler.pauses.paused and not is_held:
                 self._cancel_for_pause(index)
 
     def _cancel_for_pause(self, index: int) -> None:
@@ -506,8 +506,8 @@ class RunningNodes:
         self._cancel(index)
 
     def resume(self) -> None:
-        """Start the parked nodes that nothing holds any more."""
-        freed = [index for index in sorted(self.parked) if index not in self.scheduler.pauses.held]
+        """Start the parked nodes that are no longer paused."""
+        freed = [index for index in sorted(self.parked) if index not in self.scheduler.pauses.paused]
         self.parked.difference_update(freed)
         now = workflow.now().timestamp()
         for index in freed:
@@ -536,9 +536,9 @@ class RunningNodes:
         self.wake()
 
     def _write_parked(self, index: int) -> None:
-        """Write a node that a pause begins or ends to hold, if the document shows it."""
+        """Write a node that was paused or resumed, if the document shows it."""
         is_deferred = self.scheduler.states[index].status is NodeStatus.DEFERRED
-        if is_deferred or index in self.scheduler.streams.holders:
+        if is_deferred or index in self.scheduler.streams.throttling:
             self.document.write_node(index)
 
     def take_interrupt(self, index: int) -> bool:
@@ -817,7 +817,6 @@ async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> No
         interrupted = INTERRUPTED if nodes.take_interrupt(node.index) else None
         failure = nodes.failure_of_stop(node.index) or interrupted or failure
         if failure is None:
-            state.last_error = state.reason_code = None
             return NodeStatus.FINISHED
         if not _prepare_retry(nodes, node, state, failure):
             return NodeStatus.FAILED
@@ -837,7 +836,7 @@ async def _evaluate_values(nodes: RunningNodes, node: Node, state: NodeState) ->
         if nodes.starts_no_attempt_of(node):
             return None
         if nodes.local is not None:
-            nodes.local.hold_for_ordinary()
+            nodes.local.yield_to_ordinary()
         failure = value_failure(node, state, await evaluate_values(request))
     if failure is not None:
         note_failure(state, failure.code, failure.message)
@@ -915,7 +914,7 @@ async def _execute(
     if local is not None:
         return await local.run(node, state, attempt)
     if nodes.local is not None:
-        nodes.local.hold_for_ordinary()
+        nodes.local.yield_to_ordinary()
     return await workflow.execute_activity(
         node.io.fn if node.is_function else node.type,
         without_defaults(attempt),

@@ -178,8 +178,8 @@ class _WaitingRole:
     """Held by the node whose request waits in the engine."""
 
 
-class HeldSlot:
-    """Holds a slot while its block runs.
+class TakenSlot:
+    """Takes a slot, and keeps it while its block runs.
 
     When a workflow leaves the cache of its worker, Python closes its coroutines with GeneratorExit. The attempt has not
     ended then, so the slot stays in use.
@@ -190,19 +190,19 @@ class HeldSlot:
     ) -> None:
         self._acquire = acquire
         self._release = release
-        self._held = AsyncExitStack()
+        self._taken = AsyncExitStack()
 
     async def __aenter__(self) -> None:
         try:
-            await self._acquire(self._held)
+            await self._acquire(self._taken)
         except (Exception, asyncio.CancelledError):
-            await self._held.aclose()
+            await self._taken.aclose()
             raise
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not GeneratorExit:
             self._release()
-            await self._held.aclose()
+            await self._taken.aclose()
 
 
 class ConcurrencySlots:
@@ -230,53 +230,53 @@ class ConcurrencySlots:
         """The slots to free."""
         self._calling: asyncio.Task[None] | None = None
 
-    def slot(self, node: Node, state: NodeState, task_slot: TaskSlot) -> HeldSlot:
+    def slot(self, node: Node, state: NodeState, task_slot: TaskSlot) -> TakenSlot:
         """Return a context manager that holds a slot for the next attempt of a node, and one of `task_slot`.
 
         `task_slot` are the limits of the task itself.
         """
         slot = Slot(node_id=node.node_id, epoch=state.epoch + 1, role=node.type)
-        return HeldSlot(
-            acquire=lambda held: self._acquire(node, state, slot, task_slot, held),
+        return TakenSlot(
+            acquire=lambda taken: self._acquire(node, state, slot, task_slot, taken),
             release=lambda: self._release(slot),
         )
 
     async def _acquire(
-        self, node: Node, state: NodeState, slot: Slot, task_slot: TaskSlot, held: AsyncExitStack
+        self, node: Node, state: NodeState, slot: Slot, task_slot: TaskSlot, taken: AsyncExitStack
     ) -> None:
         role = self._roles.setdefault(node.type, _WaitingRole())
         role.waiting[node.index] = state
         try:
             state.waits_for = _describe_wait(node.type, role.reason)
-            if not await self._try(slot, role, task_slot, held):
-                await self._wait(slot, role, task_slot, held)
+            if not await self._try(slot, role, task_slot, taken):
+                await self._wait(slot, role, task_slot, taken)
             self._on_change()
         finally:
             role.waiting.pop(node.index, None)
             state.waits_for = None
             role.reason = role.reason if role.waiting else None
 
-    async def _try(self, slot: Slot, role: _WaitingRole, task_slot: TaskSlot, held: AsyncExitStack) -> bool:
+    async def _try(self, slot: Slot, role: _WaitingRole, task_slot: TaskSlot, taken: AsyncExitStack) -> bool:
         """Acquire a slot if one is free, and return whether it was. Do not ask if a node of the role waits already."""
         async with role.tries:
             if role.reason is not None:
                 return False
-            await held.enter_async_context(task_slot())
+            await taken.enter_async_context(task_slot())
             reply = await self._ask(slot)
         if reply.granted:
             return True
-        await held.aclose()
+        await taken.aclose()
         role.reason = reply.reason
         for state in role.waiting.values():
             state.waits_for = _describe_wait(slot.role, reply.reason)
         self._on_change()
         return False
 
-    async def _wait(self, slot: Slot, role: _WaitingRole, task_slot: TaskSlot, held: AsyncExitStack) -> None:
+    async def _wait(self, slot: Slot, role: _WaitingRole, task_slot: TaskSlot, taken: AsyncExitStack) -> None:
         """Wait for a slot. A node that had to wait for its turn asks first, as slots may have become free meanwhile."""
         is_first = not role.turn.locked()
         async with role.turn:
-            await held.enter_async_context(task_slot())
+            await taken.enter_async_context(task_slot())
             if is_first or not (await self._ask(slot)).granted:
                 await self._wait_in_engine(slot)
 

@@ -211,7 +211,7 @@ class Task:
             self._document.write_task()
         if self._publisher.may_wait:
             self._publisher.show_waits()
-        if self._scheduler.pauses.held:
+        if self._scheduler.pauses.paused:
             self._actions.show_drained()
         self._show_silent(silent)
 
@@ -247,7 +247,7 @@ class Task:
                 source.process_events()
         self._nodes.detach(self._scheduler.end_holds())
         if self._nodes.parked:
-            self._document.write_holders()
+            self._document.write_throttling()
         if self._scheduler.changed and not self._scheduler.must_stop:
             self._document.write_changed_nodes()
 
@@ -364,7 +364,10 @@ class Task:
         raise ApplicationError(reason, type=reason_codes.TASK_FAILED, non_retryable=True)
 
     async def _close(self, status: TaskStatus, reason: str | None = None) -> TaskResult:
-        """Publish the final status and close the task document. Earlier writes end before, so that none has this status."""
+        """Publish the final status and close the task document.
+
+        Earlier writes end before, so that none has this status.
+        """
         self._closing = True
         await self._document.write_many_unfinished()
         await self._document.flush()

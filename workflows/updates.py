@@ -15,7 +15,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 from flowkit import reason_codes
 from flowkit.actions.changed_nodes import changes_of, with_raw_changes
-from flowkit.actions.plans import Audit, Task, result_of
+from flowkit.actions.plans import Audit, TaskSnapshot, result_of
 from flowkit.actions.records import ChangeGraph, Pause, RetryNode
 from flowkit.actions.reruns import plan_rerun
 from flowkit.actions.table import parse_action, plan
@@ -132,8 +132,9 @@ class TaskActions:
         """Apply an action and return its result. Raise ApplicationError if the task rejects it.
 
         An action takes effect at once, except a change of the graph, which an activity validates first, and the skip of
-        batches of a finished node, which MongoDB holds. An activity also checks batches that an action names, before the
-        action is planned for the state that the task then has. `stops` returns whether the task is ending.
+        batches of a finished node, which MongoDB holds. An activity also checks batches that an action
+        names, before the action is planned for the state that the task then has. `stops` returns whether
+        the task is ending.
         """
         self.count_update()
         if (before := self._audit.find(_update_id())) is not None:
@@ -150,7 +151,7 @@ class TaskActions:
         now, update_id = workflow.now().timestamp(), _update_id()
         self._audit.add(name, action, planned, now, update_id)
         if self._nodes.local is not None:
-            self._nodes.local.hold_for_ordinary()
+            self._nodes.local.yield_to_ordinary()
         self._take_effect(planned, action, now)
         self._document.write_actions()
         return self._audit.keep_result(
@@ -287,7 +288,10 @@ class TaskActions:
         return done.left
 
     async def _skip_batches(self, planned: Plan) -> None:
-        """Skip batches of finished nodes, which do not start again. Other actions cannot reset these nodes meanwhile."""
+        """Skip batches of finished nodes, which do not start again.
+
+        Other actions cannot reset these nodes meanwhile.
+        """
         scheduler, indexes = self._scheduler, {each.index for each in planned.batches}
         self._settling += 1
         scheduler.resetting.update(indexes)
@@ -394,7 +398,9 @@ class TaskActions:
         self._document.write_prerequisites(planned.resets)
 
     async def _change_graph(self, planned: Plan, action: ChangeGraph) -> None:
-        """Let an activity validate and write a change of the graph, then apply it. Raise ApplicationError if it is rejected.
+        """Let an activity validate and write a change of the graph, then apply it.
+
+        Raise ApplicationError if it is rejected.
 
         Nodes that change do not start meanwhile.
         """
@@ -425,15 +431,15 @@ class TaskActions:
     def _find_changed(self, action: ChangeGraph) -> list[ChangedNode]:
         """Return the nodes that change, with the fields that earlier actions have changed."""
         index_of, states = self._scheduler.index_of, self._scheduler.states
-        found = []
+        changed = []
         for node_id, patch in action.changes.items():
             index = index_of[node_id]
             raw = self._task.graph["nodes"][index]
             if (earlier := self._state.changed.get(node_id)) is not None:
                 raw = with_raw_changes(raw, earlier)
             node = merge_patch(raw, patch)
-            found.append(ChangedNode(index=index, node=node, generation=states[index].generation + 1))
-        return found
+            changed.append(ChangedNode(index=index, node=node, generation=states[index].generation + 1))
+        return changed
 
     async def _call_change(
         self, added: dict[str, Any], changed: list[ChangedNode], planned: Plan
@@ -473,7 +479,7 @@ class TaskActions:
         self._document.write_prerequisites(node.index for node in (*changed, *added))
 
     def _withdraw_change(self, replaced: Sequence[int]) -> None:
-        """Let nodes start that a rejected change has held back. What was decided meanwhile is decided again."""
+        """Let nodes start that waited for a rejected change. What was decided meanwhile is decided again."""
         for index in replaced:
             self._scheduler.forget_conditions(index)
             self._deadlines.restore(index)
@@ -515,7 +521,8 @@ class TaskActions:
         try:
             if stopping:
                 raise ActionRejected(
-                    "the task is ending, so no action can change it any more; rerun starts nodes of an ended task again",
+                    "the task is ending, so no action can change it any more; rerun starts nodes of an "
+                    "ended task again",
                     RejectionCause.ENDED,
                 )
             stops_attempts = isinstance(action, Pause) and action.interrupt
@@ -525,9 +532,9 @@ class TaskActions:
         except ActionRejected as error:
             raise rejection(error) from None
 
-    def _describe_task(self) -> Task:
+    def _describe_task(self) -> TaskSnapshot:
         scheduler = self._scheduler
-        return Task(
+        return TaskSnapshot(
             nodes=scheduler.nodes,
             states=scheduler.states,
             pauses=scheduler.pauses,
@@ -542,7 +549,9 @@ class TaskActions:
 
 
 def describe_exhaustion(updates: int, events: int, size: int) -> str | None:
-    """Return why a run rejects actions, and what continues it, from its updates and the length and size of its history."""
+    """Return why a run rejects actions, and what continues it, from its updates and the length and size of
+    its history.
+    """
     found = (
         (updates >= MOST_UPDATES, f"has accepted {updates:,} updates, and Temporal allows 2,000"),
         (events >= MOST_EVENTS, f"has a history of {events:,} events, and Temporal allows 51,200"),
@@ -552,8 +561,8 @@ def describe_exhaustion(updates: int, events: int, size: int) -> str | None:
     if why is None:
         return None
     return (
-        f"this run {why}: the task starts no attempts, and continues in a new run when none is in flight; try again then, "
-        "or pause it with interrupt=true, which stops its attempts"
+        f"this run {why}: the task starts no attempts, and continues in a new run when none is in flight; "
+        "try again then, or pause it with interrupt=true, which stops its attempts"
     )
 
 

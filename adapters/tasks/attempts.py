@@ -51,6 +51,8 @@ Update = dict[str, Fields]
 NOT_CLOSED: Fields = {"closed_run_id": {"$exists": False}}
 """Filter for documents of tasks that no run has closed."""
 
+_ALIVE = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
+
 _PARAMS: Fields = {"_id": 0, "params": 1}
 """Projection with the params of a task."""
 
@@ -167,6 +169,10 @@ class AttemptEntry:
     def running_filter(self, run_id: str) -> Fields:
         """Return the fence of the attempt: the filter for a document in which it is still running."""
         return {**self.taken_filter(run_id), self.path_of("status"): NodeStatus.RUNNING.value}
+
+    def alive_filter(self, run_id: str) -> Fields:
+        """Return the filter for a document in which the attempt is running, or being cancelled."""
+        return {**self.taken_filter(run_id), self.path_of("status"): {"$in": _ALIVE}}
 
     def begin_set(self, run_id: str, lease: Fields, at: float) -> Fields:
         """Return the `$set` of the attempt's first write."""
@@ -333,9 +339,12 @@ class Attempts:
 
     @translate_errors
     async def show_failed_batches(self, attempt: AttemptInput, run_id: str, failed: int) -> None:
-        """Show how many batches a node has set aside, just before its attempt finishes it."""
+        """Show how many batches a node has set aside, just before its attempt finishes it.
+
+        A node that is being cancelled shows it as well: the attempt may finish it nevertheless.
+        """
         entry = self._entry_of(attempt)
-        await self._update(entry.running_filter(run_id), {"$set": {entry.path_of("failed_batches"): failed}})
+        await self._update(entry.alive_filter(run_id), {"$set": {entry.path_of("failed_batches"): failed}})
 
     @translate_errors
     async def show_wait(
@@ -354,7 +363,7 @@ class Attempts:
             await self._update(waiting, {"$set": {path: waits_for}})
 
     @translate_errors
-    async def check_hold(self, attempt: AttemptInput, run_id: str) -> None:
+    async def check_fence(self, attempt: AttemptInput, run_id: str) -> None:
         """Raise Fenced unless the entry still has the epoch and the run of this attempt."""
         if await self._collection.find_one(self._entry_of(attempt).taken_filter(run_id), {"_id": 1}) is None:
             raise Fenced(f"node {attempt.node_id!r} has replaced its attempt {attempt.epoch}")
@@ -442,7 +451,7 @@ class Attempts:
 
     async def _finish(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
         if not await self._update(self._entry_of(attempt).running_filter(run_id), update):
-            await self.check_hold(attempt, run_id)
+            await self.check_fence(attempt, run_id)
 
     async def _extend(self, fence: Fields, update: Update) -> None:
         await self._update(fence, update)
@@ -528,7 +537,6 @@ def _merge(writes: Iterable[_Write]) -> tuple[Fields, Update]:
 
 _EFFECT = "applied_generation"
 _NUMBER = "vars_write"
-_ALIVE = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
 
 
 class EntryWrite(Protocol):
@@ -578,12 +586,7 @@ class NumberedWrite:
     @property
     def fence(self) -> Fields:
         """Return the filter for documents in which the attempt runs and has made neither this nor a later update."""
-        running = {self.entry.path_of("status"): {"$in": _ALIVE}}
-        return (
-            self.entry.taken_filter(self.run_id)
-            | running
-            | _unmarked_filter(self.entry, _NUMBER, self.number)
-        )
+        return self.entry.alive_filter(self.run_id) | _unmarked_filter(self.entry, _NUMBER, self.number)
 
     @property
     def sets(self) -> Fields:
@@ -597,14 +600,14 @@ class NumberedWrite:
 
     async def settle(self, document: Fields, attempts: Attempts) -> bool:
         """Return True if this update or a later one has happened. Raise Fenced unless the attempt still runs."""
-        held = self.entry.read(document)
-        if not _is_taken(held, self.attempt, self.run_id) or held["status"] not in _ALIVE:
+        current = self.entry.read(document)
+        if not _is_taken(current, self.attempt, self.run_id) or current["status"] not in _ALIVE:
             raise Fenced(
                 f"attempt {self.attempt.epoch} of node {self.attempt.node_id!r} has ended or was "
                 f"replaced, so it can no "
                 "longer change variables"
             )
-        return _is_marked(held, _NUMBER, self.number)
+        return _is_marked(current, _NUMBER, self.number)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -643,13 +646,13 @@ class FinalWrite:
 
     async def settle(self, document: Fields, attempts: Attempts) -> bool:
         """Finish the node of which an earlier attempt has had the effect. Raise Fenced if a newer attempt has it."""
-        held = self.entry.read(document)
-        if _is_taken(held, self.attempt, self.run_id) and held["status"] == NodeStatus.RUNNING:
-            if not _is_marked(held, _EFFECT, self.attempt.generation):
+        current = self.entry.read(document)
+        if _is_taken(current, self.attempt, self.run_id) and current["status"] == NodeStatus.RUNNING:
+            if not _is_marked(current, _EFFECT, self.attempt.generation):
                 return False
             await attempts.finish(self.attempt, self.run_id, self.at)
         else:
-            await attempts.check_hold(self.attempt, self.run_id)
+            await attempts.check_fence(self.attempt, self.run_id)
         return True
 
 
@@ -658,13 +661,13 @@ def _unmarked_filter(entry: AttemptEntry, name: str, number: int) -> Fields:
     return {entry.path_of(name): {"$not": {"$gte": number}}}
 
 
-def _is_marked(held: Fields, name: str, number: int) -> bool:
-    marked = held.get(name)
+def _is_marked(current: Fields, name: str, number: int) -> bool:
+    marked = current.get(name)
     return isinstance(marked, int) and marked >= number
 
 
-def _is_taken(held: Fields, attempt: AttemptInput, run_id: str) -> bool:
-    return (held.get("attempt_epoch"), held.get("run_id")) == (attempt.epoch, run_id)
+def _is_taken(current: Fields, attempt: AttemptInput, run_id: str) -> bool:
+    return (current.get("attempt_epoch"), current.get("run_id")) == (attempt.epoch, run_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -709,9 +712,9 @@ class NodeWrite:
 
     async def settle(self, document: Fields, attempts: Attempts) -> bool:
         """Begin the attempt. If an earlier one has had the effect, finish the node and return True."""
-        held = self.entry.read(document)
-        applied = _is_marked(held, _EFFECT, self.attempt.generation)
-        finished = _is_taken(held, self.attempt, self.run_id) and held["status"] == NodeStatus.FINISHED
+        current = self.entry.read(document)
+        applied = _is_marked(current, _EFFECT, self.attempt.generation)
+        finished = _is_taken(current, self.attempt, self.run_id) and current["status"] == NodeStatus.FINISHED
         if not (applied and finished):
             await attempts.begin(self.attempt, self.run_id, self.lease, self.at)
             if applied:

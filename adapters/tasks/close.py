@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _REASON_CHARS = 200
+_WITHOUT_ERROR = {NodeStatus.CANCELLED.value, NodeStatus.FINISHED.value}
 
 _logger = logging.getLogger("flowkit.store")
 
@@ -212,5 +213,5 @@ def _missed_ends(close: CloseTask, stored_nodes: list[Fields]) -> Iterator[Field
         status = unfinished.get(index, NodeStatus.FINISHED).value
         if index not in recorded and node.get("status") != status:
             path = f"graph.nodes.{index}"
-            cleared = {f"{path}.last_error": None} if status == NodeStatus.CANCELLED else {}
+            cleared = {f"{path}.last_error": None} if status in _WITHOUT_ERROR else {}
             yield {f"{path}.status": status, f"{path}.finished_at": moment(close.at), **cleared}

@@ -17,6 +17,7 @@ GENERATORS: Final = {
     "commands": "reference.repository:commands",
     "contributing": "reference.repository:contributing",
     "changelog": "reference.repository:changelog",
+    "actions": "reference.actions:table",
     "gateway-methods": "reference.gateway_methods:methods_text",
     "admission-api": "reference.admission_api:api_text",
     "rights": "reference.rights:rights_text",

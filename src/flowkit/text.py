@@ -117,7 +117,7 @@ def count_of(number: int, what: str) -> str:
 
 
 def describe_set_aside(batches: int) -> str:
-    """Say that a node has set so many failed batches aside."""
+    """Return a text for the number of failed batches that a node has set aside."""
     return "1 batch is set aside" if batches == 1 else f"{batches:,} batches are set aside"
 
 

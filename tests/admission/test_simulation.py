@@ -32,21 +32,25 @@ CAPPED = replace(
 """Limits under which most requests wait for their user or tenant, and not for a slot."""
 
 
+SEEDS = (1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (2, 3)))
+
+
 @pytest.fixture(autouse=True)
 def _poll_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a submission that waits for another one of the same id look again at once."""
     monkeypatch.setattr("flowkit.admission.queue._POLL_SEC", 0)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_without_faults_caps_order_and_ends_are_exact(seed: int) -> None:
     figures = await Simulation(Plan(seed=seed, requests=2_500, users=40, limits=LIMITS)).run()
     assert figures["started"] > 800
     assert figures["most pending"] >= 299
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize(("faults", "kills"), [(0.0, 0), (0.01, 4)])
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("faults", "kills"), [(0.0, 0), pytest.param(0.01, 4, marks=pytest.mark.slow)])
 async def test_with_few_users_at_their_limits_the_order_is_exact_and_no_slot_stays_empty(
     seed: int, faults: float, kills: int
 ) -> None:
@@ -57,7 +61,8 @@ async def test_with_few_users_at_their_limits_the_order_is_exact_and_no_slot_sta
     assert figures["started"] > 300
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_with_killed_processes_and_late_calls_caps_order_and_ends_are_exact(seed: int) -> None:
     plan = Plan(seed=seed, requests=1_800, users=40, faults=0.01, kills=8, limits=LIMITS)
     figures = await Simulation(plan).run()

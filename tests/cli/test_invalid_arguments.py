@@ -204,6 +204,7 @@ async def test_cancel_reports_a_task_that_exists_only_in_mongodb(harness: Harnes
     )
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_open_task_can_be_cancelled_without_mongodb(harness: Harness, program: Program) -> None:
     task_id = await harness.create(node("a", "nobody"))

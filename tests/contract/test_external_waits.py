@@ -115,7 +115,7 @@ async def test_unfinished_attempts_are_counted_with_an_example(db: Any) -> None:
     assert await store.find_unfinished("crawler", "another") == (0, None)
     assert await store.find_unfinished("another", QUEUE) == (0, None)
     done = Outcome(kind=OutcomeKind.DONE, at=AT)
-    await store.hold(first.key, done)
+    await store.keep(first.key, done)
     assert (await store.find_unfinished("crawler", QUEUE))[0] == 2
     await store.end(first.key, done)
     assert await store.find_unfinished("crawler", QUEUE) == (1, second)

@@ -73,7 +73,7 @@ ATTEMPT_CALLS: dict[str, Callable[[Attempts], Awaitable[object]]] = {
     "show_lease": lambda attempts: attempts.show_lease(attempt(), RUN, {}, AT),
     "show_wait": lambda attempts: attempts.show_wait(attempt(), RUN, "a worker", holders="bridge-"),
     "finish": lambda attempts: attempts.finish(attempt(), RUN, AT),
-    "check_hold": lambda attempts: attempts.check_hold(attempt(), RUN),
+    "check_fence": lambda attempts: attempts.check_fence(attempt(), RUN),
     "read_epoch": lambda attempts: attempts.read_epoch(attempt()),
     "find_holder": lambda attempts: attempts.find_holder(attempt()),
 }

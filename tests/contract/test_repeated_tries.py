@@ -29,7 +29,7 @@ from flowkit.adapters.tasks.attempts import TriedBefore
 from flowkit.attempt.supervision import run_attempt
 from flowkit.core import user_code
 from flowkit.errors import EpochTaken, Fenced
-from flowkit.models import FailureKind
+from flowkit.models import FailureKind, Quarantine
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -157,6 +157,15 @@ async def test_later_try_completes_the_last_writes_of_a_finished_one(db: Any) ->
     await db.metrics_raw.delete_one({"batch_uid": "__final__"})
     await role_executor(db, attempt(), counting("u"), may_repeat=True).run()
     assert await documents(db) == before
+
+
+async def test_later_try_reports_the_batches_that_a_finished_one_has_set_aside(db: Any) -> None:
+    """The workflow would otherwise take the node for one without failed batches."""
+    given = replace(attempt(), quarantine=Quarantine(attempts=1))
+    for _ in range(2):
+        failing = Returning(BatchResult(success=False, reason_code="bad"), "u", "v")
+        result = await role_executor(db, given, failing, may_repeat=True).run()
+        assert (result.batches, result.failed_batches) == (0, 2)
 
 
 async def test_finished_try_without_a_marker_is_a_loss(db: Any) -> None:

@@ -58,7 +58,7 @@ def blocks(page: Path) -> tuple[Block, ...]:
 
 
 def _blocks(page: Path) -> Iterator[Block]:
-    tokens = MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8"))
+    tokens = MarkdownIt("commonmark").disable("inline").parse(page.read_text(encoding="utf-8"))
     waiting: Block | None = None
     for token in tokens:
         line = token.map[0] + 1 if token.map else 0

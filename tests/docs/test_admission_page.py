@@ -13,7 +13,7 @@ from flowkit.admission import kafka, rules
 from flowkit.admission.kafka import AdmissionTopics
 
 if TYPE_CHECKING:
-    from flowkit.admission.models import Fields
+    from flowkit.core.utils import Fields
 
 PAGE = (DOCS / "admission-kafka.md").read_text(encoding="utf-8")
 NAMES = set(re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", PAGE, flags=re.DOTALL | re.MULTILINE)))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flowkit.actions.changed_nodes import changeable
-from flowkit.actions.plans import Plan, Task
+from flowkit.actions.plans import Plan, TaskSnapshot
 from flowkit.actions.records import RetryNode
 from flowkit.actions.scopes import Pauses
 from flowkit.actions.table import plan
@@ -94,7 +94,7 @@ class Play:
         """Start a random node again, if the rules allow it; the reset takes a while, in which other nodes end."""
         self.retries += 1
         node = self._chance.choice(self.graph.nodes)
-        task = Task(nodes=self.graph.nodes, states=self.states, pauses=Pauses(self.graph.nodes, []))
+        task = TaskSnapshot(nodes=self.graph.nodes, states=self.states, pauses=Pauses(self.graph.nodes, []))
         try:
             planned = plan(RetryNode(node_id=node.node_id, interrupt=True), task)
         except ActionRejected:

@@ -124,7 +124,7 @@ async def test_logs_of_attempts_are_listed_in_pages(store: FlowStore) -> None:
     ("stored", "problem"),
     [
         ([{"id": id} for id in range(models.MAX_NODES)], "nodes are more than 10,000"),
-        ([{"id": 0, "depends": [0] * 3_000_000}], "nodes have more than 6,000,000 bytes of JSON"),
+        ([{"id": 0, "depends": [models.MAX_ID] * 600_000}], "nodes have more than 6,000,000 bytes of JSON"),
     ],
     ids=["nodes", "bytes"],
 )

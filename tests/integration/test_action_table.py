@@ -11,7 +11,7 @@ import pytest
 from temporalio.client import WorkflowUpdateFailedError
 
 from flowkit.adapters.tasks.store import TaskStore
-from tests.docs.actions_table import DASH, WITH_INTERRUPT, cells
+from reference.actions import DASH, WITH_INTERRUPT, cells
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_generations import act
@@ -258,6 +258,7 @@ class HeldResets:
         monkeypatch.setattr(TaskStore, "reset_nodes", wait)
 
 
+@pytest.mark.slow
 async def test_each_action_does_in_each_state_what_the_table_says(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

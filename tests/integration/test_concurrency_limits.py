@@ -135,6 +135,7 @@ async def until_requests(harness: Harness, count: int) -> None:
     await eventually(look)
 
 
+@pytest.mark.slow
 async def test_small_task_takes_turns_with_a_wide_one(harness: Harness) -> None:
     harness.settings["max_global_running"] = 1
     await harness.engine()

@@ -81,6 +81,7 @@ async def test_kafka_redelivers_after_a_crash_before_the_commit(side: KafkaSide)
         assert [run.node_id for run in worker.runs] == ["first", "a", "a"]
 
 
+@pytest.mark.slow
 async def test_a_crash_after_the_commit_loses_the_run(side: KafkaSide) -> None:
     async with restarted_after("after_commit", side) as worker:
         await side.start("b", partition=0)

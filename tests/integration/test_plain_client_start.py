@@ -157,6 +157,7 @@ async def test_invalid_start_fails_immediately_with_a_message_and_writes_nothing
     assert await harness.db.tasks.count_documents({}) == 0
 
 
+@pytest.mark.slow
 async def test_workflow_and_create_task_reject_a_graph_with_the_same_text(harness: Harness) -> None:
     harness.settings["max_nodes"] = 5_000
     await harness.engine()

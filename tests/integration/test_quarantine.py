@@ -141,6 +141,7 @@ async def test_a_later_attempt_tries_batches_of_its_handler_again_and_keeps_thos
     assert [(await harness.node(task_id, name))["failed_batches"] for name in ("p", "own")] == [0, 0]
 
 
+@pytest.mark.slow
 async def test_a_batch_that_ends_its_process_is_set_aside_after_three_losses(harness: Harness) -> None:
     harness.settings["lease_ttl_sec"] = 3
     engine = await harness.engine()

@@ -26,6 +26,7 @@ from flowkit.local.ports import is_free
 from flowkit.local.sources import Source
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_topics_records_and_users_survive_a_stop_a_kill_and_a_move_to_other_ports(
     tmp_path: Path,

@@ -1,4 +1,5 @@
-"""What each call needs of its caller: the tables that the page on rights shows, and the parts that actors play in contexts."""
+"""What each call needs of its caller: the tables that the page on rights shows, and the parts that actors
+play in contexts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The modules that run for one node: from the handler of the node before it to its own, in most nodes of a chain.
 
-CONTRIBUTING lists them for each kind of node, in the order in which to read them; `documented` returns that list. The same
-for other ways, such as that of an action, which is repeated as often as the chain has nodes.
+CONTRIBUTING lists them for each kind of node, in the order in which to read them; `documented` returns that
+list. The same for other ways, such as that of an action, which is repeated as often as the chain has nodes.
 """
 
 from __future__ import annotations

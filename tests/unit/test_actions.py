@@ -41,7 +41,9 @@ class Task:
         self.states = [NodeState(status=statuses.get(each.node_id, NodeStatus.QUEUED)) for each in self.nodes]
 
     def plan(self, action: Action, revision: int = 0, **more: Any) -> Plan:
-        seen = plans.Task(nodes=self.nodes, states=self.states, pauses=self.pauses, revision=revision, **more)
+        seen = plans.TaskSnapshot(
+            nodes=self.nodes, states=self.states, pauses=self.pauses, revision=revision, **more
+        )
         return plan(action, seen)
 
     def changes(self, action: Action) -> list[tuple[str, str, str]]:
@@ -50,7 +52,7 @@ class Task:
 
 
 @pytest.mark.parametrize(
-    ("scope", "held"),
+    ("scope", "paused"),
     [
         ("task", {A, B, C, D, E, F}),
         ("node:b", {B}),
@@ -59,9 +61,9 @@ class Task:
         ("role:other", {D}),
     ],
 )
-def test_scope_holds_its_nodes(scope: str, held: set[int]) -> None:
+def test_scope_pauses_its_nodes(scope: str, paused: set[int]) -> None:
     pauses = Task(scope).pauses
-    assert {index for index in range(6) if index in pauses.held} == held
+    assert {index for index in range(6) if index in pauses.paused} == paused
 
 
 def test_nodes_below_include_those_that_pull_or_whose_function_names_the_node() -> None:
@@ -213,7 +215,7 @@ def test_repeated_update_returns_the_same_result_as_long_as_the_results_are_smal
 def test_result_lists_a_bounded_number_of_nodes() -> None:
     nodes = parse_graph({"nodes": [node(f"n{i}") for i in range(ACTION_AFFECTED + 2)]}).nodes
     states = [NodeState() for _ in nodes]
-    planned = plan(Pause(), plans.Task(nodes=nodes, states=states, pauses=Pauses(nodes, [])))
+    planned = plan(Pause(), plans.TaskSnapshot(nodes=nodes, states=states, pauses=Pauses(nodes, [])))
     result = result_of(planned, nodes, 1)
     assert len(result["affected"]) == ACTION_AFFECTED
     assert result["notes"] == ["and 2 more nodes"]

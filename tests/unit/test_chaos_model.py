@@ -275,6 +275,31 @@ async def test_workers_and_engines_without_servers_match_the_model() -> None:
         assert Comparison(*await ran(number)).problems() == []
 
 
+@pytest.mark.parametrize(
+    ("entry", "claim", "counts"),
+    [
+        pytest.param({"attempt_epoch": 1}, {}, True, id="external, in its first generation"),
+        pytest.param(
+            {"attempt_epoch": 2, "first_epoch": 2}, {}, False, id="external, not run since the reset"
+        ),
+        pytest.param({"attempt_epoch": 3, "first_epoch": 2}, {}, True, id="external, run since the reset"),
+        pytest.param({"attempt_epoch": 3, "first_epoch": 2}, {"attempt_epoch": 1}, False, id="native, late"),
+        pytest.param(
+            {"attempt_epoch": 3, "first_epoch": 2}, {"attempt_epoch": 3}, True, id="native, current"
+        ),
+    ],
+)
+async def test_late_claims_of_an_earlier_generation_do_not_count(
+    entry: dict[str, Any], claim: dict[str, Any], counts: bool
+) -> None:
+    db = memory_database()
+    await db.tasks.insert_one({"id": "t", "graph": {"nodes": [{"node_id": "b", **entry}]}})
+    await db.stream_progress.insert_one(
+        {"task_id": "t", "consumer_node": "b", "from_node": "a", "batch_uid": "b0", **claim}
+    )
+    assert len((await read_stored(db, "t")).claims) == counts
+
+
 def metric(found: Stored) -> dict[str, Any]:
     """Return the metrics row of a batch."""
     return next(row for row in found.metrics if not row["failed"] and row["batch_uid"] != "__final__")

@@ -79,6 +79,15 @@ def test_stopped_node_does_not_keep_the_error_of_an_earlier_attempt() -> None:
     assert (state.status, state.last_error, state.reason_code) == (NodeStatus.CANCELLED, None, None)
 
 
+def test_finished_node_does_not_keep_the_error_of_an_earlier_attempt() -> None:
+    scheduler = new_scheduler(graph_of(("a", [], ALL)))
+    state = scheduler.states[0]
+    note_failure(state, "flaky", "the first attempt failed")
+    state.epoch, state.status = 2, NodeStatus.CANCELLING
+    scheduler.end(0, NodeStatus.FINISHED)
+    assert (state.status, state.last_error, state.reason_code) == (NodeStatus.FINISHED, None, None)
+
+
 def test_late_end_changes_nothing() -> None:
     scheduler = new_scheduler(graph_of(("a", [], ALL), ("b", ["a"], ALL)))
     scheduler.end(0, NodeStatus.FINISHED)

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.graphs import node
 
 from flowkit.actions.changed_nodes import changeable, changes_of, with_changes
-from flowkit.actions.plans import Plan, Task, find_resets
+from flowkit.actions.plans import Plan, TaskSnapshot, find_resets
 from flowkit.actions.records import Action, CompleteNode, Decide, FailNode, RetryNode, Satisfy, SkipNode
 from flowkit.actions.scopes import Pauses, children_of
 from flowkit.actions.table import parse_action, plan
@@ -60,7 +60,7 @@ class Sample:
 
     def plan(self, action: Action, **more: Any) -> Plan:
         pauses = Pauses(self.nodes, [])
-        return plan(action, Task(nodes=self.nodes, states=self.states, pauses=pauses, **more))
+        return plan(action, TaskSnapshot(nodes=self.nodes, states=self.states, pauses=pauses, **more))
 
     def changes(self, action: Action) -> dict[str, tuple[str, str]]:
         return {self.nodes[each.index].node_id: (each.from_, each.to) for each in self.plan(action).changes}
@@ -146,11 +146,13 @@ def test_retry_of_a_wide_node_ends_the_waits_of_its_shards_while_others_run() ->
 def test_retry_of_a_paused_node_that_was_in_its_backoff_takes_effect_after_the_pause() -> None:
     sample = Sample(a=NodeState(status=DEFERRED, epoch=2, retry_left=60.0))
     pauses = Pauses(sample.nodes, [PausedScope(scope="node:a", since=1.0)])
-    planned = plan(RetryNode(node_id="a"), Task(nodes=sample.nodes, states=sample.states, pauses=pauses))
+    planned = plan(
+        RetryNode(node_id="a"), TaskSnapshot(nodes=sample.nodes, states=sample.states, pauses=pauses)
+    )
     assert (planned.ends_wait, planned.changes[0].to) == (sample.index["a"], "paused")
     sample.states[0].retry_left = None
     with pytest.raises(ActionRejected, match="it continues after the pause, which resume ends"):
-        plan(RetryNode(node_id="a"), Task(nodes=sample.nodes, states=sample.states, pauses=pauses))
+        plan(RetryNode(node_id="a"), TaskSnapshot(nodes=sample.nodes, states=sample.states, pauses=pauses))
 
 
 def test_notes_name_functions_that_count_again() -> None:

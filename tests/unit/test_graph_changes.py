@@ -117,5 +117,5 @@ def test_new_node_that_streams_from_a_running_one_starts_as_if_there_was_a_batch
 @pytest.mark.parametrize("scope", ["task", "below:a", "role:crawler"])
 def test_pause_covers_new_nodes_of_its_scope(scope: str) -> None:
     scheduler = grown([node("x", depends_on=["a"])], *states(RUNNING, QUEUED, RUNNING, QUEUED), paused=scope)
-    assert 4 in scheduler.pauses.held
+    assert 4 in scheduler.pauses.paused
     assert scheduler.pauses.children[0].keys() == {1, 4}

@@ -82,7 +82,7 @@ def test_next_workflow_task_begins_without_a_streak() -> None:
     streak = Streak()
     streak.enter(3, 100.0)
     streak.start(100.0)
-    streak.hold_for_ordinary()
+    streak.yield_to_ordinary()
     streak.enter(3, 100.0)
     assert streak.is_over(102.0)
     assert streak.delays_ordinary

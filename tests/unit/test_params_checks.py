@@ -124,6 +124,7 @@ async def test_cheap_checks_do_not_wait_for_endless_ones() -> None:
     assert {type(each) for each in found} <= {GraphError, ChecksBusy}
 
 
+@pytest.mark.slow
 async def test_endless_checks_of_one_user_leave_a_process_to_another_one() -> None:
     checks = ParamsChecks(slack=QUICK)
     endless = [asyncio.create_task(checks.check(graph_with(BOMB), ENDLESS, whose="first")) for _ in range(8)]

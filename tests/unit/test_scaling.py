@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.actions.changed_nodes import changeable
-from flowkit.actions.plans import Plan, Task, result_of
+from flowkit.actions.plans import Plan, TaskSnapshot, result_of
 from flowkit.actions.records import Action, ChangeGraph, Pause, Resume, RetryNode, Satisfy, SkipNode
 from flowkit.actions.reruns import choose_reruns, plan_rerun
 from flowkit.actions.table import plan
@@ -208,7 +208,7 @@ class Subject:
     def plan(self, action: Action) -> Plan:
         """Plan an action twice, as the validator and the handler of an update do."""
         for _ in range(2):
-            task = Task(
+            task = TaskSnapshot(
                 nodes=self.scheduler.nodes,
                 states=self.states,
                 pauses=self.scheduler.pauses,

@@ -242,13 +242,13 @@ class Notes:
         """Return those of the nodes that have not ended."""
         return [node_id for node_id in node_ids if not self.state(node_id).status.ended]
 
-    def _is_held(self, node: Node) -> bool:
-        return node.index in self.scheduler.pauses.held
+    def _is_paused(self, node: Node) -> bool:
+        return node.index in self.scheduler.pauses.paused
 
     def _describe_deferred(self, node: Node, state: NodeState) -> str:
         if wait := _describe_long_wait(self, node, state):
             return f"waits for {wait}"
-        if state.waits_for or state.next_retry_at or self._is_held(node):
+        if state.waits_for or state.next_retry_at or self._is_paused(node):
             return _describe_retry(self, node, state, state.next_retry_at or 0.0)
         return _describe_last_attempt(state.last_error or "")
 

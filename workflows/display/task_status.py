@@ -269,7 +269,7 @@ def _choose_views(views: Sequence[dict[str, Any]], remaining: int) -> tuple[list
 def _describe_wait(node: Node, state: NodeState, scheduler: Scheduler) -> str | None:
     if decision := describe_decision(node, state):
         return decision
-    if state.status in _BEFORE_ATTEMPT and node.index in scheduler.pauses.held:
+    if state.status in _BEFORE_ATTEMPT and node.index in scheduler.pauses.paused:
         return RESUME
     return describe_outside(node, state, scheduler.missing_prerequisites(node.index)) or state.waits_for
 

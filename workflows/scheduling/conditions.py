@@ -81,10 +81,10 @@ class Conditions:
                 self._asked.get(other, set()).discard(due)
             self.due.pop(due, None)
 
-    def pop_due(self, is_held: Callable[[DueCondition], bool]) -> list[DueCondition]:
-        """Return the conditions that have become due since the last call. Those that are held stay due."""
-        due = [each for each in self.due if not is_held(each)]
-        self.due = dict.fromkeys(each for each in self.due if is_held(each))
+    def pop_due(self, is_blocked: Callable[[DueCondition], bool]) -> list[DueCondition]:
+        """Return the conditions that have become due since the last call. Those that are blocked stay due."""
+        due = [each for each in self.due if not is_blocked(each)]
+        self.due = dict.fromkeys(each for each in self.due if is_blocked(each))
         return due
 
     def text_of(self, due: DueCondition) -> str:

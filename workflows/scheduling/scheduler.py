@@ -256,7 +256,7 @@ class Scheduler:
             return state.status.begun
         if node.approval is not None or node.delay is not None or state.held_until is not None:
             return False
-        return node.index not in self.pauses.held and not self.yields_to_sources(node)
+        return node.index not in self.pauses.paused and not self.yields_to_sources(node)
 
     def yields_to_sources(self, node: Node) -> bool:
         """Return whether a node has yielded, and waits for nodes from which it pulls and that have not ended."""
@@ -384,10 +384,10 @@ class Scheduler:
         The condition of a paused node is evaluated after the pause, immediately before the node starts, and that of a
         node whose reset is in progress after the reset.
         """
-        return [due for due in self._conditions.pop_due(self._is_held) if self.awaits(due)]
+        return [due for due in self._conditions.pop_due(self._is_blocked) if self.awaits(due)]
 
-    def _is_held(self, due: DueCondition) -> bool:
-        return due.node in self.resetting or (due.parent is None and due.node in self.pauses.held)
+    def _is_blocked(self, due: DueCondition) -> bool:
+        return due.node in self.resetting or (due.parent is None and due.node in self.pauses.paused)
 
     def text_of(self, due: DueCondition) -> str:
         """Return the expression of a condition."""
@@ -454,10 +454,13 @@ class Scheduler:
 
         The skipped nodes are added to `changed`. The node itself is not, unless it ends with another status: a node
         that a batch has started fails as `upstream_failed` if failed parents would have kept it from
-        starting. The end of an attempt whose node is being reset does not count.
+        starting. A finished node does not keep the error of an earlier attempt. The end of an attempt whose node is
+        being reset does not count.
         """
         state = self.states[index]
         if not state.status.ended and index not in self.resetting:
+            if status is NodeStatus.FINISHED:
+                state.last_error = state.reason_code = None
             state.status, state.skip_reason = self._checked(index, status), reason
             self._settle(self._record_end(index))
 

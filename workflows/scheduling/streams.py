@@ -28,7 +28,7 @@ class Streams:
         self._nodes = nodes
         self.children: dict[int, list[int]] = {}
         """For each node from which others stream, the indexes of these."""
-        self.holders: set[int] = set()
+        self.throttling: set[int] = set()
         """The nodes for which a node with `max_ahead` waits."""
         self._parents: dict[int, list[int]] = {}
         """All parents of each node that streams from at least one of them."""
@@ -48,7 +48,7 @@ class Streams:
         self._parents.clear()
         self._edges.clear()
         self._followers.clear()
-        self.holders.clear()
+        self.throttling.clear()
         self.forget()
         index_of = {node.node_id: node.index for node in self._nodes}
         for node in self._nodes:
@@ -64,7 +64,7 @@ class Streams:
             if self._nodes[parent].node_id in sources:
                 self._followers.setdefault(parent, []).append(child.node_id)
                 if self._nodes[parent].max_ahead:
-                    self.holders.add(child.index)
+                    self.throttling.add(child.index)
 
     def leads(self, parent: int, child: int) -> bool:
         """Return whether a streaming edge leads from a node to another one."""

@@ -1,7 +1,7 @@
 """Decide what an action changes in a running task, or why the task rejects it. Pure.
 
-The planners return what an action changes, for the states that the nodes have now. The workflow applies a plan in the same
-workflow task in which it made it; the query `preview` shows it.
+The planners return what an action changes, for the states that the nodes have now. The workflow applies a
+plan in the same workflow task in which it made it; the query `preview` shows it.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What the rules see of a running task."""
+class TaskSnapshot:
+    """The state of a running task, from which an action is planned."""
 
     nodes: Sequence[Node]
     states: Sequence[NodeState]
@@ -189,18 +189,20 @@ class Task:
 # --- planning -----------------------------------------------------------------------------------------------------
 
 
-def check_revision(action: Action, task: Task) -> None:
+def check_revision(action: Action, task: TaskSnapshot) -> None:
     """Raise ActionRejected if the task no longer has the revision that an action expects."""
     if action.if_revision is not None and action.if_revision != task.revision:
         raise ActionRejected(
-            f"if_revision is {action.if_revision}, and the task has revision {task.revision}: another action was applied "
-            "meanwhile; look at the task again, then repeat the action with its present revision",
+            f"if_revision is {action.if_revision}, and the task has revision {task.revision}: another action "
+            "was applied meanwhile; look at the task again, then repeat the action with its present "
+            "revision",
             RejectionCause.OUTDATED,
         )
 
 
-def check_starts(planned: Plan, task: Task) -> None:
-    """Raise ActionRejected if nodes would not start again that the plan resets, because the task starts no further node.
+def check_starts(planned: Plan, task: TaskSnapshot) -> None:
+    """Raise ActionRejected if nodes would not start again that the plan resets, because the task starts no
+    further node.
 
     Skipped nodes lose nothing.
     """
@@ -231,7 +233,7 @@ def name_state(node: Node, state: NodeState) -> str:
     return state.status.value
 
 
-def find_node(node_id: str, task: Task) -> Node:
+def find_node(node_id: str, task: TaskSnapshot) -> Node:
     """Return a node that an action names. Raise ActionRejected if there is none, or if its reset is in progress."""
     index = task.index_of.get(node_id)
     if index is None:
@@ -245,8 +247,10 @@ def find_node(node_id: str, task: Task) -> Node:
     return task.nodes[index]
 
 
-def plan_retry(action: RetryNode, task: Task) -> Plan:
-    """Return the plan that starts a node again, in a new generation, or ends its wait for a retry in the present one."""
+def plan_retry(action: RetryNode, task: TaskSnapshot) -> Plan:
+    """Return the plan that starts a node again, in a new generation, or ends its wait for a retry in the
+    present one.
+    """
     node = find_node(action.node_id, task)
     state = task.states[node.index]
     changed = change_node(node, action, task)
@@ -262,20 +266,20 @@ def plan_retry(action: RetryNode, task: Task) -> Plan:
     if not _waits_for_retry(node, state, task):
         raise ActionRejected(
             f"node {printed(node.node_id)} waits for no retry: it continues "
-            f"{'after the pause, which resume ends' if node.index in task.pauses.held else 'as soon as it can'}; "
+            f"{'after the pause, which resume ends' if node.index in task.pauses.paused else 'as soon as it can'}; "
             "interrupt=true starts it again in a new generation"
         )
     return _plan_end_of_wait(node, state, task)
 
 
-def _waits_for_retry(node: Node, state: NodeState, task: Task) -> bool:
+def _waits_for_retry(node: Node, state: NodeState, task: TaskSnapshot) -> bool:
     """Return whether a node waits for a retry, also after the pause that holds it, or for its sources."""
     return state.next_retry_at is not None or state.retry_left is not None or node.index in task.waiting
 
 
-def _plan_end_of_wait(node: Node, state: NodeState, task: Task) -> Plan:
+def _plan_end_of_wait(node: Node, state: NodeState, task: TaskSnapshot) -> Plan:
     """Return the plan that lets a node, or its shards, start the next attempt now. The node stays in its generation."""
-    name, is_paused = printed(node.node_id), node.index in task.pauses.held
+    name, is_paused = printed(node.node_id), node.index in task.pauses.paused
     to = state.status.value if state.status in _IN_FLIGHT else PAUSED if is_paused else DUE
     notes = [f"node {name} keeps its batches and its retry budget; interrupt=true starts it anew"]
     if is_paused:
@@ -288,7 +292,7 @@ def _plan_end_of_wait(node: Node, state: NodeState, task: Task) -> Plan:
     )
 
 
-def _may_restart(node: Node, state: NodeState, task: Task) -> bool:
+def _may_restart(node: Node, state: NodeState, task: TaskSnapshot) -> bool:
     """Return whether retry_node can start a node again, perhaps only with `interrupt`."""
     if state.held_until is not None:
         return True
@@ -297,7 +301,7 @@ def _may_restart(node: Node, state: NodeState, task: Task) -> bool:
     return state.status.begun and node.approval is None and node.delay is None
 
 
-def _describe_way(node: Node, state: NodeState, task: Task) -> str:
+def _describe_way(node: Node, state: NodeState, task: TaskSnapshot) -> str:
     """Return which actions start a node again, or decide about it, in its present state."""
     if state.status.ended and (skips := _Skips(task)).is_blocked(node):
         causes = names(skips.find_causes(node)) or "its parents"
@@ -314,7 +318,7 @@ def _describe_way(node: Node, state: NodeState, task: Task) -> str:
     if state.status.begun:
         now = "" if _waits_for_retry(node, state, task) else " with interrupt=true"
         return f"retry_node{now} starts it again"
-    if node.index in task.pauses.held:
+    if node.index in task.pauses.paused:
         return "it is paused: resume ends the pause, and change_graph changes its input before it starts"
     missing = [each for each in node.prerequisites if each not in task.satisfied]
     waits = f"it waits for {names(missing)}, which satisfy reports, and " if missing else ""
@@ -328,7 +332,7 @@ _INHERITED = frozenset({SkipReason.CONDITION, SkipReason.USER})
 class _Skips:
     """The nodes for whose ends others were skipped."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: TaskSnapshot) -> None:
         self._states = task.states
         self._by_id = {node.node_id: node for node in task.nodes}
         self._routers: dict[str, list[Node]] = {}
@@ -383,7 +387,7 @@ _ENDS: Mapping[type[Action], tuple[str, NodeStatus]] = {
 }
 
 
-def plan_end(action: SkipNode | CompleteNode | FailNode, task: Task) -> Plan:
+def plan_end(action: SkipNode | CompleteNode | FailNode, task: TaskSnapshot) -> Plan:
     """Return the plan that ends a node in a new generation."""
     name, status = _ENDS[type(action)]
     node = find_node(action.node_id, task)
@@ -410,7 +414,7 @@ def plan_end(action: SkipNode | CompleteNode | FailNode, task: Task) -> Plan:
     return replace(planned, end=end)
 
 
-def plan_batches(action: RetryBatches | SkipBatches, task: Task) -> Plan:
+def plan_batches(action: RetryBatches | SkipBatches, task: TaskSnapshot) -> Plan:
     """Return the plan that tries batches again that a node has set aside, or goes on without them."""
     name = RETRY_BATCHES if isinstance(action, RetryBatches) else SKIP_BATCHES
     node = find_node(action.node_id, task)
@@ -423,12 +427,13 @@ def plan_batches(action: RetryBatches | SkipBatches, task: Task) -> Plan:
     has_finished = state.status is NodeStatus.FINISHED
     if not has_finished and state.status is not NodeStatus.FAILED and state.held_until is None:
         raise ActionRejected(
-            f"node {printed(node.node_id)} is {name_state(node, state)}; {name} is for a node that has finished or failed, or "
-            f"is held; {_describe_way(node, state, task)}"
+            f"node {printed(node.node_id)} is {name_state(node, state)}; {name} is for a node that has "
+            f"finished or failed, or is held; {_describe_way(node, state, task)}"
         )
     if has_finished and not state.failed_batches and not (action.batch_uids and name == RETRY_BATCHES):
         raise ActionRejected(
-            f"node {printed(node.node_id)} has set no batch aside that is not skipped; {_describe_way(node, state, task)}"
+            f"node {printed(node.node_id)} has set no batch aside that is not skipped; "
+            f"{_describe_way(node, state, task)}"
         )
     aside = SetAside(index=node.index, batch_uids=action.batch_uids, skips=name == SKIP_BATCHES)
     if has_finished and aside.skips:
@@ -444,7 +449,7 @@ def _describe_batches(node: Node, action: RetryBatches | SkipBatches) -> str:
     return f"{node.node_id}: {names(uids) if uids else 'all batches that are set aside'}"
 
 
-def _plan_reset(name: str, node: Node, task: Task, *, interrupt: bool, to: str) -> Plan:
+def _plan_reset(name: str, node: Node, task: TaskSnapshot, *, interrupt: bool, to: str) -> Plan:
     """Return the plan that starts new generations of a node and of what depends on it. `to` is its next state."""
     resets, unblocks = find_resets([node.index], task.nodes, task.states, task.pauses.children)
     if busy := [task.nodes[index].node_id for index in resets & {*task.resetting}]:
@@ -456,8 +461,9 @@ def _plan_reset(name: str, node: Node, task: Task, *, interrupt: bool, to: str) 
     if running and not interrupt:
         shown = names([task.nodes[index].node_id for index in running])
         raise ActionRejected(
-            f"{shown} depend{'s' if len(running) == 1 else ''} on node {printed(node.node_id)} and run"
-            f"{'s' if len(running) == 1 else ''}; interrupt=true stops {'it' if len(running) == 1 else 'them'}, or wait for the end"
+            f"{shown} depend{'s' if len(running) == 1 else ''} on node {printed(node.node_id)} and "
+            f"run{'s' if len(running) == 1 else ''}; interrupt=true stops "
+            f"{'it' if len(running) == 1 else 'them'}, or wait for the end"
         )
     ordered = [node.index, *sorted(resets - {node.index})]
     return Plan(
@@ -507,7 +513,7 @@ def _stays(node: Node, state: NodeState) -> bool:
     return node.fan_in.mode in ("any", "count") and state.status is not NodeStatus.SKIPPED
 
 
-def _describe_effects(name: str, resets: Sequence[int], task: Task) -> Iterator[str]:
+def _describe_effects(name: str, resets: Sequence[int], task: TaskSnapshot) -> Iterator[str]:
     """Yield notes about what a reset does not undo."""
     again = [
         task.nodes[index].node_id
@@ -522,7 +528,7 @@ def _describe_effects(name: str, resets: Sequence[int], task: Task) -> Iterator[
         yield "variables keep their values"
 
 
-def change_node(node: Node, action: RetryNode, task: Task) -> Node | None:
+def change_node(node: Node, action: RetryNode, task: TaskSnapshot) -> Node | None:
     """Return the node with the fields that the action changes; None if it changes none. Raise ActionRejected."""
     given = (action.input_inline, action.input_ref, action.timeout_sec, action.retry_policy)
     if all(each is None for each in given):
@@ -544,8 +550,8 @@ def change_node(node: Node, action: RetryNode, task: Task) -> Node | None:
         raise ActionRejected(f"the changed input of node {printed(node.node_id)}: {problem}")
     if (changed.pulls, changed.pulls_from) != (node.pulls, node.pulls_from):
         raise ActionRejected(
-            f"input_inline changes from which nodes {printed(node.node_id)} pulls; retry_node changes only other parts of "
-            "the input"
+            f"input_inline changes from which nodes {printed(node.node_id)} pulls; retry_node changes only "
+            "other parts of the input"
         )
     if json_bytes(task.changed) + json_bytes(changes_of(changed)) > CHANGED_NODES_BYTES:
         raise ActionRejected(
@@ -555,7 +561,7 @@ def change_node(node: Node, action: RetryNode, task: Task) -> Node | None:
     return changed
 
 
-def plan_decision(action: Decide, task: Task) -> Plan:
+def plan_decision(action: Decide, task: TaskSnapshot) -> Plan:
     """Return the plan that ends an approval."""
     node = find_node(action.node_id, task)
     state = task.states[node.index]
@@ -578,7 +584,7 @@ def plan_decision(action: Decide, task: Task) -> Plan:
     )
 
 
-def plan_satisfaction(action: Satisfy, task: Task) -> Plan:
+def plan_satisfaction(action: Satisfy, task: TaskSnapshot) -> Plan:
     """Return the plan that fulfils a prerequisite."""
     named = [node for node in task.nodes if action.prerequisite in node.prerequisites]
     if not named:
@@ -615,7 +621,7 @@ def plan_satisfaction(action: Satisfy, task: Task) -> Plan:
     )
 
 
-def plan_graph_change(action: ChangeGraph, task: Task) -> Plan:
+def plan_graph_change(action: ChangeGraph, task: TaskSnapshot) -> Plan:
     """Return the plan of a change. An activity validates the changed graph before the task applies it."""
     if task.changes_graph:
         raise ActionRejected(
@@ -630,8 +636,8 @@ def plan_graph_change(action: ChangeGraph, task: Task) -> Plan:
     new = [each["node_id"] for each in action.nodes]
     if taken := [node_id for node_id in new if node_id in known]:
         raise ActionRejected(
-            f"the task has the {'node' if len(taken) == 1 else 'nodes'} {names(taken)} already; give new nodes other ids, "
-            "or name nodes that have not started in changes",
+            f"the task has the {'node' if len(taken) == 1 else 'nodes'} {names(taken)} already; give new "
+            "nodes other ids, or name nodes that have not started in changes",
             RejectionCause.TAKEN,
         )
     edges = [*((each[0], each[1]) for each in action.edges), *((e["from"], e["to"]) for e in action.edges_ex)]
@@ -653,7 +659,7 @@ def plan_graph_change(action: ChangeGraph, task: Task) -> Plan:
     )
 
 
-def _find_unstarted(node_id: str, task: Task) -> int:
+def _find_unstarted(node_id: str, task: TaskSnapshot) -> int:
     node = find_node(node_id, task)
     state = task.states[node.index]
     if state.status is not NodeStatus.QUEUED:
@@ -664,7 +670,7 @@ def _find_unstarted(node_id: str, task: Task) -> int:
     return node.index
 
 
-def plan_pause(action: Pause, task: Task) -> Plan:
+def plan_pause(action: Pause, task: TaskSnapshot) -> Plan:
     """Return the plan that pauses scopes."""
     pauses, states = task.pauses, task.states
     scopes = tuple(dict.fromkeys(action.scopes)) or (TASK_SCOPE,)
@@ -672,8 +678,8 @@ def plan_pause(action: Pause, task: Task) -> Plan:
     new = tuple(scope for scope in scopes if scope not in known)
     if len(known) + len(new) > ACTION_SCOPES:
         raise ActionRejected(
-            f"the task would have {len(known) + len(new)} paused scopes, and {ACTION_SCOPES} are allowed; resume some, or "
-            "pause the whole task"
+            f"the task would have {len(known) + len(new)} paused scopes, and {ACTION_SCOPES} are allowed; "
+            "resume some, or pause the whole task"
         )
     covered = {index for scope in scopes for index in pauses.nodes_of(scope)}
     running = sorted(index for index in covered if states[index].status is NodeStatus.RUNNING)
@@ -684,10 +690,10 @@ def plan_pause(action: Pause, task: Task) -> Plan:
             "interrupt=true stops attempts that still run"
         )
     stopped = {*interrupts}
-    held = pauses.held_with(new) | stopped
+    paused = pauses.newly_paused(new) | stopped
     open_nodes = [
         index
-        for index in sorted(held)
+        for index in sorted(paused)
         if not (states[index].status.ended or states[index].held_until is not None)
     ]
     if not open_nodes:
@@ -718,7 +724,7 @@ def _paused(index: int, state: NodeState, *, runs_on: bool) -> Change:
     )
 
 
-def plan_resume(action: Resume, task: Task) -> Plan:
+def plan_resume(action: Resume, task: TaskSnapshot) -> Plan:
     """Return the plan that ends the pause of scopes."""
     pauses, states = task.pauses, task.states
     known = [each.scope for each in pauses.scopes]
@@ -731,7 +737,7 @@ def plan_resume(action: Resume, task: Task) -> Plan:
                 RejectionCause.UNKNOWN,
             )
     ends = frozenset(action.scopes or known)
-    freed = pauses.held_without(ends)
+    freed = pauses.paused_only_by(ends)
     covered = {index for scope in ends for index in pauses.nodes_of(scope)}
     still = [index for index in covered - freed if not states[index].status.ended]
     rest = [scope for scope in known if scope not in ends]
@@ -800,7 +806,9 @@ class Audit:
 
 
 def result_of(planned: Plan, nodes: Sequence[Node], revision: int) -> dict[str, Any]:
-    """Return the result of an action as JSON. It lists at most ACTION_AFFECTED nodes, and notes how many more there are.
+    """Return the result of an action as JSON.
+
+    It lists at most ACTION_AFFECTED nodes, and notes how many more there are.
 
     `nodes` are those of the task, with or without the nodes that the plan adds.
     """

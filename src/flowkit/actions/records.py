@@ -55,7 +55,9 @@ class Resume:
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class RetryNode:
-    """Input of `retry_node`: start a new generation of a node and of what depends on it, or end its wait for a retry."""
+    """Input of `retry_node`: start a new generation of a node and of what depends on it, or end its wait
+    for a retry.
+    """
 
     node_id: str = ""
     input_inline: dict[str, Any] | None = None
@@ -65,7 +67,8 @@ class RetryNode:
     retry_policy: dict[str, Any] | None = None
     """Keys of the node's `retry_policy` to replace."""
     interrupt: bool = False
-    """Whether attempts are stopped, of the node and of descendants, and a wait for a retry gives way to a new generation."""
+    """Whether attempts are stopped, of the node and of descendants, and a wait for a retry gives way to a
+    new generation."""
     reason: str = ""
     by: str = ""
     if_revision: int | None = None

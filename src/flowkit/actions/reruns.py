@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowkit.actions.changed_nodes import changes_of
-from flowkit.actions.plans import Change, Plan, SetAside, Task, change_node, find_node, find_resets
+from flowkit.actions.plans import Change, Plan, SetAside, TaskSnapshot, change_node, find_node, find_resets
 from flowkit.actions.records import RetryNode
 from flowkit.actions.scopes import Pauses, children_of
 from flowkit.errors import ActionRejected, RejectionCause
@@ -50,20 +50,25 @@ def check_keeps(planned: Plan, nodes: Sequence[Node], states: Sequence[NodeState
     causes = [nodes[each].node_id for each in planned.resets if index in children[each]]
     name = printed(nodes[index].node_id)
     raise ActionRejected(
-        f"node {name} cannot keep its batches, because it depends on {names(causes)}, and new batches would mix with those "
-        f"that it has made from the earlier ones; run {name} again as a whole, or leave out the nodes before it"
+        f"node {name} cannot keep its batches, because it depends on {names(causes)}, and new batches would "
+        f"mix with those that it has made from the earlier ones; run {name} again as a whole, or leave out "
+        "the nodes before it"
     )
 
 
 def choose_reruns(
     given: Sequence[str] | None, nodes: Sequence[Node], states: Sequence[NodeState]
 ) -> list[str]:
-    """Return the ids of the nodes with which a rerun begins. Raise ActionRejected if there is none, or an unknown one."""
+    """Return the ids of the nodes with which a rerun begins.
+
+    Raise ActionRejected if there is none, or an unknown one.
+    """
     if given is None:
         chosen = [node.node_id for node in nodes if is_incomplete(states[node.index])]
         if not chosen:
             raise ActionRejected(
-                "all nodes have finished, or were skipped by a condition, a route or a user; name the nodes to run again"
+                "all nodes have finished, or were skipped by a condition, a route or a user; name the nodes "
+                "to run again"
             )
         return chosen
     known = {node.node_id for node in nodes}
@@ -86,7 +91,7 @@ def changed_nodes(
 
     `inputs` has other values for `input_inline`, and `limits` for `timeout_sec` and `retry_policy`.
     """
-    task = Task(nodes=nodes, states=[NodeState() for _ in nodes], pauses=Pauses(nodes, []))
+    task = TaskSnapshot(nodes=nodes, states=[NodeState() for _ in nodes], pauses=Pauses(nodes, []))
     changed: dict[str, Any] = {}
     for node_id in {**inputs, **limits}:
         node, other = find_node(node_id, task), {**limits.get(node_id, {})}
@@ -110,7 +115,9 @@ _INCOMPLETE = frozenset({SkipReason.UPSTREAM_FAILED, SkipReason.TASK_FAILED, Ski
 
 
 def is_incomplete(state: NodeState) -> bool:
-    """Return whether a rerun starts an ended node again by default: it failed, was cancelled, or was skipped for that."""
+    """Return whether a rerun starts an ended node again by default: it failed, was cancelled, or was
+    skipped for that.
+    """
     if state.status is NodeStatus.SKIPPED:
         return state.skip_reason in _INCOMPLETE
     return state.status is not NodeStatus.FINISHED

@@ -68,7 +68,7 @@ class Pauses:
         self.scopes = scopes
         self._nodes_of: dict[str, Collection[int]] = {}
         """The nodes of each scope that was used."""
-        self.held = self._find_held(each.scope for each in scopes)
+        self.paused = self._find_paused(each.scope for each in scopes)
         """The indexes of the nodes that must not start an attempt."""
 
     @cached_property
@@ -80,9 +80,9 @@ class Pauses:
         """Find the nodes of all scopes again, because the graph has changed."""
         self.__dict__.pop("children", None)
         self._nodes_of.clear()
-        self.held = self._find_held(each.scope for each in self.scopes)
+        self.paused = self._find_paused(each.scope for each in self.scopes)
 
-    def _find_held(self, scopes: Iterable[str]) -> set[int]:
+    def _find_paused(self, scopes: Iterable[str]) -> set[int]:
         return {index for scope in scopes for index in self.nodes_of(scope)}
 
     def nodes_of(self, scope: str) -> Collection[int]:
@@ -118,14 +118,14 @@ class Pauses:
         return below
 
     def _nodes_of_role(self, scope: str, role: str) -> Collection[int]:
-        found = frozenset(node.index for node in self._nodes if node.type == role)
-        if not found:
+        indexes = frozenset(node.index for node in self._nodes if node.type == role)
+        if not indexes:
             roles = sorted({node.type for node in self._nodes})
             raise ActionRejected(
                 f"scopes has {printed(scope)}, but the roles of the task are {names(roles)}",
                 RejectionCause.UNKNOWN,
             )
-        return found
+        return indexes
 
     @property
     def whole_task(self) -> bool:
@@ -133,22 +133,22 @@ class Pauses:
         return any(each.scope == TASK_SCOPE for each in self.scopes)
 
     def scope_of(self, index: int) -> PausedScope | None:
-        """Return the earliest pause that holds a node."""
+        """Return the earliest pause whose scope contains a node."""
         return next((each for each in self.scopes if index in self.nodes_of(each.scope)), None)
 
-    def held_with(self, more: Iterable[str]) -> set[int]:
-        """Return the nodes that these scopes would hold in addition."""
-        return self._find_held(more) - self.held
+    def newly_paused(self, more: Iterable[str]) -> set[int]:
+        """Return the nodes that these scopes would pause in addition."""
+        return self._find_paused(more) - self.paused
 
-    def held_without(self, fewer: Collection[str]) -> set[int]:
-        """Return the nodes that nothing would hold any more without these scopes."""
-        rest = self._find_held(each.scope for each in self.scopes if each.scope not in fewer)
-        return self.held - rest
+    def paused_only_by(self, scopes: Collection[str]) -> set[int]:
+        """Return the nodes that are paused by these scopes and by no others."""
+        rest = self._find_paused(each.scope for each in self.scopes if each.scope not in scopes)
+        return self.paused - rest
 
     def change(self, more: Iterable[PausedScope], fewer: Collection[str]) -> None:
         """Pause the scopes `more`, and end the pause of the scopes `fewer`."""
         self.scopes[:] = [*(each for each in self.scopes if each.scope not in fewer), *more]
-        self.held = self._find_held(each.scope for each in self.scopes)
+        self.paused = self._find_paused(each.scope for each in self.scopes)
 
     def drained(self, scope: str, in_flight: Collection[int]) -> bool:
         """Return whether no attempt of a scope is in flight. `in_flight` has the indexes of nodes with an attempt."""

@@ -1,7 +1,8 @@
 """The actions, one row each, and how the input of an action is read. Pure.
 
-From a row follow the update of the workflow with its validator, the checks of its input, and what the query `preview` and
-the client accept. The signature of the coordinator's method and of the command stand where they are called.
+From a row follow the update of the workflow with its validator, the checks of its input, and what the query
+`preview` and the client accept. The signature of the coordinator's method and of the command stand where
+they are called.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowkit.actions.plans import (
     Plan,
-    Task,
+    TaskSnapshot,
     check_revision,
     check_starts,
     plan_batches,
@@ -80,7 +81,7 @@ class ActionKind:
     """The name of the action, which is also the name of its update."""
     record: type[Action]
     """Its input. `_CHECKS` has the check of each field."""
-    plan: Callable[[Any, Task], Plan]
+    plan: Callable[[Any, TaskSnapshot], Plan]
     """Decides what an action of this kind changes in a task."""
     description: str
     """The description of the update, which Temporal's tools show."""
@@ -93,8 +94,9 @@ ACTIONS: Final[Mapping[str, ActionKind]] = {
             name=PAUSE,
             record=Pause,
             plan=plan_pause,
-            description="Start nothing new in `scopes`: task, node:ID, below:ID or role:NAME. Running attempts finish, or "
-            'stop with interrupt. Input: {"scopes": ["task"], "interrupt": false, "reason": "", "by": ""}',
+            description="Start nothing new in `scopes`: task, node:ID, below:ID or role:NAME. "
+            "Running attempts finish, or stop with interrupt. "
+            'Input: {"scopes": ["task"], "interrupt": false, "reason": "", "by": ""}',
         ),
         ActionKind(
             name=RESUME,
@@ -106,8 +108,8 @@ ACTIONS: Final[Mapping[str, ActionKind]] = {
             name=RETRY_NODE,
             record=RetryNode,
             plan=plan_retry,
-            description="Start a node again that has ended, is held or, with interrupt, runs, and what depends on it; or end "
-            "its wait for a retry. "
+            description="Start a node again that has ended, is held or, with interrupt, runs, and what "
+            "depends on it; or end its wait for a retry. "
             'Input: {"node_id": "a", "input_inline": {"limit": 5}, "interrupt": false, "reason": "", "by": ""}',
         ),
         ActionKind(
@@ -121,7 +123,8 @@ ACTIONS: Final[Mapping[str, ActionKind]] = {
             record=CompleteNode,
             plan=plan_end,
             description="End a node as finished, with these results. "
-            'Input: {"node_id": "a", "metrics": {}, "batches": [{"batch_uid": "1", "metrics": {}}], "reason": "", "by": ""}',
+            'Input: {"node_id": "a", "metrics": {}, "batches": [{"batch_uid": "1", "metrics": {}}], '
+            '"reason": "", "by": ""}',
         ),
         ActionKind(
             name=FAIL_NODE,
@@ -172,11 +175,11 @@ ACTIONS: Final[Mapping[str, ActionKind]] = {
 _KIND_OF: Final = {kind.record: kind for kind in ACTIONS.values()}
 
 
-def plan(action: Action, task: Task) -> Plan:
+def plan(action: Action, task: TaskSnapshot) -> Plan:
     """Return what an action changes in a task.
 
-    Raise ActionRejected, which says what would be allowed, if the action changes nothing or does not fit the task, or if
-    the task no longer has the revision that the action expects.
+    Raise ActionRejected, which says what would be allowed, if the action changes nothing or does not fit
+    the task, or if the task no longer has the revision that the action expects.
     """
     check_revision(action, task)
     planned = _KIND_OF[type(action)].plan(action, task)
@@ -277,8 +280,9 @@ def _check_batches(value: object) -> str | None:
     if good and json_bytes([*listed]) <= ACTION_INPUT_BYTES:
         return None
     return (
-        f"a list of at most {ACTION_BATCHES:,} objects with a 'batch_uid' of 1 to {BATCH_UID_CHARS} characters, without "
-        f"NUL, that no other has and that is not {FINAL_UID!r}, 'metrics' and optionally 'artifacts_ref', and of at most {ACTION_INPUT_BYTES:,} bytes of JSON"
+        f"a list of at most {ACTION_BATCHES:,} objects with a 'batch_uid' of 1 to {BATCH_UID_CHARS} "
+        f"characters, without NUL, that no other has and that is not {FINAL_UID!r}, 'metrics' and optionally "
+        f"'artifacts_ref', and of at most {ACTION_INPUT_BYTES:,} bytes of JSON"
     )
 
 

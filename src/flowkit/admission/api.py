@@ -36,7 +36,7 @@ from flowkit.admission.fields import (
 )
 from flowkit.admission.models import ENDED, Changed, Door, Kind, Limits, Override, Request, State, Ticket
 from flowkit.admission.openapi import Operation, operation_routes
-from flowkit.core.utils import stable_hash
+from flowkit.core.utils import Fields, stable_hash
 from flowkit.core.version import __version__
 from flowkit.errors import GraphError, TaskIdTaken
 from flowkit.graph.submission import validate_input
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from starlette.routing import BaseRoute
 
-    from flowkit.admission.models import Fields, QueueStatus
+    from flowkit.admission.models import QueueStatus
     from flowkit.admission.openapi import Given
     from flowkit.admission.queue import AdmissionQueue
     from flowkit.server.auth import Caller
@@ -327,7 +327,7 @@ class Execution(ApiResult):
     ended_at: datetime | None
 
 
-class Event(BaseModel):
+class ExecutionEvent(BaseModel):
     """An event about a request, with the fields of its type."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -345,10 +345,10 @@ class Events(ApiResult):
     """The events about a request, in their order."""
 
     execution_id: str
-    events: list[Event]
+    events: list[ExecutionEvent]
 
 
-class Cancelled(ApiResult):
+class ExecutionCancelled(ApiResult):
     """What a call to cancel has done."""
 
     execution_id: str
@@ -452,9 +452,9 @@ def _permit_content(caller: Caller, kind: Kind, stored: Fields) -> None:
         if name is not None and not caller.may_use(name):
             what = "function" if node["type"] == COORDINATOR_FN else "role"
             text = (
-                f"node {printed(node['node_id'])} needs the {what} {printed(name)}, and the token {allowed}; create one "
-                f"with `flowkit token create --actor {caller} --right admission`, and `--role NAME` for each role and "
-                "function of the graph"
+                f"node {printed(node['node_id'])} needs the {what} {printed(name)}, and the token {allowed}; "
+                f"create one with `flowkit token create --actor {caller} --right admission`, and `--role "
+                "NAME` for each role and function of the graph"
             )
             raise HttpError(403, "role_not_permitted", text)
 
@@ -462,8 +462,8 @@ def _permit_content(caller: Caller, kind: Kind, stored: Fields) -> None:
 def _owns(caller: Caller, ticket: Ticket) -> bool:
     """Return whether a caller may see and change a request.
 
-    An actor is a user of this door and of the default tenant. The same name in another tenant is another user, and programs
-    and records of Kafka may name any user.
+    An actor is a user of this door and of the default tenant. The same name in another tenant is another
+    user, and programs and records of Kafka may name any user.
     """
     own = (Door.HTTP, DEFAULT_TENANT, str(caller))
     return caller.is_operator or (ticket.door, ticket.tenant, ticket.user_id) == own
@@ -571,7 +571,7 @@ class AdmissionApi:
     async def get_events(self, given: Given) -> Events:
         """Return the events about an execution, in their order."""
         ticket = await self._find(given)
-        events = [Event(**each) for each in await self._queue.events(ticket.execution_id)]
+        events = [ExecutionEvent(**each) for each in await self._queue.events(ticket.execution_id)]
         return Events(execution_id=ticket.execution_id, events=events)
 
     async def _find(self, given: Given) -> Ticket:
@@ -581,7 +581,7 @@ class AdmissionApi:
             raise _unknown(given)
         return ticket
 
-    async def cancel_execution(self, given: Given) -> Cancelled:
+    async def cancel_execution(self, given: Given) -> ExecutionCancelled:
         """Cancel an execution. One that waits ends at once; one that runs ends when its executor confirms it."""
         before = await self._find(given)
         change = await self._queue.cancel(before.execution_id, reason=given.body.reason, by=str(given.caller))
@@ -595,7 +595,7 @@ class AdmissionApi:
             text = "its cancellation was requested before; it ends when its executor confirms that"
         else:
             text = "it runs, and ends when its executor confirms the cancellation"
-        return Cancelled(
+        return ExecutionCancelled(
             execution_id=before.execution_id,
             status=CancelStatus.CANCELLATION_REQUESTED,
             message=text,
@@ -619,8 +619,8 @@ class AdmissionApi:
             raise HttpError(400, "not_ended", text)
         if not body:
             text = (
-                "the queue keeps what an execution asks for until one day after its end, and nothing of a rejected one; "
-                f"submit it again with POST {PREFIX}/execute"
+                "the queue keeps what an execution asks for until one day after its end, and nothing of a "
+                f"rejected one; submit it again with POST {PREFIX}/execute"
             )
             raise HttpError(400, "body_not_kept", text)
         _permit_content(given.caller, ticket.kind, body)
@@ -736,14 +736,14 @@ def _moment(at: float | None) -> datetime | None:
     return None if at is None else datetime.fromtimestamp(at, UTC)
 
 
-def _already_cancelled(ticket: Ticket) -> Cancelled:
+def _already_cancelled(ticket: Ticket) -> ExecutionCancelled:
     """Return that a request was cancelled before. Raise HttpError if it has ended otherwise."""
     if ticket.state is not State.CANCELLED:
         status = STATUSES[ticket.state].value
         raise HttpError(
             400, "already_ended", f"the execution is {status}; only one that has not ended can be"
         )
-    return Cancelled(
+    return ExecutionCancelled(
         execution_id=ticket.execution_id,
         status=CancelStatus.ALREADY_CANCELLED,
         message="the execution was cancelled before",
@@ -831,7 +831,7 @@ OPERATIONS: Final = (
         method="POST",
         path=f"{_ONE}/cancel",
         call=AdmissionApi.cancel_execution,
-        result=Cancelled,
+        result=ExecutionCancelled,
         parameters={"path": ExecutionPath},
         bodies={"": Cancellation},
         errors={400: "It has ended, and not by a cancellation: `already_ended`.", **_NOT_FOUND},

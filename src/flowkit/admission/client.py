@@ -42,7 +42,10 @@ class AdmissionClient:
             raise AdmissionRejected(ticket.error or "", ticket.reason or "", ticket.retry_after_sec)
 
     async def find(self, task_id: str) -> PendingTask | None:
-        """Return how a task waits, or what became of its request; None if it was not submitted. Raise StoreUnavailable."""
+        """Return how a task waits, or what became of its request; None if it was not submitted.
+
+        Raise StoreUnavailable.
+        """
         queue = await queue_with(self._db, task_id)
         ticket = None if queue is None else await queue.find(task_id)
         return None if ticket is None else _pending(ticket)

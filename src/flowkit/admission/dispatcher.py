@@ -15,7 +15,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import reason_codes
 from flowkit.admission import rules
-from flowkit.admission.models import Fields, Kind, Report, State
+from flowkit.admission.models import Kind, Report, State
 from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger, error_summary
 from flowkit.connection import TemporalUnavailable
 from flowkit.errors import FlowKitError, StoreUnavailable, TaskIdTaken
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from flowkit.admission.queue import AdmissionQueue
     from flowkit.attempt.background import LoopHealth
     from flowkit.client import TaskClient
+    from flowkit.core.utils import Fields
 
 POLL_SEC: Final = 0.05
-"""How often a dispatcher looks for requests and ends of which it was not told."""
+"""Interval at which a dispatcher looks for requests and ends that other processes have stored."""
 IDLE_SEC: Final = 0.25
-"""The same while the queue is empty."""
+"""Poll interval while the queue is empty."""
 UPKEEP_SEC: Final = 1.0
 RECONCILE_SEC: Final = 10.0
 MISSING_SEC: Final = 5.0
@@ -103,7 +104,10 @@ class Dispatcher:
         self._running = [asyncio.create_task(loop.run()) for loop in self._loops]
 
     async def stop(self) -> None:
-        """Stop when the starts in flight have ended. Leave those that do not end in time to other dispatchers at once."""
+        """Stop when the starts in flight have ended.
+
+        Leave those that do not end in time to other dispatchers at once.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_SEC):
                 await self._popping.acquire()
@@ -229,17 +233,17 @@ class Dispatcher:
     async def _check(self, item: Fields) -> None:
         """End a request whose workflow has ended or, while it is active, was not found twice."""
         try:
-            found = await self._tasks.look_up(item["_id"], await self._owner_of(item))
+            workflow = await self._tasks.look_up(item["_id"], await self._owner_of(item))
         except RPCError as error:
             _logger.info("the workflow of task %s cannot be looked up now: %s", item["_id"], error)
             return
-        if found.description is None:
+        if workflow.description is None:
             if item["state"] == State.ACTIVE and self._is_missing_for_long(item):
                 await self._end(item, *_absent(item))
             return
         self._missing.pop(item["place"], None)
-        if found.description.status in _ENDS:
-            await self._end(item, *_ENDS[found.description.status])
+        if workflow.description.status in _ENDS:
+            await self._end(item, *_ENDS[workflow.description.status])
 
     def _is_missing_for_long(self, item: Fields) -> bool:
         """Return whether an earlier look did not find the workflow of a request either."""

@@ -1,8 +1,8 @@
 """Admission over Kafka: requests and reports from topics, and the events about requests to topics.
 
-Names, fields and texts are those of the admission specification, section 4. The records are untrusted, because any program
-may write to the topics: what the queue stores of one is checked and bounded, and one that is malformed goes to a topic
-of its own. Offsets are committed after what the records change is stored.
+Names, fields and texts are those of the admission specification, section 4. The records are untrusted,
+because any program may write to the topics: what the queue stores of one is checked and bounded, and one
+that is malformed goes to a topic of its own. Offsets are committed after what the records change is stored.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from flowkit import reason_codes
 from flowkit.admission import rules
 from flowkit.admission.fields import ExecutionFields, NewId, RequestId, Tenant, UserId, first_problem
-from flowkit.admission.models import ENDED, RUNNING, Door, Fields, Kind, Report, Request, State
+from flowkit.admission.models import ENDED, RUNNING, Door, Kind, Report, Request, State
 from flowkit.admission.queue import owner
 from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger
 from flowkit.bridge.kafka.topics import TopicCreator, check_distinct, check_topic
-from flowkit.core.utils import dumps
+from flowkit.core.utils import Fields, dumps
 from flowkit.errors import (
     CommandTooLarge,
     ConfigError,
@@ -79,8 +79,8 @@ class TopicRights:
     max_priority: Priority | str = Priority.CRITICAL
     """The most urgent band of their requests. One that asks for a more urgent band gets this one."""
     tenants: Sequence[str] = ()
-    """The tenants whose requests they may submit, end and cancel. A request that names no tenant is that of the first one.
-    Empty for all tenants, with `default` as the first one."""
+    """The tenants whose requests they may submit, end and cancel. A request that names no tenant is that of
+    the first one. Empty for all tenants, with `default` as the first one."""
 
     def allow(self, tenant: str) -> bool:
         """Return whether the writers may submit, end and cancel the requests of a tenant."""
@@ -100,10 +100,10 @@ class AdmissionTopics:
     """The topics of an admission queue, its consumer group, and which events it sends. Raises ConfigError."""
 
     style: Style = "per_type"
-    """`per_type`: each type of events has a topic with its name. `shared`: all executions share a topic for events and one
-    for commands, and a field says which type an event has."""
+    """`per_type`: each type of events has a topic with its name. `shared`: all executions share a topic for
+    events and one for commands, and a field says which type an event has."""
     prefix: str = ""
-    """What every topic begins with, separator included. The system of which the events come used `pref`."""
+    """What every topic begins with, separator included. The original system used `pref`."""
     group: str | None = None
     """The consumer group. By default, each queue has one of its own, so that each reads every record of its topics."""
     dead_letters: str = "dead_letters"
@@ -111,7 +111,8 @@ class AdmissionTopics:
     events: Collection[str] = frozenset(OPTIONAL)
     """Which of the optional events are sent."""
     rights: Mapping[str, TopicRights] = field(default_factory=dict)
-    """What the writers of topics may do, by the name of the topic without the prefix. Those of others may do everything."""
+    """What the writers of topics may do, by the name of the topic without the prefix. Those of others may
+    do everything."""
 
     def __post_init__(self) -> None:
         """Check names, events and rights."""
@@ -287,7 +288,10 @@ class Requested(IncomingEvent, ExecutionFields):
     priority: Band = Priority.NORMAL
 
     def request(self, rights: TopicRights = EVERYTHING) -> Request:
-        """Return the request for the queue, as the writers of its topic may make it. Raise BadRecord if they may not."""
+        """Return the request for the queue, as the writers of its topic may make it.
+
+        Raise BadRecord if they may not.
+        """
         tenant = self.metadata.tenant or next(iter(rights.tenants), DEFAULT_TENANT)
         if not rights.allow(tenant):
             text = "metadata.tenant: the writers of this topic may not submit requests of this tenant"
@@ -478,7 +482,10 @@ class _Effect:
         """Whether the request is to be cancelled: one that waits, or a task."""
 
     def end_of(self, item: Fields | None) -> tuple[Report, Sequence[Fields]] | None:
-        """Return how the request ends, and the command that stops an execution that is cancelled. None if it does not end."""
+        """Return how the request ends, and the command that stops an execution that is cancelled.
+
+        None if it does not end.
+        """
         event = self._event
         self.missing, self.cancels = why_without_effect(item, event, self._rights), False
         if item is None or self.missing is not None:
@@ -492,10 +499,12 @@ class _Effect:
 
 
 def is_own(record: Record, queue: str) -> bool:
-    """Return whether this queue has sent a record. Its events return to it where they share topics with those of executors.
+    """Return whether this queue has sent a record.
 
-    About an earlier try of an id, such an event must not end the present one. To the queue, what another one has sent is a
-    record as any other.
+    Its events return to it where they share topics with those of executors.
+
+    About an earlier try of an id, such an event must not end the present one. To the queue, what another
+    one has sent is a record as any other.
     """
     return (OWN_HEADER, queue.encode()) in record.headers
 
@@ -600,9 +609,10 @@ class AdmissionConsumer:
                 await self._queue.submit(request)
 
     async def _fail(self, record: Record, request: Request, error: StoreRefused) -> None:
-        """Say that a request has failed, since the queue cannot store it with its event.
+        """Send the event of a failed request, which the queue cannot store with its event.
 
-        If there is a request with this id, which may be that of another user, consumers would take the event for its end.
+        If there is a request with this id, which may be that of another user, consumers would take the
+        event for its end.
         """
         if await self._queue.store.load([request.execution_id]):
             return
@@ -678,7 +688,10 @@ def _place(record: Record) -> Place:
 
 
 def own_headers(queue: AdmissionQueue, kind: str) -> list[tuple[str, bytes]]:
-    """Return the headers of an event that a queue sends. Commands have none, since executors may copy them to their reports."""
+    """Return the headers of an event that a queue sends.
+
+    Commands have none, since executors may copy them to their reports.
+    """
     return [(OWN_HEADER, queue.store.queue.encode())] if kind in MODELS else []
 
 
@@ -774,7 +787,9 @@ class EventRelay:
             item["body"] = bodies.get(item["_id"], {})
 
     def _is_due(self, item: Fields) -> bool:
-        """Return whether this process sends the events of a request: it is its own, or its process does not send them."""
+        """Return whether this process sends the events of a request: it is its own, or its process does not
+        send them.
+        """
         own = owner(item.get("slot") or item["place"]) == self._queue.session.id
         waiting: Sequence[Fields] = item["events"][item["sent"] :]
         oldest = min((each["at"] for each in waiting), default=0.0)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from flowkit.models.admission import DEFAULT_TENANT, Priority
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-Fields = dict[str, Any]
+    from flowkit.core.utils import Fields
 
 
 class Kind(StrEnum):
@@ -28,7 +28,10 @@ class Kind(StrEnum):
 
 
 class Door(StrEnum):
-    """The way by which a request has come. Users of the same name that come through different doors are different owners."""
+    """The way by which a request has come.
+
+    Users of the same name that come through different doors are different owners.
+    """
 
     HTTP = "http"
     """The HTTP API, which knows its callers by their tokens."""
@@ -88,7 +91,8 @@ class Limits:
     """How long a request waits before it expires."""
     tenants: Mapping[str, Override] = field(default_factory=dict)
     users: Mapping[str, Override] = field(default_factory=dict)
-    """By the name of the user, or by `tenant/user`, which takes precedence. A name with a slash is always the latter."""
+    """By the name of the user, or by `tenant/user`, which takes precedence. A name with a slash is always
+    the latter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -39,7 +39,8 @@ _COMMON_ERRORS: Final[Mapping[int, str]] = {
     401: "There is no token, or an unknown, expired or revoked one: `unauthorized`.",
     403: "The token does not permit the call: `permission_denied`.",
     500: "A bug: `internal_error`. The message has a reference to the log.",
-    503: "MongoDB is unavailable: `mongo_unavailable`. The params of a task could not be checked in time: `checks_busy`. The header `Retry-After` says when to try again.",
+    503: "MongoDB is unavailable: `mongo_unavailable`. The params of a task could not be checked in "
+    "time: `checks_busy`. The header `Retry-After` says when to try again.",
 }
 _INPUT_ERRORS: Final[Mapping[int, str]] = {422: "A field of the call is invalid: `invalid_request`."}
 _BODY_ERRORS: Final[Mapping[int, str]] = {
@@ -63,7 +64,7 @@ class Failure(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """What a call gives. Each part is an instance of the operation's model for it; None if there is no model."""
+    """The validated input of a call. Each part is an instance of the operation's model, or None without one."""
 
     caller: Caller
     path: Any = None
@@ -86,7 +87,8 @@ class Operation:
     parameters: Mapping[str, type[Params]] = field(default_factory=dict)
     """Models of the parameters by their place: `path`, `query` or `header`."""
     bodies: Mapping[str, type[Params]] = field(default_factory=dict)
-    """Models of the body. The first one applies whose key is a field of the body, or is empty. None: no body is read."""
+    """Models of the body. The first one applies whose key is a field of the body, or is empty. None: no
+    body is read."""
     errors: Mapping[int, str] = field(default_factory=dict)
     """The errors that only this operation has, by their status."""
 
@@ -117,7 +119,9 @@ def _endpoint(operation: Operation, api: object) -> Callable[[Request], Awaitabl
 
 
 async def _call(operation: Operation, api: object, given: Given) -> BaseModel:
-    """Run an operation. Raise HttpError for errors of MongoDB, whose texts may contain addresses, and for ChecksBusy."""
+    """Run an operation. Raise HttpError for errors of MongoDB, whose texts may contain addresses, and for
+    ChecksBusy.
+    """
     try:
         return await operation.call(api, given)
     except StoreUnavailable as error:

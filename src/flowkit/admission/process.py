@@ -43,7 +43,8 @@ class AdmissionSettings:
     """PEM file with the certificate of the HTTP API. None for HTTP without TLS."""
     key: str | None = None
     kafka: CoordinatorConfig | None = None
-    """The settings `kafka_…` of a process that reads requests from Kafka and sends events to it; None for one without."""
+    """The settings `kafka_…` of a process that reads requests from Kafka and sends events to it; None for
+    one without."""
     topics: AdmissionTopics = field(default_factory=AdmissionTopics)
 
 

@@ -1,7 +1,7 @@
 """The queue: how requests get their places and slots, exactly and without transactions.
 
-MongoDB changes one document at a time, so a step that concerns several documents is a sequence of changes, which a crash
-may cut off at any point. Four rules keep the limits exact nevertheless:
+MongoDB changes one document at a time, so a step that concerns several documents is a sequence of changes,
+which a crash may cut off at any point. Four rules keep the limits exact nevertheless:
 
 * Each step has a *token*. In the update that begins the step, the token becomes *in doubt*: the counters list it, with
   the requests that it concerns. Then the requests change, and each names the token. The update that ends the step takes
@@ -16,6 +16,19 @@ may cut off at any point. Four rules keep the limits exact nevertheless:
 
 What a user or tenant holds is a set of entries, so adding and removing can be repeated. An entry contains the token of
 the step that added it: one that is left behind is never taken for that of a later try.
+
+The names of the code:
+
+* place, slot: a request that waits has a *place* in the queue, and one that was started has a *slot*. Both are limited.
+* rank, band: the *rank* is the priority as a number, the lowest first. The *band* of a rank are its waiting requests.
+* holder, hold: a *holder* is a user or a tenant, and a *hold* is an entry in one of its lists: of what it has waiting
+  or active (`held`), or active (`active`).
+* step, token, doubt: explained above. A step with a token in doubt has begun, and its end is not recorded.
+* owe, settle: a request that has ended *owes* its place or slot until a step *settles* it, which gives that back.
+* tally: the sum of what the last updates of some steps change in the counters.
+* lane, park, wake: a request whose user or tenant has as many active ones as it may have is *parked*: its *lane* names
+  the holder for which it waits, and dispatchers do not read it. When that holder may have more active requests, the
+  queue *wakes* the first of the lane.
 """
 
 from __future__ import annotations
@@ -39,7 +52,6 @@ from flowkit.admission.models import (
     REPEATABLE,
     Changed,
     Door,
-    Fields,
     Kind,
     Limits,
     QueueStatus,
@@ -52,7 +64,7 @@ from flowkit.admission.models import (
     UserLoad,
 )
 from flowkit.admission.store import AdmissionStore, Count, Hold, ItemUpdate
-from flowkit.core.utils import dumps
+from flowkit.core.utils import Fields, dumps
 from flowkit.errors import ConfigError, StoreUnavailable, TaskIdTaken
 from flowkit.limits import ADMITTED_TASK_BYTES
 from flowkit.models.admission import RANKS, Admission, Priority
@@ -66,7 +78,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SESSION_SEC: Final = 30.0
-"""How long a session stays valid without being renewed, and after which a task is started again whose start is not noted."""
+"""How long a session stays valid without being renewed, and after which a task is started again whose start
+is not noted."""
 _IDLE_SHARE: Final = 2 / 3
 """After this share of its time, a session that nothing has renewed is replaced."""
 LIMITS_SEC: Final = 2.0
@@ -122,7 +135,10 @@ class SessionClosed(Exception):
 
 @dataclass(slots=True)
 class Tally:
-    """What the last updates of some steps change. They can be made together, or with the first update of another one."""
+    """What the last updates of some steps change.
+
+    They can be made together, or with the first update of another one.
+    """
 
     tokens: set[str] = field(default_factory=set)
     returned: Counter[int] = field(default_factory=Counter)
@@ -276,7 +292,9 @@ def new_session_id() -> str:
 
 
 class Outbox:
-    """Requests whose events this process has just stored, for the relay of the process, which then need not read them."""
+    """Requests whose events this process has just stored, for the relay of the process, which then need not
+    read them.
+    """
 
     def __init__(self) -> None:
         self.has_relay = False
@@ -363,7 +381,9 @@ class AdmissionQueue:
         new_id: Callable[[], str] = new_session_id,
         on_change: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_change` is called when a request of this process waits or has ended, so that a dispatcher need not poll."""
+        """`on_change` is called when a request of this process waits or has ended, so that a dispatcher
+        need not poll.
+        """
         self.on_change = on_change
         self.store = store
         self.clock = clock
@@ -413,7 +433,9 @@ class AdmissionQueue:
         await self._wake_lanes(new, {})
 
     async def keep_records(self) -> None:
-        """Record what tenants have whose limit is new to this process, and once more when every process knows the limit."""
+        """Record what tenants have whose limit is new to this process, and once more when every process
+        knows the limit.
+        """
         limits, now = await self.limits(), self.clock()
         lists = rules.tenant_lists(limits)
         again = self._record_again
@@ -446,8 +468,8 @@ class AdmissionQueue:
     async def submit(self, request: Request) -> Ticket:
         """Ask for admission. Return the request as it waits or was rejected, or an earlier one with the same id.
 
-        Raise TaskIdTaken if another user or queue has used the id. Users of the same name in different tenants, or that come
-        through different doors, are different users.
+        Raise TaskIdTaken if another user or queue has used the id. Users of the same name in different
+        tenants, or that come through different doors, are different users.
         """
         deadline = self.clock() + _RESERVED_SEC
         while True:
@@ -501,23 +523,26 @@ class AdmissionQueue:
             await self.session.end_due()
 
     async def _repeat(self, group: _Group, items: Sequence[Fields]) -> list[Fields]:
-        """Return the items whose id an earlier request had that was rejected or has expired. The others are duplicates."""
+        """Return the items whose id an earlier request had that was rejected or has expired.
+
+        The others are duplicates.
+        """
         earlier = await self.store.load([item["_id"] for item in items], events=True)
         doubtful = (await self.store.counters())["doubt"]
         updates, revived = [], {}
         for item in items:
-            found = earlier.get(item["_id"])
-            if found is None or found["state"] == State.RESERVING:
+            known = earlier.get(item["_id"])
+            if known is None or known["state"] == State.RESERVING:
                 continue
-            if rules.owner_of(found) != rules.owner_of(item):
+            if rules.owner_of(known) != rules.owner_of(item):
                 group.members[item["_id"]].error = _taken(item)
-            elif _may_repeat(found, item, doubtful):
-                changed = _resubmitted(found, item)
-                updates.append(ItemUpdate(id=item["_id"], version=found["v"], set=changed))
-                revived[item["_id"]] = {**item, **changed, "v": found["v"] + 1}
+            elif _may_repeat(known, item, doubtful):
+                changed = _resubmitted(known, item)
+                updates.append(ItemUpdate(id=item["_id"], version=known["v"], set=changed))
+                revived[item["_id"]] = {**item, **changed, "v": known["v"] + 1}
             else:
                 self.counts["submitted", "duplicate"] += 1
-                group.members[item["_id"]].ticket = await self._ticket(found, duplicate=True)
+                group.members[item["_id"]].ticket = await self._ticket(known, duplicate=True)
         done = await self.store.update(updates, ("place", group.token))
         return [item for id, item in revived.items() if id in done]
 
@@ -662,7 +687,10 @@ class AdmissionQueue:
         return [rules.envelope(item, each) for each in item["events"]]
 
     async def body(self, execution_id: str) -> Fields:
-        """Return what a request asks for. It is empty for an unknown request, and for one whose body is no longer kept."""
+        """Return what a request asks for.
+
+        It is empty for an unknown request, and for one whose body is no longer kept.
+        """
         return (await self.store.bodies([execution_id])).get(execution_id, {})
 
     async def _load(self, execution_id: str, *, events: bool = False) -> Fields | None:
@@ -808,7 +836,10 @@ class AdmissionQueue:
         return await self.end(execution_id, lambda _: (report, events))
 
     async def end(self, execution_id: str, decide: Decide) -> RequestChange:
-        """Note the end of a request, if `decide` returns one for the request as it is. It gives back its place or slot."""
+        """Note the end of a request, if `decide` returns one for the request as it is.
+
+        It gives back its place or slot.
+        """
         for _ in range(_TRIES):
             ending = _Ending(execution_id, decide)
             await self._endings.write(ending)
@@ -981,7 +1012,8 @@ class AdmissionQueue:
     async def _dispatch(self, most: int) -> list[Fields]:
         limits = await self.limits()
         pending, active, ready = await self._look(limits, min(most, GROUP))
-        # Requests that have ended count until they are settled, so there are some only if others than those are counted.
+        # Requests that have ended count until they are settled, so there are some only if others than those
+        # are counted.
         owing = await self.store.owing(GROUP) if pending + active > len(ready) else []
         self.idle = not owing and pending <= len(ready)
         ends = (
@@ -1043,8 +1075,8 @@ class AdmissionQueue:
                 break
             if choice.full:
                 continue
-            # Requests that wait apart may be earlier than those that are chosen, also those of the same user: it may have
-            # had an end that has not woken them yet.
+            # Requests that wait apart may be earlier than those that are chosen, also those of the same
+            # user: it may have had an end that has not woken them yet.
             wanted = _wanted(limits, ready)
             if not has_compared:
                 wanted, has_compared = wanted - Counter(choice.taken), True
@@ -1053,7 +1085,9 @@ class AdmissionQueue:
         return chosen
 
     async def _first_ready(self, most: int, *, limited: bool) -> list[Fields]:
-        """Return requests that wait for a slot: with their bodies if there is nothing else for which they may have to wait."""
+        """Return requests that wait for a slot: with their bodies if there is nothing else for which they
+        may have to wait.
+        """
         if limited:
             return await self.store.first_ready(GROUP, with_body=False)
         return await self.store.first_ready(most)
@@ -1223,7 +1257,10 @@ class AdmissionQueue:
                     await self.store.delete(item["_id"], item["v"])
 
     async def wake_all(self) -> int:
-        """Let requests become ready that wait for a user or tenant that may have another one active. Return their number."""
+        """Let requests become ready that wait for a user or tenant that may have another one active.
+
+        Return their number.
+        """
         return await self._wake_lanes(await self.limits(), {})
 
     async def drop_stray_holds(self) -> int:
@@ -1298,7 +1335,10 @@ _CLEARED: Final[Fields] = dict.fromkeys(
 
 
 def request_of(admission: Admission, id: str, given: Fields, kind: Kind = Kind.TASK) -> Request:
-    """Return a request of a program. Raise ConfigError if a field of it is invalid, or if what is to start is too large."""
+    """Return a request of a program.
+
+    Raise ConfigError if a field of it is invalid, or if what is to start is too large.
+    """
     if admission.priority not in tuple(RANKS):
         raise ConfigError(f"priority is {shown(admission.priority)}; choose from {', '.join(RANKS)}")
     require(RequestFields, {"execution_id": id, **asdict(admission)})
@@ -1345,26 +1385,26 @@ def _new_item(request: Request, token: str, at: float, queue: str, *, relayed: b
     }
 
 
-def _resubmitted(found: Fields, item: Fields) -> Fields:
+def _resubmitted(earlier: Fields, item: Fields) -> Fields:
     """Return what changes in a request that is submitted again.
 
     Events of its earlier tries stay until they are sent, with the metadata of their try.
     """
     changed = {**_CLEARED, **item}
     del changed["_id"], changed["v"]
-    if found.get("unsent"):
-        kept = [{"metadata": found["metadata"], **event} for event in found["events"]][-_KEPT_EVENTS:]
+    if earlier.get("unsent"):
+        kept = [{"metadata": earlier["metadata"], **event} for event in earlier["events"]][-_KEPT_EVENTS:]
         changed["events"] = kept
-        changed["sent"] = max(0, len(kept) - (len(found["events"]) - found["sent"]))
+        changed["sent"] = max(0, len(kept) - (len(earlier["events"]) - earlier["sent"]))
     return changed
 
 
-def _may_repeat(found: Fields, item: Fields, doubtful: Collection[str]) -> bool:
+def _may_repeat(earlier: Fields, item: Fields, doubtful: Collection[str]) -> bool:
     """Return whether a request can have the id of an earlier one, which has given back all that it held."""
-    same_event = item["request_id"] is not None and item["request_id"] == found.get("request_id")
-    named = [found["place"], *(found.get(marker) for marker in _MARKERS.values())]
-    settled = not found.get("owes") and not any(token in doubtful for token in named)
-    return found["state"] in REPEATABLE and settled and not same_event
+    same_event = item["request_id"] is not None and item["request_id"] == earlier.get("request_id")
+    named = [earlier["place"], *(earlier.get(marker) for marker in _MARKERS.values())]
+    settled = not earlier.get("owes") and not any(token in doubtful for token in named)
+    return earlier["state"] in REPEATABLE and settled and not same_event
 
 
 def _taken(item: Fields) -> TaskIdTaken:

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit import reason_codes
-from flowkit.admission.models import ENDED, Door, Fields, Kind, Limits, Override, Report, State, Ticket
-from flowkit.core.utils import dumps
+from flowkit.admission.models import ENDED, Door, Kind, Limits, Override, Report, State, Ticket
+from flowkit.core.utils import Fields, dumps
 from flowkit.models.admission import BY_RANK
 from flowkit.models.tasks import TaskStatus
 
@@ -286,13 +286,13 @@ def holds_of(item: Fields) -> list[tuple[str, str, str]]:
     An entry contains the token of the change that made it. It is therefore never that of another try of the same id.
     """
     holders = (user_holder(item["tenant"], item["user_id"]), tenant_holder(item["tenant"]))
-    found = []
+    holds = []
     for holder in holders:
         if item.get("place"):
-            found.append((holder, "held", entry_of(item["place"], item["_id"])))
+            holds.append((holder, "held", entry_of(item["place"], item["_id"])))
         if item.get("slot"):
-            found.append((holder, "active", entry_of(item["slot"], item["_id"])))
-    return found
+            holds.append((holder, "active", entry_of(item["slot"], item["_id"])))
+    return holds
 
 
 def entry_of(token: str, execution_id: str) -> str:
@@ -307,7 +307,10 @@ def parts_of(entry: str) -> tuple[str, str]:
 
 
 def overdue_at(item: Fields, started_at: float) -> float | None:
-    """Return when an execution counts as lost: some minutes after the time that it may take. None without such a time."""
+    """Return when an execution counts as lost: some minutes after the time that it may take.
+
+    None without such a time.
+    """
     seconds = item["timeout_sec"]
     return None if not seconds else started_at + seconds + OVERDUE_SEC
 
@@ -365,7 +368,10 @@ def ending(item: Fields, report: Report, at: float) -> Fields:
 
 
 def rejecting(reason: str, text: str, retry_after_sec: float, at: float) -> Fields:
-    """Return what changes in a request that gets no place. Its caller has what it asked for, so the queue drops that."""
+    """Return what changes in a request that gets no place.
+
+    Its caller has what it asked for, so the queue drops that.
+    """
     return {
         "state": State.REJECTED.value,
         "reason": reason,

@@ -2,7 +2,7 @@
 
 The collections `admission_items`, `admission_holders`, `admission_queues` and `admission_limits`. Each method changes
 single documents, in one call where several are given; the order in which they are called makes the limits exact
-(docs/explanation of it: `flowkit.admission.queue`).
+(`flowkit.admission.queue` explains why).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from flowkit.errors import StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from flowkit.core.utils import Fields
     from flowkit.models import CloseTask
 
-Fields = dict[str, Any]
 
 _LOOK_AGAIN_SEC: Final = 10.0
 """How often an engine looks whether a queue has been created."""
@@ -122,7 +122,8 @@ class AdmissionStore:
         stored = durable(db)
         self.queue = queue
         self._key = queue.replace("%", "%25").replace("/", "%2F")
-        """The name of the queue as the ids of its holders begin. It has no slash, so no other queue's begins with it."""
+        """The name of the queue as the ids of its holders begin. It has no slash, so no other queue's
+        begins with it."""
         self._items = stored.admission_items
         self._holders = stored.admission_holders
         self._queues = stored.admission_queues
@@ -183,7 +184,10 @@ class AdmissionStore:
 
     @translate_errors
     async def key_secret(self) -> bytes:
-        """Return the secret with which ids are derived from idempotency keys. It stays the same as long as the queue exists."""
+        """Return the secret with which ids are derived from idempotency keys.
+
+        It stays the same as long as the queue exists.
+        """
         found = await self._queues.find_one({"_id": self.queue}, {"key_secret": 1})
         if found is None:
             raise StoreUnavailable(f"MongoDB has no queue {self.queue!r} any more; restart the process")
@@ -191,8 +195,8 @@ class AdmissionStore:
 
     # --- requests
     #
-    # The stand-in for MongoDB sends a document as it is by then, which may no longer match the query, with its new version.
-    # So what the queue acts on is checked once more.
+    # The stand-in for MongoDB reads a document again after it has selected it. The document may then have a later
+    # version, which no longer matches the query, so what the queue acts on is checked again.
 
     @translate_errors
     async def insert(self, items: Sequence[Fields]) -> set[str]:
@@ -240,14 +244,16 @@ class AdmissionStore:
 
     @translate_errors
     async def change(self, update: ItemUpdate) -> Fields | None:
-        """Apply one change, and return the request as it is then, without body and events; None if it was not as expected."""
-        found: Fields | None = await self._items.find_one_and_update(
+        """Apply one change, and return the request as it is then, without body and events; None if it was
+        not as expected.
+        """
+        changed: Fields | None = await self._items.find_one_and_update(
             {"_id": update.id, "v": update.version},
             self._operators(update),
             projection=dict(_BRIEF),
             return_document=ReturnDocument.AFTER,
         )
-        return found
+        return changed
 
     def _operators(self, update: ItemUpdate) -> Fields:
         operators: Fields = {"$set": dict(update.set), "$inc": {"v": 1}}
@@ -302,8 +308,8 @@ class AdmissionStore:
 
     # --- lanes: where requests wait whose user or tenant has all the active ones that it may have
     #
-    # A lane only spares dispatchers from reading such requests. It is no part of what a request is, so a change that was
-    # planned with an earlier lane is still valid.
+    # A lane only spares dispatchers from reading such requests. It is no part of what a request is, so a
+    # change that was planned with an earlier lane is still valid.
 
     @translate_errors
     async def park(self, holder: str, keep: Collection[str]) -> None:
@@ -518,13 +524,13 @@ class AdmissionStore:
 
         A change that begins or ends a step is made once, however often it is called.
         """
-        found: Fields | None = await self._queues.find_one_and_update(
+        counters: Fields | None = await self._queues.find_one_and_update(
             {"_id": self.queue, **_conditions(change)},
             _increments(change),
             projection={"key_secret": 0},
             return_document=ReturnDocument.AFTER,
         )
-        return found
+        return counters
 
     @translate_errors
     async def open_session(self, session: str, until: float) -> None:
@@ -533,7 +539,9 @@ class AdmissionStore:
 
     @translate_errors
     async def close_session(self, session: str, until: float | None = None) -> bool:
-        """End a session, so that it changes no counters any more; with `until`, only if it is still valid until then."""
+        """End a session, so that it changes no counters any more; with `until`, only if it is still valid
+        until then.
+        """
         same = {"_id": self.queue, f"sessions.{session}": {"$exists": True} if until is None else until}
         done = await self._queues.update_one(same, {"$unset": {f"sessions.{session}": 1}})
         return bool(done.modified_count)
@@ -635,7 +643,10 @@ class AdmittedTasks:
 
 
 def _together(holds: Iterable[Hold]) -> Iterator[tuple[Hold, list[str]]]:
-    """Yield the entries of each list, with a hold that says which. Those of a list that cannot have all come one by one."""
+    """Yield the entries of each list, with a hold that says which.
+
+    Those of a list that cannot have all come one by one.
+    """
     groups: dict[Hold, list[str]] = {}
     for each in holds:
         groups.setdefault(replace(each, entry=""), []).append(each.entry)
@@ -646,10 +657,10 @@ def _together(holds: Iterable[Hold]) -> Iterator[tuple[Hold, list[str]]]:
             yield from ((same, [entry]) for entry in entries)
 
 
-def _has_room(found: Fields | None, hold: Hold) -> bool:
+def _has_room(holder: Fields | None, hold: Hold) -> bool:
     """Return whether an entry is not in the list of its holder, and would fit."""
-    entries = [] if found is None else found.get(hold.list, [])
-    return hold.entry not in entries and (found is None or hold.cap is None or len(entries) < hold.cap)
+    entries = [] if holder is None else holder.get(hold.list, [])
+    return hold.entry not in entries and (holder is None or hold.cap is None or len(entries) < hold.cap)
 
 
 def _field(name: str) -> str:

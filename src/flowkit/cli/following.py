@@ -18,7 +18,7 @@ _PAUSE_SEC: Final = 0.5
 
 @contextmanager
 def interruptible(request_id: str) -> Iterator[None]:
-    """Say that a request continues if Ctrl-C ends the block."""
+    """Print that the request continues, if Ctrl-C ends the block."""
     try:
         yield
     except asyncio.CancelledError:

@@ -91,8 +91,8 @@ class RemovedAttributes:
     def outbox(self) -> Any:
         """Removed. Raise `Removed`, an AttributeError, so that `hasattr` returns False."""
         raise Removed(
-            "Coordinator.outbox was removed: Temporal workflows now dispatch attempts durably. Omit it; you do not need "
-            "a replacement"
+            "Coordinator.outbox was removed: Temporal workflows now dispatch attempts durably. Omit it; you "
+            "do not need a replacement"
         )
 
 
@@ -321,7 +321,8 @@ class Coordinator(RemovedAttributes):
     async def cancel_task(self, task_id: str, *, reason: str = reason_codes.USER_REQUEST) -> bool:
         """Request that a task stop, without waiting for it. Return False if it has ended or does not exist.
 
-        A task that waits for admission then ends without starting. FlowKit stores `reason` in the task document and cuts it to 1,000 characters.
+        A task that waits for admission then ends without starting. FlowKit stores `reason` in the task
+        document and cuts it to 1,000 characters.
         """
         require(task_id_problem(task_id))
         why = cancel_reason(reason)
@@ -347,8 +348,9 @@ class Coordinator(RemovedAttributes):
         and waits for retries of paused nodes stand still. With `if_revision`, the task rejects the action if it has
         another revision, because another action was applied meanwhile.
 
-        Return `{"revision": …, "affected": [{"node_id", "from", "to"}], "notes": […]}`. Raise ActionRejected, which says
-        what is allowed, if the task rejects the action or has ended, and UnknownTask if it does not exist.
+        Return `{"revision": …, "affected": [{"node_id", "from", "to"}], "notes": […]}`. Raise
+        ActionRejected, which says what is allowed, if the task rejects the action or has ended, and
+        UnknownTask if it does not exist.
         """
         given = {"scopes": [*scopes], "interrupt": interrupt}
         return await self._act(task_id, PAUSE, given, reason=reason, by=by, if_revision=if_revision)
@@ -381,14 +383,15 @@ class Coordinator(RemovedAttributes):
         """Start an ended task again: `nodes` and what depends on them, in a new run with the same task id.
 
         By default, the nodes start that failed, were cancelled, or were skipped for a failure or the end of the task.
-        Finished nodes, their artifacts and the variables stay. `params` replaces single params, and `inputs` single keys
-        of the `input_inline` of nodes, by node id. The nodes in `failed_batches_of` also start; they keep their batches,
-        and try those again that they have set aside. `nodes` is then empty by default. The task is read from MongoDB, so
-        Temporal need not know it any more.
+        Finished nodes, their artifacts and the variables stay. `params` replaces single params, and
+        `inputs` single keys of the `input_inline` of nodes, by node id. The nodes in `failed_batches_of`
+        also start; they keep their batches, and try those again that they have set aside. `nodes` is then
+        empty by default. The task is read from MongoDB, so Temporal need not know it any more.
 
-        Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`, start nothing.
-        Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if MongoDB has no document of
-        the task in this namespace, and GraphError if the changed params are not valid.
+        Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`,
+        start nothing. Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if
+        MongoDB has no document of the task in this namespace, and GraphError if the changed params are not
+        valid.
         """
         require(task_id_problem(task_id))
         return await (await self._task_client()).rerun(
@@ -424,8 +427,8 @@ class Coordinator(RemovedAttributes):
 
         `input_inline` and `retry_policy` replace single keys of the node's own ones, and None as the value of a key of
         `input_inline` removes it. `input_ref` and `timeout_sec` replace the whole value. The changes stay for later
-        attempts. `interrupt` stops the attempt of the node and of descendants that run; without it, the task rejects the action
-        while one runs.
+        attempts. `interrupt` stops the attempt of the node and of descendants that run; without it, the
+        task rejects the action while one runs.
 
         Return the result of `pause`, and raise its errors.
         """
@@ -586,10 +589,10 @@ class Coordinator(RemovedAttributes):
     ) -> dict[str, Any]:
         """Add nodes to the graph of a running task, and change nodes that have not started.
 
-        `nodes`, `edges` and `edges_ex` have the form that they have in a graph; edges lead to new nodes. `changes` holds,
-        by node id, a JSON merge patch (RFC 7396) with `io`, `retry_policy`, `timeout_sec`, `deadline_sec` or `when`:
-        nested objects are merged, and None removes a key. The whole graph is validated as that of a new task, and
-        all of the change is made or nothing.
+        `nodes`, `edges` and `edges_ex` have the form that they have in a graph; edges lead to new nodes.
+        `changes` holds, by node id, a JSON merge patch (RFC 7396) with `io`, `retry_policy`, `timeout_sec`,
+        `deadline_sec` or `when`: nested objects are merged, and None removes a key. The whole graph is
+        validated as that of a new task, and all of the change is made or nothing.
 
         Return the result of `pause`, and raise its errors.
         """

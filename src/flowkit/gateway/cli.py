@@ -40,7 +40,8 @@ SupervisorNetworks = Annotated[
     str,
     typer.Option(
         envvar="FLOWKIT_SUPERVISOR_NETWORKS",
-        help="Where supervisors may be: networks such as 10.0.0.0/8, and loopback, link-local, private, public; comma-separated.",
+        help="Where supervisors may be: networks such as 10.0.0.0/8, and loopback, link-local, "
+        "private, public; comma-separated.",
     ),
 ]
 Concurrency = Annotated[
@@ -82,7 +83,10 @@ def serve(
         return
     addresses = [(host, port), (host, websocket_port)]
     given = {"certificate": certificate, "key": key, "runs_jobs": jobs}
-    summary = f"gateway serves JSON-RPC at {'https' if certificate else 'http'}://{host}:{port} and port {websocket_port}"
+    summary = (
+        f"gateway serves JSON-RPC at {'https' if certificate else 'http'}://{host}:{port} and port "
+        f"{websocket_port}"
+    )
     _run(
         where,
         {**given, "addresses": addresses, "concurrency": concurrency, "mycelium_url": mycelium_url},

@@ -233,12 +233,12 @@ class RemoteSupervisors:
 
         No supervisor can guess the ids of requests to others, to which it could otherwise reply over Mycelium.
         """
-        id = f"{random.token_hex(16)}.{self._process}"
-        self._jobs[id] = job_id, (params["secret"], *to.credentials)
-        request = {"jsonrpc": "2.0", "id": id, "method": method, "params": [params]}
+        request_id = f"{random.token_hex(16)}.{self._process}"
+        self._jobs[request_id] = job_id, (params["secret"], *to.credentials)
+        request = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": [params]}
         wait = self._request_sec if wait_sec is None else wait_sec
-        found = await self._transports[to.kind].request(to, request, wait, on_sent)
-        return _read_reply(found, id, to)
+        response = await self._transports[to.kind].request(to, request, wait, on_sent)
+        return _read_reply(response, request_id, to)
 
     def families(self, to: Destination) -> Sequence[Names]:
         """Return the names that a supervisor may use: all, unless it is known which; none if it has only `job.run`."""
@@ -248,17 +248,19 @@ class RemoteSupervisors:
         """Note which names a supervisor uses, for some minutes."""
         self._families[to] = () if names is None else (names,)
 
-    async def _late(self, id: str, reply: str) -> None:
-        if id not in self._jobs:
+    async def _late(self, request_id: str, reply: str) -> None:
+        if request_id not in self._jobs:
             _logger.warning("a reply to no request of the latest %d was dropped", _REMEMBERED)
             return
-        job_id, secrets = self._jobs[id]
+        job_id, secrets = self._jobs[request_id]
         if self.on_late is not None and job_id:
             await self.on_late(job_id, truncate(mask(reply, secrets), _LATE_CHARS))
 
 
 def mask(text: str, secrets: Sequence[str]) -> str:
-    """Return a text without secrets that a supervisor may have repeated, as they are or inside of JSON, `repr` or URLs."""
+    """Return a text without secrets that a supervisor may have repeated, as they are or inside of JSON,
+    `repr` or URLs.
+    """
     for secret in filter(None, secrets):
         spellings = {
             secret,
@@ -271,15 +273,15 @@ def mask(text: str, secrets: Sequence[str]) -> str:
     return text
 
 
-def _read_reply(found: Any, id: str, to: Destination) -> Reply:
+def _read_reply(response: Any, request_id: str, to: Destination) -> Reply:
     """Return a reply. Raise BadReply if it is not one to the request with this id."""
-    if not isinstance(found, dict) or ("result" in found) == (found.get("error") is not None):
+    if not isinstance(response, dict) or ("result" in response) == (response.get("error") is not None):
         raise BadReply(f"the reply of the supervisor at {to} is no JSON-RPC response")
-    if found.get("id") != id:
+    if response.get("id") != request_id:
         raise BadReply(f"the reply of the supervisor at {to} is for another request")
-    error = found.get("error")
+    error = response.get("error")
     if error is None:
-        return Reply(result=found["result"])
+        return Reply(result=response["result"])
     code = error.get("code") if isinstance(error, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     return Reply(error=str(message), unknown_method=code == _UNKNOWN_METHOD)

@@ -31,7 +31,10 @@ class Destination:
 
     @property
     def key(self) -> str:
-        """The address in one spelling, whichever it was given in. Paths that differ in a slash at the end are the same."""
+        """The address in one spelling, whichever it was given in.
+
+        Paths that differ in a slash at the end are the same.
+        """
         if self.kind != "http":
             return f"{self.kind}:{self.address}"
         url = URL(self.address).with_fragment(None)

@@ -193,12 +193,13 @@ class EventLog:
     def missing(self, latest: LatestRun, at: float) -> list[Fields]:
         """Return the events of the latest run that are not stored, with the next sequence numbers.
 
-        They also follow those of events that were deleted, so that a client misses none with the last one that it has seen.
+        They also follow those of events that were deleted, so that a client misses none with the last one
+        that it has seen.
         """
         assert latest.run is not None
-        found = [*self._of_flow(latest, FlowStatus.STARTED), *self._of_nodes(latest)]
+        events = [*self._of_flow(latest, FlowStatus.STARTED), *self._of_nodes(latest)]
         if (status := flow_status(latest.run)) is not FlowStatus.STARTED:
-            found += self._of_flow(latest, status)
+            events += self._of_flow(latest, status)
         flow = latest.flow
         own = {
             "flow": self.flow_id,
@@ -210,7 +211,7 @@ class EventLog:
         }
         return [
             {"_id": f"{self.flow_id}:{seq}", "seq": seq, **own, **event}
-            for seq, event in enumerate(found, max(self.last, flow["last_event"]) + 1)
+            for seq, event in enumerate(events, max(self.last, flow["last_event"]) + 1)
         ]
 
     def _of_flow(self, latest: LatestRun, status: FlowStatus) -> list[Fields]:
@@ -225,7 +226,7 @@ class EventLog:
         """Return the missing events of all nodes, parents before their children."""
         assert latest.run is not None
         states = node_states(latest.nodes, latest.run)
-        found: list[Fields] = []
+        events: list[Fields] = []
         task_id = latest.flow["task_id"]
         nodes = latest.run.nodes
         for job in chain.from_iterable(levels(latest.nodes)):
@@ -235,9 +236,9 @@ class EventLog:
             before = self._latest.get((task_id, job))
             for number, step in enumerate(passed, 1):
                 if (task_id, job, step) not in self._known and _follows(before, step):
-                    found.append(_event(job, before, step, filled=number < len(passed)))
+                    events.append(_event(job, before, step, filled=number < len(passed)))
                     before = step
-        return found
+        return events
 
 
 _EVENT_FIELDS: Final = tuple(FlowEvent.model_fields)

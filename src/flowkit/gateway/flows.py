@@ -86,8 +86,8 @@ def node_ids(flow: Mapping[str, Any], job_id: int, run: int) -> dict[str, int]:
 def new_task_id(flow: Mapping[str, Any], run: int, deployment: str) -> str:
     """Return the id of the task of a run of a flow, such as `flow:1f2e3d4c:3:40/1`.
 
-    It begins with that of the database, because deployments that share a namespace have flows with the same ids. No other
-    task can have an id of this form.
+    It begins with that of the database, because deployments that share a namespace have flows with the same
+    ids. No other task can have an id of this form.
     """
     return f"{OwnerKind.FLOW}:{deployment[:_DEPLOYMENT_CHARS]}:{flow['context_id']}:{flow['id']}/{run}"
 
@@ -156,7 +156,8 @@ class LatestRun:
     def __init__(self, flow: Mapping[str, Any], run: FlowRun | None, run_seq: int = 0) -> None:
         self.flow = flow
         self.nodes = [FlowNode(**node) for node in flow["nodes"]]
-        """Without those that the flow got too late for its run, which has ended: they run when the flow starts again."""
+        """Without those that the flow got too late for its run, which has ended: they run when the flow
+        starts again."""
         if run is not None and run.status.closed and run.nodes:
             self.nodes = [node for node in self.nodes if node.id in run.nodes]
         self.run = run

@@ -31,7 +31,10 @@ DEFAULT_NETWORKS: Final = "private,public"
 
 
 class UnusableResponse(aiohttp.ClientError):
-    """The other side sends a response that is not used. The text begins with a verb, such as `redirects the request`."""
+    """The other side sends a response that is not used.
+
+    The text begins with a verb, such as `redirects the request`.
+    """
 
 
 def open_session(
@@ -42,9 +45,9 @@ def open_session(
 ) -> aiohttp.ClientSession:
     """Return a session, which the caller closes. Its requests raise UnusableResponse for a redirect.
 
-    Read bodies with `read_body`: the session does not decompress them. `timeout_sec` bounds each request, from its begin
-    to the end of the body. A function that a request has as `trace_request_ctx` is called when its body is sent over a
-    connection.
+    Read bodies with `read_body`: the session does not decompress them. `timeout_sec` bounds each request,
+    from its begin to the end of the body. A function that a request has as `trace_request_ctx` is called
+    when its body is sent over a connection.
     """
     trace = aiohttp.TraceConfig()
     trace.on_request_chunk_sent.append(_note_sent)
@@ -217,7 +220,8 @@ DEFAULT_ALLOWED: Final = AllowedNetworks.parse(DEFAULT_NETWORKS)
 class AddressNotAllowed(OSError):
     """The name or the address of a supervisor leads to an address that is not allowed.
 
-    The text is the same for all addresses, so that a connection to several ones fails with this error; `reason` names one.
+    The text is the same for all addresses, so that a connection to several ones fails with this error;
+    `reason` names one.
     """
 
     def __init__(self, reason: str) -> None:

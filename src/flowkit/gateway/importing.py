@@ -156,8 +156,8 @@ class _SmallConstructor(SafeConstructor):
 def _measure(node: Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
     """Return how many values, and how many levels, a node has with its aliases replaced.
 
-    `known` are the nodes seen before, to which an alias can refer; None for those that contain this one. Raise ValueError
-    for a node that is too large, contains itself, or is a number with too many digits.
+    `known` are the nodes seen before, to which an alias can refer; None for those that contain this one.
+    Raise ValueError for a node that is too large, contains itself, or is a number with too many digits.
     """
     if id(node) in known:
         if (before := known[id(node)]) is None:
@@ -193,8 +193,8 @@ def _parts(node: Node) -> Iterator[Node]:
             digits = node.value.lower().replace("_", "")
             if len(digits) > _DIGITS or _is_infinite(digits):
                 raise ValueError(
-                    f"line {node.start_mark.line + 1}: {printed(node.value)} is beyond the range of numbers; put a text in "
-                    "quotes"
+                    f"line {node.start_mark.line + 1}: {printed(node.value)} is beyond the range of numbers; "
+                    "put a text in quotes"
                 )
 
 

@@ -91,9 +91,10 @@ class FlowOfRun(NamedTuple):
 class JobHandler(RoleHandler):
     """Dispatches the jobs of flows to supervisors.
 
-    It serves only tasks that the gateway has started as runs of flows: everyone who can start a task can write a node of
-    this role with the ids of a foreign flow. An attempt that was lost continues its dispatch: the supervisor knows the id of
-    the job, and returns the result. A retry after a failure is a new dispatch with another id.
+    It serves only tasks that the gateway has started as runs of flows: everyone who can start a task can
+    write a node of this role with the ids of a foreign flow. An attempt that was lost continues its
+    dispatch: the supervisor knows the id of the job, and returns the result. A retry after a failure is a
+    new dispatch with another id.
     """
 
     role = ROLE
@@ -192,10 +193,10 @@ class JobHandler(RoleHandler):
         await self._address(dispatch, runner, url)
         return dispatch
 
-    async def _end_again(self, id: str) -> None:
+    async def _end_again(self, dispatch_id: str) -> None:
         """Note that no runner is busy with a dispatch that had ended when an attempt opened it."""
         await retry_while_unavailable(
-            lambda: self._store.change_dispatch(id, {}, {"open_until": None}, time.time())
+            lambda: self._store.change_dispatch(dispatch_id, {}, {"open_until": None}, time.time())
         )
 
     async def _flow(self, ids: Fields, ctx: RunContext) -> FlowOfRun:
@@ -239,8 +240,8 @@ class JobHandler(RoleHandler):
             raise JobFailed(reason_codes.BAD_INPUT, problem, permanent=True)
         return found
 
-    async def _load(self, collection: str, id: str) -> Fields | None:
-        return await retry_while_unavailable(lambda: self._store.load(collection, id))
+    async def _load(self, collection: str, document_id: str) -> Fields | None:
+        return await retry_while_unavailable(lambda: self._store.load(collection, document_id))
 
     async def _record(
         self, dispatch: Dispatching, ids: Fields, ctx: RunContext, runner: Fields | None, node: Fields
@@ -317,14 +318,17 @@ class JobHandler(RoleHandler):
         busy = await retry_while_unavailable(lambda: self._store.busy(context_id, time.time()))
         return min(able, key=lambda each: (busy.get(each["id"], 0), each["id"]))
 
-    async def _find_runner(self, context_id: int, id: int) -> Fields:
-        found = await self._load(RUNNERS, key(context_id, id))
+    async def _find_runner(self, context_id: int, runner_id: int) -> Fields:
+        found = await self._load(RUNNERS, key(context_id, runner_id))
         if found is None:
-            raise JobFailed(reason_codes.NO_RUNNER, f"context {context_id} has no runner {id}")
+            raise JobFailed(reason_codes.NO_RUNNER, f"context {context_id} has no runner {runner_id}")
         return found
 
     async def _address(self, dispatch: Dispatching, runner: Fields | None, url: str) -> None:
-        """Set where a dispatch goes, and its secret. Let the attempt fail if the address or the secret is not usable."""
+        """Set where a dispatch goes, and its secret.
+
+        Let the attempt fail if the address or the secret is not usable.
+        """
         try:
             if runner is None:
                 destination = parse_destination(url)
@@ -383,29 +387,32 @@ class JobHandler(RoleHandler):
         dispatch.known = await self._note(dispatch.id, dispatch.known, dispatch.epoch, event, **fields)
 
     async def _note(
-        self, id: str, known: JobDispatch, epoch: int, event: JobEvent, **fields: Any
+        self, dispatch_id: str, known: JobDispatch, epoch: int, event: JobEvent, **fields: Any
     ) -> JobDispatch:
         """Store what an attempt reports of a dispatch, with other fields of its record, unless it comes too late.
 
         Return the dispatch as it is then. All changes of its status are made here, or end it as abandoned.
         """
-        return await retry_while_unavailable(lambda: self._try_note(id, known, epoch, event, fields))
+        return await retry_while_unavailable(lambda: self._try_note(dispatch_id, known, epoch, event, fields))
 
     async def _try_note(
-        self, id: str, known: JobDispatch, epoch: int, event: JobEvent, fields: Fields
+        self, dispatch_id: str, known: JobDispatch, epoch: int, event: JobEvent, fields: Fields
     ) -> JobDispatch:
         while (new := advance(known, event, epoch)) is not None:
             changed = {**_FIELDS_AFTER[event], **fields, **_stored(new)}
-            if await self._store.change_dispatch(id, _stored(known), changed, time.time()):
+            if await self._store.change_dispatch(dispatch_id, _stored(known), changed, time.time()):
                 return new
-            found = await self._store.load(MESSAGES, id)
+            found = await self._store.load(MESSAGES, dispatch_id)
             if found is None:  # the run was purged
                 break
             known = read_dispatch(found)
         return known
 
     async def _fail(self, dispatch: Dispatching, error: JobFailed, logs: str | None = None) -> None:
-        """Note a failed attempt, and raise its error. If the worker is lost in between, the next one raises it again."""
+        """Note a failed attempt, and raise its error.
+
+        If the worker is lost in between, the next one raises it again.
+        """
         event = JobEvent.FAILED if error.code == reason_codes.JOB_FAILED else JobEvent.NO_OUTCOME
         text = truncate(str(error), _ERROR_CHARS)
         await self._report(dispatch, event, code=error.code, error=text, logs=logs)
@@ -416,12 +423,12 @@ class JobHandler(RoleHandler):
 
     async def late_reply(self, transport_id: str, reply: str) -> None:
         """Keep a reply that came too late, for people. It changes nothing."""
-        id = self._dispatched.get(transport_id)
+        dispatch_id = self._dispatched.get(transport_id)
         _logger.warning("a reply for job %s came too late, or twice; it is not applied", transport_id)
-        if id is None:
+        if dispatch_id is None:
             return
         try:
-            await self._store.add_late_reply(id, truncate(reply, _ERROR_CHARS), time.time())
+            await self._store.add_late_reply(dispatch_id, truncate(reply, _ERROR_CHARS), time.time())
         except FlowKitError as error:  # the other replies that the caller reads are worth more than this one
             _logger.warning("the late reply for job %s is not stored: %s", transport_id, error)
 
@@ -491,8 +498,8 @@ class Dispatching:
 def _foreign(ctx: RunContext, cause: str) -> JobFailed:
     """Return the error of a node that the gateway has not started."""
     problem = (
-        f"node {printed(ctx.node_id)} of task {printed(ctx.task_id)} does not run a job: {cause}. Only the gateway starts "
-        f"nodes of the type {ROLE!r}; create a flow and call flow.start"
+        f"node {printed(ctx.node_id)} of task {printed(ctx.task_id)} does not run a job: {cause}. Only the "
+        f"gateway starts nodes of the type {ROLE!r}; create a flow and call flow.start"
     )
     return JobFailed(reason_codes.BAD_INPUT, problem, permanent=True)
 

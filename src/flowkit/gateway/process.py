@@ -68,7 +68,10 @@ class GatewayProcess:
         return [] if self._server is None else [each.port for each in self._server.bound]
 
     async def start(self) -> None:
-        """Create the indexes, and start the front door and the worker. If an error is raised, nothing is left running."""
+        """Create the indexes, and start the front door and the worker.
+
+        If an error is raised, nothing is left running.
+        """
         await self._store.prepare()
         self._supervisors = RemoteSupervisors(
             mycelium_url=self._settings.mycelium_url, networks=self._settings.supervisor_networks

@@ -20,7 +20,10 @@ def _commands() -> typer.Typer:
 
 
 def _options(ports: Sequence[int], kafka: bool) -> list[str]:
-    """Return the options of the gateway. Its supervisors may run on this machine, unless the environment says otherwise."""
+    """Return the options of the gateway.
+
+    Its supervisors may run on this machine, unless the environment says otherwise.
+    """
     http, websocket = ports
     networks = os.environ.get("FLOWKIT_SUPERVISOR_NETWORKS") or "loopback,private,public"
     return [

@@ -33,8 +33,9 @@ class SecretBox:
 
     A reference names a variable (`env:NAME`) or a file (`file:PATH`) of the process that calls the supervisor. Since it
     could name any secret of that process, only an operator may store every reference. Others may store those that match
-    one of `references`, patterns such as `env:SUPERVISOR_*` and `file:/run/secrets/*`. The file of such a reference must
-    be in the folder of the pattern, also after links were followed. This is checked again whenever the file is read.
+    one of `references`, patterns such as `env:SUPERVISOR_*` and `file:/run/secrets/*`. The file of such a
+    reference must be in the folder of the pattern, also after links were followed. This is checked again
+    whenever the file is read.
     """
 
     def __init__(self, keys: Sequence[str] = (), references: Sequence[str] = ()) -> None:

@@ -114,7 +114,8 @@ _TRIES: Final = 10
 """How often a change of a flow is tried that other calls change at the same time."""
 
 _STARTING_SEC: Final = 60.0
-"""How long a start or a retry that was interrupted counts as a run. The next start of the flow completes such a start."""
+"""How long a start or a retry that was interrupted counts as a run. The next start of the flow completes
+such a start."""
 
 _UNOPENED_SEC: Final = 86_400.0
 """How long a list asks Temporal for a run without a document: no engine has opened it yet, or it was deleted."""
@@ -198,8 +199,8 @@ class Gateway:
         runner = given.model_dump()
         own = {"context_id": params.context_id, "addresses": addresses_of(runner)}
         fields = {**runner, **own, "secret": self._seal(call, given)}
-        id = key(params.context_id, given.id)
-        return _runner(await self._store.put(RUNNERS, id, fields, time.time()))
+        runner_key = key(params.context_id, given.id)
+        return _runner(await self._store.put(RUNNERS, runner_key, fields, time.time()))
 
     def _seal(self, call: Call, runner: models.RunnerData) -> str | None:
         if runner.secret is None:
@@ -250,8 +251,8 @@ class Gateway:
                     f"job {given.id} belongs to flow {flow['id']}, which runs; replace it when the flow has ended",
                     {"flow_id": flow["id"], "run_id": run_id(flow)},
                 )
-        id = key(given.context_id, given.caller_id, given.id)
-        return _job(await self._store.put(JOBS, id, given.model_dump(), time.time()))
+        job_key = key(given.context_id, given.caller_id, given.id)
+        return _job(await self._store.put(JOBS, job_key, given.model_dump(), time.time()))
 
     async def job_load(self, call: Call, params: models.OfCaller) -> models.Job:
         """Return a job."""
@@ -291,17 +292,17 @@ class Gateway:
     async def job_logs(self, call: Call, params: models.JobAttempts) -> models.JobLogs:
         """Return the logs of the attempts of a job in the latest run of its flow, oldest first."""
         latest, node = await self._node_of(call, "job.logs", params)
-        found = Listing([], more=False)
+        listing = Listing([], more=False)
         if latest.run:
             task_id = latest.flow["task_id"]
-            found = await self._store.attempts(task_id, node.id, skip=params.after, limit=params.limit)
-        attempts = [_attempt(number, row) for number, row in enumerate(found.rows, params.after + 1)]
+            listing = await self._store.attempts(task_id, node.id, skip=params.after, limit=params.limit)
+        attempts = [_attempt(number, row) for number, row in enumerate(listing.rows, params.after + 1)]
         return models.JobLogs(
             flow_id=latest.flow["id"],
             run_id=latest.id,
             job_id=node.id,
             attempts=attempts,
-            next=attempts[-1].attempt if found.more else None,
+            next=attempts[-1].attempt if listing.more else None,
         )
 
     async def _node_of(self, call: Call, method: str, params: models.OfJob) -> tuple[LatestRun, FlowNode]:
@@ -412,8 +413,8 @@ class Gateway:
     async def _extend_run(self, flow: Fields, nodes: list[Fields]) -> None:
         """Add nodes, which the flow has, to its task. Remove them from the flow if the task rejects them.
 
-        A call that is repeated, because an engine was late to apply the change, may find that the task has the nodes, or
-        is about to add them.
+        A call that is repeated, because an engine was late to apply the change, may find that the task has
+        the nodes, or is about to add them.
         """
         edges = [(parent, node["node_id"]) for node in nodes for parent in node.pop("depends_on")]
         try:
@@ -452,7 +453,10 @@ class Gateway:
         return _flow(await self._latest(flow))
 
     async def flow_list(self, call: Call, params: models.FlowPage) -> models.Flows:
-        """List the flows of a context, in the order of their ids. With `status`, a page may have no entry and a next one."""
+        """List the flows of a context, in the order of their ids.
+
+        With `status`, a page may have no entry and a next one.
+        """
         await self._permit(call, "flow.list", params.context_id)
         found = await self._store.listing(FLOWS, _in(params), after=params.after, limit=params.limit)
         statuses = await self._statuses(found.rows)
@@ -462,16 +466,18 @@ class Gateway:
 
     async def _statuses(self, flows: Sequence[Fields]) -> dict[str, tuple[str, int]]:
         """Return status and `run_seq` of the latest run of each of these flows that has one, by id of the task."""
-        found = await self._store.task_statuses([each["task_id"] for each in flows if each["task_id"]])
+        statuses = await self._store.task_statuses([each["task_id"] for each in flows if each["task_id"]])
         since = time.time() - _UNOPENED_SEC
         missing = [
             each["task_id"]
             for each in flows
-            if each["task_id"] and each["task_id"] not in found and each["started_at"] > since
+            if each["task_id"] and each["task_id"] not in statuses and each["started_at"] > since
         ]
         states = await asyncio.gather(*map(self._state_in_temporal, missing))
-        started = [id for id, state in zip(missing, states, strict=True) if state is FlowRunState.OPEN]
-        return found | dict.fromkeys(started, (TaskStatus.QUEUED.value, 1))
+        started = [
+            task_id for task_id, state in zip(missing, states, strict=True) if state is FlowRunState.OPEN
+        ]
+        return statuses | dict.fromkeys(started, (TaskStatus.QUEUED.value, 1))
 
     async def flow_status(self, call: Call, params: models.InContext) -> models.FlowView:
         """Return the state of the latest run of a flow."""
@@ -513,8 +519,9 @@ class Gateway:
     async def _start_run(self, flow: Fields, state: FlowRunState) -> Fields | None:
         """Start the next run of a flow, and return the flow. Return None if another call has changed it meanwhile.
 
-        The flow names its task before the task exists, and notes when it does. Only a start that was interrupted in between
-        is completed, for a minute: with the number of a run that has been, supervisors return the results of its jobs.
+        The flow names its task before the task exists, and notes when it does. Only a start that was
+        interrupted in between is completed, for a minute: with the number of a run that has been,
+        supervisors return the results of its jobs.
         """
         jobs = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
         claimed = flow if _may_start(flow, state) else await self._claim_run(flow)
@@ -602,7 +609,7 @@ class Gateway:
     async def _rerun(self, call: Call, flow: Fields, jobs: Sequence[int], *, dry_run: bool = False) -> Fields:
         """Run the task of a flow again, with the limits that its jobs have now."""
         stored = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
-        limits = {str(id): job_limits(job) for id, job in stored.items()}
+        limits = {str(job_id): job_limits(job) for job_id, job in stored.items()}
         nodes = [str(each) for each in jobs] or None
         return await self._tasks.rerun(flow["task_id"], nodes, limits=limits, by=_by(call), dry_run=dry_run)
 
@@ -678,14 +685,14 @@ class Gateway:
         """Store a message. The gateway does not deliver it; jobs are dispatched by the run of their flow."""
         given = params.message
         await self._permit_new(call, "message.create", params.context_id, "message", given)
-        id = key(given.context_id, given.caller_id, given.id)
+        message_key = key(given.context_id, given.caller_id, given.id)
         fields = {
             **given.model_dump(exclude={"job", "nodes"}),
             "nodes": [_dump(node) for node in given.nodes],
             "status": MessageStatus.CREATED.value,
             "transport_status": TransportStatus.QUEUED.value,
         }
-        made = await self._store.insert(MESSAGES, id, fields, time.time())
+        made = await self._store.insert(MESSAGES, message_key, fields, time.time())
         if made is None:
             raise AlreadyExists(
                 f"actor {given.caller_id} has created message {given.id} before; use another id",
@@ -708,27 +715,27 @@ class Gateway:
 
     async def message_status(self, call: Call, params: models.ByMessage) -> models.MessageState:
         """Return how far a message is."""
-        found = await self._message_of(call, "message.status", params)
+        message = await self._message_of(call, "message.status", params)
         return models.MessageState(
-            id=found["id"],
-            status=MessageStatus(found["status"]),
-            transport_id=found.get("transport_id"),
-            transport_status=TransportStatus(found["transport_status"]),
-            late_replies=found.get("late_replies") or 0,
-            updated_at=found["updated_at"],
+            id=message["id"],
+            status=MessageStatus(message["status"]),
+            transport_id=message.get("transport_id"),
+            transport_status=TransportStatus(message["transport_status"]),
+            late_replies=message.get("late_replies") or 0,
+            updated_at=message["updated_at"],
         )
 
     async def _message_of(self, call: Call, method: str, params: models.ByMessage) -> Fields:
         await self._permit(call, method, params.context_id)
         is_dispatch = isinstance(params.id, str)
-        id = params.id if is_dispatch else key(params.context_id, params.caller_id, int(params.id))
-        found = await self._store.load(MESSAGES, id)
+        message_key = params.id if is_dispatch else key(params.context_id, params.caller_id, int(params.id))
+        message = await self._store.load(MESSAGES, message_key)
         own = (params.context_id, params.caller_id)
-        if found is None or (found["context_id"], found["caller_id"]) != own:
+        if message is None or (message["context_id"], message["caller_id"]) != own:
             raise NotFound(
                 f"there is no message {params.id!r} of actor {params.caller_id}", {"id": params.id}
             )
-        return found
+        return message
 
     # --- what several methods need
 
@@ -806,8 +813,8 @@ class Gateway:
             collection, key(context_id, *ids.values()), name, context_id=context_id, **ids
         )
 
-    async def _flow(self, context_id: int, id: int) -> Fields:
-        return await self._find_in(FLOWS, "flow", context_id, id=id)
+    async def _flow(self, context_id: int, flow_id: int) -> Fields:
+        return await self._find_in(FLOWS, "flow", context_id, id=flow_id)
 
     async def _latest(self, flow: Fields) -> LatestRun:
         """Return the latest run of a flow. A flow whose run was deleted, or never began, has none."""
@@ -850,13 +857,13 @@ class Gateway:
 
     async def _jobs(self, flow: Mapping[str, Any], ids: Collection[int]) -> dict[int, Fields]:
         """Return the limits of the jobs of a flow by id. Raise NotFound if some do not exist."""
-        found = await self._store.job_limits(flow["context_id"], flow["caller_id"], ids)
-        if missing := [id for id in ids if id not in found]:
+        limits = await self._store.job_limits(flow["context_id"], flow["caller_id"], ids)
+        if missing := [job_id for job_id in ids if job_id not in limits]:
             raise NotFound(
                 f"actor {flow['caller_id']} has no jobs {missing} in context {flow['context_id']}; create them first",
                 {"jobs": missing},
             )
-        return found
+        return limits
 
     async def _with_jobs(self, given: models.FlowData, nodes: Sequence[FlowNode]) -> Fields:
         """Return the fields of a flow with these nodes. Raise NotFound if some of its jobs do not exist."""
@@ -888,7 +895,10 @@ class Gateway:
             raise DagCycle(str(error), {"nodes": error.nodes}) from None
 
     async def _act(self, flow: Fields, action: str, given: Fields) -> None:
-        """Apply an action to the run of a flow. Raise ActionRejected, and StorageError if no engine responds in time."""
+        """Apply an action to the run of a flow.
+
+        Raise ActionRejected, and StorageError if no engine responds in time.
+        """
         try:
             await self._tasks.act(flow["task_id"], action, given, wait_sec=_ENGINE_SEC)
         except (ActionUnanswered, TemporalError) as error:
@@ -898,8 +908,8 @@ class Gateway:
                 else f"Temporal does not respond ({one_line(error)})"
             )
             raise StorageError(
-                f"{cause}; it may be applied later: flow.status shows the jobs and what they wait for, and the same call "
-                "can be repeated",
+                f"{cause}; it may be applied later: flow.status shows the jobs and what they wait for, and "
+                "the same call can be repeated",
                 {"id": flow["id"]},
             ) from None
 
@@ -910,38 +920,55 @@ def methods(gateway: Gateway) -> list[Method]:
     change = (NotFound, PermissionDenied, InvalidTransition)
     reach = (SupervisorUnreachable, SupervisorTimeout)
     dag = (AlreadyExists, DagMissingDependency, DagCycle)
-    g, m = gateway, models
     rows: list[tuple[str, type[BaseModel], type[BaseModel], Any, tuple[Any, ...]]] = [
-        ("actor.create", m.ActorCreate, m.Actor, g.actor_create, (PermissionDenied,)),
-        ("actor.load", m.ById, m.Actor, g.actor_load, (NotFound,)),
-        ("actor.list", m.Page, m.Actors, g.actor_list, ()),
-        ("context.create", m.ContextCreate, m.Context, g.context_create, (PermissionDenied,)),
-        ("context.load", m.ById, m.Context, g.context_load, load),
-        ("context.list", m.Page, m.Contexts, g.context_list, ()),
-        ("runner.create", m.RunnerCreate, m.Runner, g.runner_create, create),
-        ("runner.load", m.InContext, m.Runner, g.runner_load, load),
-        ("runner.list", m.ContextPage, m.Runners, g.runner_list, load),
-        ("runner.ping", m.InContext, m.Ping, g.runner_ping, (*load, *reach)),
-        ("job.create", m.JobCreate, m.Job, g.job_create, (*create, InvalidTransition)),
-        ("job.load", m.OfCaller, m.Job, g.job_load, load),
-        ("job.list", m.CallerPage, m.Jobs, g.job_list, load),
-        ("job.result", m.OfJob, m.JobResult, g.job_result, (*load, InvalidParams)),
-        ("job.logs", m.JobAttempts, m.JobLogs, g.job_logs, (*load, InvalidParams)),
-        ("flow.create", m.FlowCreate, m.Flow, g.flow_create, (*create, InvalidTransition, *dag[1:])),
-        ("flow.add_nodes", m.FlowAdd, m.FlowDag, g.flow_add_nodes, (*change, InvalidParams, *dag)),
-        ("flow.load", m.InContext, m.Flow, g.flow_load, load),
-        ("flow.list", m.FlowPage, m.Flows, g.flow_list, load),
-        ("flow.start", m.InContext, m.Started, g.flow_start, load),
-        ("flow.status", m.InContext, m.FlowView, g.flow_status, load),
-        ("flow.dag", m.InContext, m.FlowDag, g.flow_dag, load),
-        ("flow.cancel", m.FlowCancel, m.Cancelled, g.flow_cancel, load),
-        ("flow.retry", m.FlowRetry, m.Started, g.flow_retry, change),
-        ("node.satisfy", m.NodeSatisfy, m.Satisfied, g.node_satisfy, change),
-        ("message.create", m.MessageCreate, m.Message, g.message_create, (*create, AlreadyExists)),
-        ("message.load", m.ByMessage, m.Message, g.message_load, load),
-        ("message.list", m.MessagePage, m.Messages, g.message_list, load),
-        ("message.status", m.ByMessage, m.MessageState, g.message_status, load),
-        ("flow.subscribe", m.FlowSubscribe, m.Subscription, g.flow_subscribe, load),
+        ("actor.create", models.ActorCreate, models.Actor, gateway.actor_create, (PermissionDenied,)),
+        ("actor.load", models.ById, models.Actor, gateway.actor_load, (NotFound,)),
+        ("actor.list", models.Page, models.Actors, gateway.actor_list, ()),
+        ("context.create", models.ContextCreate, models.Context, gateway.context_create, (PermissionDenied,)),
+        ("context.load", models.ById, models.Context, gateway.context_load, load),
+        ("context.list", models.Page, models.Contexts, gateway.context_list, ()),
+        ("runner.create", models.RunnerCreate, models.Runner, gateway.runner_create, create),
+        ("runner.load", models.InContext, models.Runner, gateway.runner_load, load),
+        ("runner.list", models.ContextPage, models.Runners, gateway.runner_list, load),
+        ("runner.ping", models.InContext, models.Ping, gateway.runner_ping, (*load, *reach)),
+        ("job.create", models.JobCreate, models.Job, gateway.job_create, (*create, InvalidTransition)),
+        ("job.load", models.OfCaller, models.Job, gateway.job_load, load),
+        ("job.list", models.CallerPage, models.Jobs, gateway.job_list, load),
+        ("job.result", models.OfJob, models.JobResult, gateway.job_result, (*load, InvalidParams)),
+        ("job.logs", models.JobAttempts, models.JobLogs, gateway.job_logs, (*load, InvalidParams)),
+        (
+            "flow.create",
+            models.FlowCreate,
+            models.Flow,
+            gateway.flow_create,
+            (*create, InvalidTransition, *dag[1:]),
+        ),
+        (
+            "flow.add_nodes",
+            models.FlowAdd,
+            models.FlowDag,
+            gateway.flow_add_nodes,
+            (*change, InvalidParams, *dag),
+        ),
+        ("flow.load", models.InContext, models.Flow, gateway.flow_load, load),
+        ("flow.list", models.FlowPage, models.Flows, gateway.flow_list, load),
+        ("flow.start", models.InContext, models.Started, gateway.flow_start, load),
+        ("flow.status", models.InContext, models.FlowView, gateway.flow_status, load),
+        ("flow.dag", models.InContext, models.FlowDag, gateway.flow_dag, load),
+        ("flow.cancel", models.FlowCancel, models.Cancelled, gateway.flow_cancel, load),
+        ("flow.retry", models.FlowRetry, models.Started, gateway.flow_retry, change),
+        ("node.satisfy", models.NodeSatisfy, models.Satisfied, gateway.node_satisfy, change),
+        (
+            "message.create",
+            models.MessageCreate,
+            models.Message,
+            gateway.message_create,
+            (*create, AlreadyExists),
+        ),
+        ("message.load", models.ByMessage, models.Message, gateway.message_load, load),
+        ("message.list", models.MessagePage, models.Messages, gateway.message_list, load),
+        ("message.status", models.ByMessage, models.MessageState, gateway.message_status, load),
+        ("flow.subscribe", models.FlowSubscribe, models.Subscription, gateway.flow_subscribe, load),
     ]
     return [
         Method(
@@ -1015,13 +1042,15 @@ def _new_nodes(flow: Mapping[str, Any], added: Sequence[FlowNode]) -> list[FlowN
     taken = {node.id: _differences(known[node.id], node) for node in added if node.id in known}
     if not taken:
         return [*added]
-    differ = {id: names for id, names in taken.items() if names}
+    differ = {job_id: names for job_id, names in taken.items() if names}
     if not differ and len(taken) == len(added):
         return []
-    more = "".join(f"; job {id} differs in {', '.join(names)}" for id, names in [*differ.items()][:_NAMED])
+    more = "".join(
+        f"; job {job_id} differs in {', '.join(names)}" for job_id, names in [*differ.items()][:_NAMED]
+    )
     raise AlreadyExists(
-        f"flow {flow['id']} has the jobs {[*taken][:_NAMED]} already{more}; leave them out, or pass exactly the nodes of an "
-        "earlier call",
+        f"flow {flow['id']} has the jobs {[*taken][:_NAMED]} already{more}; leave them out, or pass exactly "
+        "the nodes of an earlier call",
         {"nodes": sorted(taken), "differ": differ},
     )
 
@@ -1057,22 +1086,22 @@ def _dump(node: FlowNode) -> Fields:
 # --- results ----------------------------------------------------------------------------------------------------
 
 
-def _next(found: Listing) -> int | None:
+def _next(listing: Listing) -> int | None:
     """Return the id after which the next page begins; None after the last one."""
-    return found.rows[-1]["id"] if found.more else None
+    return listing.rows[-1]["id"] if listing.more else None
 
 
-def _next_place(found: Listing) -> str | None:
+def _next_place(listing: Listing) -> str | None:
     """Return the place after which the next page of messages begins; None after the last one."""
-    return f"{found.rows[-1]['created_at']}/{found.rows[-1]['_id']}" if found.more else None
+    return f"{listing.rows[-1]['created_at']}/{listing.rows[-1]['_id']}" if listing.more else None
 
 
 def _place_of(text: str | None) -> tuple[int, str] | None:
     """Return time and id of a place of `_next_place`."""
     if text is None:
         return None
-    created_at, _, id = text.partition("/")
-    return int(created_at), id
+    created_at, _, message_key = text.partition("/")
+    return int(created_at), message_key
 
 
 def _attempt(number: int, row: Mapping[str, Any]) -> models.AttemptLog:
@@ -1112,7 +1141,7 @@ def _message(stored: Fields) -> models.Message:
 def _flow(latest: LatestRun) -> models.Flow:
     stored = {**latest.flow, "status": flow_status(latest.run), "run_id": latest.id}
     states = node_states(latest.nodes, latest.run)
-    shown = {id: {"node_status": state.status} for id, state in states.items()}
+    shown = {job_id: {"node_status": state.status} for job_id, state in states.items()}
     nodes = [{**node, **shown.get(node["id"], {})} for node in latest.flow["nodes"]]
     return models.Flow(**{**_pick(models.Flow, stored), "nodes": nodes})
 
@@ -1157,11 +1186,11 @@ def _task_node(latest: LatestRun, node: FlowNode) -> TaskNode:
 def _node_views(latest: LatestRun) -> dict[str, NodeView]:
     states = node_states(latest.nodes, latest.run)
     failures = sum(state.status is NodeStatus.FAILED for state in states.values())
-    found = {}
+    views = {}
     for node in latest.nodes:
         state, task_node = states[node.id], _task_node(latest, node)
         failed = state.status is NodeStatus.FAILED
-        found[str(node.id)] = NodeView(
+        views[str(node.id)] = NodeView(
             node_status=state.status,
             cause=state.cause,
             attempt=task_node.epoch,
@@ -1170,13 +1199,15 @@ def _node_views(latest: LatestRun) -> dict[str, NodeView]:
             error=truncate(task_node.error or "", _ERRORS_CHARS // failures) or None if failed else None,
             retry_at=_whole(task_node.retry_at) if failed else None,
         )
-    return found
+    return views
 
 
 def _failed_job(nodes: Mapping[str, NodeView]) -> int | None:
     """Return the first job, in the order of the flow, that has failed for good."""
     failed = (
-        id for id, node in nodes.items() if node.node_status is NodeStatus.FAILED and node.retry_at is None
+        job_id
+        for job_id, node in nodes.items()
+        if node.node_status is NodeStatus.FAILED and node.retry_at is None
     )
     return next(map(int, failed), None)
 
@@ -1195,8 +1226,8 @@ def _dag(latest: LatestRun) -> models.FlowDag:
         roots=[node.id for node in nodes if not node.depends],
         leaves=[node.id for node in nodes if node.id not in parents],
         levels=levels(nodes),
-        started=[id for id, each in status.items() if each in begun],
-        completed=[id for id, each in status.items() if each is NodeStatus.COMPLETED],
+        started=[job_id for job_id, each in status.items() if each in begun],
+        completed=[job_id for job_id, each in status.items() if each is NodeStatus.COMPLETED],
         failed_job=_failed_job(views),
         nodes=views,
     )

@@ -1,7 +1,8 @@
 """How the statuses of a flow and its nodes follow from what MongoDB says about its task. Pure functions.
 
-A node is the node of a FlowKit task, whose attempts the handler of the role `job` runs. Each attempt has a dispatch, the
-record of the job at its supervisor. A lost attempt continues its dispatch; a retry after a failure starts a new one.
+A node is the node of a FlowKit task, whose attempts the handler of the role `job` runs. Each attempt has a
+dispatch, the record of the job at its supervisor. A lost attempt continues its dispatch; a retry after a
+failure starts a new one.
 
 The handler writes what it learns about a dispatch as `advance` says. Everything else is derived by those who look.
 """
@@ -82,8 +83,8 @@ class JobEvent(Enum):
 def advance(dispatch: JobDispatch, event: JobEvent, epoch: int) -> JobDispatch | None:
     """Return a dispatch after an event that the attempt `epoch` reports; None if the report comes too late.
 
-    A state only follows an earlier one, and an outcome is final. Once a later attempt continues the dispatch, reports of
-    an earlier one, which was lost, do not count.
+    A state only follows an earlier one, and an outcome is final. Once a later attempt continues the
+    dispatch, reports of an earlier one, which was lost, do not count.
     """
     if dispatch.outcome is not None or epoch < dispatch.epoch:
         return None
@@ -180,7 +181,7 @@ def node_states(nodes: Iterable[FlowNode], run: FlowRun | None) -> dict[int, Job
     """Return the state of each node of a flow, by the id of its job."""
     if run is None:
         return {node.id: JobNode(status=P) for node in nodes}
-    completed = {id for id, node in run.nodes.items() if node.status is TaskNodeStatus.FINISHED}
+    completed = {job_id for job_id, node in run.nodes.items() if node.status is TaskNodeStatus.FINISHED}
     return {
         node.id: _node_state(
             run.nodes.get(node.id) or TaskNode(),
@@ -263,16 +264,16 @@ class Step:
 def steps(state: JobNode, dispatches: Sequence[JobDispatch]) -> list[Step]:
     """Return the statuses that have led a node from `Pending` to `state`, oldest first, of all its generations.
 
-    An earlier attempt has passed every status from `Ready` to the one that it has reached, and `Failed`, whether anyone saw
-    it or not.
+    An earlier attempt has passed every status from `Ready` to the one that it has reached, and `Failed`,
+    whether anyone saw it or not.
     """
-    found: list[Step] = []
+    way: list[Step] = []
     own: dict[int, list[JobDispatch]] = {}
     for each in dispatches:
         own.setdefault(each.generation, []).append(each)
     for generation in sorted(each for each in own if each < state.generation):
-        found += _lead_to(_end_of(own[generation]), own[generation])
-    return found + _lead_to(state, own.get(state.generation) or ())
+        way += _lead_to(_end_of(own[generation]), own[generation])
+    return way + _lead_to(state, own.get(state.generation) or ())
 
 
 def _end_of(dispatches: Sequence[JobDispatch]) -> JobNode:
@@ -286,14 +287,14 @@ def _end_of(dispatches: Sequence[JobDispatch]) -> JobNode:
 def _lead_to(end: JobNode, dispatches: Iterable[JobDispatch]) -> list[Step]:
     """Return the statuses of one generation of a node, from `Pending` to `end`, without `Pending`."""
     reached = {each.retry: each.state for each in dispatches}
-    at, found = P, []
+    at, all_steps = P, []
     for retry in range(end.retry + 1):
         last = (reached.get(retry), NodeStatus.FAILED) if retry < end.retry else (end.via, end.status)
         for goal in [R, *filter(None, last)] if retry else filter(None, last):
             way = path(at, goal)
-            found += [Step(end.generation, retry, status) for status in way]
+            all_steps += [Step(end.generation, retry, status) for status in way]
             at = way[-1] if way else at
-    return found
+    return all_steps
 
 
 def path(start: NodeStatus, goal: NodeStatus) -> list[NodeStatus]:

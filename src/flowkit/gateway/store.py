@@ -56,11 +56,11 @@ class Listing:
     """Whether entries follow."""
 
 
-async def _listed(found: Any, limit: int) -> Listing:
+async def _listed(cursor: Any, limit: int) -> Listing:
     """Read a cursor up to `limit` documents or PAGE_BYTES bytes."""
     rows: list[Fields] = []
     size = 0
-    async for document in found.limit(limit + 1):
+    async for document in cursor.limit(limit + 1):
         size += len(dumps(document))
         if rows and (len(rows) == limit or size > PAGE_BYTES):
             return Listing(rows, more=True)
@@ -68,9 +68,9 @@ async def _listed(found: Any, limit: int) -> Listing:
     return Listing(rows, more=False)
 
 
-def _before(created_at: int, id: str) -> list[Fields]:
+def _before(created_at: int, document_id: str) -> list[Fields]:
     """Return the alternatives of a query for messages that follow one, newest first."""
-    return [{"created_at": {"$lt": created_at}}, {"created_at": created_at, "_id": {"$lt": id}}]
+    return [{"created_at": {"$lt": created_at}}, {"created_at": created_at, "_id": {"$lt": document_id}}]
 
 
 _STATUS: Final = ("status", "finished_at")
@@ -127,20 +127,20 @@ class FlowStore:
     # --- entities
 
     @translate_errors
-    async def put(self, collection: str, id: int | str, fields: Fields, now: float) -> Fields:
+    async def put(self, collection: str, document_id: int | str, fields: Fields, now: float) -> Fields:
         """Create an entity or replace these fields of it, and return it."""
-        found: Fields = await self._db[collection].find_one_and_update(
-            {"_id": id},
+        stored: Fields = await self._db[collection].find_one_and_update(
+            {"_id": document_id},
             {"$set": {**fields, "updated_at": int(now)}, "$setOnInsert": {"created_at": int(now)}},
             upsert=True,
             return_document=ReturnDocument.AFTER,
         )
-        return found
+        return stored
 
     @translate_errors
-    async def insert(self, collection: str, id: str, fields: Fields, now: float) -> Fields | None:
+    async def insert(self, collection: str, document_id: str, fields: Fields, now: float) -> Fields | None:
         """Create an entity, and return it; None if one with this id exists."""
-        made = {"_id": id, **fields, "created_at": int(now), "updated_at": int(now)}
+        made = {"_id": document_id, **fields, "created_at": int(now), "updated_at": int(now)}
         try:
             await self._db[collection].insert_one(made)
         except DuplicateKeyError:
@@ -148,9 +148,9 @@ class FlowStore:
         return made
 
     @translate_errors
-    async def load(self, collection: str, id: int | str) -> Fields | None:
+    async def load(self, collection: str, document_id: int | str) -> Fields | None:
         """Return an entity; None if it does not exist."""
-        found: Fields | None = await self._db[collection].find_one({"_id": id})
+        found: Fields | None = await self._db[collection].find_one({"_id": document_id})
         return found
 
     @translate_errors
@@ -174,20 +174,20 @@ class FlowStore:
     @translate_errors
     async def jobs(self, context_id: int, caller_id: int, ids: Collection[int]) -> dict[int, Fields]:
         """Return those of these jobs that exist, by id."""
-        wanted = {"_id": {"$in": [key(context_id, caller_id, id) for id in ids]}}
+        wanted = {"_id": {"$in": [key(context_id, caller_id, job_id) for job_id in ids]}}
         return {document["id"]: document async for document in self._db[JOBS].find(wanted)}
 
     @translate_errors
     async def job_limits(self, context_id: int, caller_id: int, ids: Collection[int]) -> dict[int, Fields]:
         """Return id, timeout and retries of those of these jobs that exist, by id."""
-        wanted = {"_id": {"$in": [key(context_id, caller_id, id) for id in ids]}}
+        wanted = {"_id": {"$in": [key(context_id, caller_id, job_id) for job_id in ids]}}
         shown = {"_id": 0, "id": 1, "timeout": 1, "retries": 1}
         return {document["id"]: document async for document in self._db[JOBS].find(wanted, shown)}
 
     @translate_errors
     async def assign_jobs(self, context_id: int, caller_id: int, ids: Collection[int], flow_id: int) -> None:
         """Note the first flow of each job, which decides the id under which a supervisor knows the job."""
-        ids_of = [key(context_id, caller_id, id) for id in ids]
+        ids_of = [key(context_id, caller_id, job_id) for job_id in ids]
         await self._db[JOBS].update_many(
             {"_id": {"$in": ids_of}, "flow_id": None}, {"$set": {"flow_id": flow_id}}
         )
@@ -234,16 +234,16 @@ class FlowStore:
         return [document async for document in self._db[FLOWS].find(wanted, hidden)]
 
     @translate_errors
-    async def flow_without_nodes(self, id: str) -> Fields | None:
+    async def flow_without_nodes(self, flow_key: str) -> Fields | None:
         """Return a flow without its long fields; None if it does not exist."""
         hidden = dict.fromkeys(("nodes", "jobs", "env_vars"), 0)
-        found: Fields | None = await self._db[FLOWS].find_one({"_id": id}, hidden)
+        found: Fields | None = await self._db[FLOWS].find_one({"_id": flow_key}, hidden)
         return found
 
     @translate_errors
-    async def nodes_of_flow(self, id: str) -> list[Fields]:
+    async def nodes_of_flow(self, flow_key: str) -> list[Fields]:
         """Return the nodes of a flow."""
-        found = await self._db[FLOWS].find_one({"_id": id}, {"nodes": 1})
+        found = await self._db[FLOWS].find_one({"_id": flow_key}, {"nodes": 1})
         return found["nodes"] if found else []
 
     @translate_errors
@@ -254,7 +254,9 @@ class FlowStore:
 
     @translate_errors
     async def task(self, task_id: str, fields: Sequence[str]) -> Fields | None:
-        """Return these fields of the document of a task, with its status as `_status_of` has it; None if there is none."""
+        """Return these fields of the document of a task, with its status as `_status_of` has it; None if
+        there is none.
+        """
         projection = {"_id": 0, **dict.fromkeys((*fields, *_STATUS), 1)}
         found: Fields | None = await self._db.tasks.find_one({"id": task_id}, projection)
         return None if found is None else {**found, "status": _status_of(found)}
@@ -277,14 +279,14 @@ class FlowStore:
 
     @translate_errors
     async def open_dispatch(
-        self, id: str, fields: Fields, epoch: int, set_fields: Fields, now: float
+        self, dispatch_id: str, fields: Fields, epoch: int, set_fields: Fields, now: float
     ) -> Fields:
         """Return the record of a dispatch. Create it with `fields` if needed, and set `set_fields` in any case.
 
         An earlier attempt than the latest one that has opened it changes no epoch.
         """
-        found: Fields = await self._db[MESSAGES].find_one_and_update(
-            {"_id": id},
+        stored: Fields = await self._db[MESSAGES].find_one_and_update(
+            {"_id": dispatch_id},
             {
                 "$setOnInsert": {**fields, "created_at": int(now)},
                 "$set": {**set_fields, "updated_at": int(now)},
@@ -293,20 +295,20 @@ class FlowStore:
             upsert=True,
             return_document=ReturnDocument.AFTER,
         )
-        return found
+        return stored
 
     @translate_errors
-    async def dispatch(self, task_id: str, id: str) -> Fields | None:
+    async def dispatch(self, task_id: str, dispatch_id: str) -> Fields | None:
         """Return what the status of a job depends on of a dispatch of a task; None if the task has no such dispatch."""
-        own = {"_id": id, "task_id": task_id}
+        own = {"_id": dispatch_id, "task_id": task_id}
         found: Fields | None = await self._db[MESSAGES].find_one(own, dict.fromkeys(_DISPATCH, 1))
         return found
 
     @translate_errors
-    async def change_dispatch(self, id: str, before: Fields, fields: Fields, now: float) -> bool:
+    async def change_dispatch(self, dispatch_id: str, before: Fields, fields: Fields, now: float) -> bool:
         """Change the record of a dispatch that has the fields `before`. Return False if they have changed."""
         done = await self._db[MESSAGES].update_one(
-            {"_id": id, **before}, {"$set": {**fields, "updated_at": int(now)}}
+            {"_id": dispatch_id, **before}, {"$set": {**fields, "updated_at": int(now)}}
         )
         return bool(done.matched_count)
 
@@ -332,11 +334,11 @@ class FlowStore:
         )
 
     @translate_errors
-    async def add_late_reply(self, id: str, reply: str, now: float) -> None:
+    async def add_late_reply(self, dispatch_id: str, reply: str, now: float) -> None:
         """Keep a reply that came too late with the record of its dispatch."""
         late = {"$each": [{"at": now, "reply": reply}], "$slice": -_MAX_LATE}
         await self._db[MESSAGES].update_one(
-            {"_id": id}, {"$push": {"late": late}, "$inc": {"late_replies": 1}}
+            {"_id": dispatch_id}, {"$push": {"late": late}, "$inc": {"late_replies": 1}}
         )
 
     @translate_errors

@@ -178,11 +178,11 @@ class InboxMessage:
 class MyceliumTransport:
     """Sends requests through a Mycelium node.
 
-    A supervisor replies with `pushMessageReply`, and `pushMessage` returns the reply, or with a message of its own. That one
-    arrives in the inbox of the node, as late replies do. One loop reads the inbox for all requests of the process: by the
-    topics of its requests, and the first message of all. Processes share the inbox, so it takes only replies to this
-    process. It leaves other messages to their readers, but removes one with a topic of its own that no one takes, because
-    the API shows no message behind it.
+    A supervisor replies with `pushMessageReply`, and `pushMessage` returns the reply, or with a message of
+    its own. That one arrives in the inbox of the node, as late replies do. One loop reads the inbox for all
+    requests of the process: by the topics of its requests, and the first message of all. Processes share
+    the inbox, so it takes only replies to this process. It leaves other messages to their readers, but
+    removes one with a topic of its own that no one takes, because the API shows no message behind it.
     """
 
     def __init__(
@@ -208,8 +208,8 @@ class MyceliumTransport:
         self._gone: dict[str, dict[str, float]] = {}
         """By topic, processes and senders whose messages no one takes, and until when to remove these at once.
 
-        Only messages that have waited behind the first one are removed so: once there is none with the topic, a process that
-        had seemed to have ended may send requests, and get replies.
+        Only messages that have waited behind the first one are removed so: once there is none with the
+        topic, a process that had seemed to have ended may send requests, and get replies.
         """
         self._asked = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
@@ -258,13 +258,13 @@ class MyceliumTransport:
     async def _call(self, method: str, params: Sequence[Any], wait_sec: float) -> Any:
         """Return the result of a method of the node; None for the errors that mean that there is no message."""
         call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        found = await self._http.request(self._node, call, wait_sec)
-        if not isinstance(found, dict):
+        response = await self._http.request(self._node, call, wait_sec)
+        if not isinstance(response, dict):
             raise BadReply(f"the Mycelium node at {self._node} returns no JSON-RPC response to {method}")
-        error = found.get("error")
+        error = response.get("error")
         if isinstance(error, dict) and error.get("code") not in {204, 408}:
             raise Unreachable(f"the Mycelium node at {self._node} rejects {method}")
-        return found.get("result")
+        return response.get("result")
 
     def _read_for(self, topic: str, seconds: float) -> None:
         """Read the messages with a topic for some time."""
@@ -299,7 +299,10 @@ class MyceliumTransport:
                     await self._asked.wait()
 
     async def _take_next(self, topic: str | None) -> bool:
-        """Take the first message with a topic, or of all, if it is for this process. Return whether there may be more."""
+        """Take the first message with a topic, or of all, if it is for this process.
+
+        Return whether there may be more.
+        """
         first = await self._pop(topic, peek=True)
         if first is None:
             self._gone.pop(topic or "", None)
@@ -343,12 +346,12 @@ class MyceliumTransport:
     def _is_abandoned(self, topic: str, message: InboxMessage) -> bool:
         """Return whether the reader of a message does not take it.
 
-        The supervisor that shares the node may be busy, but the caller of a request gives up after a minute. Of a process
-        that has ended, one reply is enough to know that: it may have left many.
+        The supervisor that shares the node may be busy, but the caller of a request gives up after a
+        minute. Of a process that has ended, one reply is enough to know that: it may have left many.
         """
         now, reader = time.monotonic(), _process_of(message) or message.sender
-        id, since = self._heads.get(topic, ("", now))
-        self._heads[topic] = message.id, since if id == message.id else now
+        message_id, since = self._heads.get(topic, ("", now))
+        self._heads[topic] = message.id, since if message_id == message.id else now
         gone = self._gone.setdefault(topic, {})
         if now < gone.get(reader, 0.0):
             return True

@@ -1,7 +1,7 @@
 """Parse and check the routing of a graph: which nodes start only if another node succeeds or fails. Pure.
 
-A node (the router) names the nodes that its success or its permanent failure starts (its targets). docs/graphs/branches.md
-defines the rules.
+A node (the router) names the nodes that its success or its permanent failure starts (its targets).
+docs/graphs/branches.md defines the rules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parse and check the streaming of a graph: which nodes start on the first stored batch of a parent. Pure.
 
-A node asks for it in `io.start_when`, and an entry of `edges_ex` in `mode` or `on_batch`. docs/graphs/data.md defines the
-rules.
+A node asks for it in `io.start_when`, and an entry of `edges_ex` in `mode` or `on_batch`.
+docs/graphs/data.md defines the rules.
 """
 
 from __future__ import annotations

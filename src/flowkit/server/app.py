@@ -186,13 +186,13 @@ class _Entrance:
         """Return the caller. Raise HttpError if there is none, or if it is not `still` the same one."""
         given = headers.get(b"authorization")
         try:
-            found = await self._authenticator.find_caller(None if given is None else given.decode("latin-1"))
+            caller = await self._authenticator.find_caller(None if given is None else given.decode("latin-1"))
         except StoreUnavailable as error:
             _logger.warning("tokens cannot be checked (%s)", type(error).__name__)
             raise HttpError(503, error.code, "MongoDB is unavailable; try the call again") from None
-        if still is not None and found != still:
+        if still is not None and caller != still:
             raise Unauthorized("the token has changed; connect again")
-        return found
+        return caller
 
 
 def _refuse_web_pages(scope: Scope, headers: dict[bytes, bytes]) -> None:

@@ -118,15 +118,15 @@ def list_tokens(
     where: AnyQueue,
 ) -> None:
     """Show all tokens without their secrets: ids, rights, notes, and whether they are valid."""
-    found = asyncio.run(_read(where))
+    tokens = asyncio.run(_read(where))
     now = datetime.now(UTC)
     if as_json:
-        return output.document({"tokens": [token_fields(token, now) for token in found]})
-    if not found:
+        return output.document({"tokens": [token_fields(token, now) for token in tokens]})
+    if not tokens:
         output.note("there are no tokens; create one with `flowkit token create`")
         return None
     console = output.console()
-    console.print(tokens_table(found, now, wide=console.is_terminal))
+    console.print(tokens_table(tokens, now, wide=console.is_terminal))
     return None
 
 
@@ -195,7 +195,7 @@ def _shown_time(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat(timespec="seconds")
 
 
-def tokens_table(found: Sequence[Token], now: datetime, *, wide: bool) -> Table:
+def tokens_table(tokens: Sequence[Token], now: datetime, *, wide: bool) -> Table:
     """Return a table with a row for each token; `wide` fills the width of the terminal."""
     from rich.text import Text
 
@@ -205,7 +205,7 @@ def tokens_table(found: Sequence[Token], now: datetime, *, wide: bool) -> Table:
     for heading in ("id", "actor", "rights", "state", "created", "expires"):
         table.add_column(heading, no_wrap=True)
     table.add_column("note", ratio=1 if wide else None, overflow="fold", no_wrap=not wide)
-    for token in found:
+    for token in tokens:
         state = token.refusal(now) or "valid"
         cells = (
             token.token_id,

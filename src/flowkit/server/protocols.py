@@ -29,7 +29,8 @@ class ClientLimits:
     connections: int = 600
     """Connections at the same time. Beyond it, those that wait are closed."""
     header_sec: float = 10.0
-    """Seconds from the first byte of a call to the end of its headers. A new connection must send it within this time."""
+    """Seconds from the first byte of a call to the end of its headers. A new connection must send it within
+    this time."""
     read_sec: float = 60.0
     """Seconds in which a client must read a response, or a message over WebSocket."""
 

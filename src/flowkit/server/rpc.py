@@ -217,7 +217,8 @@ class Method:
             raise TypeError(f"the function of method {self.name} has no docstring; write one for its clients")
         if self.params.model_config.get("extra") != "forbid":
             raise TypeError(
-                f"{self.params.__name__}, the params of method {self.name}, accepts unknown fields; derive it from Params"
+                f"{self.params.__name__}, the params of method {self.name}, accepts unknown fields; derive "
+                "it from Params"
             )
 
     @property
@@ -449,7 +450,8 @@ class _Runner:
     def _check_size(self, size: int) -> None:
         if size > RESULT_BYTES:
             raise LimitExceeded(
-                f"the call was made, but its result has {size:,} bytes, more than {RESULT_BYTES:,}; ask for less at once",
+                f"the call was made, but its result has {size:,} bytes, more than {RESULT_BYTES:,}; ask for "
+                "less at once",
                 {"bytes": size, "limit": RESULT_BYTES},
             )
 
@@ -543,13 +545,13 @@ def openrpc_document(methods: Sequence[Method], info: Mapping[str, Any]) -> dict
         inputs.append((f"{method.name} params", "validation", TypeAdapter(method.params)))
         inputs.append((f"{method.name} result", "serialization", TypeAdapter(method.result)))
     schemas, definitions = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")
-    found = {name: schema for (name, _), schema in schemas.items()}
+    components = {name: schema for (name, _), schema in schemas.items()}
     errors = {error.name: error for method in methods for error in (*_STANDARD_ERRORS, *method.errors)}
     return {
         "openrpc": "1.2.6",
         "info": dict(info),
         "methods": [
-            _describe_method(method, found[f"{method.name} params"], found[f"{method.name} result"])
+            _describe_method(method, components[f"{method.name} params"], components[f"{method.name} result"])
             for method in methods
         ],
         "components": {

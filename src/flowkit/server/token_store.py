@@ -53,7 +53,10 @@ class TokenStore:
         note: str = "",
         expires_in_sec: float | None = None,
     ) -> tuple[Token, str]:
-        """Store a new token. Return it with its text, which cannot be read again. Raise ConfigError if it is invalid."""
+        """Store a new token. Return it with its text, which cannot be read again.
+
+        Raise ConfigError if it is invalid.
+        """
         _check_new(actor, rights, note)
         _check_roles(rights, roles)
         now = round(time.time(), 3)  # MongoDB stores milliseconds

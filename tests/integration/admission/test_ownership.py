@@ -17,7 +17,7 @@ from flowkit.models.admission import Admission
 from tests.integration.harness import node
 
 if TYPE_CHECKING:
-    from flowkit.admission.models import Fields
+    from flowkit.core.utils import Fields
     from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server

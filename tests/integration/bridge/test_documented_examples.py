@@ -182,6 +182,7 @@ async def test_two_coordinators_with_different_worker_types_share_one_database(
             await coordinator.stop()
 
 
+@pytest.mark.slow
 async def test_worker_without_an_adapter_runs_its_own_batches(external: ExternalTasks) -> None:
     """Workers' guide: quick start, with `Worker(db=…, cfg=…, handlers=…)`."""
     await external.served_engine()
@@ -201,6 +202,7 @@ async def test_worker_without_an_adapter_runs_its_own_batches(external: External
         await worker.stop()
 
 
+@pytest.mark.slow
 async def test_adapter_of_the_graph_overrides_that_of_the_handler(external: ExternalTasks) -> None:
     """Workers' guide: adapter selection precedence, with the alias `from_node`."""
     await external.served_engine()

@@ -132,6 +132,7 @@ async def test_dropped_command_is_dispatched_again_without_a_retry(external: Ext
     assert codes == ["dispatch_lost", "dispatch_lost", None]
 
 
+@pytest.mark.slow
 async def test_crash_of_a_worker_is_a_lost_lease(external: ExternalTasks) -> None:
     await external.served_engine()
     doomed = await external.external(three, misbehavior=Misbehavior(crash_after_accepted="after_commit"))

@@ -68,6 +68,7 @@ async def test_attempt_of_an_external_worker_ends_at_its_time_limit(external: Ex
     await worker.wait_for("CANCELLED")
 
 
+@pytest.mark.slow
 async def test_silent_external_worker_defers_the_task_and_then_fails_it(external: ExternalTasks) -> None:
     """H33 below the lease: the bridge sends heartbeats to Temporal, but the worker sends none."""
     external.settings |= {"heartbeat_soft_sec": 7, "heartbeat_hard_sec": 10}

@@ -172,7 +172,7 @@ async def test_next_bridge_signals_what_a_stopped_one_could_not(
 async def test_external_child_yields_the_only_worker_to_the_retry_of_its_parent(
     external: ExternalTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bridge cancels the child, which waits for batches while no worker is free for its parent, at no charge."""
+    """The bridge cancels the child, which waits for batches while its parent needs the worker. It uses no retry."""
     monkeypatch.setattr(supervisor, "_IDLE_SEC", 1.0)
     pair = Pair(external, "ab")
     pair.open()

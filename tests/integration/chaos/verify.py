@@ -52,16 +52,31 @@ async def read_stored(db: Any, task_id: str) -> Stored:
         rows[name] = [row async for row in db[name].find({"task_id": task_id})]
     touched = {"_id": {"$regex": f"^{task_id}/"}}
     document = await db.tasks.find_one({"id": task_id}) or {}
-    first = {
-        each["node_id"]: each.get("first_epoch", 0) for each in document.get("graph", {}).get("nodes", ())
-    }
+    entries = {each["node_id"]: each for each in document.get("graph", {}).get("nodes", ())}
+    first = {node_id: each.get("first_epoch", 0) for node_id, each in entries.items()}
     return Stored(
         document=document,
         metrics=[row for row in rows["metrics_raw"] if row["attempt_epoch"] >= first.get(row["node_id"], 0)],
         artifacts=[row for row in rows["artifacts"] if row["attempt_epoch"] >= first.get(row["node_id"], 0)],
-        claims=rows["stream_progress"],
+        claims=[
+            row for row in rows["stream_progress"] if is_current(row, entries.get(row["consumer_node"], {}))
+        ],
         touches={row["_id"].rpartition("/")[2]: row["calls"] async for row in db.touches.find(touched)},
     )
+
+
+def is_current(claim: Fields, entry: Fields) -> bool:
+    """Return whether a claim may be one of the present generation of the node with this entry.
+
+    Claims of external workers have no epoch. An action ends an attempt at once if no worker has read its command. A
+    worker that reads the command later claims batches until a signal stops it, perhaps after the reset has deleted the
+    earlier claims. The next attempt of the node deletes these claims before its worker starts, so only a node that has
+    not run since the reset may show them.
+    """
+    first = entry.get("first_epoch", 0)
+    if "attempt_epoch" in claim:
+        return bool(claim["attempt_epoch"] >= first)
+    return not first or bool(entry["attempt_epoch"] > first)
 
 
 class Comparison:

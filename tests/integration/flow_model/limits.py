@@ -1,4 +1,5 @@
-"""Whether the concurrency limit of jobs holds, while it changes, goes and comes back. Written from docs/concurrency.md."""
+"""Whether the concurrency limit of jobs holds, while it changes, goes and comes back. Written from
+docs/concurrency.md."""
 
 from __future__ import annotations
 

@@ -118,7 +118,8 @@ def run_process(
         list[str] | None,
         typer.Option(
             metavar="TOPIC=TENANT",
-            help="Tenant whose requests the records of this topic may submit, end and cancel. Can be repeated. Default: all.",
+            help="Tenant whose requests the records of this topic may submit, end and cancel. Can be "
+            "repeated. Default: all.",
         ),
     ] = None,
     config: Annotated[

@@ -226,7 +226,7 @@ async def _store(change: Callable[[Limits], Limits], where: Where) -> Limits:
     return new
 
 
-def _general_table(found: Limits, *, wide: bool) -> Table:
+def _general_table(limits: Limits, *, wide: bool) -> Table:
     from flowkit.cli.screen import plain_table
 
     table = plain_table(wide=wide)
@@ -235,7 +235,7 @@ def _general_table(found: Limits, *, wide: bool) -> Table:
     table.add_column("default", justify="right", no_wrap=True)
     for each in fields(Limits):
         if each.name not in ("tenants", "users"):
-            values = (getattr(found, each.name), getattr(Limits(), each.name))
+            values = (getattr(limits, each.name), getattr(Limits(), each.name))
             table.add_row(each.name, *(_shown(value) for value in values))
     return table
 

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from flowkit.admission.models import Fields, Request, RequestChange, Ticket
+    from flowkit.admission.models import Request, RequestChange, Ticket
     from flowkit.cli.options import Where
+    from flowkit.core.utils import Fields
     from flowkit.models.admission import Admission, Priority
 
 _KINDS: Final[Mapping[str, type]] = {
@@ -136,7 +137,10 @@ def _read_script(path: Path) -> str:
 
 
 async def submit(request: Request, where: Where, *, wait: bool, as_json: bool) -> Exit:
-    """Submit a request, print what became of it, and return the exit code. Raise AdmissionRejected, but not for JSON."""
+    """Submit a request, print what became of it, and return the exit code.
+
+    Raise AdmissionRejected, but not for JSON.
+    """
     async with open_queue(where) as queue:
         await queue.store.prepare()
         ticket = await queue.submit(request)

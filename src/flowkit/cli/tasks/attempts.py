@@ -263,7 +263,7 @@ def _outcome_of(kind: FailureKind | None) -> AttemptOutcome:
 async def _read_marker(marker: Any, converter: DataConverter) -> AttemptView | None:
     """Return the attempt of a local activity; None if the marker records something else.
 
-    After a timeout, an ordinary attempt follows at no charge.
+    After a timeout, an ordinary attempt follows, which uses no retry.
     """
     if marker.marker_name != _LOCAL_MARKER or "data" not in marker.details:
         return None
@@ -421,23 +421,23 @@ def _measure(attempt: AttemptView, now: float) -> float | None:
     return attempt.seconds
 
 
-def attempts_table(found: list[AttemptView], now: float, *, wide: bool) -> Table:
+def attempts_table(attempts: list[AttemptView], now: float, *, wide: bool) -> Table:
     """Return a table with a row for each attempt; `wide` fills the width of the terminal."""
     from rich.text import Text
 
     from flowkit.cli.screen import add_names, add_times, format_time, plain_table
 
     table = plain_table(wide=wide)
-    add_names(table, "node", [each.node_id for each in found])
+    add_names(table, "node", [each.node_id for each in attempts])
     table.add_column("attempt", justify="right", no_wrap=True)
-    add_names(table, "worker", [each.worker or "" for each in found])
-    versions = any(each.version for each in found)
+    add_names(table, "worker", [each.worker or "" for each in attempts])
+    versions = any(each.version for each in attempts)
     if versions:
         table.add_column("version", no_wrap=True)
     add_times(table, "started")
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("outcome", ratio=1 if wide else None, overflow="fold", no_wrap=not wide)
-    for each in found:
+    for each in attempts:
         seconds = _measure(each, now)
         cells = [
             Text(each.node_id),

@@ -1,4 +1,5 @@
-"""The commands that change a running task, such as `flowkit pause`, or run an ended one again. They import their dependencies when they run."""
+"""The commands that change a running task, such as `flowkit pause`, or run an ended one again. They import
+their dependencies when they run."""
 
 import asyncio
 from collections.abc import Sequence
@@ -143,8 +144,8 @@ def retry(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Replace a key of the node's input_inline: JSON if it parses as JSON, else text; null removes the key. "
-            "Repeatable.",
+            help="Replace a key of the node's input_inline: JSON if it parses as JSON, else text; "
+            "null removes the key. Repeatable.",
         ),
     ] = None,
     given_input: Annotated[
@@ -202,7 +203,8 @@ def complete(
     batches: Annotated[
         str | None,
         typer.Option(
-            help="Batches for the nodes that pull from it, as JSON or @FILE: a list of objects with batch_uid and metrics."
+            help="Batches for the nodes that pull from it, as JSON or @FILE: a list of objects with "
+            "batch_uid and metrics."
         ),
     ] = None,
     interrupt: Interrupt = False,
@@ -434,14 +436,14 @@ def rerun(
 def _read_inputs(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the keys of `input_inline` to replace, by node id, from texts `node:key=value`."""
     example = "load:limit=50"
-    found: dict[str, dict[str, Any]] = {}
+    inputs: dict[str, dict[str, Any]] = {}
     for place, value in read_pairs(given, "--set", example).items():
         node, colon, key = place.rpartition(":")
         if not colon or not node or not key:
             problem = ConfigError(f"--set {printed(place)} names no node")
             raise add_remedy(problem, f"write, for example, --set {example}")
-        found.setdefault(node, {})[key] = value
-    return found
+        inputs.setdefault(node, {})[key] = value
+    return inputs
 
 
 async def _run_again(

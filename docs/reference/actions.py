@@ -1,18 +1,13 @@
-"""The table of docs/actions.md: what each action does to a node in each state, as the rules decide it.
-
-`PYTHONPATH=. python -m tests.docs.actions_table` writes it into the page.
-"""
+"""The table of docs/actions.md: what each action does to a node in each state, as the rules decide it."""
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowkit.actions.changed_nodes import changeable
-from flowkit.actions.plans import Task
+from flowkit.actions.plans import TaskSnapshot
 from flowkit.actions.records import (
     Action,
     ChangeGraph,
@@ -36,9 +31,6 @@ from flowkit.models.actions import PausedScope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-PAGE = Path(__file__).parents[2] / "docs" / "actions.md"
-TABLE = re.compile(r"(?<=<!-- table: begin -->\n).*?(?=<!-- table: end -->)", re.DOTALL)
 
 DASH = "–"
 WITH_INTERRUPT = ", with `interrupt`"
@@ -129,7 +121,7 @@ def _next_state(words: str, node_id: str, state: NodeState, action: Action) -> s
     states = [NodeState(status=NodeStatus.FAILED, epoch=1) for _ in nodes]
     states[index] = replace(state)
     paused = [PausedScope(scope=f"node:{node_id}", since=0.0)] if words.startswith("paused") else []
-    task = Task(
+    task = TaskSnapshot(
         nodes=nodes,
         states=states,
         pauses=Pauses(nodes, paused),
@@ -137,7 +129,3 @@ def _next_state(words: str, node_id: str, state: NodeState, action: Action) -> s
     )
     changes = plan(action, task).changes
     return next((each.to for each in changes if each.index == index), None)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(TABLE.sub(lambda _: table(), PAGE.read_text()))
