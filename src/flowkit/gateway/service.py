@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from cachetools import TTLCache
 from temporalio.exceptions import TemporalError
@@ -914,13 +914,16 @@ class Gateway:
             ) from None
 
 
-def methods(gateway: Gateway) -> list[Method]:
-    """Return the methods of the gateway with their models and errors."""
+_Row: TypeAlias = "tuple[str, type[BaseModel], type[BaseModel], Any, tuple[Any, ...]]"
+"""The name of a method, the models of its params and result, the method of the gateway, and the errors."""
+
+
+def _rows(gateway: Gateway) -> list[_Row]:
     load, create = (NotFound, PermissionDenied), (NotFound, PermissionDenied, InvalidParams)
     change = (NotFound, PermissionDenied, InvalidTransition)
     reach = (SupervisorUnreachable, SupervisorTimeout)
     dag = (AlreadyExists, DagMissingDependency, DagCycle)
-    rows: list[tuple[str, type[BaseModel], type[BaseModel], Any, tuple[Any, ...]]] = [
+    return [
         ("actor.create", models.ActorCreate, models.Actor, gateway.actor_create, (PermissionDenied,)),
         ("actor.load", models.ById, models.Actor, gateway.actor_load, (NotFound,)),
         ("actor.list", models.Page, models.Actors, gateway.actor_list, ()),
@@ -970,6 +973,10 @@ def methods(gateway: Gateway) -> list[Method]:
         ("message.status", models.ByMessage, models.MessageState, gateway.message_status, load),
         ("flow.subscribe", models.FlowSubscribe, models.Subscription, gateway.flow_subscribe, load),
     ]
+
+
+def methods(gateway: Gateway) -> list[Method]:
+    """Return the methods of the gateway with their models and errors."""
     return [
         Method(
             name=name,
@@ -980,7 +987,7 @@ def methods(gateway: Gateway) -> list[Method]:
             errors=errors,
             websocket_only=name == "flow.subscribe",
         )
-        for name, params, result, call, errors in rows
+        for name, params, result, call, errors in _rows(gateway)
     ]
 
 
