@@ -4,6 +4,7 @@ and close it."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from flowkit.models import Settings, StoredGraph
 
 T = TypeVar("T")
+
+_logger = logging.getLogger("flowkit.engine.worker")
 
 _BEAT_SEC = 0.5
 """Seconds between the heartbeats of `record`, `close_task` and `evaluate_conditions`.
@@ -269,7 +272,7 @@ class TaskActivities:
         found = await self._end(close)
         await self._artifacts.mark_ended(close.task_id, close.nodes, close.at)
         for follow_up in self._on_closed:
-            await follow_up(close)
+            await _follow_up(follow_up, close)
         return found
 
     async def _end(self, close: CloseTask) -> bool:
@@ -284,6 +287,19 @@ class TaskActivities:
             raise
         except StoreRefused as error:
             raise StoreUnavailable(str(error)) from None
+
+
+async def _follow_up(call: Callable[[CloseTask], Awaitable[None]], close: CloseTask) -> None:
+    """Call what follows the end of a task.
+
+    An error that would come again is logged: it must not fail the workflow of a task that has ended.
+    """
+    try:
+        await call(close)
+    except FlowKitError as error:
+        if error.retryable:
+            raise
+        _logger.exception("What follows the end of task %s failed", close.task_id)
 
 
 def _format_rejection(error: GraphError) -> str:

@@ -27,7 +27,8 @@ EXTRAS: Final[Mapping[str, str]] = {"admission": "admission", "gateway": "gatewa
 """The commands of FlowKit's own products, and the extra that installs each."""
 
 OnClosed = Callable[[CloseTask], Awaitable[None]]
-"""Called after the end of a task is in its document. An error lets Temporal try the close again."""
+"""Called after the end of a task is in its document. A retryable error, or one that is none of FlowKit's, lets Temporal
+try the close again; another one is logged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

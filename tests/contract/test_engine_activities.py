@@ -26,7 +26,7 @@ from tests.contract.builders import (
 from flowkit.activities import tasks as activities
 from flowkit.adapters.tasks.fields import new_task
 from flowkit.adapters.tasks.store import TaskStore
-from flowkit.errors import StoreRefused, StoreTooLarge
+from flowkit.errors import StoreRefused, StoreTooLarge, StoreUnavailable
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.testing import memory_database
 
@@ -111,6 +111,24 @@ async def test_what_follows_the_end_of_a_task_is_called_when_its_end_is_stored(
     await call(own.open_task, opening("a"))
     assert await call(own.close_task, close())
     assert seen == [(TASK, "finished")]
+
+
+@pytest.mark.parametrize(("error", "closes"), [(StoreRefused("no"), True), (StoreUnavailable("no"), False)])
+async def test_a_task_closes_although_what_follows_its_end_is_refused(
+    db: Any, tasks: TaskStore, error: Exception, closes: bool
+) -> None:
+    """Temporal tries again only what may succeed later. Otherwise, the workflow of a finished task would fail."""
+
+    async def follow_up(ended: CloseTask) -> None:
+        raise error
+
+    own = engine(tasks, on_closed=[follow_up])
+    await call(own.open_task, opening("a"))
+    if closes:
+        assert await call(own.close_task, close())
+    else:
+        assert not (await refused(own.close_task, close())).non_retryable
+    assert (await stored(db))["status"] == "finished"
 
 
 def unknown_function(task_id: str = TASK) -> OpenTask:

@@ -24,9 +24,10 @@ updates of an activation come last, and updates and queries wait while a local a
 The answers leave together with the commands that follow its end. The server sends a query again that has no answer.
 
 In the last case, nothing in an activation says whose events it has. The workflow task that follows such a
-query fails if the one before may have timed out elsewhere (`Activations._may_have_timed_out`). The SDK then
-forgets the workflow, the server sends the workflow task again, and the engine runs the workflow anew from
-its history.
+query fails if the one before may have timed out elsewhere (`Activations._may_have_timed_out`): the history
+has grown by fewer events than it would with the commands that this engine has sent. The SDK then forgets the
+workflow, the server sends the workflow task again, and the engine runs the workflow anew from its history.
+Events that led to no command do no harm.
 """
 
 from __future__ import annotations
@@ -57,6 +58,17 @@ _LEGACY_QUERY = "legacy_query"
 _SOON_SEC = 1.0
 """A query that brings events is asked at once after them. Before any other query, the workflow task is completed at the
 server, so that it comes later than this as a rule. On an engine that is very busy, the former can come later, too."""
+
+_TASK_EVENTS = 3
+"""The end of a workflow task in the history, and the two events with which the next one starts."""
+_ONE_EVENT = (
+    "schedule_local_activity",
+    "upsert_workflow_search_attributes",
+    "modify_workflow_properties",
+)
+"""Commands that are one event each. A local activity is one when it has ended."""
+_CANCELS = {"request_cancel_activity": "schedule_activity", "cancel_timer": "start_timer"}
+"""Commands, and those of which no event is left if both are in one workflow task."""
 
 REPEATED = (
     "A query brought this engine events of a workflow task that may have timed out in another engine. "
@@ -186,12 +198,15 @@ class Activations:
     def _may_have_timed_out(self, activation: Any) -> bool:
         """Return whether the latest new events may belong to a workflow task that has timed out in another engine.
 
-        A query came at once after them, the timeout has passed, and nothing has come of the commands to which they led.
+        A query came at once after them, the timeout has passed, and the history lacks the commands to which they led.
         """
         if self._new is None or not self._is_foreign or activation.history_length <= self._new.length:
             return False
         passed = activation.timestamp.ToNanoseconds() - self._new.started
-        return passed >= self._timeout_ns and not _ends_one_of(activation, self._new.commands)
+        if passed < self._timeout_ns or _ends_one_of(activation, self._new.commands):
+            return False
+        own = _TASK_EVENTS + _events_of(self._new.commands) + sum(map(_events_before, activation.jobs))
+        return bool(self._local) or activation.history_length - self._new.length < own
 
     def _run_in_order(self, activation: Any) -> Any:
         """Run the updates after the other jobs, and when no local activity runs. Return all commands as one completion.
@@ -257,6 +272,23 @@ def _ends_one_of(activation: Any, commands: Sequence[Any]) -> bool:
         or (job.HasField("fire_timer") and job.fire_timer.seq in timers)
         for job in activation.jobs
     )
+
+
+def _events_of(commands: Sequence[Any]) -> int:
+    """Return how many events the commands of a completed workflow task have at least in the history."""
+    kinds = [(str(each.WhichOneof("variant")), each) for each in commands]
+    started = {(kind, getattr(each, kind).seq) for kind, each in kinds if kind in _CANCELS.values()}
+    ended = {(_CANCELS[kind], getattr(each, kind).seq) for kind, each in kinds if kind in _CANCELS}
+    return len(started - ended) + sum(kind in _ONE_EVENT for kind, _ in kinds)
+
+
+def _events_before(job: Any) -> int:
+    """Return how many events of the history have led to a job at least."""
+    kind = job.WhichOneof("variant")
+    if kind == "resolve_activity":
+        is_local, result = job.resolve_activity.is_local, job.resolve_activity.result
+        return 0 if is_local else 2 if result.HasField("completed") else 1
+    return int(kind in {"fire_timer", "signal_workflow", "cancel_workflow"})
 
 
 def _failure(activation: Any) -> Any:
