@@ -55,7 +55,7 @@ POINTS: dict[str, Place] = {
 }
 """Where the engine can be killed: a method, and whether before its call or after its return."""
 
-OF_PULLING_NODES: dict[str, Place] = {"after a child's end": (DispatchStore, "hold", "after")}
+OF_PULLING_NODES: dict[str, Place] = {"after a child's end": (DispatchStore, "keep", "after")}
 """The same for a node that pulls from others."""
 
 OF_ACTIONS: dict[str, Place] = {
