@@ -81,7 +81,9 @@ async def test_a_native_worker_polls_nothing_until_the_bridge_has_stopped(extern
 
     await external.coordinator.stop()
     holders = [row["holders"] async for row in external.db.role_leases.find({"kind": "external"})]
-    assert holders, "the bridge has served the role of the tasks; it may have stopped before it served the other one"
+    assert holders, (
+        "the bridge has served the role of the tasks; it may have stopped before it served the other one"
+    )
     assert not any(holders)
     external.roles = [external.other_role]
     await external.engine()
