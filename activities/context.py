@@ -50,7 +50,7 @@ def _needs_await(name: str) -> Callable[[F], F]:
             except RuntimeError:
                 raise TypeError(
                     f"{name} needs `await`, which a plain function cannot do: write the method of the "
-                    f"handler as `async def`"
+                    "handler as `async def`"
                 ) from None
             return method(*args, **kwargs)
 
@@ -209,7 +209,7 @@ class TaskVariables:
         if self._attempt.shard:
             raise AdapterError(
                 f"{method.replace('_', '.')}: a shard of a node with 'parallel' cannot change "
-                f"variables, because others run "
+                "variables, because others run "
                 "beside it; change them in finalize, or return increments from it"
             )
         async with self._turn:

@@ -86,10 +86,7 @@ class Claims:
             return
         claims = [
             {
-                "task_id": attempt.task_id,
-                "consumer_node": attempt.node_id,
-                "from_node": from_node,
-                "batch_uid": batch_uid,
+                **_claim_key(attempt, from_node, batch_uid),
                 "attempt_epoch": attempt.epoch,
                 "claimed_at": moment(at),
             }
@@ -109,7 +106,7 @@ class Claims:
     async def make_new(
         self, attempt: AttemptInput, from_node: str, batch_uids: Sequence[Any], at: float
     ) -> set[int]:
-        """Claim those of these batches for a shard that nobody has claimed. Return their places in the list."""
+        """Claim those of these batches for a shard that are not claimed yet. Return their places in the list."""
         claims = [
             {**_claim_key(attempt, from_node, uid), **_owner_set(attempt, first_fence(attempt), at)}
             for uid in batch_uids
@@ -196,10 +193,7 @@ class Claims:
         """Take over claims of earlier attempts. Claims of external workers have no epoch and count as earlier."""
         taken = await self._claims.update_many(
             {
-                "task_id": attempt.task_id,
-                "consumer_node": attempt.node_id,
-                "from_node": from_node,
-                "batch_uid": {"$in": uids},
+                **_claim_key(attempt, from_node, {"$in": uids}),
                 "attempt_epoch": {"$not": {"$gt": attempt.epoch}},
             },
             {"$set": {"attempt_epoch": attempt.epoch, "claimed_at": moment(at)}},

@@ -538,7 +538,7 @@ def _read_record(document: Fields) -> Dispatch:
         raise StoreRefused(
             f"the dispatch record {document['_id']!r} of node {node!r}, attempt {epoch}, of task {task!r} cannot be "
             f"read: {_find_problem(error)}. If a newer release of FlowKit wrote it, run that release; "
-            f"otherwise delete it"
+            "otherwise delete it"
         ) from error
 
 

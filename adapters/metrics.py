@@ -115,7 +115,7 @@ def _bad_keys(value: dict[Any, Any], path: str) -> Iterator[str]:
         if isinstance(key, str) and "\0" in key:
             yield (
                 f"{path or 'the top level'} has the key {_text(key)!r:.80}, and keys cannot contain "
-                f"a NUL character; rename it"
+                "a NUL character; rename it"
             )
         elif problem := _key_problem(key):
             yield f"{path or 'the top level'} has the key {_text(key)!r:.80}, which {problem}"

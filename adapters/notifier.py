@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_KEPT = 1_000
-"""How many notifications with a row a subscription keeps. Beyond that, its listener has to read the database."""
+"""How many notifications with a row a listener keeps. Beyond that, it has to read the database."""
 
 
 class Claimed(NamedTuple):
@@ -66,21 +66,21 @@ class Notifier(Generic[T]):
     @contextmanager
     def listener(self, task_id: str, nodes: Iterable[str]) -> Iterator[Listener[T]]:
         """Subscribe to these nodes of a task until the end of the block."""
-        keys, subscription = [(task_id, node) for node in nodes], Listener[T]()
+        keys, own = [(task_id, node) for node in nodes], Listener[T]()
         for key in keys:
-            self._listeners[key].add(subscription)
+            self._listeners[key].add(own)
         try:
-            yield subscription
+            yield own
         finally:
             for key in keys:
-                self._listeners[key].discard(subscription)
+                self._listeners[key].discard(own)
                 if not self._listeners[key]:
                     del self._listeners[key]
 
     def notify(self, task_id: str, node: str, row: T | None = None) -> None:
         """Notify the listeners of `node` of a stored row. With None, they read the database."""
-        for subscription in self._listeners.get((task_id, node), ()):
-            subscription.notify(node, row)
+        for listener in self._listeners.get((task_id, node), ()):
+            listener.notify(node, row)
 
 
 class ArtifactNotifier(Notifier[Entry]):

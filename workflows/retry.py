@@ -191,7 +191,7 @@ def _after_loss(failure: AttemptFailure, state: NodeState, *, counts: bool) -> R
     if state.losses > MAX_LOSSES:
         message = (
             f"the node lost the process that ran it {state.losses} times without storing a further "
-            f"batch, the last time "
+            "batch, the last time "
             f"as {failure.code}"
         )
         return Fail(code=reason_codes.WORKER_LOST, message=message)

@@ -604,7 +604,7 @@ class NumberedWrite:
         if not _is_taken(current, self.attempt, self.run_id) or current["status"] not in _ALIVE:
             raise Fenced(
                 f"attempt {self.attempt.epoch} of node {self.attempt.node_id!r} has ended or was "
-                f"replaced, so it can no "
+                "replaced, so it can no "
                 "longer change variables"
             )
         return _is_marked(current, _NUMBER, self.number)

@@ -974,7 +974,7 @@ def _check_goes_on(graph: Graph, states: Sequence[NodeState], resets: Collection
     if failed is not None:
         raise ActionRejected(
             f"node {failed.node_id!r} has failed, and its failure would stop the new run at once; "
-            f"name it, too, or leave "
+            "name it, too, or leave "
             "out the nodes to run all again that did not finish"
         )
 

@@ -217,7 +217,7 @@ class ActionUnanswered(FlowKitError, TimeoutError):
         self.task_id = task_id
         super().__init__(
             f"no engine has applied {action} to task {task_id!r} within {timeout:g} s, and it may be "
-            f"applied later; check that "
+            "applied later; check that "
             "an engine runs, and look at the task before you repeat the action"
         )
 
@@ -249,7 +249,7 @@ class RerunOutdated(FlowKitError):
     def __init__(self, task_id: str, run_seq: int) -> None:
         super().__init__(
             f"task {task_id!r} is not at run {run_seq} any more: another rerun has started meanwhile, "
-            f"or its document is "
+            "or its document is "
             "gone; look at the task, and repeat the rerun if it is still needed"
         )
 

@@ -82,7 +82,7 @@ async def test_task_of_another_database_is_not_written_and_can_be_retried_by_ano
     assert (
         str(error)
         == f"wrong_database: the document of task {TASK!r} is in the database 'shop' (id elsewhere), "
-        f"but this engine uses "
+        "but this engine uses "
         f"the database {tasks.database.name!r} (id {await tasks.database_id()}): set the same MONGO_URL and "
         "MONGO_DATABASE for all engines of the queue"
     )

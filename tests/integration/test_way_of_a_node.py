@@ -6,14 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.attempt import role_lease
-from flowkit.bridge import commands, service
-from flowkit.engine import slot_leaks
 from tests.integration.bridge.conftest import Names
 from tests.integration.bridge.external_tasks import ExternalTasks
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, node
-from tests.tools.way_of_a_node import CHAIN, Way, documented, not_listed
+from tests.tools.way_of_a_node import CHAIN, Way, documented, leave_undisturbed, not_listed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,18 +23,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 MOST_FILES = {"an ordinary node": 20, "an inline node": 20, "a function": 20, "an external node": 30}
-UNDISTURBED: dict[str, Any] = {"sweep_sec": 3600, "lease_ttl_sec": 300}
-"""Settings with which the engine does nothing else meanwhile."""
-
-
-PAUSES = (
-    (service, "TICK_SEC"),
-    (service, "MEASURE_SEC"),
-    (commands, "_OTHERS_SEC"),
-    (slot_leaks, "_IDLE_TICK_SEC"),
-    (role_lease, "LOST_SEC"),
-)
-"""The pauses of loops that would run meanwhile, whatever the node does."""
 
 
 class Noted(Quick):
@@ -116,10 +101,7 @@ async def test_contributing_lists_the_files_on_the_way_of_a_node(
     servers = {"temporal": stack.temporal_address, "mongo": stack.mongo_url}
     external = kind == "an external node"
     harness = ExternalTasks(Names(kafka.bootstrap_servers), **servers) if external else Harness(**servers)
-    harness.settings |= UNDISTURBED
-    monkeypatch.setenv("MONGO_DATABASE", harness.database)
-    for module, pause in PAUSES:
-        monkeypatch.setattr(module, pause, 3600)
+    leave_undisturbed(harness, monkeypatch)
     way = Way()
     with way.recorded():
         nodes = await STARTS[kind](harness, way)

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.attempt import role_lease
-from flowkit.engine import slot_leaks
 from flowkit.workflows.task import Task
 from tests.integration.handlers import Quick
 from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, node
-from tests.tools.way_of_a_node import CHAIN, Way, documented, not_listed
+from tests.tools.way_of_a_node import CHAIN, Way, documented, leave_undisturbed, not_listed
 
 if TYPE_CHECKING:
     from flowkit.local import Stack
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
 
 SECTION = "The way of an action"
 MOST_FILES = 20
-UNDISTURBED: dict[str, Any] = {"sweep_sec": 3600, "lease_ttl_sec": 300}
-"""Settings with which the engine does nothing else meanwhile."""
 
 
 class Endless(Quick):
@@ -56,10 +52,7 @@ async def test_contributing_lists_the_files_on_the_way_of_an_action(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = Harness(temporal=stack.temporal_address, mongo=stack.mongo_url)
-    harness.settings |= UNDISTURBED
-    monkeypatch.setenv("MONGO_DATABASE", harness.database)
-    monkeypatch.setattr(slot_leaks, "_IDLE_TICK_SEC", 3600)
-    monkeypatch.setattr(role_lease, "LOST_SEC", 3600)
+    leave_undisturbed(harness, monkeypatch)
     way, handler = Way(), Endless()
     end_at_the_answer(way, monkeypatch)
     with way.recorded():

@@ -9,12 +9,10 @@ import pytest
 
 from flowkit import Admission
 from flowkit.admission.process import AdmissionProcess, AdmissionSettings
-from flowkit.attempt import role_lease
-from flowkit.engine import slot_leaks
 from tests.integration.flows.world import FlowWorld
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, eventually, node
-from tests.tools.way_of_a_node import CHAIN, Way, documented, not_listed
+from tests.tools.way_of_a_node import CHAIN, Way, documented, leave_undisturbed, not_listed
 
 if TYPE_CHECKING:
     from flowkit.local import Stack
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 SECTION = "The ways of a task, a request and a job"
-UNDISTURBED: dict[str, Any] = {"sweep_sec": 3600, "lease_ttl_sec": 300}
-"""Settings with which the engine does nothing else meanwhile."""
 
 
 class Inline(Quick):
@@ -85,11 +81,8 @@ async def test_contributing_lists_the_files_on_the_way_of(
     kind: str, play: Any, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = Harness(temporal=stack.temporal_address, mongo=stack.mongo_url)
-    harness.settings |= UNDISTURBED
-    monkeypatch.setenv("MONGO_DATABASE", harness.database)
+    leave_undisturbed(harness, monkeypatch)
     monkeypatch.setenv("SUPERVISOR_SECRET", FlowWorld.SECRET)
-    monkeypatch.setattr(slot_leaks, "_IDLE_TICK_SEC", 3600)
-    monkeypatch.setattr(role_lease, "LOST_SEC", 3600)
     way = Way()
     with way.recorded():
         await play(harness, way)

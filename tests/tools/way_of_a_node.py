@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING
 
 from coverage import Coverage
 
+from flowkit.attempt import role_lease
+from flowkit.bridge import commands, service
+from flowkit.engine import slot_leaks
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pytest
     from coverage import CoverageData
+
+    from tests.integration.harness import Harness
 
 CHAIN = ("first", "second", "third", "fourth", "fifth", "sixth")
 """The nodes of the chain, in which each depends on the one before it."""
@@ -32,6 +39,24 @@ _NODE = "The way of a node"
 _LIST = re.compile(r"^\*\*(.+?)\*\*.*?\n\n((?:\d+\. .*\n(?: {3,4}.*\n)*)+)", re.MULTILINE)
 _FILE = re.compile(r"^\d+\. `([^`]+)`", re.MULTILINE)
 _PASSED = re.compile(r"^\* `([^`]+\.py)`", re.MULTILINE)
+
+
+_PAUSES = (
+    (service, "TICK_SEC"),
+    (service, "MEASURE_SEC"),
+    (commands, "_OTHERS_SEC"),
+    (slot_leaks, "_IDLE_TICK_SEC"),
+    (role_lease, "LOST_SEC"),
+)
+"""The pauses of loops that would run meanwhile, whatever is on the way."""
+
+
+def leave_undisturbed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processes of a test do nothing beside what is on the way."""
+    harness.settings |= {"sweep_sec": 3600, "lease_ttl_sec": 300}
+    monkeypatch.setenv("MONGO_DATABASE", harness.database)
+    for module, pause in _PAUSES:
+        monkeypatch.setattr(module, pause, 3600)
 
 
 class Way:

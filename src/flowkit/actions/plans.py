@@ -415,7 +415,7 @@ def plan_end(action: SkipNode | CompleteNode | FailNode, task: TaskSnapshot) -> 
 
 
 def plan_batches(action: RetryBatches | SkipBatches, task: TaskSnapshot) -> Plan:
-    """Return the plan that tries batches again that a node has set aside, or goes on without them."""
+    """Return the plan that tries batches again that a node has set aside, or continues without them."""
     name = RETRY_BATCHES if isinstance(action, RetryBatches) else SKIP_BATCHES
     node = find_node(action.node_id, task)
     state = task.states[node.index]

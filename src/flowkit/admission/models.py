@@ -45,7 +45,7 @@ class State(StrEnum):
     """The states of a request."""
 
     RESERVING = "reserving"
-    """The limits are being checked. Nobody has been told anything yet."""
+    """The limits are being checked. Nothing has been reported yet."""
     QUEUED = "queued"
     STARTING = "starting"
     """It has a slot, and its task is being started."""

@@ -440,7 +440,7 @@ class LocalAttempt(Attempt):
         if attempt.role != COORDINATOR_FN:
             advice = (
                 f". If most attempts of role {attempt.role} take a second or more, its handler "
-                f"should not be inline"
+                "should not be inline"
             )
         text = f"the attempt of node {attempt.node_id} inside the engine took too long"
         _logger.warning("%s; an ordinary attempt follows%s", text, advice)

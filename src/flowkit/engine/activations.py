@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 from temporalio.worker import WorkflowRunner
@@ -69,6 +69,9 @@ _ONE_EVENT = (
 """Commands that are one event each. A local activity is one when it has ended."""
 _CANCELS = {"request_cancel_activity": "schedule_activity", "cancel_timer": "start_timer"}
 """Commands, and those of which no event is left if both are in one workflow task."""
+
+_Kind: TypeAlias = tuple[str, int]
+"""The kind of a command, and its sequence number; 0 for one without."""
 
 REPEATED = (
     "A query brought this engine events of a workflow task that may have timed out in another engine. "
@@ -123,7 +126,7 @@ class Activations:
         self._local: set[int] = set()
         """The sequence numbers of the local activities that run."""
         self._new: _NewEvents | None = None
-        """The latest activation with events that are new to this engine, and the commands to which it led."""
+        """The latest activation with events that are new to this engine, and what it led to."""
         self._is_foreign = False
         """Whether a query may have brought the new events, so that their workflow task may belong to another engine."""
 
@@ -185,7 +188,7 @@ class Activations:
 
         A replay has the events of completed workflow tasks only, and updates come only with a task of this engine.
         """
-        commands = [*completion.successful.commands]
+        commands = [_kind_of(each) for each in completion.successful.commands]
         if self._new is not None and self._new.length == activation.history_length:
             commands += self._new.commands
         self._is_foreign, self._new = False, None
@@ -256,30 +259,33 @@ class _NewEvents:
     """When its workflow task started: the server's time in nanoseconds."""
     ended: float
     """When the workflow had run: this engine's monotonic time in seconds."""
-    commands: list[Any]
+    commands: list[_Kind]
+    """The commands to which it led, without their inputs, which can be large."""
 
 
-def _ends_one_of(activation: Any, commands: Sequence[Any]) -> bool:
+def _kind_of(command: Any) -> _Kind:
+    kind = str(command.WhichOneof("variant"))
+    return kind, getattr(getattr(command, kind), "seq", 0)
+
+
+def _ends_one_of(activation: Any, commands: Sequence[_Kind]) -> bool:
     """Return whether an activity or a timer ends that one of these commands has started."""
-    activities = {each.schedule_activity.seq for each in commands if each.HasField("schedule_activity")}
-    timers = {each.start_timer.seq for each in commands if each.HasField("start_timer")}
-    return any(
-        (
-            job.HasField("resolve_activity")
-            and not job.resolve_activity.is_local
-            and job.resolve_activity.seq in activities
-        )
-        or (job.HasField("fire_timer") and job.fire_timer.seq in timers)
+    ends = [
+        ("start_timer", job.fire_timer.seq)
+        if job.HasField("fire_timer")
+        else ("schedule_activity", job.resolve_activity.seq)
         for job in activation.jobs
-    )
+        if job.HasField("fire_timer")
+        or (job.HasField("resolve_activity") and not job.resolve_activity.is_local)
+    ]
+    return not {*commands}.isdisjoint(ends)
 
 
-def _events_of(commands: Sequence[Any]) -> int:
+def _events_of(commands: Sequence[_Kind]) -> int:
     """Return how many events the commands of a completed workflow task have at least in the history."""
-    kinds = [(str(each.WhichOneof("variant")), each) for each in commands]
-    started = {(kind, getattr(each, kind).seq) for kind, each in kinds if kind in _CANCELS.values()}
-    ended = {(_CANCELS[kind], getattr(each, kind).seq) for kind, each in kinds if kind in _CANCELS}
-    return len(started - ended) + sum(kind in _ONE_EVENT for kind, _ in kinds)
+    started = {each for each in commands if each[0] in _CANCELS.values()}
+    ended = {(_CANCELS[kind], seq) for kind, seq in commands if kind in _CANCELS}
+    return len(started - ended) + sum(kind in _ONE_EVENT for kind, _ in commands)
 
 
 def _events_before(job: Any) -> int:

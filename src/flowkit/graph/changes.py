@@ -59,7 +59,7 @@ def change_problems(
         if old := sorted(targets - new):
             yield (
                 f"node {raw['node_id']!r}: routing names {names(old)}, but a new node can route only "
-                f"to new nodes; add a "
+                "to new nodes; add a "
                 "new target"
             )
     for index, (old_node, new_node) in enumerate(zip(before.nodes, after.nodes, strict=False)):
@@ -85,7 +85,7 @@ def edge_problem(new: Collection[str], edges: Sequence[tuple[object, object]]) -
         if not isinstance(target, str) or target not in new:
             return (
                 f"the edge [{printed(source)}, {printed(target)}] does not lead to a new node; what "
-                f"an existing node waits "
+                "an existing node waits "
                 "for cannot change"
             )
     return None

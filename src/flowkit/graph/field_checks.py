@@ -451,7 +451,7 @@ def _check_retry_policy(value: object) -> Iterator[str]:
     if is_number(first) and is_number(most) and most < first:
         yield (
             f"retry_policy.max_backoff_sec {printed(most)} is below backoff_sec {printed(first)}, the "
-            f"wait before the first "
+            "wait before the first "
             "retry: raise it, or lower backoff_sec"
         )
 

@@ -143,7 +143,7 @@ def _check(schema: dict[str, Any], params: dict[str, Any] | None) -> Iterator[st
     except Unresolvable as error:
         yield (
             f"graph.{PARAMS_SCHEMA} refers to {printed(error.ref)}, which it does not contain; put "
-            f"the definition into $defs"
+            "the definition into $defs"
         )
     except (*_FAILURES, UnknownType) as error:  # for example if a reference leads to no schema
         shown = _shown(one_line(error))

@@ -129,7 +129,7 @@ def _warn_of_nodes(
         if node_id in edges:
             yield (
                 f"{where} applies to all parents, so the async edges that lead to the node are "
-                f"ignored; keep one of both"
+                "ignored; keep one of both"
             )
 
 
@@ -193,6 +193,6 @@ def max_ahead_warnings(nodes: Sequence[Node]) -> Iterator[str]:
         if node.max_ahead and node.node_id not in followed:
             yield (
                 f"node {node.node_id!r}: io.max_ahead has no effect, because no node both starts on a "
-                f"batch of the node "
+                "batch of the node "
                 "and pulls from it"
             )

@@ -238,7 +238,7 @@ def external_warnings(graph: Graph, roles: Collection[str]) -> Iterator[str]:
             yield (
                 f"node {node.node_id!r} has the external role {node.type!r} and pulls from {len(sources)} nodes "
                 f"({', '.join(map(repr, sources))}): their batch uids must differ, because external "
-                f"workers treat equal "
+                "workers treat equal "
                 "ones as one batch; the attempt fails as batch_uid_clash if they do not"
             )
 

@@ -543,7 +543,7 @@ def unknown_function(raw: Mapping[str, Any], known: Collection[str]) -> str | No
     if name in RESERVED_FUNCTIONS:
         return (
             f"node {raw['node_id']!r}: io.fn is {name!r}, a name that is reserved for the engine; "
-            f"choose another name"
+            "choose another name"
         )
     if name is None or name in known:
         return None

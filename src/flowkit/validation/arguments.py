@@ -56,7 +56,7 @@ def new_task_id_problem(
     if isinstance(value, str) and reserved_for(value) not in {None, kind}:
         return (
             f"{name} is {shown(value)}; ids that begin with {value.partition(':')[0]}: are reserved "
-            f"for the runs of flows, "
+            "for the runs of flows, "
             "which flow.start starts; choose another id"
         )
     bad = name_bad_character(value, _is_deceptive)

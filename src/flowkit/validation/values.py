@@ -90,7 +90,7 @@ def batch_uid_problem(uid: object) -> str | None:
     if len(uid) > BATCH_UID_CHARS:
         return (
             f"{place} has {len(uid):,} characters, more than {BATCH_UID_CHARS}: use a shorter one, "
-            f"for example a hash"
+            "for example a hash"
         )
     if uid == FINAL_UID:
         return f"{place} is reserved for the metrics of finalize: use another one"
