@@ -9,9 +9,12 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+import bson
+
 from flowkit.adapters.mongo import iso, moment
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.validation import parents_by_node
+from flowkit.limits import LARGE_DOCUMENT_BYTES, NODE_STATE_BYTES
 from flowkit.models import RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
 
 if TYPE_CHECKING:
@@ -109,6 +112,15 @@ def new_task(
         INPUT_DIGEST: input_digest(params, graph),
         **owner(namespace_id, database_id),
     }
+
+
+def estimate_bytes(params: Fields, graph: Fields) -> int:
+    """Return the BSON size that the document of a task will have, as an estimate; 0 if it is small.
+
+    MongoDB has stored both.
+    """
+    size = len(bson.encode({"params": params, "graph": graph})) + NODE_STATE_BYTES * len(graph["nodes"])
+    return size if size >= LARGE_DOCUMENT_BYTES else 0
 
 
 INPUT_DIGEST = "input_digest"
