@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flowkit.adapters.tasks.attempts import Attempts
+from flowkit.attempt.supervision import renewal_pause_sec
 from flowkit.models import AttemptInput
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ HANDLER_SEC = 0.01
 BETWEEN_LAYERS_SEC = 0.02
 """What the workflow takes from the end of a layer to the first attempt of the next one."""
 BYTES_OF_A_NODE = 460
+RENEWAL_SEC = 20.0
+"""The setting `hb_interval_sec`."""
 
 
 class VirtualTime(asyncio.SelectorEventLoop):
@@ -133,18 +136,48 @@ async def _run(layers: int, width: int, document_bytes: int, known_bytes: int, p
     return Modelled(nodes=nodes, updates=server.updates, document_bytes=document_bytes, seconds=loop.time())
 
 
+def model_renewals(*, attempts: int, minutes: int, together: bool = True) -> int:
+    """Return how many updates renew the leases of so many attempts of one process that run so long.
+
+    Without `together`, each attempt renews its lease at a fixed time after its begin.
+    """
+    loop = VirtualTime()
+    try:
+        return loop.run_until_complete(_run_renewals(attempts, minutes * 60.0, together))
+    finally:
+        loop.close()
+
+
+async def _run_renewals(attempts: int, seconds: float, together: bool) -> int:
+    server = Server(0)
+    store, loop = Attempts(server, reopen=_never_reopen), asyncio.get_running_loop()
+
+    async def renew(place: int) -> None:
+        await asyncio.sleep(place * RENEWAL_SEC / attempts)
+        while loop.time() < seconds:
+            await asyncio.sleep(renewal_pause_sec(loop.time(), RENEWAL_SEC) if together else RENEWAL_SEC)
+            await store.extend_lease(_input(place), "run", 0, 0.0)
+
+    await asyncio.gather(*map(renew, range(attempts)))
+    return server.updates
+
+
 async def _never_reopen(task_id: str, run_id: str) -> None:
     """Do nothing."""
 
 
 async def _attempt(store: Attempts, index: int, after_sec: float, document_bytes: int) -> None:
     await asyncio.sleep(after_sec)
-    given = AttemptInput(
-        task_id="t", node_id=f"n{index}", index=index, role="r", epoch=1, document_bytes=document_bytes
-    )
+    given = _input(index, document_bytes)
     await store.begin(given, "run", {"worker_id": "w"}, 0.0)
     await asyncio.sleep(HANDLER_SEC)
     await store.finish(given, "run", 0.0)
+
+
+def _input(index: int, document_bytes: int = 0) -> AttemptInput:
+    return AttemptInput(
+        task_id="t", node_id=f"n{index}", index=index, role="r", epoch=1, document_bytes=document_bytes
+    )
 
 
 def main() -> None:
@@ -163,7 +196,13 @@ def main() -> None:
                 " → ".join(f"{each.rewritten_mb:.3f}" for each in sides),
                 " → ".join(f"{each.seconds * 1000 / each.nodes:.1f}" for each in sides),
             )
-    Console(width=120).print(table)
+    console = Console(width=120)
+    console.print(table)
+    for attempts in (10, 50, 100):
+        alone, shared = (
+            model_renewals(attempts=attempts, minutes=10, together=together) for together in (False, True)
+        )
+        console.print(f"leases of {attempts} attempts that run ten minutes: {alone} → {shared} updates")
 
 
 if __name__ == "__main__":

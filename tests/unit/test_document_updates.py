@@ -52,5 +52,13 @@ def test_few_concurrent_attempts_do_not_wait_for_each_other(width: int) -> None:
     assert waited.updates == 2 * waited.nodes
 
 
+def test_leases_of_all_attempts_of_a_process_are_renewed_together() -> None:
+    alone, together = (
+        benchmark.model_renewals(attempts=100, minutes=5, together=together) for together in (False, True)
+    )
+    assert alone >= 100 * 15
+    assert together <= 4 * 16, "two moments in 20 s, with one write and one group each"
+
+
 def test_attempts_of_small_tasks_do_not_wait() -> None:
     assert modelled(100, 200, 0) == modelled(100, 200, 0, waits=False)
