@@ -37,6 +37,7 @@ from flowkit.adapters.tasks.cancel_flags import (
     unset_of_flags,
 )
 from flowkit.adapters.tasks.fields import PAUSED, PINNED, WAITS_FOR, pin_path, read_pins
+from flowkit.adapters.tasks.room import with_room
 from flowkit.core.utils import Fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
@@ -478,7 +479,14 @@ class Attempts:
         await self._update(fence, update)
 
     async def _update(self, condition: Fields, update: Update, read: Fields | None = None) -> bool:
-        """Update a document. Return False if none matches. With `read`, add the params of the task to `read`."""
+        """Update a document. Return False if none matches. With `read`, add the params of the task to `read`.
+
+        The errors of other nodes leave room for the update.
+        """
+        write = partial(self._update_once, condition, update, read)
+        return await with_room(self._collection, condition["id"], write)
+
+    async def _update_once(self, condition: Fields, update: Update, read: Fields | None) -> bool:
         if read is None:
             return bool((await self._collection.update_one(condition, update)).matched_count)
         stored = await self._undecoded.find_one_and_update(condition, update, projection=_PARAMS)

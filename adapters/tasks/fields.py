@@ -52,6 +52,9 @@ RECORDED_AT = "coordinator.recorded_at"
 SATISFIED = "coordinator.satisfied"
 """Field with the prerequisites of a task that are satisfied; absent without any."""
 
+TRUNCATED = "coordinator.truncated"
+"""Field of a document from which FlowKit has cut errors or other texts, because it would have become too large."""
+
 PINNED = "coordinator.pinned"
 """Field with the version of each role that a task has fixed (`version_policy`). `/` replaces the dots in a role."""
 
