@@ -112,7 +112,8 @@ class GroupCommit(Generic[T]):
                 return
 
     def _start_next_group(self) -> None:
-        """Start writing the items that arrived during the previous call, if any."""
+        """Start writing the items that arrived during the previous call, if any, and whose callers still wait."""
+        self._waiting = [waiter for waiter in self._waiting if not waiter.written.done()]
         self._busy = bool(self._waiting)
         if self._busy:
             self._group = asyncio.create_task(self._write_group())
