@@ -39,7 +39,6 @@ def result(measured: Measured) -> Result:
         "case": row.name,
         "unit": row.unit,
         "item": row.item,
-        "items": row.items,
         "rounds": len(measured.samples[BASELINE]),
         "sides": sides,
         "ratios": {
@@ -56,6 +55,7 @@ def _side(measured: Measured, name: str) -> Result:
     """Return the samples of a side and their medians. Processor time is in milliseconds for each item."""
     samples = [_sample(measured, name, each) for each in measured.samples[name]]
     return {
+        "items": measured.items[name],
         "samples": samples,
         "figure": statistics.median(each["figure"] for each in samples),
         OWN: statistics.median(each[OWN] for each in samples),
@@ -80,18 +80,18 @@ def _process_medians(process: str, samples: Sequence[Result]) -> dict[str, float
 
 def _sample(measured: Measured, name: str, sample: Sample) -> Result:
     """Return one sample. `ms` does not include what a process uses in the same time without work."""
-    row = measured.row
+    row, items = measured.row, measured.items[name]
     own = all_ = 0.0
     processes, commands, size = {}, 0, 0
     for place, used in sample.usage.items():
         if process := _process(measured, name, place):
-            ms = (used.seconds - measured.idle[place] * sample.seconds) * 1000 / row.items
-            kinds = {"user_ms": used.user * 1000 / row.items, "system_ms": used.system * 1000 / row.items}
+            ms = (used.seconds - measured.idle[place] * sample.seconds) * 1000 / items
+            kinds = {"user_ms": used.user * 1000 / items, "system_ms": used.system * 1000 / items}
             processes[process] = {"ms": ms, **kinds}
             is_own = place[0] != SHARED or (row.in_client and process == CLIENT)
             own, all_ = own + ms * is_own, all_ + ms
             commands, size = commands + used.commands, size + used.bytes
-    traffic = {"commands": commands / row.items, "bytes": size / row.items}
+    traffic = {"commands": commands / items, "bytes": size / items}
     return {
         "figure": sample.figure,
         "seconds": sample.seconds,

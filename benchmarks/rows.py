@@ -65,6 +65,8 @@ class Side:
     """Takes a sample and returns its figure, in the unit of the row."""
     programs: str
     """The side whose programs do the work (see `Program.side`)."""
+    items: int | None = None
+    """How many items a sample processes, unless as many as the row says."""
     warm_up: Callable[[], Awaitable[Any]] | None = None
     """Runs before the first sample; a sample if it is None."""
     prepare: Callable[[], Awaitable[Any]] | None = None
@@ -123,6 +125,8 @@ class Measured:
     """By side. The samples with the same index are those of one round."""
     programs: Mapping[str, str]
     """The side whose programs did the work, by side."""
+    items: Mapping[str, int]
+    """How many items a sample has processed, by side."""
     idle: Mapping[Place, float]
     """The processor time of the processes in one second without work."""
     took_sec: float
@@ -163,6 +167,7 @@ async def measure(row: Row, compared: Sides, processes: Processes, rounds: int) 
         row=row,
         samples=samples,
         programs={name: side.programs for name, side in compared.sides.items()},
+        items={name: side.items or row.items for name, side in compared.sides.items()},
         idle={place: min(seconds, after[place]) for place, seconds in before.items()},
         took_sec=time.monotonic() - began,
     )

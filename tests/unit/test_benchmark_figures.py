@@ -34,6 +34,7 @@ def measured(unit: str, *sides: list[Any]) -> Any:
         row=rows.Row(name="case", unit=unit, items=10, targets={"flowkit": target}),
         samples=dict(zip(("baseline", "flowkit"), sides, strict=True)),
         programs={"baseline": "baseline", "flowkit": "flowkit"},
+        items={"baseline": 10, "flowkit": 10},
         idle={
             ("baseline", "engine"): 0.01,
             ("flowkit", "engine"): 0.01,
