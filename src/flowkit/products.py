@@ -82,6 +82,8 @@ class UpProcess:
     """Distance of its first port from `--port-base`. Processes with lower ones start first."""
     exports: Callable[[Sequence[int]], Mapping[str, str]] = lambda _: {}
     """Environment variables with which other programs reach the process at these ports."""
+    check: Callable[[], None] = lambda: None
+    """Raises ConfigError if a package is not installed that the process needs."""
 
     def ports(self, base: int | None) -> tuple[int, ...]:
         """Return the default ports, or those of a port base."""
