@@ -203,6 +203,7 @@ class RunningNodes:
         """
         settings = state.opened.settings
         self.settings = settings
+        self._state = state
         self.scheduler = scheduler
         self.document = document
         self.wake = wake
@@ -253,6 +254,11 @@ class RunningNodes:
     def change_graph(self) -> None:
         """Note that nodes were added to the graph, or changed."""
         self.local = self.local or self._find_local()
+
+    @property
+    def document_bytes(self) -> int:
+        """Size of the task document, as an estimate; 0 if it is small."""
+        return self._state.opened.document_bytes
 
     @property
     def in_flight(self) -> int:
@@ -874,7 +880,9 @@ async def _execute(
     The result is not decoded, because a newer worker may return a different type.
     """
     settings = nodes.settings
-    attempt = attempt_input(nodes.scheduler, settings, workflow.info().workflow_id, node)
+    attempt = attempt_input(
+        nodes.scheduler, settings, workflow.info().workflow_id, node, document_bytes=nodes.document_bytes
+    )
     if shard:
         attempt = replace(attempt, shard=shard)
     if local is not None:
@@ -895,7 +903,9 @@ async def _execute(
     )
 
 
-def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: Node) -> AttemptInput:
+def attempt_input(
+    scheduler: Scheduler, settings: Settings, task_id: str, node: Node, *, document_bytes: int = 0
+) -> AttemptInput:
     """Return the input of the node's current attempt."""
     state, streams = scheduler.states[node.index], scheduler.streams
     followers = streams.followers(node) if node.max_ahead else ()
@@ -924,6 +934,7 @@ def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: 
         kept=state.kept,
         failures=state.failures,
         streams=bool(node.streams_from),
+        document_bytes=document_bytes,
         source_first_epochs={}
         if not scheduler.has_generations
         else _first_epochs(scheduler, (*node.pulls_from, *followers, *list_function_sources(node))),

@@ -454,6 +454,7 @@ class TaskActions:
         self, graph: dict[str, Any], done: GraphChanged, changed: Sequence[Node], added: Sequence[Node]
     ) -> None:
         self._task.graph, self._task.stored = graph, done.stored
+        self._task.opened = replace(self._task.opened, document_bytes=done.document_bytes)
         for node in changed:
             self._state.changed.pop(node.node_id, None)
         self._scheduler.change_graph(changed, added, done.epochs)
