@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -29,7 +30,7 @@ from pymongo import monitoring
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.processes import OPTIMIZING, machine, process
+from benchmarks.processes import OPTIMIZING, machine
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.cli import app
 from flowkit.cli.errors import exit_process
@@ -206,6 +207,11 @@ def _row(each: Measured) -> list[str]:
     ]
 
 
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait(20)
+
+
 def _measure(case: Case) -> Measured:
     engine = [
         "engine",
@@ -220,9 +226,10 @@ def _measure(case: Case) -> Measured:
             for name, command in [("engine", engine), *[("worker", worker)] * WORKERS]:
                 folders[name].mkdir(exist_ok=True)
                 environment = {**os.environ, COUNTS: str(folders[name])}
-                processes.enter_context(
-                    process([sys.executable, "-m", "benchmarks.documents", *command], environment)
+                started = subprocess.Popen(
+                    [sys.executable, "-m", "benchmarks.documents", *command], env=environment
                 )
+                processes.callback(_stop, started)
             opened, closed = uvloop.run(_run(case))
         counts = {name: _total(path.iterdir()) for name, path in folders.items()}
     is_inline = case.role == "inline"

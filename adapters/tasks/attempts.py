@@ -64,6 +64,13 @@ _ALIVE = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
 _PARAMS: Fields = {"_id": 0, "params": 1}
 """Projection with the params of a task."""
 
+_KEPT_BYTES = 2 * 2**20
+"""Memory for the params of runs whose attempts have ended, for their next attempts."""
+_LARGEST_KEPT_BYTES = 32 * 2**10
+"""The largest params that are kept. Of a node with larger ones, a read is a small part of the work."""
+_OBJECT_BYTES = 1_000
+"""What an entry takes beside the BSON."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
 class StoredParams:
@@ -79,6 +86,38 @@ class StoredParams:
         if isinstance(self.stored, RawBSONDocument):
             return bson.decode(self.stored.raw)
         return copy.deepcopy(self.stored or {})
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return about how many bytes of memory it takes to keep them."""
+        stored = self.stored
+        return _OBJECT_BYTES + len(
+            stored.raw if isinstance(stored, RawBSONDocument) else bson.encode(stored or {})
+        )
+
+
+class KnownParams:
+    """The params that this process has read, by task and run, so that later attempts need not read them again.
+
+    They do not change within a run. Large ones are known only while an attempt holds them.
+    """
+
+    def __init__(self) -> None:
+        self._held: WeakValueDictionary[tuple[str, str], StoredParams] = WeakValueDictionary()
+        self._kept: LRUCache[tuple[str, str], StoredParams] = LRUCache(
+            _KEPT_BYTES, getsizeof=lambda params: params.kept_bytes
+        )
+
+    def get(self, task_id: str, run_id: str) -> StoredParams | None:
+        """Return the params of a run of a task, or None if they have to be read."""
+        kept: StoredParams | None = self._kept.get((task_id, run_id))
+        return kept or self._held.get((task_id, run_id))
+
+    def note(self, task_id: str, run_id: str, params: StoredParams) -> None:
+        """Remember what was read."""
+        self._held[task_id, run_id] = params
+        if params.kept_bytes <= _LARGEST_KEPT_BYTES:
+            self._kept[task_id, run_id] = params
 
 
 class TriedBefore(Exception):
@@ -271,8 +310,7 @@ class Attempts:
     ) -> None:
         self._collection = collection
         self._undecoded = undecoded(collection)
-        self.params: WeakValueDictionary[tuple[str, str], StoredParams] = WeakValueDictionary()
-        """The params that attempts of this process hold, by task and run. They do not change within a run."""
+        self.params = KnownParams()
         self._entry_of = entry_of
         self._reopen = reopen
         """Called with a task id and the id of the run that continues the task."""

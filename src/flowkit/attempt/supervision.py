@@ -328,8 +328,8 @@ class Attempt:
     async def _cancel_reason(self) -> str:
         """Return the reason of the cancel from the task document, since Temporal does not pass it to activities."""
         try:
-            reading = self._worker.portal.run(self._worker.tasks.flags.find_flag(self._attempt))
-            flag = await asyncio.wait_for(reading, timeout=1.0)
+            async with asyncio.timeout(1.0):
+                flag = await self._worker.portal.run(self._worker.tasks.flags.find_flag(self._attempt))
         except (FlowKitError, TimeoutError):
             flag = None
         return flag.reason if flag else "cancelled"
