@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 QUEUE, DATABASE = "benchmark-actions", "flowkit"
 BY_HAND = "actions-by-hand"
 """The queue and the database of the hand-written workflow."""
-RETRIES = 20
+RETRIES = 15
 """Actions of a sample."""
 PAUSE_SEC = 0.05
 """After the end of an attempt, the workflow hears of it within this time. Otherwise it rejects the action."""
@@ -53,7 +53,7 @@ RETRY = Row(
     items=RETRIES,
     item="action and the attempt that follows",
     targets={"flowkit": Target(ratio="<= 1.50")},
-    rounds=5,
+    rounds=3,
 )
 RESUMED = Latency(name="actions: resume", target_ms=100.0)
 

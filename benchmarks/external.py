@@ -33,7 +33,7 @@ ROW = Row(
     items=NODES,
     targets={"flowkit": Target(ratio="<= 1.50")},
     # A sample takes about a second, so a moment of other load changes its ratio, but not the median.
-    rounds=9,
+    rounds=7,
 )
 
 

@@ -51,9 +51,9 @@ async def run_one(plan: dict[str, Any]) -> None:
 
 async def main(url: str) -> None:
     """Serve samples until stdin ends."""
-    names = {"name": "benchmark", "dbos_system_schema": "flowkit_benchmark"}
+    names: Any = {"name": "benchmark", "dbos_system_schema": "flowkit_benchmark"}
     # DBOS recovers the workflows of its own version when it starts, here none.
-    fresh = {"application_version": str(uuid.uuid4())}
+    fresh: Any = {"application_version": str(uuid.uuid4())}
     DBOS(config={**names, **fresh, "system_database_url": url, "log_level": "ERROR"})
     DBOS.launch()
     try:
