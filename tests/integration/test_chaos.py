@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flowkit.actions.table import ACTIONS
-from flowkit.local import Kafka, MongoServer, TemporalServer
+from flowkit.local import Kafka, TemporalServer
 from flowkit.local.process import start_all, stop_all
 from tests.integration.chaos.cluster import Cluster
 from tests.integration.chaos.histories import INLINE
 from tests.integration.chaos.owners import dispatch_problems, owner_problems
 from tests.integration.chaos.run import DRAIN_SEC, START_SEC, Run, show
 from tests.integration.harness import Harness
-from tests.servers import copy_logs
+from tests.servers import copy_logs, stoppable_mongo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -58,7 +58,7 @@ async def cluster(
     """Servers and processes that only this test uses, so that it can kill them."""
     suggestion = {"limit.historyCount.suggestContinueAsNew": SUGGESTED_EVENTS}
     temporal = TemporalServer(tmp_path, dynamic_config=suggestion)
-    mongo, kafka = MongoServer(tmp_path), Kafka(tmp_path)
+    mongo, kafka = stoppable_mongo(tmp_path), Kafka(tmp_path)
     start_all([temporal, mongo, kafka])
     monkeypatch.setenv("TEMPORAL_ADDRESS", temporal.address)
     monkeypatch.setenv("MONGO_URL", mongo.url)
