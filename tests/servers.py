@@ -7,11 +7,13 @@ import shutil
 import tempfile
 import threading
 import xmlrpc.client
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xmlrpc.server import SimpleXMLRPCServer
 
 import pytest
+from pymongo.errors import AutoReconnect
 
 from flowkit.local import Kafka, MongoServer, Stack, TemporalServer
 from flowkit.local.process import start_all
@@ -31,6 +33,7 @@ SUGGESTED_EVENTS = 100
 LOGS = Path(__file__).parents[1] / ".logs"
 
 
+_DROPS = 3
 _GIVEN_MONGO = bool(os.environ.get("MONGO_URL"))
 """Whether the run uses a MongoDB that it does not start. Later, the variable names the run's own."""
 
@@ -50,6 +53,15 @@ def with_options(url: str, options: str) -> str:
     address, _, own = url.partition("?")
     host = address if address.count("/") > 2 else f"{address}/"
     return f"{host}?{'&'.join(filter(None, [own, options]))}"
+
+
+async def drop_database(client: Any, name: str) -> None:
+    """Delete a database. Drivers do not repeat this when a replica set elects another primary meanwhile."""
+    for _ in range(_DROPS):
+        with suppress(AutoReconnect):
+            await client.drop_database(name)
+            return
+    await client.drop_database(name)
 
 
 class SharedServers:
