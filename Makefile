@@ -27,7 +27,7 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctre
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check lint types site quick docs test large chaos fuzz nightly house demo interop bench bench-load bench-items histories screenshots wheel clean
+.PHONY: help setup servers check lint types site quick docs test test-contract large chaos fuzz nightly house demo interop bench bench-load bench-items histories screenshots wheel clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,11 @@ docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 
 test: setup ## All tests but the nightly ones, on real servers started for them (or those of TEMPORAL_ADDRESS, MONGO_URL, KAFKA_BOOTSTRAP_SERVERS).
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist worksteal -m "not nightly"
+
+# The database that MONGO_URL names keeps nothing of these tests. Those that stop or freeze MongoDB are skipped.
+test-contract: setup ## Contract and integration tests on the MongoDB that MONGO_URL names, a replica set for example: MONGO_URL=... make test-contract.
+	@test -n "$$MONGO_URL" || { echo "set MONGO_URL to a MongoDB server or replica set"; exit 2; }
+	FLOWKIT_ALL_DRIVERS=1 $(BIN)/pytest -q -n $(TEST_JOBS) --dist worksteal -m "server and not nightly" -rs $(if $(TESTS),$(TESTS),tests/contract tests/integration)
 
 # MongoDB's stand-in clones the whole document for each update, which takes memory and the optimizing compiler.
 large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under kills, 5,000 pulling nodes, up to 20,000 nodes [SIZES=1000,20000].
