@@ -37,6 +37,7 @@ from flowkit.adapters.tasks.cancel_flags import (
     unset_of_flags,
 )
 from flowkit.adapters.tasks.fields import PAUSED, PINNED, WAITS_FOR, pin_path, read_pins
+from flowkit.adapters.tasks.room import with_room
 from flowkit.core.utils import Fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
@@ -51,6 +52,12 @@ Update = dict[str, Fields]
 
 NOT_CLOSED: Fields = {"closed_run_id": {"$exists": False}}
 """Filter for documents of tasks that no run has closed."""
+
+_REWRITTEN_BYTES_PER_SEC = 50_000_000
+"""How fast concurrent attempts of one process let MongoDB rewrite the same large document."""
+
+_LARGE_DOCUMENTS = 100
+"""How many large documents have a group commit of their own."""
 
 _ALIVE = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
 
@@ -310,9 +317,23 @@ class Attempts:
         self._writes = self._group_commit()
         self._leases = self._group_commit()
         """Their updates use another operator for a field that the begin and the end of an attempt change as well."""
+        self._large: LRUCache[str, GroupCommit[_Write]] = LRUCache(_LARGE_DOCUMENTS)
+        """The begins and ends in large documents, by task, so that those in other documents do not wait for them."""
 
-    def _group_commit(self) -> GroupCommit[_Write]:
-        return GroupCommit[_Write](alone=lambda write: write.alone(), together=self._write_together)
+    def _group_commit(self, interval_sec: float = 0.0) -> GroupCommit[_Write]:
+        return GroupCommit[_Write](
+            alone=lambda write: write.alone(), together=self._write_together, interval_sec=interval_sec
+        )
+
+    def _writes_of(self, attempt: AttemptInput) -> GroupCommit[_Write]:
+        """Return the group commit of the begin and the end of an attempt."""
+        if not attempt.document_bytes:
+            return self._writes
+        if attempt.task_id not in self._large:
+            self._large[attempt.task_id] = self._group_commit(
+                attempt.document_bytes / _REWRITTEN_BYTES_PER_SEC
+            )
+        return self._large[attempt.task_id]
 
     @translate_errors
     async def begin(
@@ -341,7 +362,7 @@ class Attempts:
         take = partial(self._begin_once, lease) if once else self._begin
         alone = partial(take, attempt, run_id, update, read)
         write = _Write(entry=entry, fence=entry.new_epoch_filter, update=update, alone=alone, read=read)
-        await self._writes.write(write)
+        await self._writes_of(attempt).write(write)
 
     @translate_errors
     async def finish(self, attempt: AttemptInput, run_id: str, at: float) -> None:
@@ -352,7 +373,7 @@ class Attempts:
         entry = self._entry_of(attempt)
         update = {"$set": entry.finish_set(at)}
         alone = partial(self._finish, attempt, run_id, update)
-        await self._writes.write(
+        await self._writes_of(attempt).write(
             _Write(entry=entry, fence=entry.running_filter(run_id), update=update, alone=alone)
         )
 
@@ -496,7 +517,14 @@ class Attempts:
         await self._update(fence, update)
 
     async def _update(self, condition: Fields, update: Update, read: Fields | None = None) -> bool:
-        """Update a document. Return False if none matches. With `read`, add the params of the task to `read`."""
+        """Update a document. Return False if none matches. With `read`, add the params of the task to `read`.
+
+        The errors of other nodes leave room for the update.
+        """
+        write = partial(self._update_once, condition, update, read)
+        return await with_room(self._collection, condition["id"], write)
+
+    async def _update_once(self, condition: Fields, update: Update, read: Fields | None) -> bool:
         if read is None:
             return bool((await self._collection.update_one(condition, update)).matched_count)
         stored = await self._undecoded.find_one_and_update(condition, update, projection=_PARAMS)
