@@ -23,9 +23,9 @@ from typing import Any
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo import WriteConcern
 from pymongo.errors import DuplicateKeyError
 
+from benchmarks.baseline import Collections
 from benchmarks.served import serve
 
 ROLE = "bare"
@@ -37,7 +37,7 @@ class BareBridge:
     """Runs chains of nodes on external workers of one role."""
 
     def __init__(self, db: Any, bootstrap: str) -> None:
-        self._db = db.with_options(write_concern=WriteConcern("majority", j=True))
+        self._db = Collections(db)
         self._bootstrap = bootstrap
         self._producer: Any = None
         self._consumer: Any = None
