@@ -188,6 +188,10 @@ class Processes:
             usage[each.place] = usage.get(each.place, Used()) + each.used()
         return usage
 
+    def pids(self, side: str) -> list[int]:
+        """Return the ids of the processes of a side."""
+        return [each.process.pid for each in self._counted if each.place[0] == side]
+
     async def idle(self, seconds: float) -> dict[Place, float]:
         """Return the processor time of the processes in one second in which nobody asks them for anything."""
         before, began = self.usage(), time.perf_counter()
