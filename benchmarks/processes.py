@@ -224,14 +224,11 @@ def port_of(address: str) -> int:
 def _listening(port: int) -> list[int]:
     """Return the ids of the processes that listen on a port of this machine. The first one has started the others."""
     try:
-        sockets = psutil.net_connections("tcp")
+        sockets: Any = psutil.net_connections("tcp")
     except psutil.AccessDenied:
         return []
-    return sorted(
-        each.pid
-        for each in sockets
-        if each.pid and each.status == psutil.CONN_LISTEN and each.laddr.port == port
-    )
+    listening = (each for each in sockets if each.status == psutil.CONN_LISTEN and each.pid)
+    return sorted(each.pid for each in listening if each.laddr.port == port)
 
 
 def _with_bytecode(environment: Mapping[str, str]) -> dict[str, str]:
