@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 KAFKA = "KAFKA_BOOTSTRAP_SERVERS"
 SHORT_RUNS = "SHORT_RUNS_ADDRESS"
 """Address of a Temporal server that soon suggests continue-as-new."""
+SHORT_RUNS_NAMESPACE = "FLOWKIT_SHORT_RUNS_NAMESPACE"
+"""The environment variable with the namespace of TEMPORAL_ADDRESS that does the same. Tests then use it instead."""
 SUGGESTED_EVENTS = 100
 """Length of a history at which that server suggests a new run."""
 LOGS = Path(__file__).parents[1] / ".logs"
