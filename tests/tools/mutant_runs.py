@@ -89,7 +89,7 @@ class Mutants:
             return describe(loader, path)
 
         setattr(builtins, SWITCH, self.is_on)
-        SourceFileLoader.get_data, SourceFileLoader.path_stats = get_data, path_stats  # type: ignore[method-assign]
+        SourceFileLoader.get_data, SourceFileLoader.path_stats = get_data, path_stats  # type: ignore[method-assign, assignment]
 
 
 def switched(source: bytes, changes: Iterable[Change]) -> bytes:
