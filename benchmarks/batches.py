@@ -37,6 +37,7 @@ ROW = Row(
     items=BATCHES,
     item="batch",
     targets={"flowkit": Target(ratio=">= 0.95")},
+    rounds=5,
 )
 
 
