@@ -269,8 +269,20 @@ async def gather_writes(*writes: Awaitable[None]) -> None:
 
     If some failed, raise one of their errors, preferably a permanent one.
     """
-    results = await asyncio.gather(*writes, return_exceptions=True)
-    errors = [result for result in results if isinstance(result, BaseException)]
+    own, *others = writes
+    tasks = [asyncio.ensure_future(write) for write in others]
+    errors = []
+    try:
+        for write in (own, *tasks):  # The first one needs no task.
+            try:
+                await write
+            except Exception as error:  # noqa: BLE001 - raised below, when all writes have ended
+                errors.append(error)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
     if errors:
         raise min(errors, key=lambda error: isinstance(error, StoreUnavailable))
 

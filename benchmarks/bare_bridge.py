@@ -22,9 +22,8 @@ from typing import Any
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo import WriteConcern
 
-from benchmarks.baseline import insert_once
+from benchmarks.baseline import Collections, insert_once
 from benchmarks.served import serve
 
 ROLE = "bare"
@@ -36,7 +35,7 @@ class BareBridge:
     """Runs chains of nodes on external workers of one role."""
 
     def __init__(self, db: Any, bootstrap: str) -> None:
-        self._db = db.with_options(write_concern=WriteConcern("majority", j=True))
+        self._db = Collections(db)
         self._bootstrap = bootstrap
         self._producer: Any = None
         self._consumer: Any = None

@@ -56,6 +56,21 @@ class Baseline:
             await workflow.execute_activity("node", args=[task, index], task_queue=f"{QUEUE}.node", **times)
 
 
+class Collections:
+    """The collections of a database, by name. Motor makes a new collection at each access; this keeps them."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db.with_options(write_concern=DURABLE)
+
+    def __getattr__(self, name: str) -> Any:
+        collection = self._db[name]
+        setattr(self, name, collection)
+        return collection
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
 class Activities:
     """The activities: insert the run's document, mark it as finished, and make the five writes of a one-batch node."""
 
@@ -63,7 +78,7 @@ class Activities:
     """The part of a node's entry that describes its work."""
 
     def __init__(self, db: Any) -> None:
-        self.db = db.with_options(write_concern=DURABLE)
+        self.db = Collections(db)
         self.ids = {"worker_id": "w-12345678", "run_id": str(uuid4())}
 
     @activity.defn

@@ -188,6 +188,10 @@ class Processes:
             usage[each.place] = usage.get(each.place, Used()) + each.used()
         return usage
 
+    def pids(self, side: str) -> list[int]:
+        """Return the ids of the processes of a side."""
+        return [each.process.pid for each in self._counted if each.place[0] == side]
+
     async def idle(self, seconds: float) -> dict[Place, float]:
         """Return the processor time of the processes in one second in which nobody asks them for anything."""
         before, began = self.usage(), time.perf_counter()
@@ -220,14 +224,11 @@ def port_of(address: str) -> int:
 def _listening(port: int) -> list[int]:
     """Return the ids of the processes that listen on a port of this machine. The first one has started the others."""
     try:
-        sockets = psutil.net_connections("tcp")
+        sockets: Any = psutil.net_connections("tcp")
     except psutil.AccessDenied:
         return []
-    return sorted(
-        each.pid
-        for each in sockets
-        if each.pid and each.status == psutil.CONN_LISTEN and each.laddr.port == port
-    )
+    listening = (each for each in sockets if each.status == psutil.CONN_LISTEN and each.pid)
+    return sorted(each.pid for each in listening if each.laddr.port == port)
 
 
 def _with_bytecode(environment: Mapping[str, str]) -> dict[str, str]:

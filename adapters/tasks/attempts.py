@@ -762,20 +762,23 @@ class NodeWrite:
 
         It matches only documents that are neither closed nor flagged. `settle` begins the attempt in others.
         """
-        may_begin = self.entry.begin_at_once_filter(self.run_id)
-        return may_begin | _unmarked_filter(self.entry, _EFFECT, self.attempt.generation)
+        entry = self.entry
+        may_begin = entry.begin_at_once_filter(self.run_id)
+        return may_begin | _unmarked_filter(entry, _EFFECT, self.attempt.generation)
 
     @property
     def sets(self) -> Fields:
         """Return the `$set` that begins and finishes the attempt and counts its effect."""
-        begun = self.entry.begin_set(self.run_id, self.lease, self.at)
-        return begun | self.entry.finish_set(self.at) | {self.entry.path_of(_EFFECT): self.attempt.generation}
+        entry = self.entry
+        begun = entry.begin_set(self.run_id, self.lease, self.at)
+        return begun | entry.finish_set(self.at) | {entry.path_of(_EFFECT): self.attempt.generation}
 
     @property
     def unsets(self) -> Fields:
         """Return the `$unset` for fields that an earlier end of the node has left."""
-        set_again = self.entry.path_of("finished_at")
-        return {path: "" for path in self.entry.begin_unset() if path != set_again}
+        entry = self.entry
+        set_again = entry.path_of("finished_at")
+        return {path: "" for path in entry.begin_unset() if path != set_again}
 
     async def settle(self, document: Fields, attempts: Attempts) -> bool:
         """Begin the attempt. If an earlier one has had the effect, finish the node and return True."""
