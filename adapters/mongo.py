@@ -253,6 +253,17 @@ async def fits(write: Awaitable[Any]) -> bool:
     return True
 
 
+async def with_room(write: Callable[[], Awaitable[R]], make_room: Callable[[], Awaitable[None]]) -> R:
+    """Return the result of a write. If a document would exceed the size limit, make room and write once more."""
+    try:
+        return await write()
+    except (pymongo_errors.PyMongoError, pymongo_errors.DocumentTooLarge) as error:
+        if not too_large(error):
+            raise
+    await make_room()
+    return await write()
+
+
 async def gather_writes(*writes: Awaitable[None]) -> None:
     """Await independent writes concurrently, which saves round trips, and return when all have ended.
 

@@ -27,7 +27,7 @@ from cachetools import LRUCache
 from pymongo import UpdateOne
 
 from flowkit.adapters.group_commit import GroupCommit
-from flowkit.adapters.mongo import moment, translate_errors, undecoded
+from flowkit.adapters.mongo import moment, translate_errors, undecoded, with_room
 from flowkit.adapters.tasks.cancel_flags import (
     FLAG_PATHS,
     NODE_FLAGS,
@@ -37,7 +37,7 @@ from flowkit.adapters.tasks.cancel_flags import (
     unset_of_flags,
 )
 from flowkit.adapters.tasks.fields import PAUSED, PINNED, WAITS_FOR, pin_path, read_pins
-from flowkit.adapters.tasks.room import with_room
+from flowkit.adapters.tasks.room import make_room
 from flowkit.core.utils import Fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
@@ -522,7 +522,7 @@ class Attempts:
         The errors of other nodes leave room for the update.
         """
         write = partial(self._update_once, condition, update, read)
-        return await with_room(self._collection, condition["id"], write)
+        return await with_room(write, partial(make_room, self._collection, condition["id"]))
 
     async def _update_once(self, condition: Fields, update: Update, read: Fields | None) -> bool:
         if read is None:

@@ -151,7 +151,7 @@ def test_process_counts_what_it_sends_and_its_processor_time_grows(
     assert ("flowkit", "worker") not in counting.usage()
 
 
-def test_server_is_the_child_that_listens_on_its_port(tmp_path: Path) -> None:
+def test_server_is_the_process_that_listens_on_its_port(tmp_path: Path) -> None:
     program = (
         "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); "
         "print(s.getsockname()[1], flush=True); sys.stdin.read()"
