@@ -18,6 +18,7 @@ SEED ?=
 GRAPHS ?=
 CLUSTER ?=
 PEERS ?=
+ROWS ?=
 SIZES ?= 1000,5000,20000
 STAND_IN_JAVA ?= -XX:TieredStopAtLevel=4 -Xmx3g -Xmn2g
 SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees docs build/docs
@@ -26,7 +27,7 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctre
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check lint types site quick docs test large chaos fuzz nightly house demo interop bench bench-load bench-items histories screenshots wheel clean
+.PHONY: help setup servers check lint types site quick docs test test-contract large chaos fuzz nightly house demo interop bench bench-load bench-items histories screenshots wheel clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +69,11 @@ docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 test: setup ## All tests but the nightly ones, on real servers started for them (or those of TEMPORAL_ADDRESS, MONGO_URL, KAFKA_BOOTSTRAP_SERVERS).
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist worksteal -m "not nightly"
 
+# The database that MONGO_URL names keeps nothing of these tests. Those that stop or freeze MongoDB are skipped.
+test-contract: setup ## Contract and integration tests on the MongoDB that MONGO_URL names, a replica set for example: MONGO_URL=... make test-contract.
+	@test -n "$$MONGO_URL" || { echo "set MONGO_URL to a MongoDB server or replica set"; exit 2; }
+	FLOWKIT_ALL_DRIVERS=1 $(BIN)/pytest -q -n $(TEST_JOBS) --dist worksteal -m "server and not nightly" -rs $(if $(TESTS),$(TESTS),tests/contract tests/integration)
+
 # MongoDB's stand-in clones the whole document for each update, which takes memory and the optimizing compiler.
 large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under kills, 5,000 pulling nodes, up to 20,000 nodes [SIZES=1000,20000].
 	@FLOWKIT_LARGE=1 FLOWKIT_SIZES="$(SIZES)" _JAVA_OPTIONS="$(STAND_IN_JAVA)" $(BIN)/pytest -q -s \
@@ -95,9 +101,9 @@ demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS
 		$(if $(WORKERS),--workers "$(WORKERS)") $(if $(filter-out 0,$(CHAOS)),--chaos) \
 		$(if $(filter-out 0,$(EXTERNAL)),--external) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(REPORT),--report "$(REPORT)")
 
-bench: setup ## Compare FlowKit with a hand-written workflow (some minutes): make bench [PEERS=1], which also measures DBOS and Prefect, [PEERS=only].
+bench: setup ## Compare wall and processor time with hand-written programs (six minutes): make bench [ROWS=all] [PEERS=1], which also measures DBOS and Prefect, [PEERS=only].
 	@$(if $(filter-out 0,$(PEERS)),PYTHONPATH=. $(BIN)/python -m benchmarks.peers)
-	@$(if $(filter only,$(PEERS)),,PYTHONPATH=. $(BIN)/python -m benchmarks)
+	@$(if $(filter only,$(PEERS)),,PYTHONPATH=. $(BIN)/python -m benchmarks --rows "$(ROWS)")
 
 bench-load: setup ## A bridge with 1,000 external nodes in flight: memory, CPU time, events per second (some minutes).
 	@PYTHONPATH=. $(BIN)/python -m benchmarks.external_load

@@ -4,6 +4,7 @@ It runs the nodes of a chain one after another. For each node it sends the same 
 events, and makes the same MongoDB writes as a bridge. Like the bridge, it writes independent documents concurrently.
 It commits the offsets of a poll before the next one, as the workers of the protocol do; a bridge commits while it
 processes the next events.
+`python -m benchmarks.bare_bridge DATABASE BROKERS` runs chains on request, in a process of its own.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
+import sys
 import time
 import uuid
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from pymongo import WriteConcern
-from pymongo.errors import DuplicateKeyError
+from motor.motor_asyncio import AsyncIOMotorClient
+
+from benchmarks.baseline import Collections, insert_once
+from benchmarks.served import serve
 
 ROLE = "bare"
 DISPATCHES = "bare_dispatches"
@@ -30,7 +35,7 @@ class BareBridge:
     """Runs chains of nodes on external workers of one role."""
 
     def __init__(self, db: Any, bootstrap: str) -> None:
-        self._db = db.with_options(write_concern=WriteConcern("majority", j=True))
+        self._db = Collections(db)
         self._bootstrap = bootstrap
         self._producer: Any = None
         self._consumer: Any = None
@@ -127,8 +132,8 @@ class BareBridge:
         metrics = event["payload"]["metrics"]
         partial = {**batch, "status": "partial", "meta": metrics, "created_at": _now()}
         await asyncio.gather(
-            _insert_once(self._db.metrics_raw, {**batch, "metrics": metrics}),
-            _insert_once(self._db.artifacts, partial),
+            insert_once(self._db.metrics_raw, {**batch, "metrics": metrics}),
+            insert_once(self._db.artifacts, partial),
         )
 
     async def _done(self, event: dict[str, Any], key: dict[str, Any], record: str, path: str) -> None:
@@ -161,12 +166,6 @@ def _command(task: str, node: str) -> dict[str, Any]:
     }
 
 
-async def _insert_once(collection: Any, row: dict[str, Any]) -> None:
-    """Insert a row, unless it exists: Kafka may deliver an event again, for example after a rebalance."""
-    with suppress(DuplicateKeyError):
-        await collection.insert_one(row)
-
-
 def _hash(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
@@ -174,3 +173,18 @@ def _hash(value: Any) -> str:
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+async def main(database: str, brokers: str) -> None:
+    """Run chains on request."""
+    mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
+    bare = BareBridge(mongo[database], brokers)
+    await bare.start()
+    try:
+        await serve(lambda request: bare.chain(request["nodes"]))
+    finally:
+        await bare.stop()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(*sys.argv[1:]))

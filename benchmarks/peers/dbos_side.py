@@ -12,7 +12,7 @@ from typing import Any
 import uvloop
 from dbos import DBOS
 
-from benchmarks.peers.writes import in_window, serve, writes
+from benchmarks.peers.writes import in_window, serve_samples, writes
 
 _own = writes("peer_dbos")
 
@@ -51,13 +51,18 @@ async def run_one(plan: dict[str, Any]) -> None:
 
 async def main(url: str) -> None:
     """Serve samples until stdin ends."""
-    names = {"name": "benchmark", "dbos_system_schema": "flowkit_benchmark"}
-    # DBOS recovers the workflows of its own version when it starts, here none.
-    fresh = {"application_version": str(uuid.uuid4())}
-    DBOS(config={**names, **fresh, "system_database_url": url, "log_level": "ERROR"})
+    config: Any = {
+        "name": "benchmark",
+        "dbos_system_schema": "flowkit_benchmark",
+        # DBOS recovers the workflows of its own version when it starts, here none.
+        "application_version": str(uuid.uuid4()),
+        "system_database_url": url,
+        "log_level": "ERROR",
+    }
+    DBOS(config=config)
     DBOS.launch()
     try:
-        await serve(run_one, _own)
+        await serve_samples(run_one, _own)
     finally:
         DBOS.destroy()
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flowkit.actions.table import ACTIONS
-from flowkit.local import Kafka, MongoServer, TemporalServer
+from flowkit.local import Kafka, TemporalServer
 from tests.integration.chaos.cluster import Cluster
 from tests.integration.chaos.histories import INLINE
 from tests.integration.chaos.owners import dispatch_problems, owner_problems
 from tests.integration.chaos.run import DRAIN_SEC, START_SEC, Run, show
 from tests.integration.harness import Harness
-from tests.servers import copy_logs
+from tests.servers import copy_logs, stoppable_mongo
 from tests.temporal_cluster.services import TemporalCluster
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def cluster(
     """Servers and processes that only this test uses, so that it can kill them."""
     suggestion = {"limit.historyCount.suggestContinueAsNew": SUGGESTED_EVENTS}
     temporal = (TemporalCluster if ON_CLUSTER else TemporalServer)(tmp_path, dynamic_config=suggestion)
-    mongo, kafka = MongoServer(tmp_path), Kafka(tmp_path)
+    mongo, kafka = stoppable_mongo(tmp_path), Kafka(tmp_path)
     servers = (temporal, mongo, kafka)
     await asyncio.gather(*(asyncio.to_thread(server.start) for server in servers))
     monkeypatch.setenv("TEMPORAL_ADDRESS", temporal.address)
