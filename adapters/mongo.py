@@ -18,13 +18,18 @@ from pymongo import ReadPreference, WriteConcern
 from pymongo import errors as pymongo_errors
 from pymongo.read_concern import ReadConcern
 
-from flowkit.errors import ConfigError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
+from flowkit.errors import (
+    ConfigError,
+    FlowKitError,
+    StoreDenied,
+    StoreRefused,
+    StoreTooLarge,
+    StoreUnavailable,
+)
 from flowkit.text import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
-
-    from flowkit.errors import FlowKitError
 
 Database = Any
 """A Motor database, or an object with its interface: PyMongo Async, or the in-memory database of `flowkit.testing`."""
@@ -276,7 +281,7 @@ async def gather_writes(*writes: Awaitable[None]) -> None:
         for write in (own, *tasks):  # The first one needs no task.
             try:
                 await write
-            except Exception as error:  # noqa: BLE001 - raised below, when all writes have ended
+            except (FlowKitError, pymongo_errors.PyMongoError) as error:
                 errors.append(error)
     except BaseException:
         for task in tasks:
