@@ -599,7 +599,7 @@ def test_a_person_ends_a_node_whatever_its_gate_says(status: NodeStatus, parent:
     scheduler = Scheduler(sample.graph, sample.states)
     assert sample.states[1].status is SKIPPED
     scheduler.renew([1, 2])
-    scheduler.end_as_decided(1, status, set())
+    scheduler.end_as_decided({1: status}, set())
     assert sample.states[1].status is status
     assert sample.states[1].skip_reason is (SkipReason.USER if status is SKIPPED else None)
     assert scheduler.pop_ready() == ([2] if status is FINISHED else [])
@@ -609,5 +609,5 @@ def test_a_person_completes_a_streaming_node_although_its_parents_have_failed() 
     sample = Sample(STREAM, p=FINISHED, s=FAILED, c=NodeState(status=DEFERRED, held_until=9.0, epoch=1))
     scheduler = Scheduler(sample.graph, sample.states)
     scheduler.renew([sample.index["c"]])
-    scheduler.end_as_decided(sample.index["c"], FINISHED, set())
+    scheduler.end_as_decided({sample.index["c"]: FINISHED}, set())
     assert sample.states[sample.index["c"]].status is FINISHED
