@@ -281,6 +281,20 @@ def test_input_that_is_not_valid_is_rejected_by_field(name: str, given: Any, pro
     assert problem in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"$ref": "a", "$id": 1}, 'io.input_inline.key has the keys "$ref" and "$id"'),
+        (2**63, "io.input_inline.key"),
+    ],
+)
+def test_a_changed_input_that_mongodb_cannot_store_is_rejected(value: Any, problem: str) -> None:
+    sample = Sample({"nodes": [node("a")]}, a=FAILED)
+    with pytest.raises(ActionRejected) as caught:
+        sample.plan(RetryNode(node_id="a", input_inline={"key": value}))
+    assert f"the changed input of node 'a': {problem}" in str(caught.value)
+
+
 def test_null_means_that_a_field_is_not_given() -> None:
     given = {"node_id": "a", "input_inline": None, "if_revision": None, "reason": None}
     assert parse_action("retry_node", given) == RetryNode(node_id="a")
