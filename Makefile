@@ -17,6 +17,7 @@ WORKER_COMMAND ?=
 SEED ?=
 GRAPHS ?=
 PEERS ?=
+ROWS ?=
 SIZES ?= 1000,5000,20000
 STAND_IN_JAVA ?= -XX:TieredStopAtLevel=4 -Xmx3g -Xmn2g
 SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctrees docs build/docs
@@ -94,9 +95,9 @@ demo: setup ## Index a source tree: make demo [SOURCE=folder] [WORKERS=3] [CHAOS
 		$(if $(WORKERS),--workers "$(WORKERS)") $(if $(filter-out 0,$(CHAOS)),--chaos) \
 		$(if $(filter-out 0,$(EXTERNAL)),--external) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(REPORT),--report "$(REPORT)")
 
-bench: setup ## Compare FlowKit with a hand-written workflow (some minutes): make bench [PEERS=1], which also measures DBOS and Prefect, [PEERS=only].
+bench: setup ## Compare wall and processor time with hand-written programs (six minutes): make bench [ROWS=all] [PEERS=1], which also measures DBOS and Prefect, [PEERS=only].
 	@$(if $(filter-out 0,$(PEERS)),PYTHONPATH=. $(BIN)/python -m benchmarks.peers)
-	@$(if $(filter only,$(PEERS)),,PYTHONPATH=. $(BIN)/python -m benchmarks)
+	@$(if $(filter only,$(PEERS)),,PYTHONPATH=. $(BIN)/python -m benchmarks --rows "$(ROWS)")
 
 bench-load: setup ## A bridge with 1,000 external nodes in flight: memory, CPU time, events per second (some minutes).
 	@PYTHONPATH=. $(BIN)/python -m benchmarks.external_load

@@ -456,7 +456,8 @@ class Subprocess:
         if self._process.returncode is None:
             _signal_group(self._process.pid, signal.SIGTERM)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), grace_sec)
+                async with asyncio.timeout(grace_sec):
+                    await self._process.wait()
         _signal_group(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         self._reading.cancel()

@@ -13,6 +13,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from flowkit.activities.params_checks import ENGINE_SLACK, ParamsChecks
+from flowkit.adapters.tasks.fields import estimate_bytes
 from flowkit.adapters.tasks.store import is_same_database, latest_attempt, show_database
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
 from flowkit.attempt.failures import cut, refusal
@@ -191,7 +192,9 @@ class TaskActivities:
         stored = None
         if change.stored is not None or is_large(changed):
             stored = await self._stored.put(change.task_id, changed, namespace_id)
-        return GraphChanged(epochs=await self._tasks.change_graph(change, graph), stored=stored)
+        epochs = await self._tasks.change_graph(change, graph)
+        document_bytes = estimate_bytes(task["params"], graph)
+        return GraphChanged(epochs=epochs, stored=stored, document_bytes=document_bytes)
 
     def _check_change(self, change: GraphChange, before: dict[str, Any], changed: dict[str, Any]) -> None:
         """Raise GraphError if a changed graph is not valid, or does not fit a task that has begun with `before`."""
@@ -234,6 +237,10 @@ class TaskActivities:
                     return
 
     async def _open_valid(self, opening: OpenTask, namespace_id: str) -> Opened:
+        opened = await self._take_over(opening, namespace_id)
+        return replace(opened, document_bytes=estimate_bytes(opening.params, opening.graph))
+
+    async def _take_over(self, opening: OpenTask, namespace_id: str) -> Opened:
         self._check(opening)
         if has_conditions(opening.graph):
             await asyncio.to_thread(_check_conditions, opening.graph)

@@ -17,7 +17,6 @@ from pymongo.errors import BulkWriteError
 from flowkit.adapters.batch_uids import uid_filters, uid_text
 from flowkit.adapters.mongo import (
     CURSOR_DOCUMENTS,
-    DUPLICATE_KEY,
     Database,
     duplicate_indexes,
     durable,
@@ -97,7 +96,7 @@ class Claims:
         try:
             await self._claims.insert_many(claims, ordered=False)
         except BulkWriteError as error:
-            refused = _refused_uids(error, claims)
+            refused = [batch_uids[place] for place in sorted(duplicate_indexes(error))]
             await self._claim_again(attempt, from_node, refused, at)
         claimed = Claimed(attempt.node_id, len(claims) - len(refused), began)
         self.notifier.notify(attempt.task_id, from_node, claimed)
@@ -226,14 +225,6 @@ class Claims:
                 key["attempt_epoch"] = {"$not": {"$lt": first}}
         found = await asyncio.gather(*(self._claims.count_documents(key) for key in keys))
         return dict(zip(consumers, found, strict=True))
-
-
-def _refused_uids(error: BulkWriteError, claims: list[dict[str, Any]]) -> list[Any]:
-    problems = error.details.get("writeErrors", [])
-    unconfirmed = error.details.get("writeConcernErrors")
-    if unconfirmed or any(problem.get("code") != DUPLICATE_KEY for problem in problems):
-        raise error
-    return [claims[problem["index"]]["batch_uid"] for problem in problems]
 
 
 def _claim_key(attempt: AttemptInput, from_node: str, batch_uid: Any) -> dict[str, Any]:

@@ -66,8 +66,12 @@ class InputValues:
             **({} if items is None else {"items": asdict(items)}),
             "values": json.dumps(values, ensure_ascii=False, allow_nan=False),
         }
-        with suppress(DuplicateKeyError):
-            await self._rows.update_one({"_id": _row_id(*key), "$or": earlier}, {"$set": stored}, upsert=True)
+        own = {"_id": _row_id(*key), "$or": earlier}
+        for _ in range(2):
+            # The insert fails if there is a later evaluation, or if another one has just been inserted.
+            with suppress(DuplicateKeyError):
+                await self._rows.update_one(own, {"$set": stored}, upsert=True)
+                return
 
     @translate_errors
     async def stored(self, key: tuple[str, str, int]) -> tuple[dict[str, Any], ItemSet | None]:

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING
 from pymongo.errors import BulkWriteError
 
-from flowkit.adapters.mongo import DUPLICATE_KEY, Database, durable, ensure_index, moment, translate_errors
+from flowkit.adapters.mongo import (
+    Database,
+    duplicate_indexes,
+    durable,
+    ensure_index,
+    moment,
+    translate_errors,
+)
 from flowkit.core.utils import stable_hash
 
 if TYPE_CHECKING:
@@ -81,8 +88,7 @@ class MapItems:
         try:
             await self._rows.insert_many(rows, ordered=False)
         except BulkWriteError as error:
-            if any(each.get("code") != DUPLICATE_KEY for each in error.details.get("writeErrors", [])):
-                raise
+            duplicate_indexes(error)
 
     @translate_errors
     async def read(

@@ -16,6 +16,7 @@ from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
 from pymongo import ReadPreference, WriteConcern
 from pymongo import errors as pymongo_errors
+from pymongo.read_concern import ReadConcern
 
 from flowkit.errors import ConfigError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
 from flowkit.text import bounded
@@ -73,6 +74,7 @@ _USAGE_ERRORS = (
 )
 """Errors in the use of the driver, which it raises before it contacts a server."""
 
+_LOCAL = ReadConcern("local")
 _MAJORITY = "majority"
 _SURE_MEMBERS = 4
 """A number of members that is a majority of every replica set: at most seven members vote."""
@@ -86,6 +88,9 @@ R = TypeVar("R")
 def durable(db: Database) -> Database:
     """Return a handle on `db` that reads from the primary and waits until a majority has journaled each write.
 
+    It reads what the primary has (`local`), whatever the client or the cluster has as a default: a write whose filter
+    matches nothing is followed by a read, which must not see an earlier state than the write.
+
     The given handle stays as it is. Log a warning if its settings are weaker. Raise ConfigError for `w=0`.
     Databases that have no such options, like the one in memory, are returned as they are.
     """
@@ -98,7 +103,11 @@ def durable(db: Database) -> Database:
             "options of the client: FlowKit writes with w=majority"
         )
     _warn_once(", ".join(weaknesses(db)))
-    return db.with_options(write_concern=durable_concern(given), read_preference=ReadPreference.PRIMARY)
+    return db.with_options(
+        write_concern=durable_concern(given),
+        read_concern=_LOCAL,
+        read_preference=ReadPreference.PRIMARY,
+    )
 
 
 def undecoded(collection: Any) -> Any:
@@ -208,7 +217,8 @@ def flowkit_error(error: pymongo_errors.PyMongoError) -> FlowKitError:
 def unavailable(error: pymongo_errors.PyMongoError) -> bool:
     """Return True if the same call may succeed later, which includes every error that is not known to be permanent."""
     if isinstance(error, pymongo_errors.OperationFailure):
-        return is_outage(error) or not (codes_of(error) & _PERMANENT_CODES or _is_from_driver(error))
+        passes = is_outage(error) or _is_unconfirmed(error)
+        return passes or not (codes_of(error) & _PERMANENT_CODES or _is_from_driver(error))
     if isinstance(error, pymongo_errors.ConfigurationError):
         return error.__cause__ is not None  # a failed DNS lookup has a cause; a wrong setting has none
     return is_outage(error) or not isinstance(error, _USAGE_ERRORS)
@@ -218,6 +228,11 @@ def is_outage(error: pymongo_errors.PyMongoError) -> bool:
     """Return True if no call can succeed now: the server is unreachable or changing state, or the client is closed."""
     closed = isinstance(error, pymongo_errors.InvalidOperation) and "after close" in str(error)
     return isinstance(error, _UNREACHABLE) or closed or bool(codes_of(error) & _UNREACHABLE_CODES)
+
+
+def _is_unconfirmed(error: pymongo_errors.OperationFailure) -> bool:
+    """Return True for several writes of which no majority has confirmed those that were made."""
+    return isinstance(error, pymongo_errors.BulkWriteError) and bool(error.details.get("writeConcernErrors"))
 
 
 def too_large(error: Exception) -> bool:
@@ -250,9 +265,8 @@ async def gather_writes(*writes: Awaitable[None]) -> None:
 
 
 def _is_from_driver(error: pymongo_errors.OperationFailure) -> bool:
-    """Return True if the error has neither a server code nor a write concern error, so no server reported it."""
-    details = error.details or {}
-    return not (codes_of(error) - {0} or details.get("writeConcernErrors"))
+    """Return True if the error has no server code, so no server reported it."""
+    return not codes_of(error) - {0}
 
 
 def codes_of(error: pymongo_errors.PyMongoError) -> set[int]:
@@ -295,16 +309,23 @@ async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) ->
     except pymongo_errors.OperationFailure as error:
         if error.code not in _INDEX_CONFLICTS:
             raise
-        await _check_other_index(collection, keys, name, unique=bool(options.get("unique")))
+        await _check_other_index(collection, keys, name, options)
 
 
-async def _check_other_index(collection: Any, keys: Any, name: str, *, unique: bool) -> None:
+async def _check_other_index(collection: Any, keys: Any, name: str, options: dict[str, Any]) -> None:
     """Accept an existing index that can replace the requested one. Raise StoreRefused if there is none."""
+    unique = bool(options.get("unique"))
     wanted = [(keys, 1)] if isinstance(keys, str) else [tuple(key) for key in keys]
     indexes = await collection.index_information()
     same = {other: index for other, index in indexes.items() if _keys(index) == wanted}
     serving = [other for other, index in same.items() if not unique or _is_unique(index)]
     if serving:
+        if "expireAfterSeconds" in options and "expireAfterSeconds" not in same[serving[0]]:
+            _logger.warning(
+                "documents of %s do not expire: the index %s over the same field prevents the index %s; remove it "
+                "with db.%s.dropIndex(%r), then restart",
+                *(collection.name, serving[0], name, collection.name, serving[0]),
+            )
         return _logger.info("index %s exists under the name %s", name, serving[0])
     other = next(iter(same), name)
     is_not = (
@@ -330,7 +351,10 @@ def _shown(keys: list[tuple[Any, ...]]) -> str:
 
 
 def duplicate_indexes(error: pymongo_errors.BulkWriteError) -> set[int]:
-    """Return the indexes of the rows whose key exists already. Raise `error` if it has any other cause."""
+    """Return the indexes of the rows whose key exists already.
+
+    Raise `error` if it has any other cause, or if no majority has confirmed the rows that were written.
+    """
     problems = error.details.get("writeErrors", [])
     other = [problem for problem in problems if problem.get("code") != DUPLICATE_KEY]
     if other or not problems or error.details.get("writeConcernErrors"):

@@ -47,7 +47,8 @@ class Listener(Generic[T]):
     async def wait(self, most: float) -> None:
         """Return after a notification, but no later than after `most` seconds."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._event.wait(), most)
+            async with asyncio.timeout(most):
+                await self._event.wait()
 
     def take(self) -> tuple[list[tuple[str, T]], bool]:
         """Return the rows since the last call with their nodes, and whether to read the database for others."""

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING
 from pymongo.errors import BulkWriteError, OperationFailure
 
-from flowkit.adapters.mongo import DUPLICATE_KEY, Database, durable, ensure_index, moment, translate_errors
+from flowkit.adapters.mongo import (
+    Database,
+    duplicate_indexes,
+    durable,
+    ensure_index,
+    moment,
+    translate_errors,
+)
 from flowkit.core.utils import stable_hash
 from flowkit.limits import BATCH_UID_CHARS, LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.protocol.messages import FINAL_UID, EventKind
@@ -83,9 +90,7 @@ class WorkerEvents:
         try:
             await self._events.insert_many([_row(event, at) for event in events], ordered=False)
         except BulkWriteError as error:
-            problems = error.details.get("writeErrors", [])
-            if not problems or any(problem.get("code") != DUPLICATE_KEY for problem in problems):
-                raise
+            duplicate_indexes(error)
 
 
 def _row(event: WorkerEvent, at: float) -> dict[str, Any]:

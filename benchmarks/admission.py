@@ -7,25 +7,30 @@ import asyncio
 import itertools
 import time
 import uuid
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.bare_admission import MAX_ACTIVE, MAX_PENDING, MAX_PER_USER, BareAdmission
+from benchmarks.rows import Group, Row, Setting, Side, Sides, Target
 from flowkit import Admission
 from flowkit.adapters.group_commit import GroupCommit
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.admission.models import Door, Kind, Limits, Report, Request, State
 from flowkit.admission.process import AdmissionProcess, AdmissionSettings
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.store import AdmissionStore
+from flowkit.client import TaskClient
+from flowkit.connection import connect
 from flowkit.models.admission import Priority
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+
+    Run = Callable[[], Awaitable[float]]
 
     from temporalio.client import Client
-
-    from flowkit.client import TaskClient
 
 QUEUE = "benchmark-admission"
 DATABASES = ("admission", "bare_admission")
@@ -33,16 +38,59 @@ WAITING, REQUESTS, IN_FLIGHT = 9_000, 2_000, 64
 USERS = 1_000
 TASKS = 400
 AHEAD, POPS = 9_900, 40
-GROUP = 100
+TOGETHER = 100
 
-OUTSIDE = f"admission: {REQUESTS:,} requests, {WAITING:,} pending"
-BLOCKED = f"admission: pop behind {AHEAD:,} requests"
-STARTS = f"admission: {TASKS} tasks started"
-NAMES = (OUTSIDE, BLOCKED, STARTS)
+# The sides run in the process of the benchmark.
+_ROW: Any = {"rounds": 3, "in_client": True, "always": False}
+OUTSIDE = Row(
+    name=f"admission: {REQUESTS:,} requests, {WAITING:,} pending",
+    unit="requests/s",
+    items=WAITING + REQUESTS,
+    item="request",
+    targets={"flowkit": Target(ratio=">= 0.60")},
+    **_ROW,
+)
+BLOCKED = Row(
+    name=f"admission: pop behind {AHEAD:,} requests",
+    unit="ms/pop",
+    items=POPS,
+    item="pop, with what prepares it",
+    targets={"flowkit": Target(ratio="<= 1.3", decided_by_wall=True)},
+    **_ROW,
+)
+STARTS = Row(
+    name=f"admission: {TASKS} tasks started",
+    unit="s",
+    items=TASKS,
+    item="task",
+    targets={"flowkit": Target(ratio="<= 1.1")},
+    **_ROW,
+)
 
 _BODY = {"script": "print(6*7)", "language": "python", "language_version": "3.11", "timeout_seconds": 60}
 _LIMITS = Limits(max_pending=MAX_PENDING, max_active=MAX_ACTIVE, max_per_user=MAX_PER_USER)
 _GRAPH = {"nodes": [{"node_id": "n", "type": "nobody", "depends_on": []}]}
+
+
+@asynccontextmanager
+async def opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
+    """Yield how the rows take samples."""
+    client = await connect()
+    tasks = TaskClient(client, TaskStore(setting.mongo[DATABASES[0]]), queue=QUEUE)
+    made = Admissions(setting.mongo, client, tasks)
+    yield {
+        OUTSIDE.name: _sides(made, made.bare, made.queue),
+        BLOCKED.name: _sides(made, partial(made.pop, 0), partial(made.pop, AHEAD)),
+        STARTS.name: _sides(made, made.plain, made.admitted),
+    }
+
+
+def _sides(made: Admissions, baseline: Run, flowkit: Run) -> Sides:
+    sides = {"baseline": baseline, "flowkit": flowkit}
+    return Sides(
+        sides={name: Side(run=run, programs=name, warm_up=made.clean) for name, run in sides.items()},
+        clean=made.clean,
+    )
 
 
 class Admissions:
@@ -60,11 +108,8 @@ class Admissions:
 
     # --- outside executors
 
-    def outside(self) -> Mapping[str, Callable[[], Awaitable[float]]]:
-        """Return functions that admit, dispatch and end requests, and return the requests per second."""
-        return {"baseline": self._bare, "flowkit": self._queue}
-
-    async def _bare(self) -> float:
+    async def bare(self) -> float:
+        """Admit, dispatch and end requests in the bare program, and return the requests per second."""
         bare = BareAdmission(self._mongo[DATABASES[1]])
         await bare.prepare([_user(number) for number in range(USERS)])
 
@@ -86,7 +131,8 @@ class Admissions:
         await asyncio.gather(*ending)
         return rate
 
-    async def _queue(self) -> float:
+    async def queue(self) -> float:
+        """Admit, dispatch and end requests, and return the requests per second."""
         store, queue = await self._new_queue(_LIMITS)
         await store.send_events()
         ending: set[asyncio.Task[Any]] = set()
@@ -116,12 +162,8 @@ class Admissions:
 
     # --- requests that may not start
 
-    def blocked(self) -> Mapping[str, Callable[[], Awaitable[float]]]:
-        """Return functions that pop requests with none, and with many, before them whose users are at their cap."""
-        return {"baseline": lambda: self._pop(0), "flowkit": lambda: self._pop(AHEAD)}
-
-    async def _pop(self, ahead: int) -> float:
-        """Return the median time of a pop, in milliseconds."""
+    async def pop(self, ahead: int) -> float:
+        """Return the median time of a pop behind requests whose users are at their cap, in milliseconds."""
         _, queue = await self._new_queue(replace(_LIMITS, max_active_per_user=1))
         flood = [_request(number, user=f"flood-{number % 99}") for number in range(ahead)]
         await _all([partial(queue.submit, each) for each in flood])
@@ -140,16 +182,14 @@ class Admissions:
 
     # --- tasks
 
-    def starts(self) -> Mapping[str, Callable[[], Awaitable[float]]]:
-        """Return functions that start tasks, and return the seconds until Temporal has all of them."""
-        return {"baseline": self._plain, "flowkit": self._admitted}
-
-    async def _plain(self) -> float:
+    async def plain(self) -> float:
+        """Start tasks without admission, and return the seconds until Temporal has all of them."""
         began = time.perf_counter()
         await _all([lambda: self._tasks.create_task(params={}, graph=_GRAPH) for _ in range(TASKS)])
         return time.perf_counter() - began
 
-    async def _admitted(self) -> float:
+    async def admitted(self) -> float:
+        """Admit tasks, and return the seconds until Temporal has all of them."""
         settings = AdmissionSettings(queue=QUEUE)
         process = AdmissionProcess(db=self._mongo[DATABASES[0]], client=self._client, settings=settings)
         store, queue = await self._new_queue(_LIMITS)
@@ -211,7 +251,7 @@ async def _drive(
     async def dispatch() -> None:
         nonlocal started
         while started < REQUESTS:
-            most = min(GROUP, submitted - started)
+            most = min(TOGETHER, submitted - started)
             count = await start(most) if most else 0
             started += count
             for _ in range(count):
@@ -263,3 +303,6 @@ def _task(number: int) -> Request:
         kind=Kind.TASK,
         body={"graph": _GRAPH, "params": {}},
     )
+
+
+GROUP = Group(rows=(OUTSIDE, BLOCKED, STARTS), opened=opened)

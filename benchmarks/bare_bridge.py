@@ -4,6 +4,7 @@ It runs the nodes of a chain one after another. For each node it sends the same 
 events, and makes the same MongoDB writes as a bridge. Like the bridge, it writes independent documents concurrently.
 It commits the offsets of a poll before the next one, as the workers of the protocol do; a bridge commits while it
 processes the next events.
+`python -m benchmarks.bare_bridge DATABASE BROKERS` runs chains on request, in a process of its own.
 """
 
 from __future__ import annotations
@@ -11,15 +12,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
+import sys
 import time
 import uuid
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import WriteConcern
 from pymongo.errors import DuplicateKeyError
+
+from benchmarks.served import serve
 
 ROLE = "bare"
 DISPATCHES = "bare_dispatches"
@@ -174,3 +181,18 @@ def _hash(value: Any) -> str:
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+async def main(database: str, brokers: str) -> None:
+    """Run chains on request."""
+    mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
+    bare = BareBridge(mongo[database], brokers)
+    await bare.start()
+    try:
+        await serve(lambda request: bare.chain(request["nodes"]))
+    finally:
+        await bare.stop()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(*sys.argv[1:]))

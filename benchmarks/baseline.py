@@ -85,11 +85,16 @@ class Activities:
 
     @activity.defn
     async def node(self, task: str, index: int) -> None:
+        await self.run_node(task, index, 1)
+
+    async def run_node(self, task: str, index: int, epoch: int) -> None:
+        """Make the five writes of an attempt."""
         path, key = f"graph.nodes.{index}", {"task_id": task, "node_id": f"n{index}"}
-        held, now = {"id": task, f"{path}.attempt_epoch": {"$lt": 1}}, datetime.now(UTC)
-        await self.db.tasks.update_one(held, {"$set": {**self.begun(path, now), **seen(now)}})
+        held, now = {"id": task, f"{path}.attempt_epoch": {"$lt": epoch}}, datetime.now(UTC)
+        begun = {**self.begun(path, now), f"{path}.attempt_epoch": epoch}
+        await self.db.tasks.update_one(held, {"$set": {**begun, **seen(now)}})
         now, meta = datetime.now(UTC), {"n": 1}
-        row = {"batch_uid": "b0", "attempt_epoch": 1, "created_at": now}
+        row = {"batch_uid": "b0", "attempt_epoch": epoch, "created_at": now}
         metrics = {"metrics": meta, "failed": False, "reason": None, "ts_ms": milliseconds(now)}
         partial = {"status": "partial", "meta": meta, "size": 12, "payload": None, "updated_at": now}
         worker = {"worker_id": self.ids["worker_id"]}
@@ -100,8 +105,8 @@ class Activities:
         now = datetime.now(UTC)
         ended = {f"{path}.status": "finished", **ended_at(path, now), **seen(now)}
         await asyncio.gather(
-            self.db.artifacts.insert_one(self.marker(key, now)),
-            self.db.tasks.update_one({"id": task, f"{path}.attempt_epoch": 1}, {"$set": ended}),
+            self.db.artifacts.insert_one({**self.marker(key, now), "attempt_epoch": epoch}),
+            self.db.tasks.update_one({"id": task, f"{path}.attempt_epoch": epoch}, {"$set": ended}),
         )
 
     def begun(self, path: str, now: datetime) -> dict[str, Any]:

@@ -3,96 +3,99 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.bare_bridge import ROLE as BARE_ROLE
-from benchmarks.bare_bridge import BareBridge
+from benchmarks.processes import SHARED, Program, by_hand, flowkit, port_of
+from benchmarks.rows import Group, Row, Setting, Side, Sides, Target, emptied
+from benchmarks.served import Served
 from flowkit import CoordinatorConfig
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.bridge.kafka.clients import KafkaConnection
 from flowkit.bridge.kafka.topics import Provisioner
 from flowkit.client import TaskClient
 from flowkit.connection import connect
+from flowkit.local import Kafka
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Mapping
 
 ROLE = "external"
 QUEUE = "external-benchmark"
 NODES = 20
-ROUNDS = 9
-"""Samples per side. One takes about a second, so a moment of other load changes its ratio, but not the median."""
 DATABASE = "external"
 PARTITIONS = 4
+ROW = Row(
+    name=f"chain of {NODES} external nodes",
+    unit="ms/node",
+    items=NODES,
+    targets={"flowkit": Target(ratio="<= 1.50")},
+    # A sample takes about a second, so a moment of other load changes its ratio, but not the median.
+    rounds=9,
+)
 
 
-def environment(bootstrap: str) -> dict[str, str]:
-    """Return the environment of the engine and the worker."""
-    own = {"KAFKA_BOOTSTRAP_SERVERS": bootstrap, "WORKER_TYPES": ROLE, "MONGO_DATABASE": DATABASE}
-    return {**os.environ, **own}
-
-
-def commands() -> list[list[str]]:
-    """Return the commands of the engine, which has a bridge, and of the worker that serves both sides."""
+def programs(brokers: str) -> list[Program]:
+    """Return the bare loop, the engine, which has a bridge, and the worker that serves both sides."""
+    own = {"KAFKA_BOOTSTRAP_SERVERS": brokers, "WORKER_TYPES": ROLE, "MONGO_DATABASE": DATABASE}
+    roles = ["--roles", f"{ROLE},{BARE_ROLE}"]
     return [
-        [os.path.join(os.path.dirname(sys.executable), "flowkit"), "engine", "--queue", QUEUE],
-        [sys.executable, "-m", "flowkit.testing.external", "--roles", f"{ROLE},{BARE_ROLE}"],
+        by_hand("loop", "benchmarks.bare_bridge", DATABASE, brokers, answers=True),
+        flowkit("engine and bridge", "engine", "--queue", QUEUE, **own),
+        Program(
+            name="external worker",
+            side=SHARED,
+            module="flowkit.testing.external",
+            arguments=roles,
+            environment=own,
+        ),
     ]
 
 
-async def provision(bootstrap: str) -> None:
-    """Create the topics before the worker starts."""
-    config = CoordinatorConfig(kafka_bootstrap=bootstrap, kafka_cmd_partitions=PARTITIONS)
+@asynccontextmanager
+async def opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
+    """Start Kafka and the programs of both sides, and yield how they take samples."""
+    kafka, processes = Kafka(setting.folder), setting.processes
+    with kafka, processes.server("Kafka", port_of(kafka.bootstrap_servers)):
+        await _prepare(setting.mongo[DATABASE], kafka.bootstrap_servers)
+        tasks = TaskClient(await connect(), TaskStore(setting.mongo[DATABASE]), queue=QUEUE)
+        with processes.running(*programs(kafka.bootstrap_servers)) as (process, *_):
+            bare = Served(process)
+
+            async def loop() -> float:
+                return await bare.ask({"nodes": NODES}) / NODES * 1000
+
+            sides = {
+                "baseline": Side(run=loop, programs="baseline"),
+                "flowkit": Side(run=partial(_chain, tasks), programs="flowkit"),
+            }
+            yield {ROW.name: Sides(sides=sides, clean=partial(emptied, setting.mongo, [DATABASE]))}
+
+
+async def _prepare(db: Any, brokers: str) -> None:
+    """Create the topics before the worker starts, and the indexes."""
+    config = CoordinatorConfig(kafka_bootstrap=brokers, kafka_cmd_partitions=PARTITIONS)
     provisioner = Provisioner(KafkaConnection.from_config(config), config)
     await provisioner.ensure([ROLE, BARE_ROLE])
     for role in (ROLE, BARE_ROLE):
         await provisioner.seed(role)
-
-
-def by_flowkit(tasks: TaskClient) -> Callable[[], Awaitable[float]]:
-    """Return a function that runs a chain through the bridge, and returns its milliseconds per node."""
-
-    async def run() -> float:
-        began = asyncio.get_running_loop().time()
-        nodes = [
-            {"node_id": f"n{i}", "type": ROLE, "depends_on": [f"n{i - 1}"] if i else []} for i in range(NODES)
-        ]
-        task_id = await tasks.create_task(params={}, graph={"nodes": nodes})
-        await tasks.handle(task_id).result()
-        return (asyncio.get_running_loop().time() - began) / NODES * 1000
-
-    return run
-
-
-def by_loop(bare: BareBridge) -> Callable[[], Awaitable[float]]:
-    """Return a function that runs a chain in the bare loop, and returns its milliseconds per node."""
-
-    async def run() -> float:
-        return await bare.chain(NODES) / NODES * 1000
-
-    return run
-
-
-@asynccontextmanager
-async def sides(mongo: Any, bootstrap: str) -> AsyncIterator[dict[str, Callable[[], Awaitable[float]]]]:
-    """Yield a function for each side that runs a chain and returns its milliseconds per node."""
-    tasks = TaskClient(await connect(), TaskStore(mongo[DATABASE]), queue=QUEUE)
-    bare = await bare_loop(mongo, bootstrap)
-    try:
-        yield {"baseline": by_loop(bare), "flowkit": by_flowkit(tasks)}
-    finally:
-        await bare.stop()
-
-
-async def bare_loop(mongo: Any, bootstrap: str) -> BareBridge:
-    """Return a connected bare loop."""
     for name in ("artifacts", "metrics_raw"):
         index = [("task_id", 1), ("node_id", 1), ("batch_uid", 1)]
-        await mongo[DATABASE][name].create_index(index, unique=True, sparse=True)
-    await mongo[DATABASE].tasks.create_index("id", unique=True)
-    bare = BareBridge(mongo[DATABASE], bootstrap)
-    await bare.start()
-    return bare
+        await db[name].create_index(index, unique=True, sparse=True)
+    await db.tasks.create_index("id", unique=True)
+
+
+async def _chain(tasks: TaskClient) -> float:
+    """Run a chain through the bridge, and return its milliseconds per node."""
+    began = asyncio.get_running_loop().time()
+    nodes = [
+        {"node_id": f"n{i}", "type": ROLE, "depends_on": [f"n{i - 1}"] if i else []} for i in range(NODES)
+    ]
+    task_id = await tasks.create_task(params={}, graph={"nodes": nodes})
+    await tasks.handle(task_id).result()
+    return (asyncio.get_running_loop().time() - began) / NODES * 1000
+
+
+GROUP = Group(rows=(ROW,), opened=opened)

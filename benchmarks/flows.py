@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 import time
 import uuid
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from benchmarks import baseline, flows_by_hand
 from benchmarks.flows_by_hand import CALLER, CONTEXT, TIMEOUT_SEC
-from benchmarks.processes import flowkit, process
+from benchmarks.processes import SHARED, Program, by_hand, flowkit
+from benchmarks.rows import Group, Row, Setting, Side, Sides, Target, emptied
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.connection import connect
@@ -24,26 +25,47 @@ from flowkit.local.ports import free_port
 from flowkit.models import TaskStatus
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
     from temporalio.client import Client
 
 QUEUE = "benchmark-flows"
 DATABASE = "flowkit"
-ROUNDS = 3
 CHAIN_JOBS, CHAINS = 20, 3
 FLOWS, WARM_UP_FLOWS = 200, 40
 REQUESTS, CONNECTIONS = 1_500, 16
 PAYLOAD = "done"
 _TRIES = 300
 
-CHAIN = f"flows: chain of {CHAIN_JOBS} jobs"
-AT_ONCE = f"flows: {FLOWS} of 5 jobs at once"
-STATUS = "flows: flow.status beside a bare route"
-NAMES = (CHAIN, AT_ONCE, STATUS)
-
 _CHAIN = [[job] for job in range(1, CHAIN_JOBS + 1)]
 _DIAMOND = [[1], [2, 3, 4], [5]]
+_DIAMOND_JOBS = 5
+
+CHAIN = Row(
+    name=f"flows: chain of {CHAIN_JOBS} jobs",
+    unit="ms/job",
+    items=CHAINS * CHAIN_JOBS,
+    item="job",
+    targets={"flowkit": Target(ratio="<= 1.15")},
+    rounds=3,
+    always=False,
+)
+AT_ONCE = Row(
+    name=f"flows: {FLOWS} of {_DIAMOND_JOBS} jobs at once",
+    unit="flows/s",
+    items=FLOWS,
+    item="flow",
+    targets={"flowkit": Target(ratio=">= 0.95")},
+    rounds=2,
+)
+STATUS = Row(
+    name="flows: flow.status beside a bare route",
+    unit="requests/s",
+    items=REQUESTS + REQUESTS // 10,
+    item="request",
+    targets={"flowkit": Target(ratio=">= 0.75")},
+    rounds=5,
+)
 
 Levels = list[list[int]]
 
@@ -58,40 +80,53 @@ class Ports:
     bare: int = field(default_factory=free_port)
 
 
-def commands(ports: Ports) -> list[list[str]]:
-    """Return the commands of the processes of both sides."""
-    gateway = ("gateway", "--no-jobs", "--port", str(ports.gateway), "--websocket-port", str(ports.websocket))
-    by_hand, bare = "benchmarks.flows_by_hand", "benchmarks.bare_status"
-    supervisor = ("flowkit.testing.supervisor", "--port", str(ports.supervisor))
+def programs(ports: Ports) -> list[Program]:
+    """Return the programs of both sides, and the supervisor that both call."""
+    gateway = ("--no-jobs", "--port", str(ports.gateway), "--websocket-port", str(ports.websocket))
+    jobs = ("gateway", "jobs", "--queue", QUEUE, "--supervisor-networks", "loopback")
     return [
-        flowkit("engine", "--queue", QUEUE),
-        flowkit(*gateway, "--queue", QUEUE),
-        flowkit("gateway", "jobs", "--queue", QUEUE, "--supervisor-networks", "loopback"),
-        *(
-            [sys.executable, "-m", *module]
-            for module in (
-                supervisor,
-                (by_hand, "workflows"),
-                (by_hand, "activities"),
-                (bare, str(ports.bare)),
-            )
-        ),
+        flowkit("engine", "engine", "--queue", QUEUE),
+        flowkit("gateway", "gateway", *gateway, "--queue", QUEUE),
+        flowkit("worker", *jobs),
+        by_hand("supervisor", "flowkit.testing.supervisor", "--port", str(ports.supervisor), side=SHARED),
+        by_hand("engine", "benchmarks.flows_by_hand", "workflows"),
+        by_hand("worker", "benchmarks.flows_by_hand", "activities"),
+        by_hand("gateway", "benchmarks.bare_status", str(ports.bare), side="route"),
     ]
 
 
 @asynccontextmanager
-async def running(mongo: Any) -> AsyncIterator[Flows]:
-    """Start the processes of both sides, and yield what runs the samples."""
+async def opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
+    """Start the programs of both sides, and yield how the rows take samples."""
     ports = Ports()
-    with ExitStack() as processes:
-        for command in commands(ports):
-            processes.enter_context(process(command))
-        tasks = TaskClient(await connect(), TaskStore(mongo[DATABASE]), queue=QUEUE)
+    with setting.processes.running(*programs(ports)):
+        tasks = TaskClient(await connect(), TaskStore(setting.mongo[DATABASE]), queue=QUEUE)
         async with GatewayClient(f"http://127.0.0.1:{ports.gateway}") as gateway:
             flows = Flows(gateway, tasks, await baseline.connect(), ports)
             await flows.prepare()
-            await flows.warm_up()
-            yield flows
+            yield _sides(flows, partial(emptied, setting.mongo, [DATABASE, flows_by_hand.DATABASE]))
+
+
+def _sides(flows: Flows, clean: Callable[[], Awaitable[None]]) -> Mapping[str, Sides]:
+    written = partial(Side, programs="baseline", warm_up=partial(flows.by_hand, _DIAMOND, WARM_UP_FLOWS))
+    ours = partial(Side, programs="flowkit", warm_up=flows.warm_up)
+    chain = {
+        "baseline": written(run=flows.chains_by_hand),
+        "flowkit": ours(run=flows.chains_by_flowkit, prepare=partial(flows.create, _CHAIN, CHAINS)),
+    }
+    at_once = {
+        "baseline": written(run=flows.at_once_by_hand),
+        "flowkit": ours(run=flows.at_once_by_flowkit, prepare=partial(flows.create, _DIAMOND, FLOWS)),
+    }
+    status = {
+        "baseline": Side(run=flows.bare_status, programs="route", warm_up=flows.show_another),
+        "flowkit": Side(run=flows.status, programs="flowkit"),
+    }
+    return {
+        CHAIN.name: Sides(sides=chain, clean=clean),
+        AT_ONCE.name: Sides(sides=at_once, clean=clean),
+        STATUS.name: Sides(sides=status, clean=flows.show_another),
+    }
 
 
 class Flows:
@@ -105,6 +140,7 @@ class Flows:
         self._ids = itertools.count(1)
         self._shown = 0
         """The flow whose status is asked for."""
+        self._created: list[int] = []
 
     @property
     def supervisor(self) -> str:
@@ -133,33 +169,32 @@ class Flows:
     # --- runs
 
     async def warm_up(self) -> None:
-        """Run some flows at once on both sides, which takes less time than a whole sample."""
-        await self._by_hand(_DIAMOND, WARM_UP_FLOWS)
-        await self._by_flowkit(_DIAMOND, WARM_UP_FLOWS)
+        """Run some flows at once, which takes less time than a whole sample."""
+        await self.create(_DIAMOND, WARM_UP_FLOWS)
+        await self.at_once_by_flowkit()
 
-    def chain(self) -> Mapping[str, Callable[[], Awaitable[float]]]:
-        """Return functions that run chains one after another, and return the milliseconds per job."""
+    async def chains_by_hand(self) -> float:
+        """Run chains one after another, and return the milliseconds per job."""
+        return sum([await self.by_hand(_CHAIN, 1) for _ in range(CHAINS)]) / CHAINS / CHAIN_JOBS * 1000
 
-        async def by_hand() -> float:
-            return await self._by_hand(_CHAIN, 1) / CHAIN_JOBS * 1000
+    async def chains_by_flowkit(self) -> float:
+        """Run the flows that `create` has made one after another, and return the milliseconds per job."""
+        began = time.perf_counter()
+        for id in self._created:
+            await self._run(id)
+        return (time.perf_counter() - began) / CHAINS / CHAIN_JOBS * 1000
 
-        async def by_flowkit() -> float:
-            return await self._by_flowkit(_CHAIN, 1) / CHAIN_JOBS * 1000
+    async def at_once_by_hand(self) -> float:
+        """Run many flows at once, and return the flows per second."""
+        return FLOWS / await self.by_hand(_DIAMOND, FLOWS)
 
-        return {"baseline": _mean(by_hand), "flowkit": _mean(by_flowkit)}
+    async def at_once_by_flowkit(self) -> float:
+        """Run the flows that `create` has made at once. Return the flows per second, from the first `flow.start`."""
+        began = time.perf_counter()
+        await asyncio.gather(*(self._run(id) for id in self._created))
+        return len(self._created) / (time.perf_counter() - began)
 
-    def at_once(self) -> Mapping[str, Callable[[], Awaitable[float]]]:
-        """Return functions that run many flows at once, and return the flows per second."""
-
-        async def by_hand() -> float:
-            return FLOWS / await self._by_hand(_DIAMOND, FLOWS)
-
-        async def by_flowkit() -> float:
-            return FLOWS / await self._by_flowkit(_DIAMOND, FLOWS)
-
-        return {"baseline": by_hand, "flowkit": by_flowkit}
-
-    async def _by_hand(self, levels: Levels, count: int) -> float:
+    async def by_hand(self, levels: Levels, count: int) -> float:
         """Return the seconds from the start of the first workflow to the end of the last one."""
         plan = {"levels": levels, "payload": PAYLOAD, "supervisor": self.supervisor}
         workflow, queue = flows_by_hand.FlowByHand.run, flows_by_hand.QUEUE
@@ -173,15 +208,8 @@ class Flows:
         await asyncio.gather(*(run() for _ in range(count)))
         return time.perf_counter() - began
 
-    async def _by_flowkit(self, levels: Levels, count: int) -> float:
-        """Return the seconds from the first `flow.start` to the end of the last flow. Create the flows before."""
-        flows = await self._create(levels, count)
-        began = time.perf_counter()
-        await asyncio.gather(*(self._run(id) for id in flows))
-        return time.perf_counter() - began
-
-    async def _create(self, levels: Levels, count: int) -> list[int]:
-        """Create flows, and return their ids."""
+    async def create(self, levels: Levels, count: int) -> list[int]:
+        """Create flows for the next sample, and return their ids."""
         own = {"context_id": CONTEXT, "caller_id": CALLER}
         nodes = [
             {"id": job, "depends": before}
@@ -192,6 +220,7 @@ class Flows:
         for id in made:
             flow = {**own, "id": id, "nodes": nodes}
             await self._gateway.call("flow.create", {"context_id": CONTEXT, "flow": flow})
+        self._created = made
         return made
 
     async def _run(self, id: int) -> None:
@@ -204,19 +233,16 @@ class Flows:
 
     async def show_another(self) -> None:
         """Run a flow whose status is asked for from now on."""
-        (self._shown,) = await self._create(_CHAIN, 1)
+        (self._shown,) = await self.create(_CHAIN, 1)
         await self._run(self._shown)
 
-    def status(self) -> Mapping[str, Callable[[], Awaitable[float]]]:
-        """Return functions that ask for the status of a flow, and return the requests per second."""
+    async def bare_status(self) -> float:
+        """Ask the bare route for the status of the flow, and return the requests per second."""
+        return await self._requests(f"http://127.0.0.1:{self._ports.bare}/")
 
-        async def bare() -> float:
-            return await self._requests(f"http://127.0.0.1:{self._ports.bare}/")
-
-        async def gateway() -> float:
-            return await self._requests(f"http://127.0.0.1:{self._ports.gateway}/")
-
-        return {"baseline": bare, "flowkit": gateway}
+    async def status(self) -> float:
+        """Ask the gateway for the status of the flow, and return the requests per second."""
+        return await self._requests(f"http://127.0.0.1:{self._ports.gateway}/")
 
     async def _requests(self, url: str) -> float:
         connector = aiohttp.TCPConnector(limit=CONNECTIONS)
@@ -245,11 +271,4 @@ async def _send(
             raise RuntimeError(f"{url} returns {reply}")
 
 
-def _mean(run: Callable[[], Awaitable[float]]) -> Callable[[], Awaitable[float]]:
-    """Return a function that runs a short sample several times, and returns the mean."""
-
-    async def repeated() -> float:
-        samples: Sequence[float] = [await run() for _ in range(CHAINS)]
-        return sum(samples) / CHAINS
-
-    return repeated
+GROUP = Group(rows=(CHAIN, AT_ONCE, STATUS), opened=opened)

@@ -6,30 +6,33 @@ import os
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """The samples of one case, in milliseconds."""
+    """A row without a baseline: it has samples in milliseconds."""
 
     name: str
     target_ms: float
-    samples: list[float]
-    took_sec: float
+    """The largest median that is allowed."""
+    always: bool = False
+    """Whether the row runs without `--rows all`."""
 
-    @property
-    def result(self) -> dict[str, Any]:
+    def result(self, samples: Sequence[float], took_sec: float) -> dict[str, Any]:
         """Return the figures for the table and for the file."""
-        ordered = sorted(self.samples)
+        ordered = sorted(samples)
         return {
             "case": self.name,
             "unit": "ms",
             "p50": statistics.median(ordered),
             "p90": ordered[int(len(ordered) * 0.9)],
-            "samples": self.samples,
+            "samples": [*samples],
             "target": f"p50 <= {self.target_ms:.0f} ms",
-            "took_sec": round(self.took_sec, 1),
+            "took_sec": round(took_sec, 1),
             "load": os.getloadavg()[0],
             "measured_at": time.time(),
         }

@@ -23,7 +23,7 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.processes import OPTIMIZING, flowkit, machine
+from benchmarks.processes import OPTIMIZING, command, machine
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.connection import connect
@@ -107,9 +107,9 @@ def _more_bytes(first: Measured, last: Measured) -> float:
 
 
 def _measure(items: int, over: str = "params.all") -> Measured:
-    worker = flowkit("worker", "benchmarks.many_items:Items", "--queue", QUEUE, "--concurrency", "2")
+    worker = command("worker", "benchmarks.many_items:Items", "--queue", QUEUE, "--concurrency", "2")
     with ExitStack() as processes:
-        engine = processes.enter_context(_started(flowkit("engine", "--queue", QUEUE)))
+        engine = processes.enter_context(_started(command("engine", "--queue", QUEUE)))
         workers = [processes.enter_context(_started(worker)) for _ in range(WORKERS)]
         seconds, events = uvloop.run(_run(items, over))
         return Measured(

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 import uuid
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import wide_by_hand
-from benchmarks.processes import flowkit
+from benchmarks import baseline, wide_by_hand
+from benchmarks.processes import Program, by_hand, flowkit
+from benchmarks.rows import Group, Row, Setting, Side, Sides, Target, emptied
 from benchmarks.wide_by_hand import SLOTS
+from flowkit.adapters.tasks.store import TaskStore
+from flowkit.client import TaskClient
+from flowkit.connection import connect
 from flowkit.worker import Batch, BatchResult, RoleHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from temporalio.client import Client
 
-    from flowkit.client import TaskClient
     from flowkit.worker.context import RunContext
 
 QUEUE = "benchmark-wide"
@@ -26,8 +30,24 @@ BATCHES, WAIT_SEC = 1_000, 0.02
 PROCESSES = 4
 SHARDS = PROCESSES * SLOTS
 
-BY_HAND = f"wide node: {BATCHES:,} batches on {SHARDS} slots of {PROCESSES} workers"
-SPEED_UP = f"wide node: `parallel: {SHARDS}` and `parallel: 1`"
+BY_HAND = Row(
+    name=f"wide node: {BATCHES:,} batches on {SHARDS} slots of {PROCESSES} workers",
+    unit="s",
+    items=BATCHES,
+    item="batch",
+    targets={"flowkit": Target(ratio="<= 1.15")},
+    rounds=3,
+    always=False,
+)
+SPEED_UP = Row(
+    name=f"wide node: `parallel: {SHARDS}` and `parallel: 1`",
+    unit="s",
+    items=BATCHES,
+    item="batch",
+    targets={"flowkit": Target(ratio="<= 0.154", decided_by_wall=True)},
+    rounds=1,
+    always=False,
+)
 
 
 class Waits(RoleHandler):
@@ -41,17 +61,36 @@ class Waits(RoleHandler):
         return BatchResult(success=True, metrics={"n": 1})
 
 
-def commands() -> list[list[str]]:
-    """Return the commands of the worker processes of both sides."""
+def programs() -> list[Program]:
+    """Return the programs of both sides."""
     worker = ("worker", "benchmarks.shards:Waits", "--queue", QUEUE, "--concurrency", str(SLOTS))
-    by_hand = [sys.executable, "-m", "benchmarks.wide_by_hand"]
     return [
-        flowkit("engine", "--queue", QUEUE),
-        flowkit("worker", "benchmarks.handler:OneBatch", "--queue", QUEUE),
-        [*by_hand, "workflows"],
-        *(flowkit(*worker) for _ in range(PROCESSES)),
-        *([*by_hand, "activities"] for _ in range(PROCESSES)),
+        flowkit("engine", "engine", "--queue", QUEUE),
+        flowkit("worker of the parent", "worker", "benchmarks.handler:OneBatch", "--queue", QUEUE),
+        by_hand("engine", "benchmarks.wide_by_hand", "workflows"),
+        *(flowkit("workers", *worker) for _ in range(PROCESSES)),
+        *(by_hand("workers", "benchmarks.wide_by_hand", "activities") for _ in range(PROCESSES)),
     ]
+
+
+@asynccontextmanager
+async def opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
+    """Start the programs of both sides, and yield how the rows take samples."""
+    mongo, store = setting.mongo, TaskStore(setting.mongo["flowkit"])
+    wide = WideNodes(TaskClient(await connect(), store, queue=QUEUE), await baseline.connect(), mongo)
+    all_slots = Side(run=partial(wide.by_flowkit, SHARDS), programs="flowkit")
+    one_slot = Side(run=partial(wide.by_flowkit, 1), programs="flowkit", warm_up=_nothing)
+    written = Side(run=wide.by_hand, programs="baseline")
+    clean = partial(emptied, mongo, ["flowkit", wide_by_hand.DATABASE])
+    with setting.processes.running(*programs()):
+        yield {
+            BY_HAND.name: Sides(sides={"baseline": written, "flowkit": all_slots}, clean=clean),
+            SPEED_UP.name: Sides(sides={"baseline": one_slot, "flowkit": all_slots}, clean=clean),
+        }
+
+
+async def _nothing() -> None:
+    """Warm nothing up."""
 
 
 class WideNodes:
@@ -62,15 +101,7 @@ class WideNodes:
         self._client = client
         self._mongo = mongo
 
-    def beside_hand_written(self) -> Mapping[str, Callable[[], Awaitable[float]]]:
-        """Return functions that process the batches on all slots, and return the seconds."""
-        return {"baseline": self._by_hand, "flowkit": lambda: self._by_flowkit(SHARDS)}
-
-    def beside_one_slot(self) -> Mapping[str, Callable[[], Awaitable[float]]]:
-        """Return functions that process the batches on one slot and on all, and return the seconds."""
-        return {"baseline": lambda: self._by_flowkit(1), "flowkit": lambda: self._by_flowkit(SHARDS)}
-
-    async def _by_flowkit(self, parallel: int) -> float:
+    async def by_flowkit(self, parallel: int) -> float:
         """Return the time from the end of the parent to the end of the wide node."""
         pull = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["n0"]}}
         wide = {"node_id": "wide", "type": "waits", "depends_on": ["n0"], "io": {"input_inline": pull}}
@@ -83,7 +114,8 @@ class WideNodes:
         await _check(db, task_id)
         return float((node["finished_at"] - parent["finished_at"]).total_seconds())
 
-    async def _by_hand(self) -> float:
+    async def by_hand(self) -> float:
+        """Return the time of the hand-written fan-out."""
         db, task_id = self._mongo[wide_by_hand.DATABASE], str(uuid.uuid4())
         for name in ("artifacts", "metrics_raw"):
             index = [("task_id", 1), ("node_id", 1), ("batch_uid", 1)]
@@ -104,3 +136,6 @@ async def _check(db: Any, task_id: str) -> None:
     stored = await db.metrics_raw.count_documents({"task_id": task_id, "node_id": "wide"})
     if stored != BATCHES:
         raise RuntimeError(f"the wide node has stored {stored:,} of {BATCHES:,} results")
+
+
+GROUP = Group(rows=(BY_HAND, SPEED_UP), opened=opened)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import time
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.latencies import Latency
+from benchmarks.processes import Program, flowkit
+from benchmarks.rows import Group, Row, Setting, Side, Sides, Target, emptied
+from flowkit.adapters.tasks.store import TaskStore
+from flowkit.client import TaskClient
+from flowkit.connection import connect
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
-    from flowkit.client import TaskClient
+    from benchmarks.rows import Opened
 
+QUEUE = "benchmark-streaming"
 POLL_MS = 300
 STAGE_BATCHES = 1_000
 TASKS = 11
@@ -21,22 +29,55 @@ LATER = 40
 GAP_SEC = 0.1
 """The time between two of these batches, which is less than `POLL_MS`."""
 
-STAGES = f"streaming: 3 stages of {STAGE_BATCHES:,} batches"
-_FIRST, _FAR, _NEAR = (
-    "streaming: first batch",
-    f"streaming: later batches, other process (poll_ms {POLL_MS})",
-    "streaming: later batches, same process",
+STAGES = Row(
+    name=f"streaming: 3 stages of {STAGE_BATCHES:,} batches",
+    unit="s",
+    items=3 * STAGE_BATCHES,
+    item="batch",
+    # The baseline is FlowKit without streaming, which takes as much processor time.
+    targets={"flowkit": Target(ratio="<= 0.45", decided_by_wall=True)},
+    rounds=2,
 )
-NAMES = (_FIRST, _FAR, _NEAR)
+FIRST = Latency(name="streaming: first batch", target_ms=100.0)
+FAR = Latency(name=f"streaming: later batches, other process (poll_ms {POLL_MS})", target_ms=POLL_MS + 50.0)
+NEAR = Latency(name="streaming: later batches, same process", target_ms=20.0)
 
 
-def commands(queue: str) -> list[list[str]]:
-    """Return the arguments of the two `flowkit worker` processes."""
+def programs() -> list[Program]:
+    """Return the engine and two workers."""
     served = (("Ticker", "Near", "Stage", "LastStage"), ("Far", "FarStage"))
     return [
-        ["worker", *(f"benchmarks.streaming_handlers:{name}" for name in names), "--queue", queue]
-        for names in served
+        flowkit("engine", "engine", "--queue", QUEUE),
+        *(
+            flowkit(
+                "worker",
+                "worker",
+                *(f"benchmarks.streaming_handlers:{name}" for name in names),
+                "--queue",
+                QUEUE,
+            )
+            for names in served
+        ),
     ]
+
+
+@asynccontextmanager
+async def opened(setting: Setting) -> AsyncIterator[Mapping[str, Opened]]:
+    """Start the programs, and yield how the rows take samples."""
+    db = setting.mongo["flowkit"]
+    runs = Streaming(TaskClient(await connect(), TaskStore(db), queue=QUEUE), db)
+    few = partial(runs.three_stages, 100, streams=True)
+    sides = {
+        name: Side(run=partial(runs.stages, streams=streams), programs="flowkit", warm_up=few)
+        for name, streams in (("baseline", False), ("flowkit", True))
+    }
+    with setting.processes.running(*programs()):
+        yield {
+            STAGES.name: Sides(sides=sides, clean=partial(emptied, setting.mongo, ["flowkit"])),
+            FIRST.name: runs.first_batches,
+            FAR.name: partial(runs.later_batches, "far"),
+            NEAR.name: partial(runs.later_batches, "near"),
+        }
 
 
 class Streaming:
@@ -45,28 +86,13 @@ class Streaming:
     def __init__(self, tasks: TaskClient, db: Any) -> None:
         self._tasks = tasks
         self._db = db
-        self._warm = False
 
-    async def latencies(self, only: str) -> AsyncIterator[Latency]:
-        """Measure the cases with `only` in their name."""
-        cases = {
-            _FIRST: (100.0, self._first_batches),
-            _FAR: (POLL_MS + 50.0, lambda: self._later_batches("far")),
-            _NEAR: (20.0, lambda: self._later_batches("near")),
-        }
-        for name, (target_ms, measure) in cases.items():
-            if only in name:
-                began = time.monotonic()
-                samples = await measure()
-                took_sec = time.monotonic() - began
-                yield Latency(name=name, target_ms=target_ms, samples=samples, took_sec=took_sec)
-
-    async def _first_batches(self) -> list[float]:
+    async def first_batches(self) -> list[float]:
         """Measure the first batch of each task, after one task that warms up the servers. The parent runs on."""
         tasks = [await self._delays("far", batches=1, gap_sec=0.5) for _ in range(TASKS + 1)]
         return [delays[0] for delays in tasks[1:]]
 
-    async def _later_batches(self, role: str) -> list[float]:
+    async def later_batches(self, role: str) -> list[float]:
         """Measure the batches of one task, without those that are stored before the child runs."""
         return (await self._delays(role, batches=LATER, gap_sec=GAP_SEC))[5:]
 
@@ -90,25 +116,18 @@ class Streaming:
         await self._tasks.handle(task_id).result()
         return task_id
 
-    def stages(self) -> Mapping[str, Callable[[], Awaitable[float]]]:
-        """Return functions that run three stages, in sequence and streaming, and return the seconds.
+    async def stages(self, *, streams: bool) -> float:
+        """Run three stages, in sequence or streaming, and return the seconds.
 
         The batches pass from one process to the other and back. Each stage has a role of its own, because two stages of
-        one role would share the role's only slot in a worker, and run one after the other. The first call warms up the
-        servers with few batches.
+        one role would share the role's only slot in a worker, and run one after the other.
         """
+        began = time.perf_counter()
+        await self.three_stages(STAGE_BATCHES, streams=streams)
+        return time.perf_counter() - began
 
-        async def run(*, streams: bool) -> float:
-            if not self._warm:
-                self._warm = True
-                await self._three_stages(100, streams=True)
-            began = time.perf_counter()
-            await self._three_stages(STAGE_BATCHES, streams=streams)
-            return time.perf_counter() - began
-
-        return {"baseline": lambda: run(streams=False), "flowkit": lambda: run(streams=True)}
-
-    async def _three_stages(self, batches: int, *, streams: bool) -> None:
+    async def three_stages(self, batches: int, *, streams: bool) -> None:
+        """Run a task of three stages."""
         first = {"node_id": "n0", "type": "stage", "io": {"input_inline": {"batches": batches}}}
         roles = enumerate(("far_stage", "last_stage"), 1)
         later = [_pulling(f"n{n}", role, f"n{n - 1}", streams=streams) for n, role in roles]
@@ -124,3 +143,6 @@ def _pulling(node_id: str, role: str, parent: str, *, streams: bool) -> dict[str
         "depends_on": [parent],
         "io": {"input_inline": inline, **start},
     }
+
+
+GROUP = Group(rows=(STAGES, FIRST, FAR, NEAR), opened=opened)

@@ -277,6 +277,7 @@ def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["env"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell lets its background jobs ignore it.
     sys.path[:] = list(filter(None, [*request["env"].get("PYTHONPATH", "").split(os.pathsep), *sys.path]))
     module = request["module"]
     sys.argv = [module, *request["arguments"]]

@@ -110,6 +110,17 @@ def test_tests_wait_for_events_instead_of_sleeping() -> None:
     assert [found for path in checks() if path.name not in HELPERS for found in sleeps(path)] == []
 
 
+def test_a_timeout_loses_no_cancel() -> None:
+    """On Python 3.11, `asyncio.wait_for` loses a cancel that meets the end of what it awaits. Use `asyncio.timeout`."""
+    calls = (
+        place(path, f"{each.lineno}")
+        for path in code()
+        for each in ast.walk(tree(path))
+        if isinstance(each, ast.Attribute) and ast.unparse(each) == "asyncio.wait_for"
+    )
+    assert [*calls] == []
+
+
 def undocumented(path: Path) -> Iterator[str]:
     """Yield public classes, functions and methods without a docstring, and the module unless it is empty."""
     module = tree(path)

@@ -31,12 +31,16 @@ class DeadlineTimer:
     """Enforces the deadlines of a task with a single timer, armed for the earliest one that is still open."""
 
     def __init__(
-        self, deadlines: Deadlines, graph: Graph, *, stop_node: Callable[[int, AttemptFailure, str], None]
+        self,
+        deadlines: Deadlines,
+        graph: Graph,
+        *,
+        stop_nodes: Callable[[dict[int, AttemptFailure], str], None],
     ) -> None:
-        """Call `stop_node` with the index, the failure and the cancel reason of each node that must end."""
+        """Call `stop_nodes` with the failures, by index, of the nodes that must end, and with their cancel reason."""
         self._deadlines = deadlines
         self._nodes = graph.nodes
-        self._stop_node = stop_node
+        self._stop_nodes = stop_nodes
         self._timer: asyncio.Task[None] | None = None
         self._armed_for: tuple[float, str] | None = None
         self.has_events = False
@@ -53,8 +57,8 @@ class DeadlineTimer:
     def process_events(self) -> None:
         """Stop the nodes that have exceeded their deadlines, and set `task_failure` if the task has."""
         self.has_events, now = False, workflow.now().timestamp()
-        for index in self._deadlines.pop_overdue(now):
-            self._stop_node(index, node_failure(self._nodes[index]), reason_codes.DEADLINE)
+        overdue = {index: node_failure(self._nodes[index]) for index in self._deadlines.pop_overdue(now)}
+        self._stop_nodes(overdue, reason_codes.DEADLINE)
         self.task_failure = self._deadlines.task_failure(now)
 
     def _arm(self) -> None:
@@ -177,14 +181,18 @@ class SilentAttempts:
     """The silent attempts of a running task."""
 
     def __init__(
-        self, scheduler: Scheduler, *, run_id: str, stop_node: Callable[[int, AttemptFailure, str], None]
+        self,
+        scheduler: Scheduler,
+        *,
+        run_id: str,
+        stop_nodes: Callable[[dict[int, AttemptFailure], str], None],
     ) -> None:
-        """Call `stop_node` with the index, the failure and the cancel reason of each node that must end."""
+        """Call `stop_nodes` with the failures, by index, of the nodes that must end, and with their cancel reason."""
         self._scheduler = scheduler
         self._states = scheduler.states
         self._index_of = scheduler.index_of
         self._run_id = run_id
-        self._stop_node = stop_node
+        self._stop_nodes = stop_nodes
         self._epochs: dict[int, int] = {}
         """Epochs of the silent attempts, by the index of the node."""
         self._failures: dict[int, AttemptFailure] = {}
@@ -217,9 +225,8 @@ class SilentAttempts:
         """Stop the nodes whose attempts have been silent for too long."""
         self.has_events = False
         failures, self._failures = self._failures, {}
-        for index, failure in failures.items():
-            if self._states[index].status is NodeStatus.RUNNING:
-                self._stop_node(index, failure, reason_codes.SILENCE)
+        running = {i: each for i, each in failures.items() if self._states[i].status is NodeStatus.RUNNING}
+        self._stop_nodes(running, reason_codes.SILENCE)
 
     def _lost(self, report: SilenceReport) -> list[int]:
         """Return the indexes of the nodes that have been silent for too long and do not stop yet."""

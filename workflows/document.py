@@ -64,6 +64,9 @@ _LOCAL_GRAPH_NODES = 500
 Such a write costs one event of the history instead of six, but delays the commands of its workflow task.
 """
 
+FLAGS_TIMEOUT_SEC = 1.0
+"""How long attempts continue at most until their cancel flags have reached MongoDB."""
+
 _MILLISECOND = 0.001
 """The precision of times in MongoDB, in seconds."""
 
@@ -188,6 +191,18 @@ class TaskDocument:
         """Wait until no write is pending or in progress."""
         while self._writing is not None:
             await workflow.wait([self._writing])
+
+    async def await_flags(self) -> None:
+        """Wait until the cancel flags have reached MongoDB, from which attempts learn the cancel reason.
+
+        Return after FLAGS_TIMEOUT_SEC in any case.
+        """
+        with suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: self.is_idle,
+                timeout=FLAGS_TIMEOUT_SEC,
+                timeout_summary="let the cancel flags reach MongoDB",
+            )
 
     async def close(self, result: TaskResult, reason: str | None, *, local: bool) -> None:
         """Write the final state of the task. `reason` says why it failed or was cancelled.

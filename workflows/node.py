@@ -32,7 +32,7 @@ from temporalio.exceptions import (
 )
 
 from flowkit import reason_codes
-from flowkit.actions.plans import Decision
+from flowkit.actions.plans import end_of_approval
 from flowkit.actions.scopes import list_function_sources
 from flowkit.limits import ACTIVATION_INPUT_BYTES
 from flowkit.models import APPROVE, AttemptFailure, AttemptInput, FailureKind, NodeStatus
@@ -58,11 +58,20 @@ from flowkit.workflows.shards import Shards
 from flowkit.workflows.slots import Slots, TaskSlots, concurrency_slots_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, KeysView
+    from collections.abc import (
+        Awaitable,
+        Callable,
+        Collection,
+        Coroutine,
+        Iterable,
+        Iterator,
+        KeysView,
+        Mapping,
+    )
     from contextlib import AbstractAsyncContextManager
 
+    from flowkit.actions.plans import NodeEnd
     from flowkit.models import Node, NodeState, Settings, ShardStarted
-    from flowkit.models.graphs import Approval
     from flowkit.workflows.deadlines import Deadlines
     from flowkit.workflows.document import TaskDocument
     from flowkit.workflows.local_attempts import LocalAttempts, Streak
@@ -110,9 +119,6 @@ Their activities count, with those of the attempts, towards the 2,000 pending ac
 allows a workflow.
 """
 
-_FLAG_TIMEOUT_SEC = 1.0
-"""How long an attempt continues until its cancel flag has reached MongoDB, from which it learns the cancel reason."""
-
 
 @dataclass(slots=True, eq=False)
 class OpenNode:
@@ -121,14 +127,22 @@ class OpenNode:
     index: int
     task: asyncio.Task[None] | None = None
     """What runs its attempts, with what comes before and between them, or waits for the decision about its failure."""
-    stop: AttemptFailure | None = None
-    """The failure with which `RunningNodes.stop` ends it, in place of any other outcome."""
-    interrupted: bool = False
-    """Whether a pause stops its attempt."""
-    cancelled_by_pause: bool = False
-    """Whether a pause has cancelled `task`, after which the node waits for the end of the pause."""
+    begun: bool = False
+    """Whether `task` has taken its first step."""
+    outcome: AttemptFailure | None = None
+    """What counts in place of the end of its attempt or its wait, because the node was withdrawn."""
     status: NodeStatus | None = None
     """How it has ended, which the main loop processes next."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it runs an attempt, or waits."""
+        return self.task is not None and not self.task.done()
+
+    def cancel(self) -> None:
+        """Cancel what it runs or waits for. What has not begun does not begin."""
+        if self.task is not None and (self.begun or self.outcome is None):
+            self.task.cancel()
 
 
 class RetryWaits:
@@ -189,6 +203,7 @@ class RunningNodes:
         """
         settings = state.opened.settings
         self.settings = settings
+        self._state = state
         self.scheduler = scheduler
         self.document = document
         self.wake = wake
@@ -239,6 +254,11 @@ class RunningNodes:
     def change_graph(self) -> None:
         """Note that nodes were added to the graph, or changed."""
         self.local = self.local or self._find_local()
+
+    @property
+    def document_bytes(self) -> int:
+        """Size of the task document, as an estimate; 0 if it is small."""
+        return self._state.opened.document_bytes
 
     @property
     def in_flight(self) -> int:
@@ -308,58 +328,46 @@ class RunningNodes:
         if self.local is not None:
             self.local.note_starts(starting, with_conditions=self.scheduler.any_due)
         for node, state in starting:
-            self._open[node.index] = OpenNode(node.index, asyncio.create_task(self._run(node, state)))
+            started = self._open[node.index] = OpenNode(node.index)
+            started.task = asyncio.create_task(self._run(started, node, state))
 
-    async def _run(self, node: Node, state: NodeState) -> None:
+    async def _run(self, open_node: OpenNode, node: Node, state: NodeState) -> None:
+        open_node.begun, status = True, None
         try:
-            status = await run_node(self, node, state)
+            if open_node.outcome is None:
+                status = await run_node(self, node, state)
         except asyncio.CancelledError:
-            status = self._end_cancelled(node.index)
+            if open_node.outcome is None and not self.is_given_up():
+                raise
         except Exception as error:
             self._error = error
             raise
-        if self.is_given_up(node.index):
-            return
+        if not self.is_given_up():
+            self._continue(open_node, status)
+
+    def _continue(self, open_node: OpenNode, status: NodeStatus | None) -> None:
+        """End a node with `status`, or with the failure with which it was withdrawn. Otherwise, let it start again.
+
+        If it is paused, it waits for that without a slot.
+        """
+        index, outcome = open_node.index, open_node.outcome
         if status is not None:
-            self._end(node.index, status)
+            self._end(index, status)
+        elif outcome is not None and outcome is not INTERRUPTED:
+            self._fail(index, outcome)
         elif not self.starts_no_attempts():
-            self._continue(node.index)
+            self._open.pop(index, None)
+            self.start([index])
 
-    def _continue(self, index: int) -> None:
-        """Let a node start again that has run no further attempt. If it is paused, it waits for that without a slot."""
-        failure = self.failure_of_stop(index)
-        if failure is not None:
-            self._fail_stopped(index, failure)
-            return
-        self._open.pop(index, None)
-        self.start([index])
-
-    def _end_cancelled(self, index: int) -> NodeStatus | None:
-        """Return how a node ends whose asyncio task was cancelled; None if it continues later, or does not count."""
-        if self.is_given_up(index):
-            return None
-        open_node = self._open.get(index)
-        if open_node is not None and open_node.stop is not None:
-            self._note_stop(index, open_node.stop)
-            return NodeStatus.FAILED
-        if self.stopping or open_node is None or not open_node.cancelled_by_pause:
-            raise asyncio.CancelledError
-        return None
-
-    def _note_stop(self, index: int, failure: AttemptFailure) -> None:
+    def _fail(self, index: int, failure: AttemptFailure) -> None:
         state = self.scheduler.states[index]
         note_failure(state, failure.code, failure.message)
         state.next_retry_at = None
-
-    def _fail_stopped(self, index: int, failure: AttemptFailure) -> None:
-        self._note_stop(index, failure)
         self._end(index, NodeStatus.FAILED)
 
-    def is_given_up(self, index: int) -> bool:
-        """Return whether the present asyncio task runs a generation of a node that an action gives up, or
-        has given up.
-        """
-        return index in self.scheduler.resetting or asyncio.current_task() in self._given_up
+    def is_given_up(self) -> bool:
+        """Return whether the present asyncio task runs a node that was given up."""
+        return asyncio.current_task() in self._given_up
 
     def _end(self, index: int, status: NodeStatus) -> None:
         """Let the main loop process the end of a node, or hold its failure until an operator decides."""
@@ -407,56 +415,66 @@ class RunningNodes:
         """The nodes that have started, or would have without a pause, and whose end the main loop has not processed."""
         return {*self._open, *self.parked}
 
-    def detach(self, indexes: Iterable[int]) -> None:
-        """Forget nodes that start a new generation, and cancel what they wait for or run.
-
-        How that ends does not count.
-        """
+    def give_up(self, indexes: Iterable[int]) -> None:
+        """Withdraw nodes that start a new generation, or end by a decision. How what they run ends does not count."""
         gone = {*indexes}
-        for index in sorted(gone):
-            open_node = self._open.pop(index, None)
-            if open_node is not None and open_node.task is not None:
-                self._given_up[open_node.task] = None
-                open_node.task.add_done_callback(lambda task: self._given_up.pop(task, None))
-                open_node.task.cancel()
-            self.parked.discard(index)
+        given_up = [self._open.pop(index) for index in sorted(gone) if index in self._open]
+        self.parked.difference_update(gone)
         self._ended = [each for each in self._ended if each.index not in gone]
+        for task in [each.task for each in given_up if each.task is not None]:
+            self._given_up[task] = None
+            task.add_done_callback(lambda task: self._given_up.pop(task, None))
+        self._cancel(given_up, reason_codes.INTERRUPTED)
 
-    def flag(self, indexes: Iterable[int], reason: str = reason_codes.INTERRUPTED) -> None:
-        """Show attempts as being cancelled, and write their cancel flags with this reason."""
-        for index in indexes:
-            self.scheduler.states[index].status = NodeStatus.CANCELLING
-            self.document.write_node(index, cancel_reason=reason)
+    def withdraw(self, outcomes: Mapping[int, AttemptFailure], reason: str) -> None:
+        """Withdraw open nodes, with `outcomes` in place of how what they run or wait for ends.
 
-    async def stop_attempts(self, indexes: Collection[int]) -> None:
-        """Cancel attempts once their cancel flags have reached MongoDB, and wait until they have ended."""
-        await self._await_flags()
-        self.detach(indexes)
-        await workflow.wait_condition(lambda: self.flying.isdisjoint(indexes))
-
-    def decide(self, decision: Decision) -> None:
-        """End a node that waits for an approval."""
-        by = f" by {decision.by}" if decision.by else ""
-        why = f"rejected{by}" + (f": {decision.comment}" if decision.comment else "")
-        if decision.approves:
-            self.scheduler.changed.add(decision.index)
-            self.end_as_decided(decision.index, NodeStatus.FINISHED)
-        else:
-            self.end_as_decided(decision.index, NodeStatus.FAILED, (reason_codes.REJECTED, why))
-
-    def end_as_decided(self, index: int, status: NodeStatus, failure: tuple[str, str] | None = None) -> None:
-        """End an open node in the state of the task, at once, as a person has decided.
-
-        `failure` has the reason code and the text of a node that fails. The document of a finished one is up to date.
+        With INTERRUPTED, a node starts again as soon as it is not paused; with another failure, it fails. `reason` is
+        the cancel reason of the attempts.
         """
-        self.detach([index])
-        state = self.scheduler.states[index]
+        withdrawn = [self._open[index] for index in outcomes if index in self._open]
+        withdrawn = [each for each in withdrawn if each.status is None]
+        for each in withdrawn:
+            if each.outcome is None or each.outcome is INTERRUPTED:
+                each.outcome = outcomes[each.index]
+        self._cancel(withdrawn, reason)
+
+    def _cancel(self, withdrawn: Iterable[OpenNode], reason: str) -> None:
+        """Cancel the waits of nodes at once, and attempts when their cancel flags have reached MongoDB.
+
+        An attempt that is being cancelled already keeps its flag. `flying` shows when an attempt has ended.
+        """
+        flagged: list[OpenNode] = []
+        for each in withdrawn:
+            state = self.scheduler.states[each.index]
+            if each.index not in self._flights:
+                each.cancel()
+            elif state.status is NodeStatus.RUNNING:
+                state.status = NodeStatus.CANCELLING
+                self.document.write_node(each.index, cancel_reason=reason)
+                flagged.append(each)
+        if flagged:
+            cancelling = asyncio.create_task(self._cancel_when_flagged(flagged))
+            self._cancelling.add(cancelling)
+            cancelling.add_done_callback(self._cancelling.discard)
+
+    async def _cancel_when_flagged(self, flagged: Iterable[OpenNode]) -> None:
+        """Cancel attempts when their flags have reached MongoDB, except those that have ended by themselves."""
+        await self.document.await_flags()
+        for each in flagged:
+            if each.outcome is not None or each.task in self._given_up:
+                each.cancel()
+
+    def end_as_decided(self, end: NodeEnd) -> None:
+        """End an open node in the state of the task, at once, as a person or a rule has decided."""
+        self.give_up([end.index])
+        state = self.scheduler.states[end.index]
         state.waits_for = None
-        if failure is not None:
-            note_failure(state, *failure)
-        self.scheduler.end_as_decided(index, status, self.active)
-        if status is not NodeStatus.FINISHED:
-            self.scheduler.changed.add(index)
+        if end.failure is not None:
+            note_failure(state, *end.failure)
+        self.scheduler.end_as_decided(end.index, end.status, self.active)
+        if end.outcome is None:  # With an outcome, the document shows the end already.
+            self.scheduler.changed.add(end.index)
         self.document.write_changed_nodes()
         self.wake()
 
@@ -491,19 +509,10 @@ class RunningNodes:
 
         A node whose attempt is in flight follows when the attempt has ended.
         """
-        for index in interrupts:
-            if index in self._open:
-                self._open[index].interrupted = True
-            self._cancel_attempt(index, reason_codes.INTERRUPTED)
-        for index in [*self._open]:
-            is_held = self.scheduler.states[index].held_until is not None
-            if index not in self.flying and index in self.scheduler.pauses.paused and not is_held:
-                self._cancel_for_pause(index)
-
-    def _cancel_for_pause(self, index: int) -> None:
-        if index in self._open:
-            self._open[index].cancelled_by_pause = True
-        self._cancel(index)
+        paused, states = self.scheduler.pauses.paused, self.scheduler.states
+        idle = [index for index in self._open if index in paused and index not in self._flights]
+        waiting = [index for index in idle if states[index].held_until is None]
+        self.withdraw(dict.fromkeys([*interrupts, *waiting], INTERRUPTED), reason_codes.INTERRUPTED)
 
     def resume(self) -> None:
         """Start the parked nodes that are no longer paused."""
@@ -541,18 +550,13 @@ class RunningNodes:
         if is_deferred or index in self.scheduler.streams.throttling:
             self.document.write_node(index)
 
-    def take_interrupt(self, index: int) -> bool:
-        """Return whether a pause has stopped the attempt of a node that has just ended, and forget it."""
+    def take_outcome(self, index: int) -> AttemptFailure | None:
+        """Return what counts in place of how the attempt of a node has ended, and forget it. None if it counts."""
         open_node = self._open.get(index)
-        if open_node is None or not open_node.interrupted:
-            return False
-        open_node.interrupted = False
-        return True
-
-    def failure_of_stop(self, index: int) -> AttemptFailure | None:
-        """Return the failure with which `stop` ends a node, if it does."""
-        open_node = self._open.get(index)
-        return open_node.stop if open_node is not None else None
+        if open_node is None:
+            return None
+        outcome, open_node.outcome = open_node.outcome, None
+        return outcome
 
     def pop_ended(self) -> list[tuple[int, NodeStatus]]:
         """Return the nodes that have ended since the last call, with their statuses, in the order in which they ended.
@@ -643,57 +647,26 @@ class RunningNodes:
             self._reserved, self._reserved_at = 0, length
         return self._reserved == 0 or self._reserved + size <= ACTIVATION_INPUT_BYTES
 
-    def stop(self, index: int, failure: AttemptFailure, reason: str) -> None:
-        """End an open node with `failure`, in place of any other outcome, when its attempt has ended.
+    def stop(self, failures: Mapping[int, AttemptFailure], reason: str) -> None:
+        """End open nodes with these failures, in place of any other outcome, when their attempts have ended.
 
-        `reason` is the cancel reason of the attempt, which is cancelled once its cancel flag has reached
-        MongoDB. A node that waits, for example for its retry, ends at once. The other nodes of the task
-        continue, as far as its rules for failures allow.
+        `reason` is the cancel reason of the attempts. Nodes that wait, for example for a retry, end at once, and
+        approvals with their default decision. The other nodes of the task continue, as far as its rules for failures
+        allow.
         """
-        open_node = self._open.get(index)
-        if index in self.scheduler.resetting or (open_node is not None and open_node.status is not None):
-            return
-        state, approval = self.scheduler.states[index], self.scheduler.nodes[index].approval
-        if approval is not None:
-            self._decide_overdue(index, approval, failure)
-            return
-        if open_node is not None:
-            open_node.stop = failure
-        if state.status is NodeStatus.RUNNING:
-            self._cancel_attempt(index, reason)
-        elif state.status is not NodeStatus.CANCELLING and not self._cancel(index):
-            self._fail_stopped(index, failure)
-
-    def _decide_overdue(self, index: int, approval: Approval, failure: AttemptFailure) -> None:
-        """End a node that waits for an approval with its default decision."""
-        approves = approval.default == APPROVE
-        self.decide(Decision(index=index, approves=approves, comment=failure.message))
-
-    def _cancel_attempt(self, index: int, reason: str) -> None:
-        self.flag([index], reason)
-        cancelling = asyncio.create_task(self._cancel_when_flagged(index, self.scheduler.states[index].epoch))
-        self._cancelling.add(cancelling)
-        cancelling.add_done_callback(self._cancelling.discard)
-
-    async def _await_flags(self) -> None:
-        with suppress(TimeoutError):
-            await workflow.wait_condition(
-                lambda: self.document.is_idle,
-                timeout=_FLAG_TIMEOUT_SEC,
-                timeout_summary="let the cancel flag reach MongoDB",
-            )
-
-    async def _cancel_when_flagged(self, index: int, epoch: int) -> None:
-        await self._await_flags()
-        if self.failure_of_stop(index) is not None:
-            self._cancel(index)
-        elif index in self.flying and self.scheduler.states[index].epoch == epoch:
-            self._cancel_for_pause(index)
-
-    def _cancel(self, index: int) -> bool:
-        """Cancel a node that runs or waits. Return False if it does neither."""
-        open_node = self._open.get(index)
-        return open_node is not None and open_node.task is not None and open_node.task.cancel()
+        live: dict[int, AttemptFailure] = {}
+        for index, failure in failures.items():
+            open_node, approval = self._open.get(index), self.scheduler.nodes[index].approval
+            if index in self.scheduler.resetting or (open_node is not None and open_node.status is not None):
+                continue
+            if approval is not None:
+                approves = approval.default == APPROVE
+                self.end_as_decided(end_of_approval(index, approves=approves, comment=failure.message))
+            elif open_node is not None and open_node.is_live:
+                live[index] = failure
+            else:
+                self._fail(index, failure)
+        self.withdraw(live, reason)
 
     def cancel_local(self) -> None:
         """Cancel the attempts that run inside the engine.
@@ -701,7 +674,8 @@ class RunningNodes:
         Commands, such as the one that writes the cancel flags, wait for the end of these attempts.
         """
         for index in sorted(self.local.nodes) if self.local is not None else ():
-            self._cancel(index)
+            if index in self._open:
+                self._open[index].cancel()
 
     async def cancel(self, grace_sec: float) -> None:
         """Cancel the running nodes and wait until they stop, at most `grace_sec`. 0 means without a limit.
@@ -771,7 +745,7 @@ async def _run_shards(nodes: RunningNodes, node: Node, state: NodeState) -> Node
 
 
 async def _await_approval(nodes: RunningNodes, node: Node, state: NodeState) -> None:
-    """Show that a node waits for an approval. `RunningNodes.decide` ends the wait."""
+    """Show that a node waits for an approval. `RunningNodes.end_as_decided` ends the wait."""
     state.status = NodeStatus.DEFERRED
     nodes.document.write_node(node.index)
     nodes.wake()
@@ -811,11 +785,9 @@ async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> No
                 return None
             seen = nodes.scheduler.source_progress(node)
             failure = await _run_attempt(nodes, node, state, local)
-        if nodes.stopping or nodes.is_given_up(node.index):
-            is_finished = failure is None and not nodes.is_given_up(node.index)
-            return NodeStatus.FINISHED if is_finished else None
-        interrupted = INTERRUPTED if nodes.take_interrupt(node.index) else None
-        failure = nodes.failure_of_stop(node.index) or interrupted or failure
+        if nodes.stopping or nodes.is_given_up():
+            return NodeStatus.FINISHED if failure is None else None
+        failure = nodes.take_outcome(node.index) or failure
         if failure is None:
             return NodeStatus.FINISHED
         if not _prepare_retry(nodes, node, state, failure):
@@ -908,7 +880,9 @@ async def _execute(
     The result is not decoded, because a newer worker may return a different type.
     """
     settings = nodes.settings
-    attempt = attempt_input(nodes.scheduler, settings, workflow.info().workflow_id, node)
+    attempt = attempt_input(
+        nodes.scheduler, settings, workflow.info().workflow_id, node, document_bytes=nodes.document_bytes
+    )
     if shard:
         attempt = replace(attempt, shard=shard)
     if local is not None:
@@ -929,7 +903,9 @@ async def _execute(
     )
 
 
-def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: Node) -> AttemptInput:
+def attempt_input(
+    scheduler: Scheduler, settings: Settings, task_id: str, node: Node, *, document_bytes: int = 0
+) -> AttemptInput:
     """Return the input of the node's current attempt."""
     state, streams = scheduler.states[node.index], scheduler.streams
     followers = streams.followers(node) if node.max_ahead else ()
@@ -958,6 +934,7 @@ def attempt_input(scheduler: Scheduler, settings: Settings, task_id: str, node: 
         kept=state.kept,
         failures=state.failures,
         streams=bool(node.streams_from),
+        document_bytes=document_bytes,
         source_first_epochs={}
         if not scheduler.has_generations
         else _first_epochs(scheduler, (*node.pulls_from, *followers, *list_function_sources(node))),

@@ -53,9 +53,6 @@ class ShardNodes(Protocol):
     async def await_sources(self, node: Node, wait_sec: float, seen: int | None, summary: str) -> None:
         """Wait after a yield until an attempt may find new batches."""
 
-    def take_interrupt(self, index: int) -> bool:
-        """Forget that a pause has stopped the attempts of a node."""
-
     def fail_with(self, error: Exception) -> None:
         """Let the main loop raise an unexpected error."""
 
@@ -119,7 +116,6 @@ class Shards:
                 else:
                     break
         except asyncio.CancelledError:
-            self._nodes.take_interrupt(self._node.index)
             await self._stop()
             raise
         is_done = self._exhausted and not self._next and not self._running

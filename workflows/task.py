@@ -7,7 +7,6 @@ Start it with `Coordinator.create_task`, or with Temporal alone:
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
@@ -65,9 +64,6 @@ with workflow.unsafe.imports_passed_through():
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_CANCEL_FLAGS_TIMEOUT_SEC = 1.0
-"""How long a stopping task waits for its cancel flags to reach MongoDB before it cancels the attempts."""
 
 _NO_INPUT = RawValue(Payload())
 
@@ -184,9 +180,9 @@ class Task:
             before_immediate_retry=self._before_immediate_retry,
         )
         self._conditions = ConditionEvaluations(self._scheduler, self._state.opened.settings.deployment)
-        self._deadlines = DeadlineTimer(deadlines, graph, stop_node=self._nodes.stop)
+        self._deadlines = DeadlineTimer(deadlines, graph, stop_nodes=self._nodes.stop)
         self._silence = SilentAttempts(
-            self._scheduler, run_id=workflow.info().run_id, stop_node=self._nodes.stop
+            self._scheduler, run_id=workflow.info().run_id, stop_nodes=self._nodes.stop
         )
         self._actions = TaskActions(self._state, self._scheduler, self._nodes, deadlines, self._document)
         self._event_sources = (self._conditions, self._deadlines, self._silence)
@@ -245,7 +241,7 @@ class Task:
         for source in self._event_sources:
             if source.has_events:
                 source.process_events()
-        self._nodes.detach(self._scheduler.end_holds())
+        self._nodes.give_up(self._scheduler.end_holds())
         if self._nodes.parked:
             self._document.write_throttling()
         if self._scheduler.changed and not self._scheduler.must_stop:
@@ -336,12 +332,7 @@ class Task:
             self._publisher.set_status(TaskStatus.FAILED, overdue or failure_text(self._scheduler))
         self._document.write_task(cancel_reason=reason)
         self._nodes.cancel_local()
-        with suppress(TimeoutError):
-            await workflow.wait_condition(
-                lambda: self._document.is_idle,
-                timeout=_CANCEL_FLAGS_TIMEOUT_SEC,
-                timeout_summary="let the cancel flags reach MongoDB",
-            )
+        await self._document.await_flags()
         await self._cancel_nodes(grace_sec=self._state.opened.settings.cancel_grace_sec)
         await workflow.wait_condition(lambda: not self._updates_waiting)
         await self._actions.settle()

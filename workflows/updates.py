@@ -15,7 +15,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 from flowkit import reason_codes
 from flowkit.actions.changed_nodes import changes_of, with_raw_changes
-from flowkit.actions.plans import Audit, TaskSnapshot, result_of
+from flowkit.actions.plans import Audit, NodeEnd, TaskSnapshot, result_of
 from flowkit.actions.records import ChangeGraph, Pause, RetryNode
 from flowkit.actions.reruns import plan_rerun
 from flowkit.actions.table import parse_action, plan
@@ -24,14 +24,11 @@ from flowkit.graph.changes import change_graph, change_problems, merge_patch
 from flowkit.graph.validation import STEP_NODES, normalized, normalizing, parse_graph, raise_if
 from flowkit.limits import REPORT_BYTES
 from flowkit.models import (
-    AttemptFailure,
     BatchesChecked,
     BatchesSettled,
     ChangedNode,
-    FailureKind,
     GraphChange,
     GraphChanged,
-    NodeOutcome,
     NodeReset,
     NodeStatus,
     ResetDone,
@@ -160,11 +157,11 @@ class TaskActions:
 
     def _take_effect(self, planned: Plan, action: Action, now: float) -> None:
         if planned.resets:
-            self._start_reset(planned, action)
+            self._start_reset(planned)
+        elif planned.end is not None:
+            self._nodes.end_as_decided(planned.end)
         elif planned.ends_wait is not None:
             self._nodes.end_wait(planned.ends_wait)
-        elif planned.decision is not None:
-            self._nodes.decide(planned.decision)
         elif planned.satisfies is not None:
             self._scheduler.satisfy(planned.satisfies)
             self._document.write_prerequisites(each.index for each in planned.changes)
@@ -192,20 +189,19 @@ class TaskActions:
         """Wait until every accepted action has taken effect, also in the document, because the task ends."""
         await workflow.wait_condition(lambda: self.is_idle)
 
-    def _start_reset(self, planned: Plan, action: Action) -> None:
+    def _start_reset(self, planned: Plan) -> None:
         """Start nodes again. Attempts that run end first, then the task document shows the new generations."""
         scheduler, nodes = self._scheduler, self._nodes
         scheduler.resetting.update(planned.resets)
         interrupted = {*planned.interrupts}
         waiting = [index for index in planned.resets if index not in interrupted]
-        nodes.detach([*waiting, *planned.unblocks])
-        nodes.flag(planned.interrupts)
+        nodes.give_up([*planned.resets, *planned.unblocks])
         if planned.changed is not None:
             self._change_node(planned.changed)
         scheduler.renew(waiting, planned.kept)
         scheduler.unblock(planned.unblocks)
         scheduler.rebuild(nodes.active)
-        reset = asyncio.create_task(self._reset(planned, action, self._audit.revision))
+        reset = asyncio.create_task(self._reset(planned, self._audit.revision))
         self._resets.append(reset)
         reset.add_done_callback(self._resets.remove)
 
@@ -215,22 +211,22 @@ class TaskActions:
         planned = plan_rerun(rerun.nodes, scheduler.nodes, scheduler.states, rerun.keeps)
         action = RetryNode(by=rerun.by, reason=rerun.reason)
         self._audit.add(RERUN, action, planned, workflow.now().timestamp(), "")
-        self._start_reset(planned, action)
+        self._start_reset(planned)
         self._document.write_actions()
 
     def _change_node(self, node: Node) -> None:
         self._scheduler.change_node(node)
         self._state.changed[node.node_id] = changes_of(node)
 
-    async def _reset(self, planned: Plan, action: Action, revision: int) -> None:
+    async def _reset(self, planned: Plan, revision: int) -> None:
         try:
             if planned.interrupts:
-                await self._nodes.stop_attempts(planned.interrupts)
+                await workflow.wait_condition(lambda: self._nodes.flying.isdisjoint(planned.interrupts))
                 self._scheduler.renew(planned.interrupts, planned.kept)
             for each in planned.batches:
                 await self._settle_batches(each)
             failure = await self._write_reset(planned, revision)
-            self._finish_reset(planned, action, failure)
+            self._finish_reset(planned, failure)
         except Exception as error:
             self._nodes.fail_with(error)
             raise
@@ -305,14 +301,14 @@ class TaskActions:
             scheduler.rebuild(self._nodes.active)
             self._nodes.wake()
 
-    async def _write_reset(self, planned: Plan, revision: int) -> AttemptFailure | None:
+    async def _write_reset(self, planned: Plan, revision: int) -> tuple[str, str] | None:
         """Let the engine write that the nodes start again. Return why it rejects the results of a node, if it does.
 
         Temporal limits the size of payloads, so a large reset takes several calls.
         """
         states, now = self._scheduler.states, workflow.now().timestamp()
         resets = [self._make_reset(index, planned) for index in planned.resets]
-        failure: AttemptFailure | None = None
+        failure: tuple[str, str] | None = None
         for nodes in split_by_size(resets, _measure_reset, REPORT_BYTES):
             record = ResetNodes(
                 task_id=workflow.info().workflow_id,
@@ -334,19 +330,14 @@ class TaskActions:
             failure = failure or problem
         return failure
 
-    async def _try_reset(self, record: ResetNodes) -> tuple[Sequence[int], AttemptFailure | None]:
-        """Return the reserved epochs, and why the engine rejects the write for good, if it does."""
+    async def _try_reset(self, record: ResetNodes) -> tuple[Sequence[int], tuple[str, str] | None]:
+        """Return the reserved epochs, and code and text of the failure if the engine rejects the write for good."""
         try:
             done = await self._call(record)
         except ActivityError as error:
             cause = error.cause
             code = cause.type if isinstance(cause, ApplicationError) else None
-            failure = AttemptFailure(
-                kind=FailureKind.FAILURE,
-                code=code or reason_codes.UNEXPECTED_ERROR,
-                message=_message_of(error),
-                permanent=True,
-            )
+            failure = code or reason_codes.UNEXPECTED_ERROR, _message_of(error)
             return [each.epoch for each in record.nodes], failure
         return done.epochs, None
 
@@ -365,33 +356,25 @@ class TaskActions:
     def _make_reset(self, index: int, planned: Plan) -> NodeReset:
         node, state, end = self._scheduler.nodes[index], self._scheduler.states[index], planned.end
         changes = self._state.changed.get(node.node_id, {})
-        outcome = None
-        if end is not None and end.index == index and end.status is NodeStatus.FINISHED:
-            outcome = NodeOutcome(
-                metrics=dict(end.metrics),
-                artifacts_ref=None if end.artifacts_ref is None else dict(end.artifacts_ref),
-                batches=[*end.batches],
-            )
         return NodeReset(
             index=index,
             node_id=node.node_id,
             epoch=state.epoch + 1,
             generation=state.generation,
-            outcome=outcome,
+            outcome=end.outcome if end is not None and end.index == index else None,
             io={name: changes[name] for name in ("input_inline", "input_ref") if changes} or None,
             fields={name: changes[name] for name in ("timeout_sec", "retry_policy") if changes},
             keeps=index in planned.kept,
         )
 
-    def _finish_reset(self, planned: Plan, action: Action, failure: AttemptFailure | None) -> None:
+    def _finish_reset(self, planned: Plan, failure: tuple[str, str] | None) -> None:
         """Let the nodes of the new generations start, and end the node about which an operator has decided."""
-        scheduler, end, index = self._scheduler, planned.end, planned.changes[0].index
+        scheduler, end = self._scheduler, planned.end
         scheduler.resetting.difference_update(planned.resets)
         if failure is not None:
-            self._nodes.end_as_decided(index, NodeStatus.FAILED, (failure.code, failure.message))
-        elif end is not None:
-            failed = _failure_of(action) if end.status is NodeStatus.FAILED else None
-            self._nodes.end_as_decided(index, end.status, failed)
+            end = NodeEnd(index=planned.changes[0].index, status=NodeStatus.FAILED, failure=failure)
+        if end is not None:
+            self._nodes.end_as_decided(end)
         else:
             scheduler.rebuild(self._nodes.active)
             self._document.write_changed_nodes()
@@ -408,7 +391,7 @@ class TaskActions:
         added, changed = _added_by(action), self._find_changed(action)
         self._changes_graph = True
         scheduler.resetting.update(replaced)
-        self._nodes.detach(replaced)
+        self._nodes.give_up(replaced)
         scheduler.rebuild(self._nodes.active)
         failure: ActionRejected | None = None
         try:
@@ -471,6 +454,7 @@ class TaskActions:
         self, graph: dict[str, Any], done: GraphChanged, changed: Sequence[Node], added: Sequence[Node]
     ) -> None:
         self._task.graph, self._task.stored = graph, done.stored
+        self._task.opened = replace(self._task.opened, document_bytes=done.document_bytes)
         for node in changed:
             self._state.changed.pop(node.node_id, None)
         self._scheduler.change_graph(changed, added, done.epochs)
@@ -575,13 +559,6 @@ def _update_id() -> str:
 
 def _added_by(action: ChangeGraph) -> dict[str, Any]:
     return {"nodes": [*action.nodes], "edges": [*action.edges], "edges_ex": [*action.edges_ex]}
-
-
-def _failure_of(action: Action) -> tuple[str, str]:
-    """Return the reason code and the text of a node that a person has failed."""
-    by = f" by {action.by}" if action.by else ""
-    reason = f": {action.reason}" if action.reason else ""
-    return reason_codes.FAILED_BY_USER, f"failed{by}{reason}"
 
 
 def _message_of(error: ActivityError) -> str:

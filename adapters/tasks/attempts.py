@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 
 import bson
 from bson.raw_bson import RawBSONDocument
+from cachetools import LRUCache
 from pymongo import UpdateOne
 
 from flowkit.adapters.group_commit import GroupCommit
@@ -36,6 +37,7 @@ from flowkit.adapters.tasks.cancel_flags import (
     unset_of_flags,
 )
 from flowkit.adapters.tasks.fields import PAUSED, PINNED, WAITS_FOR, pin_path, read_pins
+from flowkit.adapters.tasks.room import with_room
 from flowkit.core.utils import Fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
@@ -51,10 +53,23 @@ Update = dict[str, Fields]
 NOT_CLOSED: Fields = {"closed_run_id": {"$exists": False}}
 """Filter for documents of tasks that no run has closed."""
 
+_REWRITTEN_BYTES_PER_SEC = 50_000_000
+"""How fast concurrent attempts of one process let MongoDB rewrite the same large document."""
+
+_LARGE_DOCUMENTS = 100
+"""How many large documents have a group commit of their own."""
+
 _ALIVE = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
 
 _PARAMS: Fields = {"_id": 0, "params": 1}
 """Projection with the params of a task."""
+
+_KEPT_BYTES = 2 * 2**20
+"""Memory for the params of runs whose attempts have ended, for their next attempts."""
+_LARGEST_KEPT_BYTES = 32 * 2**10
+"""The largest params that are kept. Of a node with larger ones, a read is a small part of the work."""
+_OBJECT_BYTES = 1_000
+"""What an entry takes beside the BSON."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
@@ -71,6 +86,38 @@ class StoredParams:
         if isinstance(self.stored, RawBSONDocument):
             return bson.decode(self.stored.raw)
         return copy.deepcopy(self.stored or {})
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return about how many bytes of memory it takes to keep them."""
+        stored = self.stored
+        return _OBJECT_BYTES + len(
+            stored.raw if isinstance(stored, RawBSONDocument) else bson.encode(stored or {})
+        )
+
+
+class KnownParams:
+    """The params that this process has read, by task and run, so that later attempts need not read them again.
+
+    They do not change within a run. Large ones are known only while an attempt holds them.
+    """
+
+    def __init__(self) -> None:
+        self._held: WeakValueDictionary[tuple[str, str], StoredParams] = WeakValueDictionary()
+        self._kept: LRUCache[tuple[str, str], StoredParams] = LRUCache(
+            _KEPT_BYTES, getsizeof=lambda params: params.kept_bytes
+        )
+
+    def get(self, task_id: str, run_id: str) -> StoredParams | None:
+        """Return the params of a run of a task, or None if they have to be read."""
+        kept: StoredParams | None = self._kept.get((task_id, run_id))
+        return kept or self._held.get((task_id, run_id))
+
+    def note(self, task_id: str, run_id: str, params: StoredParams) -> None:
+        """Remember what was read."""
+        self._held[task_id, run_id] = params
+        if params.kept_bytes <= _LARGEST_KEPT_BYTES:
+            self._kept[task_id, run_id] = params
 
 
 class TriedBefore(Exception):
@@ -263,17 +310,30 @@ class Attempts:
     ) -> None:
         self._collection = collection
         self._undecoded = undecoded(collection)
-        self.params: WeakValueDictionary[tuple[str, str], StoredParams] = WeakValueDictionary()
-        """The params that attempts of this process hold, by task and run. They do not change within a run."""
+        self.params = KnownParams()
         self._entry_of = entry_of
         self._reopen = reopen
         """Called with a task id and the id of the run that continues the task."""
         self._writes = self._group_commit()
         self._leases = self._group_commit()
         """Their updates use another operator for a field that the begin and the end of an attempt change as well."""
+        self._large: LRUCache[str, GroupCommit[_Write]] = LRUCache(_LARGE_DOCUMENTS)
+        """The begins and ends in large documents, by task, so that those in other documents do not wait for them."""
 
-    def _group_commit(self) -> GroupCommit[_Write]:
-        return GroupCommit[_Write](alone=lambda write: write.alone(), together=self._write_together)
+    def _group_commit(self, interval_sec: float = 0.0) -> GroupCommit[_Write]:
+        return GroupCommit[_Write](
+            alone=lambda write: write.alone(), together=self._write_together, interval_sec=interval_sec
+        )
+
+    def _writes_of(self, attempt: AttemptInput) -> GroupCommit[_Write]:
+        """Return the group commit of the begin and the end of an attempt."""
+        if not attempt.document_bytes:
+            return self._writes
+        if attempt.task_id not in self._large:
+            self._large[attempt.task_id] = self._group_commit(
+                attempt.document_bytes / _REWRITTEN_BYTES_PER_SEC
+            )
+        return self._large[attempt.task_id]
 
     @translate_errors
     async def begin(
@@ -302,7 +362,7 @@ class Attempts:
         take = partial(self._begin_once, lease) if once else self._begin
         alone = partial(take, attempt, run_id, update, read)
         write = _Write(entry=entry, fence=entry.new_epoch_filter, update=update, alone=alone, read=read)
-        await self._writes.write(write)
+        await self._writes_of(attempt).write(write)
 
     @translate_errors
     async def finish(self, attempt: AttemptInput, run_id: str, at: float) -> None:
@@ -313,7 +373,7 @@ class Attempts:
         entry = self._entry_of(attempt)
         update = {"$set": entry.finish_set(at)}
         alone = partial(self._finish, attempt, run_id, update)
-        await self._writes.write(
+        await self._writes_of(attempt).write(
             _Write(entry=entry, fence=entry.running_filter(run_id), update=update, alone=alone)
         )
 
@@ -457,7 +517,14 @@ class Attempts:
         await self._update(fence, update)
 
     async def _update(self, condition: Fields, update: Update, read: Fields | None = None) -> bool:
-        """Update a document. Return False if none matches. With `read`, add the params of the task to `read`."""
+        """Update a document. Return False if none matches. With `read`, add the params of the task to `read`.
+
+        The errors of other nodes leave room for the update.
+        """
+        write = partial(self._update_once, condition, update, read)
+        return await with_room(self._collection, condition["id"], write)
+
+    async def _update_once(self, condition: Fields, update: Update, read: Fields | None) -> bool:
         if read is None:
             return bool((await self._collection.update_one(condition, update)).matched_count)
         stored = await self._undecoded.find_one_and_update(condition, update, projection=_PARAMS)

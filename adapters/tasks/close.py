@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.mongo import fits, moment
 from flowkit.adapters.tasks.cancel_flags import set_of_task_flag
-from flowkit.adapters.tasks.fields import NODE_STATES, history, nodes_of
+from flowkit.adapters.tasks.fields import NODE_STATES, TRUNCATED, history, nodes_of
 from flowkit.adapters.tasks.record import (
     ACTIONS,
     NODES_OF_ONE_UPDATE,
@@ -19,6 +19,7 @@ from flowkit.adapters.tasks.record import (
     omitted_changes,
     unset_of_decisions,
 )
+from flowkit.adapters.tasks.room import SHORT_ERROR_CHARS
 from flowkit.errors import StoreTooLarge
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.text import truncate
@@ -52,7 +53,7 @@ class Room:
 
 _ROOMS = (
     Room(),
-    Room(error_chars=80),
+    Room(error_chars=SHORT_ERROR_CHARS),
     Room(error_chars=0, changes=2),
     Room(error_chars=0, changes=2, stats=False),
     Room(error_chars=0, changes=1, stats=False, nodes=False),
@@ -139,7 +140,7 @@ def end_fields(close: CloseTask, stored_nodes: list[Fields], room: Room) -> Fiel
     if room.error_chars is not None and close.reason:
         fields["reason"] = truncate(close.reason, _REASON_CHARS)
     if close.handled_failures_omitted or room != Room():
-        fields["coordinator.truncated"] = True
+        fields[TRUNCATED] = True
     return fields
 
 

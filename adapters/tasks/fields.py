@@ -9,9 +9,12 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+import bson
+
 from flowkit.adapters.mongo import iso, moment
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.validation import parents_by_node
+from flowkit.limits import LARGE_DOCUMENT_BYTES, NODE_STATE_BYTES
 from flowkit.models import RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
 
 if TYPE_CHECKING:
@@ -48,6 +51,9 @@ RECORDED_AT = "coordinator.recorded_at"
 
 SATISFIED = "coordinator.satisfied"
 """Field with the prerequisites of a task that are satisfied; absent without any."""
+
+TRUNCATED = "coordinator.truncated"
+"""Field of a document from which FlowKit has cut errors or other texts, because it would have become too large."""
 
 PINNED = "coordinator.pinned"
 """Field with the version of each role that a task has fixed (`version_policy`). `/` replaces the dots in a role."""
@@ -109,6 +115,15 @@ def new_task(
         INPUT_DIGEST: input_digest(params, graph),
         **owner(namespace_id, database_id),
     }
+
+
+def estimate_bytes(params: Fields, graph: Fields) -> int:
+    """Return the BSON size that the document of a task will have, as an estimate; 0 if it is small.
+
+    MongoDB has stored both.
+    """
+    size = len(bson.encode({"params": params, "graph": graph})) + NODE_STATE_BYTES * len(graph["nodes"])
+    return size if size >= LARGE_DOCUMENT_BYTES else 0
 
 
 INPUT_DIGEST = "input_digest"

@@ -28,6 +28,7 @@ from flowkit.adapters.tasks.fields import (
     history,
     nodes_of,
 )
+from flowkit.adapters.tasks.room import with_room
 from flowkit.limits import APPLIED_ACTIONS
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
 from flowkit.models.actions import AppliedAction
@@ -60,14 +61,15 @@ class Recording:
     async def write(self, record: RecordTask) -> None:
         """Write the transitions and actions that the document lacks.
 
-        If they exceed MongoDB's limit of 16 MB, leave out the errors. If they still exceed it, leave them to the close.
+        If they exceed MongoDB's limit of 16 MB, cut the errors of the document, then leave out the new ones. If they
+        still exceed it, leave them to the close.
         """
         if names := record.actions.satisfied:
             satisfied = {"$addToSet": {SATISFIED: {"$each": names}}}
             await fits(self._tasks.update_one(_task_filter(record), satisfied))
         if record.actions.applied and not await fits(self._add_actions(record)):
             _logger.warning("task %s: its document is too large to list the latest actions", record.task_id)
-        if await fits(self._write(record)):
+        if await fits(with_room(self._tasks, record.task_id, lambda: self._write(record))):
             return
         lean = replace(record, nodes=[replace(node, last_error=None) for node in record.nodes])
         if not await fits(self._write(lean)):

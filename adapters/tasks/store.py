@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING, ReturnDocument
@@ -43,6 +44,7 @@ from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.record import Recording, read_actions
 from flowkit.adapters.tasks.reset import Resetting, read_first_epochs
+from flowkit.adapters.tasks.room import with_room
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.errors import RerunOutdated, StoreRefused, TaskIdTaken
@@ -361,7 +363,8 @@ class TaskStore:
 
         Raise Fenced if the task has ended or belongs to a newer run.
         """
-        return await Resetting(self._tasks, artifacts).write(record)
+        write = partial(Resetting(self._tasks, artifacts).write, record)
+        return await with_room(self._tasks, record.task_id, write)
 
     @translate_errors
     async def settle_batches(self, record: SettleBatches, artifacts: ArtifactStore) -> int:
@@ -393,7 +396,8 @@ class TaskStore:
 
         Raise Fenced if the task has ended or belongs to a newer run.
         """
-        return await Extending(self._tasks).write(change, graph)
+        write = partial(Extending(self._tasks).write, change, graph)
+        return await with_room(self._tasks, change.task_id, write)
 
     @translate_errors
     async def have_restarted(

@@ -7,12 +7,14 @@ If the filter matches nothing, FlowKit reads the document afterwards to find the
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymongo import ReturnDocument
 from pymongo.errors import PyMongoError
 
 from flowkit.adapters.mongo import code_of, translate_errors, unavailable
+from flowkit.adapters.tasks.room import with_room
 from flowkit.adapters.vars import changes, rules
 from flowkit.errors import AdapterError, StoreUnavailable
 from flowkit.validation.arguments import require, task_id_problem
@@ -106,9 +108,11 @@ class Variables:
             _condition(task_id, change, write, reserved),
             self._fields(change, write, reserved),
         )
-        if change.operation == "merge" and len(change.sets) > 1:
-            return await self._guarded(change, lambda: self._update_seen(condition, update))
-        done = await self._guarded(change, lambda: self._tasks.update_one(condition, update))
+        sees = change.operation == "merge" and len(change.sets) > 1
+        perform = partial(self._update_seen if sees else self._tasks.update_one, condition, update)
+        done = await self._guarded(change, lambda: with_room(self._tasks, task_id, perform))
+        if sees:
+            return done
         return _NOT_READ if done.matched_count else None
 
     async def _update_seen(self, condition: Tree, update: Tree) -> Any:

@@ -1,37 +1,30 @@
-"""`python -m benchmarks.peers`: measure DBOS and Prefect in turns with FlowKit, and print one table."""
+"""`python -m benchmarks.peers`: measure DBOS and Prefect in turns with FlowKit, and print what each has used."""
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import sys
-import tempfile
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import uvloop
 from motor.motor_asyncio import AsyncIOMotorClient
-from rich.console import Console
 
-from benchmarks import inline
+from benchmarks import inline, report
 from benchmarks.cases import by_flowkit
+from benchmarks.nodes import QUEUE, ordinary_programs
 from benchmarks.peers import compare
 from benchmarks.peers.engines import ENGINES, missing
-from benchmarks.processes import OPTIMIZING, flowkit, machine, process
+from benchmarks.processes import counted_stack
+from benchmarks.rows import emptied
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.client import TaskClient
 from flowkit.connection import connect
-from flowkit.local import Stack
 
-QUEUE = "benchmark"
-WORKER = ("worker", "benchmarks.handler:OneBatch", "--queue", QUEUE, "--concurrency", "100")
-COLLECTIONS = ("tasks", "artifacts", "metrics_raw", "stream_progress", "worker_events")
-
-console = Console(width=160)
+if TYPE_CHECKING:
+    from benchmarks.figures import Result
+    from benchmarks.processes import Processes
 
 
 def main(
@@ -44,43 +37,28 @@ def main(
 ) -> None:
     """Run the cases of roles in DBOS and Prefect, in turns with FlowKit, and print the ratios."""
     if problem := missing():
-        console.print(problem, soft_wrap=True)
+        report.console.print(problem, soft_wrap=True)
         raise typer.Exit(2)
-    os.environ.setdefault("_JAVA_OPTIONS", OPTIMIZING)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), keeps_data=False) as stack:
-        os.environ.update(stack.exports)
-        with ExitStack() as processes:
-            for arguments in (["engine", "--queue", QUEUE], inline.command(), list(WORKER)):
-                processes.enter_context(process(flowkit(*arguments)))
-            results = uvloop.run(_measure(Path(folder), engine, only, rounds))
-    console.print(compare.table(results))
-    console.print(f"Measured on {machine()}.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=2) + "\n")
-    console.print(f"figures: {out}")
+    with counted_stack() as (processes, folder), processes.running(*ordinary_programs(), inline.program()):
+        results = uvloop.run(_measure(processes, folder, engine, only, rounds))
+    report.publish(results, out, "FlowKit compared with other engines that make the same writes per node")
 
 
-async def _measure(folder: Path, engine: str, only: str, rounds: int) -> list[dict[str, Any]]:
+async def _measure(processes: Processes, folder: Path, engine: str, only: str, rounds: int) -> list[Result]:
     mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
     client, store = await connect(), TaskStore(mongo[compare.FLOWKIT])
+    databases = [compare.FLOWKIT, *(engine.database for engine in ENGINES)]
     sides = [by_flowkit(TaskClient(client, store, queue=queue)) for queue in (QUEUE, inline.QUEUE)]
     setting = compare.Setting(
+        processes=processes,
         ordinary=sides[0],
         inline=sides[1],
-        clean=partial(_clean, mongo),
+        clean=partial(emptied, mongo, databases),
         count=partial(compare.count, mongo),
         folder=folder,
-        say=partial(console.print, soft_wrap=True),
+        say=partial(report.console.print, soft_wrap=True),
     )
-    return await compare.measure(setting, engine, only, rounds)
-
-
-async def _clean(mongo: Any) -> None:
-    """Delete the documents of earlier samples, because MongoDB's stand-in scans all documents at every update."""
-    for database in (compare.FLOWKIT, *(engine.database for engine in ENGINES)):
-        for collection in COLLECTIONS:
-            await mongo[database][collection].delete_many({})
+    return await compare.measure_all(setting, engine, only, rounds)
 
 
 if __name__ == "__main__":

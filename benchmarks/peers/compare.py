@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import os
-import statistics
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
+from benchmarks import figures, inline
 from benchmarks.cases import CASES, Case, sample
-from benchmarks.peers.engines import ENGINES, Engine, TookTooLong
+from benchmarks.nodes import row
+from benchmarks.peers.engines import ENGINES, SIDE, Engine, TookTooLong
+from benchmarks.rows import Side, Sides, Target, measure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
     from pathlib import Path
 
-CASE_SEC = 180.0
-"""No round of a case starts after this time. The first round always runs."""
+    from benchmarks.peers.engines import Peer
+    from benchmarks.processes import Processes
+    from benchmarks.rows import Row
 
 ROUNDS = 5
-"""Largest number of samples per side, after a first round that only warms up."""
+"""Largest number of samples per side, after a first one that only warms up."""
 
-TARGETS = {"chain of 30": "<= 0.60", "100 tasks x 10 nodes": ">= 1.30"}
-"""The ratio of FlowKit's inline nodes to DBOS. Only these cases run inline."""
+TARGETS = {
+    "chain of 30": Target(ratio="<= 0.60", processor="<= 0.90"),
+    "100 tasks x 10 nodes": Target(ratio=">= 1.30"),
+}
+"""What FlowKit's inline nodes have to reach beside DBOS. Only these cases run inline."""
 
 FLOWKIT = "flowkit"
 
@@ -37,6 +39,7 @@ Count = dict[str, int]
 class Setting:
     """What measurements share."""
 
+    processes: Processes
     ordinary: Callable[[Case], Awaitable[None]]
     """Runs one task of a case on FlowKit, in a worker."""
     inline: Callable[[Case], Awaitable[None]]
@@ -51,7 +54,7 @@ class Setting:
     """Prints a sentence."""
 
 
-async def measure(setting: Setting, engine_name: str, only: str, rounds: int) -> list[dict[str, Any]]:
+async def measure_all(setting: Setting, engine_name: str, only: str, rounds: int) -> list[figures.Result]:
     """Measure the cases of roles on FlowKit and on each other engine in turn. `only` selects cases by name.
 
     Only one other engine runs at a time, because Prefect's server needs the processor even when no flow runs.
@@ -72,75 +75,50 @@ def _cases(engine: Engine, only: str) -> Iterator[Case]:
             yield replace(case, rounds=min(case.rounds, ROUNDS))
 
 
-async def _measured(setting: Setting, engine: Engine, cases: list[Case], rounds: int) -> list[dict[str, Any]]:
+async def _measured(setting: Setting, engine: Engine, cases: list[Case], rounds: int) -> list[figures.Result]:
     results = []
-    with engine.start(setting.folder) as peer:
+    with engine.start(setting.processes, setting.folder) as peer:
         for case in cases:
-            sides = {FLOWKIT: Side(FLOWKIT, partial(sample, case, setting.ordinary))}
-            if case.name in TARGETS:
-                sides["inline"] = Side(FLOWKIT, partial(sample, case, setting.inline))
-            sides["peer"] = Side(engine.database, partial(peer.sample, case))
+            sides = Sides(sides=_sides(setting, engine, case, peer), clean=setting.clean)
             try:
-                results.append(await _result(setting, engine, case, sides, min(rounds, case.rounds)))
+                measured = await measure(
+                    _row(engine, case), sides, setting.processes, min(rounds, case.rounds)
+                )
             except TookTooLong as error:
                 setting.say(f"skipping the remaining cases of {engine.name}: {error}")
                 break
+            results.append(figures.result(measured))
             setting.say(f"{engine.name}, {case.name}: {results[-1]['took_sec']:.0f} s")
     return results
 
 
-@dataclass(frozen=True)
-class Side:
-    """One side of a comparison."""
-
-    database: str
-    run: Callable[[], Awaitable[float]]
-    """Runs one sample and returns the seconds per node."""
+def _row(engine: Engine, case: Case) -> Row:
+    targets = {inline.SIDE: TARGETS[case.name]} if engine.judged and case.name in TARGETS else {}
+    return replace(row(case), name=f"{case.name} beside {engine.name}", targets=targets)
 
 
-async def _result(
-    setting: Setting, engine: Engine, case: Case, sides: Mapping[str, Side], rounds: int
-) -> dict[str, Any]:
-    began = time.monotonic()
-    seconds = await _samples(setting, case, sides, rounds)
-    figures = {name: [_figure(case, each) for each in values] for name, values in seconds.items()}
-    return {
-        "case": case.name,
-        "peer": engine.name,
-        "unit": "ms/node" if case.per_node else "nodes/s",
-        "samples": figures,
-        "median": {name: statistics.median(values) for name, values in figures.items()},
-        "target": TARGETS.get(case.name, "") if engine.judged else "",
-        "took_sec": time.monotonic() - began,
-        "load": os.getloadavg()[0],
+def _sides(setting: Setting, engine: Engine, case: Case, peer: Peer) -> Mapping[str, Side]:
+    def side(database: str, programs: str, run: Callable[[], Awaitable[float]]) -> Side:
+        async def figure() -> float:
+            seconds = await run()
+            return seconds * 1_000 if case.per_node else 1 / seconds
+
+        return Side(run=figure, programs=programs, check=partial(_check, setting, case, database))
+
+    sides = {
+        figures.BASELINE: side(engine.database, SIDE, partial(peer.sample, case)),
+        FLOWKIT: side(FLOWKIT, FLOWKIT, partial(sample, case, setting.ordinary)),
     }
+    if case.name in TARGETS:
+        sides[inline.SIDE] = side(FLOWKIT, inline.SIDE, partial(sample, case, setting.inline))
+    return sides
 
 
-async def _samples(
-    setting: Setting, case: Case, sides: Mapping[str, Side], rounds: int
-) -> dict[str, list[float]]:
-    """Return the samples of each side, in seconds per node, without the first, which warms up all sides."""
-    samples: dict[str, list[float]] = {name: [] for name in sides}
-    began = time.monotonic()
-    for round_ in range(rounds + 1):
-        if round_ > 1 and time.monotonic() - began > CASE_SEC:
-            break
-        for name in sorted(sides, reverse=bool(round_ % 2)):
-            samples[name].append(await _sample(setting, case, sides[name]))
-    return {name: values[1:] for name, values in samples.items()}
-
-
-def _figure(case: Case, seconds_per_node: float) -> float:
-    return seconds_per_node * 1_000 if case.per_node else 1 / seconds_per_node
-
-
-async def _sample(setting: Setting, case: Case, side: Side) -> float:
-    await setting.clean()
-    seconds = await side.run()
-    stored, expected = await setting.count(side.database), documents(case)
+async def _check(setting: Setting, case: Case, database: str) -> None:
+    """Raise RuntimeError if a side has not stored what all sides must store."""
+    stored, expected = await setting.count(database), documents(case)
     if stored != expected:
-        raise RuntimeError(f"after a sample of {case.name!r}, {side.database} holds {stored}, not {expected}")
-    return seconds
+        raise RuntimeError(f"after a sample of {case.name!r}, {database} holds {stored}, not {expected}")
 
 
 def documents(case: Case) -> Count:
@@ -159,31 +137,3 @@ async def count(mongo: Any, name: str) -> Count:
     stored = {each: await database[each].count_documents({}) for each in ("metrics_raw", "artifacts")}
     tasks = await database.tasks.count_documents({"status": "finished"})
     return {"tasks": tasks, "finished_nodes": sum(each["nodes"] for each in found), **stored}
-
-
-def table(results: list[dict[str, Any]]) -> Table:
-    """Return one row for each case and engine, with the ratios of FlowKit's medians to the engine's."""
-    heads = ("case", "engine", "its figure", "FlowKit", "ratio", "FlowKit inline", "ratio", "target", "load")
-    shown = Table(*heads, title="FlowKit compared with other engines that make the same writes per node")
-    for result in results:
-        cells = [cell for name in (FLOWKIT, "inline") for cell in (_cell(result, name), _ratio(result, name))]
-        load = f"{result['load']:.1f}"
-        first = (f"{result['case']}, {result['unit']}", result["peer"], _cell(result, "peer"))
-        shown.add_row(*first, *cells, result["target"] or "–", load)
-    return shown
-
-
-def _cell(result: dict[str, Any], name: str) -> str:
-    """Return the median, with the smallest and the largest sample."""
-    values = result["samples"].get(name)
-    return f"{result['median'][name]:.1f} ({min(values):.1f}..{max(values):.1f})" if values else "–"
-
-
-def _ratio(result: dict[str, Any], name: str) -> str:
-    """Return the ratio of the medians, with the smallest and largest ratio of a single round."""
-    if name not in result["samples"]:
-        return "–"
-    pairs = zip(result["samples"][name], result["samples"]["peer"], strict=True)
-    ratios = [ours / theirs for ours, theirs in pairs]
-    ratio = result["median"][name] / result["median"]["peer"]
-    return f"{ratio:.2f} ({min(ratios):.2f}..{max(ratios):.2f})"

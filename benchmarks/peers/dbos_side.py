@@ -12,7 +12,7 @@ from typing import Any
 import uvloop
 from dbos import DBOS
 
-from benchmarks.peers.writes import in_window, serve, writes
+from benchmarks.peers.writes import in_window, serve_samples, writes
 
 _own = writes("peer_dbos")
 
@@ -57,7 +57,7 @@ async def main(url: str) -> None:
     DBOS(config={**names, **fresh, "system_database_url": url, "log_level": "ERROR"})
     DBOS.launch()
     try:
-        await serve(run_one, _own)
+        await serve_samples(run_one, _own)
     finally:
         DBOS.destroy()
 

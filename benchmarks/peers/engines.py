@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import json
 import os
 import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.peers.plan import Plan
 from benchmarks.peers.postgres import missing as postgres_missing
 from benchmarks.peers.postgres import postgres
+from benchmarks.processes import Processes, Program, port_of
+from benchmarks.served import Served
 from flowkit.local.ports import free_port
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from benchmarks.cases import Case
 
 PACKAGES = ("dbos", "prefect")
+SIDE = "peer"
+"""The side of the other engine."""
 
 SAMPLE_SEC = 240.0
 """Longest time of a sample. A peer that takes longer is left out of the remaining cases."""
@@ -45,7 +47,7 @@ class Engine:
     name: str
     database: str
     """Its MongoDB database."""
-    start: Callable[[Path], AbstractContextManager[Peer]]
+    start: Callable[[Processes, Path], AbstractContextManager[Peer]]
     judged: bool = False
     """Whether the table states a target for FlowKit's ratio to this engine."""
     most_tasks: int = 1_000
@@ -68,70 +70,75 @@ class TookTooLong(RuntimeError):
     """A sample took longer than SAMPLE_SEC."""
 
 
-class Peer:
+class Peer(Served):
     """A process that runs samples of one engine."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self._answer("ready")
 
     async def sample(self, case: Case) -> float:
         """Run one sample and return the seconds per node. TookTooLong, and the process ends, after SAMPLE_SEC."""
         plan = Plan(nodes=case.nodes, wide=case.wide, tasks=case.tasks, repeats=case.repeats)
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(dataclasses.asdict(plan)) + "\n")
-        self._process.stdin.flush()
-        answer = asyncio.ensure_future(asyncio.to_thread(self._answer, "seconds"))
-        done, _ = await asyncio.wait({answer}, timeout=SAMPLE_SEC)
-        if not done:
-            self._process.kill()
-            await asyncio.wait({answer})
-            answer.exception()
-            raise TookTooLong(f"a sample of {case.name!r} took longer than {SAMPLE_SEC:.0f} s")
-        return float(answer.result()) / (case.nodes * case.tasks * case.repeats)
-
-    def _answer(self, word: str) -> str:
-        """Return the text after `word` in the next line that starts with it. Libraries may print other lines."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(word):
-                return line.removeprefix(word).strip()
-        raise RuntimeError(f"{self._process.args!r} ended; its error is above")
+        try:
+            seconds = await self.ask(dataclasses.asdict(plan), SAMPLE_SEC)
+        except TimeoutError:
+            raise TookTooLong(f"a sample of {case.name!r} took longer than {SAMPLE_SEC:.0f} s") from None
+        return seconds / (case.nodes * case.tasks * case.repeats)
 
 
 @contextmanager
-def _dbos(url: str) -> Iterator[Peer]:
-    with _process(["-m", "benchmarks.peers.dbos_side", url], os.environ) as process:
+def _peer(processes: Processes, name: str, *arguments: str, **environment: str) -> Iterator[Peer]:
+    module = f"benchmarks.peers.{name.lower()}_side"
+    program = Program(
+        name=name, side=SIDE, module=module, arguments=arguments, environment=environment, answers=True
+    )
+    with processes.running(program) as (process,):
         yield Peer(process)
 
 
-def _dbos_on_sqlite(folder: Path) -> AbstractContextManager[Peer]:
-    return _dbos(f"sqlite:///{folder / 'dbos.sqlite'}")
+def _dbos_on_sqlite(processes: Processes, folder: Path) -> AbstractContextManager[Peer]:
+    return _peer(processes, "DBOS", f"sqlite:///{folder / 'dbos.sqlite'}")
 
 
 @contextmanager
-def _dbos_on_postgres(_: Path) -> Iterator[Peer]:
-    with ExitStack() as stack:
-        yield stack.enter_context(_dbos(stack.enter_context(postgres())))
+def _dbos_on_postgres(processes: Processes, _: Path) -> Iterator[Peer]:
+    with (
+        postgres() as url,
+        processes.server("PostgreSQL", port_of(url), tree=True),
+        _peer(processes, "DBOS", url) as peer,
+    ):
+        yield peer
 
 
 @contextmanager
-def _prefect(folder: Path) -> Iterator[Peer]:
+def _prefect(processes: Processes, folder: Path) -> Iterator[Peer]:
     """Run Prefect and its own server for the block."""
     port, log = free_port(), folder / "prefect-server.log"
     environment = {
-        **os.environ,
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_LOGGING_LEVEL": "ERROR",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
     }
-    serve = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"]
-    with log.open("w") as output, _process(serve, environment, output):
+    with (
+        _prefect_server(port, log, environment),
+        processes.server("Prefect's server", port, tree=True),
+        _peer(processes, "Prefect", **environment) as peer,
+    ):
+        yield peer
+
+
+@contextmanager
+def _prefect_server(port: int, log: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    command = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, *command], env={**os.environ, **environment}, stdout=output, stderr=output
+        )
+    try:
         _await_server(f"http://127.0.0.1:{port}/api/health", log)
-        with _process(["-m", "benchmarks.peers.prefect_side"], environment) as process:
-            yield Peer(process)
+        yield
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 ENGINES = (
@@ -146,21 +153,6 @@ ENGINES = (
     # A hundred flows at once exceed the timeouts of Prefect's server on SQLite.
     Engine(name="Prefect (SQLite)", database="peer_prefect", start=_prefect, most_tasks=1),
 )
-
-
-@contextmanager
-def _process(
-    arguments: list[str], environment: Mapping[str, str], log: IO[str] | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    output: Any = {"stdout": subprocess.PIPE} if log is None else {"stdout": log, "stderr": log}
-    process = subprocess.Popen(
-        [sys.executable, *arguments], env=environment, stdin=subprocess.PIPE, text=True, **output
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 def _await_server(url: str, log: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import uvloop
 from prefect import flow, task
 
-from benchmarks.peers.writes import in_window, serve, writes
+from benchmarks.peers.writes import in_window, serve_samples, writes
 
 _own = writes("peer_prefect")
 
@@ -44,4 +44,4 @@ async def run(plan: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(run, _own))
+    uvloop.run(serve_samples(run, _own))

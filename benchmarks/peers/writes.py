@@ -8,9 +8,7 @@ five writes for each node.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ from motor.motor_asyncio import AsyncIOMotorClient
 
 from benchmarks.baseline import Activities, create_indexes
 from benchmarks.peers.plan import Plan
+from benchmarks.served import serve
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -46,16 +45,16 @@ async def in_window(plan: dict[str, Any], node: Callable[[int], Awaitable[None]]
     await asyncio.gather(*(gated(index) for index in range(plan["nodes"])))
 
 
-async def serve(run: Callable[[dict[str, Any]], Awaitable[None]], own: Activities) -> None:
-    """Run one sample for each line of stdin, which holds a `Plan` as JSON, and print its seconds."""
+async def serve_samples(run: Callable[[dict[str, Any]], Awaitable[None]], own: Activities) -> None:
+    """Run one sample for each request, which is a `Plan`."""
     await create_indexes(own.db)
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        plan = Plan(**json.loads(line))
+
+    async def sample(request: dict[str, Any]) -> float:
+        plan = Plan(**request)
         run_plan = {"nodes": plan.nodes, "wide": plan.wide}
         began = time.perf_counter()
         for _ in range(plan.repeats):
             await asyncio.gather(*(run(run_plan) for _ in range(plan.tasks)))
-        sys.stdout.write(f"seconds {time.perf_counter() - began}\n")
-        sys.stdout.flush()
+        return time.perf_counter() - began
+
+    await serve(sample)

@@ -815,7 +815,8 @@ class TaskClient:
     async def _result_within(self, task_id: str, seconds: float | None) -> TaskResult:
         check_wait(task_id, seconds)
         try:
-            return await asyncio.wait_for(self._result(task_id), _bound_timeout(seconds))
+            async with asyncio.timeout(_bound_timeout(seconds)):
+                return await self._result(task_id)
         except TimeoutError:
             raise TaskStillOpen(task_id, seconds or 0.0) from None
 

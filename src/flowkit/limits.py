@@ -30,6 +30,9 @@ NODE_STATE_BYTES = 450
 STORED_PART_BYTES = 1_000_000
 """Largest part of a stored graph. Each part is the result of one activity, which Temporal limits to 2 MB."""
 
+LARGE_DOCUMENT_BYTES = 250_000
+"""BSON size of a task document from which concurrent attempts wait for each other to share their writes."""
+
 DOCUMENT_LEVELS = 100
 """Nesting levels of a MongoDB document. The document itself is the first; each nested object or list adds one."""
 

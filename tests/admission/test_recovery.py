@@ -10,6 +10,7 @@ import pytest
 
 from flowkit.admission.models import Changed, Door, Kind, Limits, Report, Request, State
 from flowkit.admission.queue import SESSION_SEC, AdmissionQueue
+from flowkit.admission.rules import OVERDUE_SEC
 from flowkit.errors import StoreUnavailable
 from flowkit.models.admission import Priority
 from tests.admission.memory import MemoryStore, Outage, Shared
@@ -200,3 +201,43 @@ async def test_an_event_that_was_not_sent_keeps_its_content_when_the_request_is_
     after, latest = await queue.events("e")
     assert after == before
     assert [each["metadata"]["service_name"] for each in (before, latest)] == ["first", "second"]
+
+
+class CountsTries(MemoryStore):
+    """The store of a process that tries again and again to submit a request."""
+
+    tries = 0
+
+    async def insert(self, items: Any) -> set[str]:
+        """Count the try."""
+        self.tries += 1
+        return await super().insert(items)
+
+
+async def test_a_submission_waits_a_minute_for_an_earlier_one_of_its_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flowkit.admission.queue._POLL_SEC", 0)
+    shared = Shared()
+    stores: list[Any] = [Killed(shared), CountsTries(shared)]
+    with pytest.raises(Outage):
+        await AdmissionQueue(stores[0], clock=lambda: 0.0).submit(REQUEST)
+    queue = AdmissionQueue(stores[1], clock=lambda: 20.0 * stores[1].tries)
+    with pytest.raises(StoreUnavailable, match="the request 'e' could not be changed in time"):
+        await queue.submit(REQUEST)
+    assert stores[1].tries == 4
+
+
+async def test_an_execution_is_lost_some_minutes_after_the_time_that_it_may_take() -> None:
+    shared, now = Shared(), 0.0
+    store: Any = MemoryStore(shared)
+    queue = AdmissionQueue(store, clock=lambda: now)
+    await queue.submit(replace(REQUEST, body={"timeout_seconds": 60}))
+    assert len(await queue.dispatch()) == 1
+    now = 60 + OVERDUE_SEC - 1
+    assert (await queue.take_due()).ended == 0
+    now += 1
+    assert (await queue.take_due()).ended == 1
+    ended = shared.items["e"]
+    assert (ended["state"], ended["reason"]) == (State.TIMEOUT, "timed_out")
+    assert [each["type"] for each in ended["events"]][-2:] == ["delete_pod_command", "execution_timeout"]

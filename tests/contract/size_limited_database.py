@@ -26,6 +26,9 @@ class SizeLimitedDatabase:
         collection = getattr(self._db, name)
         return _SizeLimitedTasks(collection, self) if name == "tasks" else collection
 
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
     def allows(self, before: dict[str, Any] | None, after: dict[str, Any] | None) -> bool:
         """Return whether the document is within the limit, or at least smaller than before."""
         fits = _size(after) <= max(self._most, _size(before) - 1)

@@ -24,6 +24,7 @@ from tests.contract.builders import (
     stored_node,
 )
 
+from flowkit.adapters.tasks.attempts import KnownParams, StoredParams
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.attempt.storage import AttemptStorage
@@ -75,25 +76,37 @@ async def test_begin_that_a_closed_document_refuses_first_reads_the_params_too(t
     assert read["params"].decode() == {"n": 1}
 
 
+@pytest.mark.parametrize("params", [{"n": 1}, {"n": 1, "text": "x" * 40_000}], ids=["small", "large"])
 async def test_attempts_of_one_run_in_a_process_share_what_they_have_read_of_the_params(
-    db: Any, tasks: TaskStore, artifacts: ArtifactStore
+    db: Any, tasks: TaskStore, artifacts: ArtifactStore, params: dict[str, Any]
 ) -> None:
-    def storage(epoch: int) -> AttemptStorage:
-        return AttemptStorage(tasks, artifacts, attempt(epoch=epoch), RUN, WORKER)
+    await db.tasks.update_one({"id": TASK}, {"$set": {"params": params}})
 
-    first, second = storage(1), storage(2)
-    await first.begin()
-    read = first.take_params()
-    await second.begin()
-    assert second.take_params() is read
+    async def read_by(epoch: int, run: str = RUN) -> StoredParams:
+        storage = AttemptStorage(tasks, artifacts, attempt(epoch=epoch), run, WORKER)
+        await storage.begin()
+        return storage.take_params()
+
+    read = await read_by(1)
+    assert await read_by(2) is read
     own = read.decode()
     own["n"] = 2
-    assert read.decode() == {"n": 1}
-    del first, second, read
-    await db.tasks.update_one({"id": TASK}, {"$set": {"params": {"n": 3}}})
-    third = storage(3)
-    await third.begin()
-    assert third.take_params().decode() == {"n": 3}
+    assert read.decode() == params
+    later = {**params, "n": 3}
+    await db.tasks.update_one({"id": TASK}, {"$set": {"params": later}})
+    is_small = len(params) == 1
+    del read
+    assert (await read_by(3)).decode() == (params if is_small else later)
+    assert (await read_by(4, "run-2")).decode() == later
+
+
+async def test_params_of_ended_attempts_take_a_limited_amount_of_memory() -> None:
+    known, most = KnownParams(), 4_000
+    for number in range(most):
+        known.note(TASK, f"run-{number}", StoredParams(stored={"n": number}))
+    kept = [number for number in range(most) if known.get(TASK, f"run-{number}") is not None]
+    assert 500 < len(kept) <= 2 * 2**20 / 1_000
+    assert kept[-1] == most - 1
 
 
 # --- versions ---------------------------------------------------------------------------------------------------

@@ -10,22 +10,27 @@ import pytest
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import ReadPreference, WriteConcern
 from pymongo.monitoring import CommandListener
-from tests.contract.builders import opened
-from tests.contract.drivers import DRIVERS, connected
+from tests.contract.builders import AT, TASK, attempt, opened
+from tests.contract.drivers import DRIVERS, connected, with_options
+from tests.contract.unconfirmed import Unconfirmed
 from tests.sources import sources
 
-from flowkit.adapters import mongo
+from flowkit.adapters import mongo, worker_events
 from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.claims import Claims
+from flowkit.adapters.map_items import MapItems
 from flowkit.adapters.mongo import durable, durable_concern, weaknesses
 from flowkit.adapters.remote_database import RemoteDatabase
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.store import TaskStore
+from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.cli.doctor.servers import _check_durability
-from flowkit.errors import ConfigError
+from flowkit.errors import ConfigError, StoreUnavailable
+from flowkit.graph.expressions import divide
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
 WRITES = frozenset({"insert", "update", "delete", "findAndModify", "createIndexes"})
@@ -33,6 +38,7 @@ READS = frozenset({"find", "aggregate", "count"})
 MAJORITY = {"w": "majority", "j": True}
 NO_COLLECTIONS = {"name", "command", "client", "write_concern", "read_preference", "with_options"}
 WEAK = "w=1&journal=false&readPreference=secondaryPreferred&retryWrites=false"
+STALE = f"{WEAK}&readConcernLevel=available"
 
 
 class Commands(CommandListener):
@@ -58,7 +64,9 @@ async def test_commands_wait_for_a_majority_and_read_from_the_primary(
     driver: str, contract_mongo_url: str
 ) -> None:
     commands = Commands()
-    async with connected(driver, f"{contract_mongo_url}/?{WEAK}", event_listeners=[commands]) as client:
+    async with connected(
+        driver, with_options(contract_mongo_url, STALE), event_listeners=[commands]
+    ) as client:
         db = client["contract_durability"]
         tasks = TaskStore(db)
         await tasks.prepare()
@@ -71,6 +79,7 @@ async def test_commands_wait_for_a_majority_and_read_from_the_primary(
     assert [command for command in writes if command.get("writeConcern") != MAJORITY] == []
     reads = [command for name, command in commands.sent if name in READS]
     assert reads
+    assert [command for command in reads if command.get("readConcern") != {"level": "local"}] == []
     assert [
         command for command in reads if command.get("$readPreference", {}).get("mode", "primary") != "primary"
     ] == []
@@ -106,6 +115,7 @@ async def test_the_handle_of_the_user_stays_as_it_is() -> None:
     db = weak_database()
     assert durable(db).write_concern.document == MAJORITY
     assert durable(db).read_preference == ReadPreference.PRIMARY
+    assert durable(db).read_concern.level == "local"
     assert db.write_concern == WriteConcern(w=1, j=False)
     assert db.read_preference == ReadPreference.SECONDARY_PREFERRED
 
@@ -164,6 +174,23 @@ async def test_weak_settings_are_logged_once(caplog: pytest.LogCaptureFixture) -
 async def test_a_client_that_confirms_no_write_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"w=0.*remove w=0 from MONGO_URL"):
         TaskStore(weak_database("w=0"))
+
+
+INSERTS: dict[str, Callable[[Any], Awaitable[Any]]] = {
+    "claims": lambda db: Claims(db).make(attempt("a"), "b", ["0", "1"], AT),
+    "claims of shards": lambda db: Claims(db).make_new(attempt("a"), "b", ["0", "1"], AT),
+    "items": lambda db: MapItems(db).put((TASK, "a", 0), "t", divide([1, 2], 1), 1, AT),
+    "events": lambda db: WorkerEvents(db).append([worker_events.done(attempt("a"), "w", AT)] * 2, AT),
+}
+
+
+@pytest.mark.parametrize("insert", INSERTS.values(), ids=INSERTS)
+async def test_rows_beside_a_duplicate_count_only_when_a_majority_has_them(
+    insert: Callable[[Any], Awaitable[Any]],
+) -> None:
+    """A failover could lose them. The caller repeats the call, as after every outage."""
+    with pytest.raises(StoreUnavailable):
+        await insert(Unconfirmed())
 
 
 def test_a_database_without_such_options_is_used_as_it_is() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import bson
 import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
@@ -13,6 +14,8 @@ from tests.contract.builders import (
     AT,
     RUN,
     TASK,
+    attempt,
+    begun,
     close,
     documents_of,
     engine_activities,
@@ -27,6 +30,7 @@ from flowkit.activities import tasks as activities
 from flowkit.adapters.tasks.fields import new_task
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import StoreRefused, StoreTooLarge, StoreUnavailable
+from flowkit.limits import NODE_STATE_BYTES
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.testing import memory_database
 
@@ -63,6 +67,20 @@ async def test_opened_task_records_its_namespace_and_its_database(db: Any, tasks
     document = await stored(db)
     assert document["namespace_id"] == "ns-1"
     assert document["database_id"] == await tasks.database_id()
+
+
+@pytest.mark.parametrize(("chars", "is_large"), [(10, False), (300_000, True)])
+async def test_opened_task_knows_the_size_of_a_large_document(
+    db: Any, tasks: TaskStore, chars: int, *, is_large: bool
+) -> None:
+    given = replace(opening("a", "b"), params={"text": "x" * chars})
+    opened = await call(engine(tasks).open_task, given)
+    for index, node_id in enumerate("ab"):
+        await begun(tasks, attempt(node_id, index=index))
+        await tasks.attempts.finish(attempt(node_id, index=index), RUN, AT)
+    size = len(bson.encode(await stored(db)))
+    assert (opened.document_bytes > 0) is is_large
+    assert not is_large or abs(opened.document_bytes - size) < 2 * NODE_STATE_BYTES
 
 
 @pytest.mark.parametrize("name", ["record", "close_task"])

@@ -14,6 +14,7 @@ from tests.unit.property_examples import examples
 
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, StoreRefused
+from flowkit.limits import LARGE_DOCUMENT_BYTES
 from flowkit.models import TaskStatus
 from flowkit.testing import memory_database
 
@@ -28,7 +29,9 @@ TASKS = ("task-1", "task-2", "task-3")
 
 
 def each(task_id: str, index: int, epoch: int = 2) -> AttemptInput:
-    return replace(attempt(NODES[index], index=index, epoch=epoch), task_id=task_id)
+    """Return an attempt. The document of the last task is large, so that its writes wait for each other."""
+    size = LARGE_DOCUMENT_BYTES if task_id == TASKS[-1] else 0
+    return replace(attempt(NODES[index], index=index, epoch=epoch), task_id=task_id, document_bytes=size)
 
 
 async def open_all(tasks: TaskStore, ids: tuple[str, ...] = TASKS) -> None:
@@ -68,6 +71,19 @@ async def test_hundred_attempts_start_and_end_in_a_few_calls() -> None:
     assert len(db.updates) == 4
     [task] = await documents_of(db.tasks)
     assert {node["status"] for node in task["graph"]["nodes"]} == {"finished"}
+
+
+async def test_attempts_of_other_tasks_do_not_wait_for_those_in_a_large_document() -> None:
+    tasks = TaskStore(RecordingDatabase(memory_database()))
+    await open_all(tasks, ("task-1", "task-2"))
+    large = [replace(each("task-1", index), document_bytes=10**15) for index in range(8)]
+    small = [each("task-2", index) for index in range(8)]
+    waiting = [asyncio.create_task(begun(tasks, one)) for one in large]
+    await asyncio.gather(*(begun(tasks, one) for one in small))
+    assert not any(each.done() for each in waiting[1:]), "only the first of them writes at once"
+    for one in waiting:
+        one.cancel()
+    await asyncio.wait(waiting)
 
 
 async def test_leases_of_many_attempts_are_extended_in_a_few_calls(db: Any) -> None:

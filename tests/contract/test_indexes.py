@@ -10,6 +10,7 @@ from tests.contract.builders import TASK
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
+from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.errors import StoreRefused
 from flowkit.testing import memory_database
 
@@ -165,6 +166,17 @@ async def test_non_unique_index_can_have_any_name() -> None:
     await db.tasks.create_index("started_at", name="mine")
     await db.tasks.create_index([("started_at", -1)], name="also_mine")
     await prepare(Failing(db, "ix_task_started", conflict("also_mine")))
+
+
+async def test_a_plain_index_on_the_time_keeps_events_from_expiring_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """MongoDB has one index of the same keys, whatever its options for expiry are. The stand-ins have both."""
+    db = memory_database()
+    await db.worker_events.create_index("created_at", name="mine")
+    await WorkerEvents(Failing(db, "ttl_worker_events", conflict("mine"))).expire_after(60)
+    assert "documents of worker_events do not expire: the index mine" in caplog.text
+    assert "db.worker_events.dropIndex('mine')" in caplog.text
 
 
 class Failing:

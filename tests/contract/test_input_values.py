@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
+from pymongo.errors import DuplicateKeyError
 from temporalio.testing import ActivityEnvironment
 from tests.contract.builders import AT, TASK, attempt, begun
 
 from flowkit.activities.conditions import ConditionActivities
+from flowkit.adapters.input_values import InputValues
 from flowkit.adapters.vars.sensitive import Detector
 from flowkit.attempt.storage import resolve
 from flowkit.core.loop_portal import LoopPortal
@@ -144,3 +147,27 @@ async def test_values_read_stats_of_the_document_and_statuses_of_the_workflow(
     due = EvaluateConditions(task_id=TASK, texts=[text], nodes=facts, node_id="a")
     assert (await ActivityEnvironment().run(activities.evaluate_conditions, due)).results == [True]
     assert await tasks.values.get(attempt("a")) == {text: ["finished", 7]}
+
+
+class Overtaken:
+    """The collection of a server on which another evaluation inserts its row between the search and the insert."""
+
+    def __init__(self, rows: Any, other: Any) -> None:
+        self._rows, self._other = rows, other
+
+    async def update_one(self, *given: Any, **options: Any) -> Any:
+        """Fail once, as an upsert does whose row exists by then."""
+        if (other := self._other) is not None:
+            self._other = None
+            await other()
+            raise DuplicateKeyError("E11000 duplicate key error", 11000)
+        return await self._rows.update_one(*given, **options)
+
+
+async def test_the_later_of_two_concurrent_evaluations_is_kept(tasks: TaskStore) -> None:
+    rows, other = tasks.values._rows, InputValues(tasks.database)
+    earlier = {"a": "earlier"}
+    overtaken = Overtaken(rows, lambda: other.put((TASK, "a", 0), earlier, 1.0, (AT, 1)))
+    with mock.patch.object(tasks.values, "_rows", overtaken):
+        await put(tasks, {"a": "later"}, scheduled=AT + 1)
+    assert (await other.stored((TASK, "a", 0)))[0] == {"a": "later"}

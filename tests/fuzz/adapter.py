@@ -96,7 +96,7 @@ class Subject:
         self._deadlines = DeadlineTimer(
             Deadlines(self._graph, states, ActionState(), opened_at=Clock.OPENED_AT),
             self._graph,
-            stop_node=self._stop_node,
+            stop_nodes=self._stop_nodes,
         )
 
     def rebuild(self) -> None:
@@ -104,14 +104,15 @@ class Subject:
         encoded = columns_of(self._scheduler.states, 1_000_000)
         self._restore(states_of(encoded))
 
-    def _stop_node(self, index: int, failure: AttemptFailure, reason: str) -> None:
-        """Fail a node that waits. One that runs fails when its attempt has ended."""
-        self._stops[index] = failure
-        state = self._scheduler.states[index]
-        if state.status is NodeStatus.RUNNING:
-            state.status = NodeStatus.CANCELLING
-        else:
-            self._fail_stopped(index)
+    def _stop_nodes(self, failures: dict[int, AttemptFailure], reason: str) -> None:
+        """Fail nodes that wait. Those that run fail when their attempts have ended."""
+        self._stops |= failures
+        for index in failures:
+            state = self._scheduler.states[index]
+            if state.status is NodeStatus.RUNNING:
+                state.status = NodeStatus.CANCELLING
+            else:
+                self._fail_stopped(index)
 
     def _fail_stopped(self, index: int) -> None:
         failure = self._stops[index]

@@ -16,7 +16,7 @@ from temporalio.exceptions import CancelledError
 
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.models import NodeStatus, TaskStatus
-from flowkit.workflows import task
+from flowkit.workflows import document
 from tests.integration.handlers import Gated, Paced, Stubborn
 from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node
 
@@ -126,7 +126,7 @@ async def test_node_that_finishes_before_it_learns_of_the_cancel_stays_finished(
 
     test_loop = asyncio.get_running_loop()
     monkeypatch.setattr(TaskStore, "record", record)
-    monkeypatch.setattr(task, "_CANCEL_FLAGS_TIMEOUT_SEC", EVENT_TIMEOUT_SEC)
+    monkeypatch.setattr(document, "FLAGS_TIMEOUT_SEC", EVENT_TIMEOUT_SEC)
     await harness.engine()
     await harness.worker({"gated": gated})
     task_id = await harness.create(node("a", "gated"), node("b", "gated", "a"))

@@ -115,17 +115,51 @@ async def test_interrupted_attempts_run_again_after_resume_without_a_retry(harne
     gated = Gated()
     engine = await harness.engine()
     await harness.worker({"gated": gated})
-    graph = {"nodes": [node("a", "gated", retry_policy={"max": 0}), node("b", "gated")]}
+    graph = {"nodes": [node(name, "gated", retry_policy={"max": 0}) for name in ("a", "b", "c")]}
     task_id = await engine.create_task(params={}, graph=graph)
-    await gated.until(("a", 1), ("b", 1))
-    result = await engine.pause(task_id, ["node:a"], interrupt=True)
-    assert result["affected"] == [{"node_id": "a", "from": "running", "to": "paused"}]
+    await gated.until(("a", 1), ("b", 1), ("c", 1))
+    result = await engine.pause(task_id, ["node:a", "node:b"], interrupt=True)
+    assert result["affected"] == [{"node_id": name, "from": "running", "to": "paused"} for name in ("a", "b")]
     await until_drained(harness, task_id)
+    for name in ("a", "b", "c"):
+        gated.gate(name).set()
+    await engine.resume(task_id)
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert sorted(gated.attempts) == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1)]
+    events = (await (await harness.handle(task_id)).fetch_history()).events
+    timers = [each for each in events if each.event_type == EventType.EVENT_TYPE_TIMER_STARTED]
+    assert len(timers) == 1, "the attempts that one action stops wait together for their cancel flags"
+
+
+async def test_a_node_that_a_resume_starts_is_paused_before_its_first_step(harness: Harness) -> None:
+    """Two updates of one workflow task: the node starts in the first and is paused in the second."""
+    gated, engine = Gated(), await harness.engine()
+    await harness.worker({"gated": gated})
+    task_id = await harness.create(node("long", "gated"), node("a", "gated"), node("b", "gated", "a"))
+    await gated.until(("long", 1), ("a", 1))
+    await engine.pause(task_id)
     gated.gate("a").set()
+    handle = await harness.handle(task_id)
+
+    async def has_noted_the_end() -> bool:
+        return bool((await handle.query(Task.status))["nodes"][1]["status"] == "finished")
+
+    await eventually(has_noted_the_end)
+    await engine.stop()
+    resumed = asyncio.create_task(handle.execute_update("resume", {}, result_type=dict))
+    await wait_seconds(0.5)
+    interrupt = {"interrupt": True}
+    stopped = asyncio.create_task(handle.execute_update("pause", interrupt, result_type=dict))
+    await wait_seconds(0.5)
+    engine = await harness.engine()
+    assert [(await each)["revision"] for each in (resumed, stopped)] == [2, 3]
+    await until_drained(harness, task_id)
+    gated.gate("long").set()
     gated.gate("b").set()
     await engine.resume(task_id)
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
-    assert sorted(gated.attempts) == [("a", 1), ("a", 2), ("b", 1)]
+    assert sorted(gated.attempts) == [("a", 1), ("b", 1), ("long", 1), ("long", 2)]
+    await replay(await histories(harness, task_id))
 
 
 async def test_waits_stand_still_in_a_pause_that_continues_in_a_new_run(short_runs: Harness) -> None:

@@ -69,6 +69,7 @@ class Way:
     def __init__(self) -> None:
         self._coverage = Coverage(data_file=None, config_file=False, source_pkgs=["flowkit"], messages=False)
         self._coverage.set_option("run:disable_warnings", ["module-not-measured", "already-imported"])
+        self._node_id = _BEFORE
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -82,28 +83,28 @@ class Way:
 
     def note(self, node_id: str) -> None:
         """End the way to this node of `CHAIN`, and begin the way to the next."""
-        self._coverage.switch_context(_AFTER if node_id == CHAIN[-1] else node_id)
+        self._node_id = _AFTER if node_id == CHAIN[-1] else node_id
+        self._coverage.switch_context(self._node_id)
 
-    def end(self) -> None:
-        """End the present way. The next one begins later."""
-        self._coverage.switch_context(_BETWEEN)
+    def end(self, part: str = "") -> None:
+        """End the present way. The next one begins later; with a name, what runs before it is a `part` of its own."""
+        self._coverage.switch_context(part + self._node_id if part else _BETWEEN)
 
-    def modules(self) -> set[str]:
-        """Return the files, relative to the root, of which a function ran on the way."""
-        data = self._coverage.get_data()
+    def modules(self, part: str = "") -> set[str]:
+        """Return the files, relative to the root, of which a function ran on the way, or in the part after it."""
+        data, parts = self._coverage.get_data(), {part + node_id for node_id in CHAIN}
         ran = (
             str(Path(name).resolve().relative_to(ROOT))
             for name in data.measured_files()
-            if len(_ways(name, data)) > len(CHAIN) // 2
+            if len(_contexts(name, data) & parts) > len(CHAIN) // 2
         )
         return {name for name in ran if not name.startswith(_WORKER_OF_TESTS)}
 
 
-def _ways(name: str, data: CoverageData) -> set[str]:
-    """Return the nodes after whose handlers a function of a file ran, and before the handler of the next node."""
+def _contexts(name: str, data: CoverageData) -> set[str]:
+    """Return the ways on which a function of a file ran: by the node with which they begin."""
     contexts = data.contexts_by_lineno(name).items()
-    ran = {context for line, found in contexts if line in _lines_of_functions(name) for context in found}
-    return ran & set(CHAIN)
+    return {context for line, found in contexts if line in _lines_of_functions(name) for context in found}
 
 
 @cache

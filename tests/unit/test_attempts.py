@@ -20,7 +20,7 @@ from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.tasks.cancel_flags import CancelFlags
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt import supervision
-from flowkit.attempt.supervision import Attempt, HeartbeatThrottle, WorkerContext
+from flowkit.attempt.supervision import Attempt, HeartbeatThrottle, WorkerContext, renewal_pause_sec
 from flowkit.core import loop_portal
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import StoreUnavailable
@@ -349,3 +349,15 @@ async def test_flag_of_another_run_does_not_stop_the_attempt(db: Any) -> None:
 
     assert (await asyncio.wait_for(environment.run(run_attempt), FOREVER)).worker_id == "w"
     assert body.reasons == []
+
+
+@pytest.mark.parametrize("longest", [0.5, 7.5, 20.0])
+def test_leases_are_renewed_in_time_and_at_few_moments(longest: float) -> None:
+    begins = [100 + longest * number / 37 for number in range(37)]
+    pauses = [renewal_pause_sec(begin, longest) for begin in begins]
+    assert all(longest / 2 <= pause <= longest for pause in pauses)
+    moments = {round(begin + pause, 6) for begin, pause in zip(begins, pauses, strict=True)}
+    assert len(moments) <= 3
+    assert {round(renewal_pause_sec(moment + 0.001, longest), 2) for moment in moments} == {
+        round(longest - 0.001, 2)
+    }

@@ -24,8 +24,14 @@ def benchmark() -> dict[str, ModuleType]:
     """Import the modules of the benchmark, whose folder is not on the import path of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT)
-        names = ("compare", "engines", "postgres")
-        return {name: importlib.import_module(f"benchmarks.peers.{name}") for name in names}
+        peers = {
+            name: importlib.import_module(f"benchmarks.peers.{name}")
+            for name in ("compare", "engines", "postgres")
+        }
+        return {
+            **peers,
+            **{name: importlib.import_module(f"benchmarks.{name}") for name in ("processes", "rows")},
+        }
 
 
 def run(program: str, **variables: str) -> str:
@@ -111,8 +117,10 @@ class Fake:
         return 0.02
 
 @contextlib.contextmanager
-def started(folder):
+def started(processes, folder):
     yield Fake()
+
+rows.IDLE_SEC = rows.SETTLE_SEC = 0.0
 
 async def one(case):
     if len(ran) % (case.tasks * case.repeats) == 0:
@@ -131,9 +139,11 @@ compare.ENGINES = [
     engines.Engine(name="absent", database="peer", start=started, missing=lambda: "it is not here"),
     engines.Engine(name="fake", database="peer", start=started, judged=True, most_tasks=1),
 ]
-setting = compare.Setting(ordinary=one, inline=one, clean=clean, count=count, folder=Path("."), say=print)
-for result in asyncio.run(compare.measure(setting, "", "", 2)):
-    print(result["case"], result["peer"], result["target"], {n: len(v) for n, v in result["samples"].items()})
+own = processes.Processes(Path("."))
+sides = {"ordinary": one, "inline": one, "clean": clean, "count": count}
+setting = compare.Setting(processes=own, folder=Path("."), say=print, **sides)
+for result in asyncio.run(compare.measure_all(setting, "", "", 2)):
+    print(result["case"], result["rounds"], *result["sides"], result["targets"]["inline"]["processor"])
 """
 
 
@@ -144,7 +154,7 @@ def test_engine_that_is_absent_or_too_slow_is_skipped_with_a_sentence() -> None:
         "fake, chain of 30: 0 s",
         "skipping the remaining cases of fake: too slow",
     ]
-    assert result == "chain of 30 fake <= 0.60 {'flowkit': 2, 'inline': 2, 'peer': 2}"
+    assert result == "chain of 30 beside fake 2 baseline flowkit inline <= 0.90"
 
 
 def test_side_that_makes_other_writes_is_an_error() -> None:
@@ -184,24 +194,3 @@ except ConnectionRefusedError:
     print("ended")
 """
     assert run(program, POSTGRES_URL="") == "ended\n"
-
-
-TABLE = """
-from rich.console import Console
-sides = {"flowkit": [18.0, 20.0, 24.0], "inline": [8.0, 9.0, 10.0], "peer": [16.0, 18.0, 20.0]}
-medians = {"flowkit": 20.0, "inline": 9.0, "peer": 18.0}
-chain = {"case": "chain of 30", "peer": "DBOS (SQLite)", "unit": "ms/node", "load": 1.25, "target": "<= 0.60"}
-wide = {**chain, "case": "fan-out of 500", "target": "", "samples": {"flowkit": [4.0], "peer": [8.0]}}
-results = [{**chain, "samples": sides, "median": medians}, {**wide, "median": {"flowkit": 4.0, "peer": 8.0}}]
-Console(width=200).print(compare.table(results))
-"""
-
-
-def test_table_compares_each_engine_with_ordinary_and_inline_nodes() -> None:
-    chain, fan_out = (line for line in run(TABLE).splitlines() if "DBOS (SQLite)" in line)
-    cells = ["chain of 30, ms/node", "DBOS (SQLite)", "18.0 (16.0..20.0)", "20.0 (18.0..24.0)"]
-    cells += ["1.11 (1.11..1.20)", "9.0 (8.0..10.0)", "0.50 (0.50..0.50)", "<= 0.60", "1.2"]
-    assert [cell.strip() for cell in chain.strip(" │").split("│")] == cells
-    cells = ["fan-out of 500, ms/node", "DBOS (SQLite)", "8.0 (8.0..8.0)", "4.0 (4.0..4.0)"]
-    cells += ["0.50 (0.50..0.50)", "–", "–", "–", "1.2"]
-    assert [cell.strip() for cell in fan_out.strip(" │").split("│")] == cells

@@ -9,13 +9,13 @@ import pytest
 from tests.unit.graphs import node
 
 from flowkit.actions.changed_nodes import changeable, changes_of, with_changes
-from flowkit.actions.plans import Plan, TaskSnapshot, find_resets
+from flowkit.actions.plans import NodeEnd, Plan, TaskSnapshot, find_resets
 from flowkit.actions.records import Action, CompleteNode, Decide, FailNode, RetryNode, Satisfy, SkipNode
 from flowkit.actions.scopes import Pauses, children_of
 from flowkit.actions.table import parse_action, plan
 from flowkit.errors import ActionRejected
 from flowkit.graph.validation import parse_graph
-from flowkit.models import FirstBatch, Graph, NodeState, NodeStatus, SkipReason
+from flowkit.models import FirstBatch, Graph, NodeOutcome, NodeState, NodeStatus, SkipReason
 from flowkit.models.actions import PausedScope
 from flowkit.models.graphs import Approval
 from flowkit.workflows.scheduling.conditions import DueCondition
@@ -306,9 +306,20 @@ def test_decision_ends_an_approval_that_waits() -> None:
     sample = Sample(a=DEFERRED)
     sample.nodes[0] = replace(sample.nodes[0], approval=Approval(text="?"))  # type: ignore[index]
     planned = sample.plan(Decide(node_id="a", decision="reject", comment="no", by="ada"))
-    assert planned.decision is not None
-    assert (planned.decision.approves, planned.decision.by) == (False, "ada")
+    assert planned.end == NodeEnd(index=0, status=FAILED, failure=("rejected", "rejected by ada: no"))
     assert [(each.from_, each.to) for each in planned.changes] == [("waiting", "failed")]
+    assert planned.resets == ()
+    approved = sample.plan(Decide(node_id="a", decision="approve", comment="fine", by="ada"))
+    assert approved.end == NodeEnd(index=0, status=FINISHED)
+
+
+def test_a_plan_says_how_a_node_ends_in_its_new_generation() -> None:
+    sample = Sample(a=FAILED)
+    failed = Sample(a=FINISHED).plan(FailNode(node_id="a", by="ada"))
+    assert failed.end == NodeEnd(index=0, status=FAILED, failure=("failed_by_user", "failed by ada"))
+    completed = sample.plan(CompleteNode(node_id="a", metrics={"rows": 2}))
+    assert completed.end == NodeEnd(index=0, status=FINISHED, outcome=NodeOutcome(metrics={"rows": 2}))
+    assert sample.plan(SkipNode(node_id="a")).end == NodeEnd(index=0, status=SKIPPED)
 
 
 def test_satisfy_names_nodes_that_lack_others() -> None:

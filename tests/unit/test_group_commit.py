@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Collector:
     """Records each write, and blocks it until the test releases it."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval_sec: float) -> None:
         self.alone: list[str] = []
         self.groups: list[list[str]] = []
         self.gate = asyncio.Event()
@@ -28,7 +28,7 @@ class Collector:
         """Writes that a group does not complete."""
         self.group_error: Exception | None = None
         """The error of the next group."""
-        self.commit = GroupCommit[str](alone=self._alone, together=self._together)
+        self.commit = GroupCommit[str](alone=self._alone, together=self._together, interval_sec=interval_sec)
 
     async def _alone(self, item: str) -> None:
         await self.gate.wait()
@@ -57,9 +57,10 @@ class Collector:
         return dict(zip(writers, ends, strict=True))
 
 
-@pytest.fixture
-async def collector() -> Collector:
-    return Collector()
+@pytest.fixture(params=[0.0, 0.001], ids=["at once", "with an interval"])
+async def collector(request: pytest.FixtureRequest) -> Collector:
+    """A group commit for small documents, and one for large ones."""
+    return Collector(request.param)
 
 
 async def test_single_writer_writes_alone(collector: Collector) -> None:
@@ -75,11 +76,21 @@ async def test_writes_that_arrive_during_a_write_are_grouped_in_order(collector:
     assert (collector.alone, collector.groups) == (["a"], [["b", "c", "d"]])
 
 
-async def test_single_writer_writes_alone_after_a_group(collector: Collector) -> None:
+async def test_single_writer_writes_alone_after_a_group() -> None:
+    collector = Collector(0.0)
     await collector.ends(await collector.begin("a", "b", "c"))
     await let_other_tasks_run()
     await collector.commit.write("d")
     assert collector.alone == ["a", "d"]
+
+
+async def test_single_writer_waits_after_a_group_if_there_is_an_interval_but_the_next_one_does_not() -> None:
+    collector = Collector(0.001)
+    await collector.ends(await collector.begin("a", "b", "c"))
+    for item in "def":
+        await collector.commit.write(item)
+    assert collector.alone == ["a", "e", "f"]
+    assert collector.groups == [["b", "c"], ["d"]]
 
 
 async def test_writer_returns_only_after_its_own_write(collector: Collector) -> None:
@@ -156,4 +167,4 @@ async def test_next_write_starts_if_all_writers_of_a_group_are_cancelled(collect
         writers[item].cancel()
     await collector.ends(writers)
     assert await collector.ends(await collector.begin("d")) == {"d": None}
-    assert (collector.alone, collector.groups) == (["a", "d"], [])
+    assert sorted([*collector.alone, *(item for group in collector.groups for item in group)]) == ["a", "d"]

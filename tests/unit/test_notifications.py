@@ -57,6 +57,24 @@ async def test_notification_before_the_wait_is_not_missed() -> None:
     await in_time(subscription.wait(LONG))
 
 
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_cancel_is_not_lost_if_a_notification_arrives_at_the_same_time(turns: int) -> None:
+    subscription, over = Listener[Entry](), asyncio.Event()
+
+    async def follow() -> None:
+        await subscription.wait(LONG)
+        await over.wait()
+
+    following = asyncio.create_task(follow())
+    await let_tasks_run()
+    subscription.notify("a", None)
+    for _ in range(turns):
+        await wait_seconds(0)
+    following.cancel()
+    await let_tasks_run()
+    assert following.cancelled()
+
+
 async def test_wait_without_a_notification_ends_at_its_maximum() -> None:
     await in_time(Listener[Entry]().wait(0.05))
     await in_time(Listener[Entry]().wait(0))

@@ -474,7 +474,7 @@ def silence(shape: str, count: int) -> Operation:
         state.status, state.epoch = NodeStatus.RUNNING, 1
     attempts = [SilentAttempt(node_id=node.node_id, epoch=1, silent_sec=9.0) for node in scheduler.nodes]
     report = SilenceReport(run_id="r", silent=attempts, hard_sec=5.0)
-    silent = SilentAttempts(scheduler, run_id="r", stop_node=lambda *_: None)
+    silent = SilentAttempts(scheduler, run_id="r", stop_nodes=lambda *_: None)
 
     def run() -> None:
         silent.problem(report)

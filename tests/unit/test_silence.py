@@ -34,12 +34,13 @@ class Stopped:
         nodes = [node(f"n{i}") for i in range(len(states))]
         self.scheduler = Scheduler(parse_graph({"nodes": nodes}), list(states))
         self.calls: list[tuple[int, str, str]] = []
-        self.silence = SilentAttempts(self.scheduler, run_id=RUN, stop_node=self.stop)
+        self.silence = SilentAttempts(self.scheduler, run_id=RUN, stop_nodes=self.stop)
 
-    def stop(self, index: int, failure: AttemptFailure, reason: str) -> None:
-        """Note a call."""
-        self.calls.append((index, failure.code, reason))
-        self.scheduler.states[index].status = NodeStatus.CANCELLING
+    def stop(self, failures: dict[int, AttemptFailure], reason: str) -> None:
+        """Note the nodes of a call."""
+        for index, failure in failures.items():
+            self.calls.append((index, failure.code, reason))
+            self.scheduler.states[index].status = NodeStatus.CANCELLING
 
 
 def running(epoch: int = 1) -> NodeState:

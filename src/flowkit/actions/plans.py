@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from flowkit import reason_codes
 from flowkit.actions.changed_nodes import change_policy, changes_of, rebuild_node
 from flowkit.actions.records import (
     COMPLETE_NODE,
@@ -44,7 +45,7 @@ from flowkit.limits import (
     APPLIED_ACTIONS,
     CHANGED_NODES_BYTES,
 )
-from flowkit.models import ALL_DONE, APPROVE, NodeState, NodeStatus, SkipReason
+from flowkit.models import ALL_DONE, APPROVE, NodeOutcome, NodeState, NodeStatus, SkipReason
 from flowkit.models.actions import AppliedAction
 from flowkit.models.graphs import inherited_reason
 from flowkit.text import names, printed, suggestion, truncate
@@ -104,12 +105,11 @@ class Plan:
     unblocks: frozenset[int] = frozenset()
     """Indexes of nodes below these that have not started, so that their gates have to be decided again."""
     end: NodeEnd | None = None
-    """How the node of the action ends at once, in its new generation."""
+    """How the node of the action ends: at once, or in its new generation if it starts one."""
     changed: Node | None = None
     """The node of the action with changed fields."""
     ends_wait: int | None = None
     """Index of the node whose wait for a retry ends, or those of its shards."""
-    decision: Decision | None = None
     satisfies: str | None = None
     """The prerequisite that becomes satisfied."""
     adds: tuple[str, ...] = ()
@@ -130,13 +130,14 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeEnd:
-    """How an action ends a node."""
+    """How a decision ends a node."""
 
     index: int
     status: NodeStatus
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    artifacts_ref: Mapping[str, Any] | None = None
-    batches: tuple[dict[str, Any], ...] = ()
+    failure: tuple[str, str] | None = None
+    """The reason code and the text of the failure of a node that fails."""
+    outcome: NodeOutcome | None = None
+    """The results of a node that a person completes, which the reset writes to the task document with its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,16 +148,6 @@ class SetAside:
     batch_uids: tuple[str, ...] = ()
     """Empty for all."""
     skips: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """A decision about an approval."""
-
-    index: int
-    approves: bool
-    comment: str = ""
-    by: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,16 +393,24 @@ def plan_end(action: SkipNode | CompleteNode | FailNode, task: TaskSnapshot) -> 
             f"node {printed(node.node_id)} is {state.status.value}; interrupt=true stops its attempt"
         )
     planned = _plan_reset(name, node, task, interrupt=action.interrupt, to=status.value)
-    if not isinstance(action, CompleteNode):
-        return replace(planned, end=NodeEnd(index=node.index, status=status))
+    failure = (reason_codes.FAILED_BY_USER, _describe_by("failed", action.by, action.reason))
     end = NodeEnd(
         index=node.index,
         status=status,
-        metrics=action.metrics,
-        artifacts_ref=action.artifacts_ref,
-        batches=action.batches,
+        failure=failure if isinstance(action, FailNode) else None,
+        outcome=_read_outcome(action) if isinstance(action, CompleteNode) else None,
     )
     return replace(planned, end=end)
+
+
+def _describe_by(what: str, by: str, why: str) -> str:
+    """Return what a person has decided, who, and why."""
+    return what + (f" by {by}" if by else "") + (f": {why}" if why else "")
+
+
+def _read_outcome(action: CompleteNode) -> NodeOutcome:
+    reference = None if action.artifacts_ref is None else dict(action.artifacts_ref)
+    return NodeOutcome(metrics=dict(action.metrics), artifacts_ref=reference, batches=[*action.batches])
 
 
 def plan_batches(action: RetryBatches | SkipBatches, task: TaskSnapshot) -> Plan:
@@ -576,12 +575,20 @@ def plan_decision(action: Decide, task: TaskSnapshot) -> Plan:
             f"{_describe_way(node, state, task)}"
         )
     approves = action.decision == APPROVE
-    to = NodeStatus.FINISHED if approves else NodeStatus.FAILED
+    end = end_of_approval(node.index, approves=approves, comment=action.comment, by=action.by)
     return Plan(
         what=f"{node.node_id}: {action.decision}",
-        changes=[Change(index=node.index, from_=WAITING, to=to.value)],
-        decision=Decision(index=node.index, approves=approves, comment=action.comment, by=action.by),
+        changes=[Change(index=node.index, from_=WAITING, to=end.status.value)],
+        end=end,
     )
+
+
+def end_of_approval(index: int, *, approves: bool, comment: str = "", by: str = "") -> NodeEnd:
+    """Return how a decision ends an approval."""
+    if approves:
+        return NodeEnd(index=index, status=NodeStatus.FINISHED)
+    failure = (reason_codes.REJECTED, _describe_by("rejected", by, comment))
+    return NodeEnd(index=index, status=NodeStatus.FAILED, failure=failure)
 
 
 def plan_satisfaction(action: Satisfy, task: TaskSnapshot) -> Plan:

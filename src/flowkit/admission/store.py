@@ -18,9 +18,8 @@ from pymongo import ASCENDING, DESCENDING, ReturnDocument, UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from flowkit.adapters.mongo import (
-    DUPLICATE_KEY,
     Database,
-    codes_of,
+    duplicate_indexes,
     durable,
     ensure_index,
     translate_errors,
@@ -204,9 +203,7 @@ class AdmissionStore:
         try:
             await self._items.insert_many([dict(item) for item in items], ordered=False)
         except BulkWriteError as error:
-            if codes_of(error) != {DUPLICATE_KEY}:
-                raise
-            return {items[each["index"]]["_id"] for each in error.details["writeErrors"]}
+            return {items[place]["_id"] for place in duplicate_indexes(error)}
         return set()
 
     @translate_errors
@@ -437,8 +434,7 @@ class AdmissionStore:
             try:
                 await self._holders.insert_many(documents, ordered=False)
             except BulkWriteError as error:
-                if codes_of(error) != {DUPLICATE_KEY}:
-                    raise
+                duplicate_indexes(error)
             self._known_holders.update(dict.fromkeys(missing, True))
 
     async def _held_by(self, holders: Collection[str]) -> dict[str, Fields]:

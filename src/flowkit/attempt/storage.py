@@ -162,12 +162,12 @@ class AttemptStorage:
         Another attempt of the same run of the task, in this process, may have read the params.
         """
         ids, attempt, known = (self._run_id, self._worker_id), self._attempt, self._tasks.attempts.params
-        if (params := known.get((attempt.task_id, self._run_id))) is not None:
+        if (params := known.get(attempt.task_id, self._run_id)) is not None:
             self._read["params"] = params
         read = None if params is not None else self._read
         lease = await begin(self._tasks, self._artifacts, attempt, *ids, once=True, read=read)
         if read:
-            known[attempt.task_id, self._run_id] = read["params"]
+            known.note(attempt.task_id, self._run_id, read["params"])
         await self._begin_shards(ids)
         return lease
 

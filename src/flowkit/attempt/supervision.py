@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import zlib
 from collections import Counter
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -327,8 +328,8 @@ class Attempt:
     async def _cancel_reason(self) -> str:
         """Return the reason of the cancel from the task document, since Temporal does not pass it to activities."""
         try:
-            reading = self._worker.portal.run(self._worker.tasks.flags.find_flag(self._attempt))
-            flag = await asyncio.wait_for(reading, timeout=1.0)
+            async with asyncio.timeout(1.0):
+                flag = await self._worker.portal.run(self._worker.tasks.flags.find_flag(self._attempt))
         except (FlowKitError, TimeoutError):
             flag = None
         return flag.reason if flag else "cancelled"
@@ -365,9 +366,10 @@ class Attempt:
         Temporal enforces the real lease by heartbeats. By the document, a parent with `max_ahead` sees whether the node
         still runs.
         """
-        pause = min(self._worker.hb_interval_sec, self._attempt.lease_ttl_sec / 2)
+        longest = min(self._worker.hb_interval_sec, self._attempt.lease_ttl_sec / 2)
+        loop, shift = asyncio.get_running_loop(), zlib.crc32(self._worker.worker_id.encode())
         while True:
-            await asyncio.sleep(pause)
+            await asyncio.sleep(renewal_pause_sec(loop.time() + shift, longest))
             now = time.time()
             try:
                 await self._worker.portal.run(self._extend_lease(now, now + self._attempt.lease_ttl_sec))
@@ -556,6 +558,16 @@ class HeartbeatThrottle:
 def heartbeat_pause_sec(attempts: int, lease_ttl_sec: float) -> float:
     """Return the seconds between two heartbeats of each of `attempts` attempts, at most a quarter of the lease."""
     return min(max(_HEARTBEAT_SEC, attempts / _MAX_HEARTBEATS_PER_SEC), lease_ttl_sec / 4)
+
+
+def renewal_pause_sec(now: float, longest_sec: float) -> float:
+    """Return the seconds until an attempt renews its lease: at most `longest_sec`, and more than half of them.
+
+    Attempts with the same clock renew their leases at the same moments, which are half as far apart. They then share
+    the updates of the task document. Each process shifts its clock by a number of its own.
+    """
+    apart = longest_sec / 2
+    return (now // apart + 2) * apart - now
 
 
 @asynccontextmanager

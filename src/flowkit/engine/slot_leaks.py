@@ -104,7 +104,8 @@ class SlotLoop:
     async def _step(self) -> None:
         tick = _TICK_SEC if self._grants.limits.configured else _IDLE_TICK_SEC
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._grants.released.wait(), tick)
+            async with asyncio.timeout(tick):
+                await self._grants.released.wait()
         self._grants.released.clear()
         await self._once()
 

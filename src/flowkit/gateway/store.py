@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pymongo import ASCENDING, DESCENDING, ReturnDocument
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from flowkit.adapters.mongo import DUPLICATE_KEY, Database, durable, ensure_index, translate_errors
+from flowkit.adapters.mongo import Database, duplicate_indexes, durable, ensure_index, translate_errors
 from flowkit.adapters.tasks.queries import aggregated
 from flowkit.core.utils import Fields, dumps
 from flowkit.models import TaskStatus
@@ -421,7 +421,5 @@ class FlowStore:
         try:
             await self._db[EVENTS].insert_many([*events], ordered=True)
         except BulkWriteError as error:
-            if any(each.get("code") != DUPLICATE_KEY for each in error.details.get("writeErrors", [])):
-                raise
-            return False
+            return not duplicate_indexes(error)
         return True

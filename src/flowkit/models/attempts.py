@@ -27,6 +27,8 @@ class AttemptInput:
     lease_ttl_sec: float = 45.0
     cancel_grace_sec: float = 30.0
     deployment: str = ""
+    document_bytes: int = 0
+    """Size of the task document, as an estimate; 0 if it is small (LARGE_DOCUMENT_BYTES)."""
     timeout_sec: float | None = None
     """Seconds after which the executor ends the attempt. Time spent waiting for MongoDB does not count."""
     failed_nodes: list[dict[str, Any]] = field(default_factory=list)

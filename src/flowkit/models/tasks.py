@@ -214,6 +214,8 @@ class Opened:
     """Set if the run continues an ended task."""
     epochs: list[int] = field(default_factory=list)
     """Highest epoch that an earlier run has used, of each node in graph order; empty if all are 0."""
+    document_bytes: int = 0
+    """Size of the document, as an estimate; 0 if it is small (LARGE_DOCUMENT_BYTES)."""
 
 
 @wire.dataclass(kw_only=True, slots=True)
@@ -370,6 +372,8 @@ class GraphChanged:
     repeats the change."""
     stored: StoredGraph | None = None
     """Where the changed graph is stored; None if the workflow carries it."""
+    document_bytes: int = 0
+    """The same as in `Opened`."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

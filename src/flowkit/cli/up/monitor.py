@@ -206,9 +206,11 @@ class StatusPoller:
     async def _tasks(self) -> TaskOverview | None:
         if not self._has_row("mongo"):
             return None
-        reads = asyncio.gather(self._catalog.open_counts(), self._catalog.list_tasks(limit=MAX_TASKS))
         with suppress(FlowKitError, TimeoutError):
-            counts, newest = await asyncio.wait_for(reads, TIMEOUT_SEC)
+            async with asyncio.timeout(TIMEOUT_SEC):
+                counts, newest = await asyncio.gather(
+                    self._catalog.open_counts(), self._catalog.list_tasks(limit=MAX_TASKS)
+                )
             return TaskOverview(open=counts, newest=tuple(newest))
         return None
 
