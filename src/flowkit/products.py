@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from flowkit.models.admission import Admission
 
 GROUP: Final = "flowkit.products"
-EXTRAS: Final[Mapping[str, str]] = {"admission": "admission", "gateway": "gateway", "token": "server"}
+EXTRAS: Final[Mapping[str, str]] = {
+    "admission": "admission",
+    "gateway": "gateway",
+    "token": "server",
+    "ui": "page",
+}
 """The commands of FlowKit's own products, and the extra that installs each."""
 
 OnClosed = Callable[[CloseTask], Awaitable[None]]

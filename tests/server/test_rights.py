@@ -12,7 +12,6 @@ import pytest_asyncio
 from starlette.responses import Response
 from starlette.routing import Mount, Route, WebSocketRoute
 
-from flowkit.admission.openapi import Operation
 from flowkit.connection import TemporalUnavailable
 from flowkit.gateway.permissions import EVERY_ACTOR, PERMISSIONS, Part, may_call, parts_of
 from flowkit.gateway.secret_box import SecretBox
@@ -20,6 +19,7 @@ from flowkit.gateway.service import Gateway, methods
 from flowkit.gateway.store import FlowStore
 from flowkit.server.app import create_app
 from flowkit.server.auth import Authenticator, Caller
+from flowkit.server.openapi import Operation
 from flowkit.server.rights import HttpRoute, SocketRoute
 from flowkit.server.rpc import Call, Method, NoParams, PermissionDenied, RpcDispatcher, discovery
 from flowkit.server.token_store import TokenStore
