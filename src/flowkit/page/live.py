@@ -213,7 +213,7 @@ class LiveTasks:
         feed = Feed(self._servers, task_id, self.server)
         try:
             await feed.open()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - every viewer gets it
             self._feeds.pop(task_id, None)
             opened.set_exception(error)
             opened.exception()

@@ -99,9 +99,12 @@ function mergeChains(nodes, edges, groupOf, expanded) {
     while (root.has(at)) at = root.get(at);
     return at;
   };
+  const sizes = new Map();
+  for (const group of groupOf) sizes.set(group, (sizes.get(group) || 0) + 1);
   for (const group of new Set(groupOf)) {
     const parent = only(parents.get(group));
     if (parent === null || only(children.get(parent)) !== group) continue;
+    if (sizes.get(parent) !== sizes.get(group)) continue;
     if (nodes[parent].role !== nodes[group].role || expanded.has(parent) || expanded.has(group)) continue;
     const [a, b] = [find(parent), find(group)];
     if (a !== b) root.set(b, a);
