@@ -16,6 +16,7 @@ WORKER_PYTHON ?=
 WORKER_COMMAND ?=
 SEED ?=
 GRAPHS ?=
+CLUSTER ?=
 PEERS ?=
 ROWS ?=
 SIZES ?= 1000,5000,20000
@@ -26,7 +27,7 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctre
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check lint types site quick docs test large chaos fuzz nightly house demo interop bench bench-load bench-items histories screenshots wheel clean
+.PHONY: help setup servers check lint types site quick docs test test-contract large chaos fuzz nightly house demo interop bench bench-load bench-items histories screenshots wheel clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +69,11 @@ docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 test: setup ## All tests but the nightly ones, on real servers started for them (or those of TEMPORAL_ADDRESS, MONGO_URL, KAFKA_BOOTSTRAP_SERVERS).
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist worksteal -m "not nightly"
 
+# The database that MONGO_URL names keeps nothing of these tests. Those that stop or freeze MongoDB are skipped.
+test-contract: setup ## Contract and integration tests on the MongoDB that MONGO_URL names, a replica set for example: MONGO_URL=... make test-contract.
+	@test -n "$$MONGO_URL" || { echo "set MONGO_URL to a MongoDB server or replica set"; exit 2; }
+	FLOWKIT_ALL_DRIVERS=1 $(BIN)/pytest -q -n $(TEST_JOBS) --dist worksteal -m "server and not nightly" -rs $(if $(TESTS),$(TESTS),tests/contract tests/integration)
+
 # MongoDB's stand-in clones the whole document for each update, which takes memory and the optimizing compiler.
 large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under kills, 5,000 pulling nodes, up to 20,000 nodes [SIZES=1000,20000].
 	@FLOWKIT_LARGE=1 FLOWKIT_SIZES="$(SIZES)" _JAVA_OPTIONS="$(STAND_IN_JAVA)" $(BIN)/pytest -q -s \
@@ -75,8 +81,8 @@ large: setup ## The large cases: 5,000 batches a stage, 1,000 increments under k
 		tests/integration/test_many_pulling_nodes.py tests/integration/test_growth.py \
 		tests/integration/test_large_graphs.py tests/integration/test_streaming.py::test_totals_of_many_batches_are_exact
 
-chaos: setup ## Random tasks and actions of operators while processes and servers are killed: make chaos [MINUTES=10] [SEED=n] [TASKS=500].
-	@FLOWKIT_CHAOS_MINUTES="$(MINUTES)" FLOWKIT_SEED="$(SEED)" FLOWKIT_CHAOS_TASKS="$(TASKS)" $(BIN)/pytest -q -s tests/integration/test_chaos.py
+chaos: setup ## Random tasks and actions of operators while processes and servers are killed: make chaos [MINUTES=10] [SEED=n] [TASKS=500] [CLUSTER=1], with Temporal as a cluster on PostgreSQL.
+	@FLOWKIT_CHAOS_CLUSTER="$(filter-out 0,$(CLUSTER))" FLOWKIT_CHAOS_MINUTES="$(MINUTES)" FLOWKIT_SEED="$(SEED)" FLOWKIT_CHAOS_TASKS="$(TASKS)" $(BIN)/pytest -q -s tests/integration/test_chaos.py
 
 fuzz: setup ## Random graphs, shared limits, nodes with shards, flows of the gateway and requests for admission against models, and property tests with fifty times the examples: make fuzz [MINUTES=10] [SEED=n] [GRAPHS=n].
 	FLOWKIT_FUZZ_MINUTES="$(MINUTES)" FLOWKIT_FUZZ_GRAPHS="$(GRAPHS)" FLOWKIT_SEED="$(SEED)" $(BIN)/pytest -q -s tests/fuzz tests/integration/test_flow_model.py
@@ -84,7 +90,7 @@ fuzz: setup ## Random graphs, shared limits, nodes with shards, flows of the gat
 		tests/unit/test_validation_fuzz.py tests/unit/test_expression_names.py tests/contract/test_vars_model.py \
 		tests/contract/test_group_commit.py
 
-nightly: setup ## What takes an hour: long tests, the integration tests on the newer Temporal server, the contract tests with both drivers, the core without its products, then fuzz, chaos and large: make nightly [NIGHTLY_MINUTES=10] [STEPS=long,server,drivers,core,fuzz,chaos,large].
+nightly: setup ## What takes an hour: long tests, the integration tests on the newer Temporal server and on a cluster of it, the contract tests with both drivers, the core without its products, then fuzz, chaos and large: make nightly [NIGHTLY_MINUTES=10] [STEPS=long,server,drivers,core,cluster,fuzz,chaos,large].
 	@PYTHONPATH=. $(BIN)/python -m tests.nightly --minutes $(NIGHTLY_MINUTES) --jobs $(TEST_JOBS) --steps "$(STEPS)" $(if $(TESTS),--tests "$(TESTS)")
 
 house: $(INSTALLED) ## Report where the code falls into fragments: small modules and helpers with one user, file names that occur twice.

@@ -474,13 +474,17 @@ class RoleExecutor:
 
         Do not keep the batch afterwards, because the input's byte budget no longer counts it.
         """
-        await self._ctx.raise_if_cancelled()
+        self._raise_if_cancelled()
         batch = await anext(batches, None)
-        await self._ctx.raise_if_cancelled()
+        self._raise_if_cancelled()
         if batch is None:
             return False
         await self._process(batch)
         return True
+
+    def _raise_if_cancelled(self) -> None:
+        if self._ctx.cancelled():
+            raise asyncio.CancelledError(self._ctx.cancel_reason)
 
     def _describe_run(self) -> dict[str, Any]:
         return {

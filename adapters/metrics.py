@@ -19,12 +19,16 @@ from flowkit.errors import FlowKitError
 from flowkit.limits import BATCH_META_BYTES, METRICS_LEVELS
 from flowkit.text import truncate
 from flowkit.validation.json_keys import EqualKeys, to_json_types, with_lists
+from flowkit.validation.storable import REFERENCE, holds_reference, is_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 EMPTY_BYTES = len(bson.encode({}))
 """Size of empty metrics in bytes."""
+
+_REF = b"$ref\0"
+"""The key of a reference, as BSON has it."""
 
 _INT64 = range(-(2**63), 2**63)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
@@ -61,14 +65,15 @@ def storable(what: str, given: Any) -> tuple[dict[str, Any], int]:
     given = with_lists(given)
     try:
         converted = to_json_types(given, inf_nan_mode="null")
-        size = len(bson.encode(converted))
+        encoded = bson.encode(converted)
     except EqualKeys as error:
         raise BadMetrics(f"{what}: {error}") from None
     except _REFUSALS as error:
         problem = next(_problems(given, "", ()), f"cannot be converted: {error}")
         raise BadMetrics(f"{what}: {problem}") from None
-    if _is_deeper(converted, METRICS_LEVELS):
+    if _is_deeper(converted, METRICS_LEVELS) or (_REF in encoded and holds_reference(converted)):
         raise BadMetrics(f"{what}: {next(_problems(converted, '', ()))}")
+    size = len(encoded)
     if size > BATCH_META_BYTES:
         raise BatchTooLarge(
             f"{what} are {size:,} bytes, more than {BATCH_META_BYTES:,}: "
@@ -95,6 +100,8 @@ def _problems(value: Any, path: str, above: tuple[int, ...]) -> Iterator[str]:
     elif isinstance(value, _CONTAINERS) and len(above) >= METRICS_LEVELS:
         yield f"{truncate(path, 80)} is nested more than {METRICS_LEVELS} levels deep; flatten it"
     elif isinstance(value, dict):
+        if is_reference(value):
+            yield f"{path or 'the top level'} {REFERENCE}"
         yield from _bad_keys(value, path)
         yield from _inner(
             ((f"{path}.{_text(key)}".lstrip("."), each) for key, each in value.items()), value, above

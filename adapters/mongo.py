@@ -253,13 +253,36 @@ async def fits(write: Awaitable[Any]) -> bool:
     return True
 
 
+async def with_room(write: Callable[[], Awaitable[R]], make_room: Callable[[], Awaitable[None]]) -> R:
+    """Return the result of a write. If a document would exceed the size limit, make room and write once more."""
+    try:
+        return await write()
+    except (pymongo_errors.PyMongoError, pymongo_errors.DocumentTooLarge) as error:
+        if not too_large(error):
+            raise
+    await make_room()
+    return await write()
+
+
 async def gather_writes(*writes: Awaitable[None]) -> None:
     """Await independent writes concurrently, which saves round trips, and return when all have ended.
 
     If some failed, raise one of their errors, preferably a permanent one.
     """
-    results = await asyncio.gather(*writes, return_exceptions=True)
-    errors = [result for result in results if isinstance(result, BaseException)]
+    own, *others = writes
+    tasks = [asyncio.ensure_future(write) for write in others]
+    errors = []
+    try:
+        for write in (own, *tasks):  # The first one needs no task.
+            try:
+                await write
+            except Exception as error:  # noqa: BLE001 - raised below, when all writes have ended
+                errors.append(error)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
     if errors:
         raise min(errors, key=lambda error: isinstance(error, StoreUnavailable))
 

@@ -34,20 +34,18 @@ async def retry_while_unavailable(call: Callable[[], Awaitable[T]]) -> T:
     The clock of the current attempt does not run in the meantime. Only the end of the attempt cancels the retries.
     """
     clock = _clock.get()
-    if clock is None:
-        return await _result_of(call)
-    wait = clock.stop()
-    try:
-        return await _result_of(call)
-    finally:
-        clock.resume(wait)
-
-
-async def _result_of(call: Callable[[], Awaitable[T]]) -> T:
+    wait = clock.stop() if clock is not None else None
     try:
         return await call()
     except StoreUnavailable as error:
         _logger.warning("%s; retrying", error)
+        return await _retried(call)
+    finally:
+        if clock is not None:
+            clock.resume(wait)
+
+
+async def _retried(call: Callable[[], Awaitable[T]]) -> T:
     async for attempt in AsyncRetrying(
         retry=retry_if_exception_type(StoreUnavailable),
         wait=wait_exponential_jitter(multiplier=0.1, max=2.0),

@@ -16,16 +16,14 @@ import os
 import sys
 import time
 import uuid
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo import WriteConcern
-from pymongo.errors import DuplicateKeyError
 
+from benchmarks.baseline import Collections, insert_once
 from benchmarks.served import serve
 
 ROLE = "bare"
@@ -37,7 +35,7 @@ class BareBridge:
     """Runs chains of nodes on external workers of one role."""
 
     def __init__(self, db: Any, bootstrap: str) -> None:
-        self._db = db.with_options(write_concern=WriteConcern("majority", j=True))
+        self._db = Collections(db)
         self._bootstrap = bootstrap
         self._producer: Any = None
         self._consumer: Any = None
@@ -134,8 +132,8 @@ class BareBridge:
         metrics = event["payload"]["metrics"]
         partial = {**batch, "status": "partial", "meta": metrics, "created_at": _now()}
         await asyncio.gather(
-            _insert_once(self._db.metrics_raw, {**batch, "metrics": metrics}),
-            _insert_once(self._db.artifacts, partial),
+            insert_once(self._db.metrics_raw, {**batch, "metrics": metrics}),
+            insert_once(self._db.artifacts, partial),
         )
 
     async def _done(self, event: dict[str, Any], key: dict[str, Any], record: str, path: str) -> None:
@@ -166,12 +164,6 @@ def _command(task: str, node: str) -> dict[str, Any]:
         "payload": {**payload, "cancel_token": str(uuid.uuid4())},
         "target_worker_id": None,
     }
-
-
-async def _insert_once(collection: Any, row: dict[str, Any]) -> None:
-    """Insert a row, unless it exists: Kafka may deliver an event again, for example after a rebalance."""
-    with suppress(DuplicateKeyError):
-        await collection.insert_one(row)
 
 
 def _hash(value: Any) -> str:

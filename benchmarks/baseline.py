@@ -9,12 +9,14 @@ Run: `python -m benchmarks.baseline workflows|activities`.
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 from uuid import uuid4
 
 import uvloop
 from pymongo import WriteConcern
+from pymongo.errors import DuplicateKeyError
 from temporalio import activity, workflow
 from temporalio.client import Client
 from temporalio.service import GrpcCompression
@@ -54,6 +56,21 @@ class Baseline:
             await workflow.execute_activity("node", args=[task, index], task_queue=f"{QUEUE}.node", **times)
 
 
+class Collections:
+    """The collections of a database, by name. Motor makes a new collection at each access; this keeps them."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db.with_options(write_concern=DURABLE)
+
+    def __getattr__(self, name: str) -> Any:
+        collection = self._db[name]
+        setattr(self, name, collection)
+        return collection
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
 class Activities:
     """The activities: insert the run's document, mark it as finished, and make the five writes of a one-batch node."""
 
@@ -61,7 +78,7 @@ class Activities:
     """The part of a node's entry that describes its work."""
 
     def __init__(self, db: Any) -> None:
-        self.db = db.with_options(write_concern=DURABLE)
+        self.db = Collections(db)
         self.ids = {"worker_id": "w-12345678", "run_id": str(uuid4())}
 
     @activity.defn
@@ -75,7 +92,7 @@ class Activities:
         run = {"id": task, "pipeline_id": task, "status": "running", "params": {}, "graph": graph, **unset}
         shown = {"status_history": [began], "coordinator": {"liveness": {"state": "ok"}}, "run_seq": 1}
         times = {"started_at": now.isoformat(), **seen(now)}
-        await self.db.tasks.insert_one({**run, **shown, **times, "run_id": self.ids["run_id"]})
+        await insert_once(self.db.tasks, {**run, **shown, **times, "run_id": self.ids["run_id"]})
 
     @activity.defn
     async def close_run(self, task: str) -> None:
@@ -99,13 +116,13 @@ class Activities:
         partial = {"status": "partial", "meta": meta, "size": 12, "payload": None, "updated_at": now}
         worker = {"worker_id": self.ids["worker_id"]}
         await asyncio.gather(
-            self.db.metrics_raw.insert_one({**key, **row, **metrics}),
-            self.db.artifacts.insert_one({**key, **row, **partial, **worker}),
+            insert_once(self.db.metrics_raw, {**key, **row, **metrics}),
+            insert_once(self.db.artifacts, {**key, **row, **partial, **worker}),
         )
         now = datetime.now(UTC)
         ended = {f"{path}.status": "finished", **ended_at(path, now), **seen(now)}
         await asyncio.gather(
-            self.db.artifacts.insert_one({**self.marker(key, now), "attempt_epoch": epoch}),
+            insert_once(self.db.artifacts, {**self.marker(key, now), "attempt_epoch": epoch}),
             self.db.tasks.update_one({"id": task, f"{path}.attempt_epoch": epoch}, {"$set": ended}),
         )
 
@@ -119,6 +136,12 @@ class Activities:
         """Return the complete marker of a node."""
         complete = {"status": "complete", "meta": {}, "confirmed": True, "attempt_epoch": 1}
         return {**key, **complete, "worker_id": self.ids["worker_id"], "created_at": now, "updated_at": now}
+
+
+async def insert_once(collection: Any, row: dict[str, Any]) -> None:
+    """Insert a row, unless it exists: on a busy machine, Temporal may start an activity again that takes too long."""
+    with suppress(DuplicateKeyError):
+        await collection.insert_one(row)
 
 
 def seen(now: datetime) -> dict[str, Any]:

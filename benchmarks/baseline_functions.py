@@ -14,7 +14,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 with workflow.unsafe.imports_passed_through():
     from motor.motor_asyncio import AsyncIOMotorClient
 
-    from benchmarks.baseline import Activities, connect, ended_at, seen
+    from benchmarks.baseline import Activities, connect, ended_at, insert_once, seen
 
 QUEUE = "baseline-functions"
 
@@ -49,7 +49,7 @@ class Functions(Activities):
         held = {"id": task, f"{path}.attempt_epoch": {"$lt": 1}}
         await self.db.tasks.update_one(held, {"$set": ended, "$inc": {"coordinator.vars.n": 1}})
         key = {"task_id": task, "node_id": f"n{index}"}
-        await self.db.artifacts.insert_one(self.marker(key, datetime.now(UTC)))
+        await insert_once(self.db.artifacts, self.marker(key, datetime.now(UTC)))
 
 
 async def main() -> None:

@@ -36,10 +36,10 @@ class Case:
 
 
 CASES = (
-    Case(name="100 tasks x 10 nodes", nodes=10, tasks=100, per_node=False, rounds=3),
-    Case(name="chain of 30", nodes=30, repeats=3),
-    Case(name="fan-out of 500", nodes=500, wide=True, rounds=5),
-    Case(name="20 functions in a row", nodes=20, repeats=5, functions=True),
+    Case(name="100 tasks x 10 nodes", nodes=10, tasks=100, per_node=False, rounds=2),
+    Case(name="chain of 30", nodes=30, repeats=2, rounds=5),
+    Case(name="fan-out of 500", nodes=500, wide=True, rounds=3),
+    Case(name="20 functions in a row", nodes=20, repeats=5, functions=True, rounds=5),
 )
 
 

@@ -183,7 +183,7 @@ def main(
         os.environ.update(stack.exports)
         for case in cases:
             measured.append(_measure(case))
-            console.print(_row(measured[-1]))
+            console.print(f"{case.name}: {_row(measured[-1])[1]} updates for each node")
     columns = ("case", "updates", "of attempts", "sent, B", "delta, B", "open, B", "end, B", "end, MB")
     table = Table(*columns, "rewritten, MB", title="for each node")
     for each in measured:
@@ -209,7 +209,7 @@ def _row(each: Measured) -> list[str]:
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    process.wait(20)
+    process.wait(60)
 
 
 def _measure(case: Case) -> Measured:

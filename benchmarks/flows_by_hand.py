@@ -17,7 +17,7 @@ from temporalio import activity, workflow
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from benchmarks import baseline
-from benchmarks.baseline import connect, create_indexes, ended_at, milliseconds, seen
+from benchmarks.baseline import connect, create_indexes, ended_at, insert_once, milliseconds, seen
 
 with workflow.unsafe.imports_passed_through():
     import aiohttp
@@ -72,7 +72,7 @@ class Activities(baseline.Activities):
         now = datetime.now(UTC)
         ended = {f"{path}.status": "finished", **ended_at(path, now), **seen(now)}
         await asyncio.gather(
-            self.db.artifacts.insert_one(self.marker(key, now)),
+            insert_once(self.db.artifacts, self.marker(key, now)),
             self.db.tasks.update_one({"id": task, f"{path}.attempt_epoch": 1}, {"$set": ended}),
         )
 
@@ -107,8 +107,8 @@ class Activities(baseline.Activities):
         partial = {"status": "partial", "meta": meta, "size": 12, "payload": None, "updated_at": now}
         worker = {"worker_id": self.ids["worker_id"]}
         await asyncio.gather(
-            self.db.metrics_raw.insert_one({**key, **row, **metrics}),
-            self.db.artifacts.insert_one({**key, **row, **partial, **worker}),
+            insert_once(self.db.metrics_raw, {**key, **row, **metrics}),
+            insert_once(self.db.artifacts, {**key, **row, **partial, **worker}),
         )
 
     async def close_dispatch(self, dispatch: str, logs: str) -> None:

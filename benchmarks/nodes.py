@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 QUEUE = "benchmark"
 DATABASES = ("flowkit", "baseline", "baseline_functions")
-WARM_UP = Case(name="warm-up", nodes=10, tasks=30)
+WARM_UP = Case(name="warm-up", nodes=10, tasks=20)
 TARGETS = {
     "100 tasks x 10 nodes": {"flowkit": Target(ratio=">= 1.05"), inline.SIDE: Target(ratio=">= 1.60")},
     "chain of 30": {

@@ -143,11 +143,10 @@ class Processes:
 
     @contextmanager
     def server(self, name: str, port: int, *, tree: bool = False) -> Iterator[None]:
-        """Count the process that listens on this port for the block, if this process or its children started it."""
+        """Count the process that listens on this port of this machine for the block, unless the system hides it."""
         before = [*self._counted]
-        listening = (each for each in psutil.Process().children(recursive=True) if port in _ports(each))
-        if (process := next(listening, None)) is not None:
-            self._counted.append(Counted(place=(SHARED, name), process=process, tree=tree))
+        for pid in _listening(port)[:1]:
+            self._counted.append(Counted(place=(SHARED, name), process=psutil.Process(pid), tree=tree))
         try:
             yield
         finally:
@@ -189,6 +188,10 @@ class Processes:
             usage[each.place] = usage.get(each.place, Used()) + each.used()
         return usage
 
+    def pids(self, side: str) -> list[int]:
+        """Return the ids of the processes of a side."""
+        return [each.process.pid for each in self._counted if each.place[0] == side]
+
     async def idle(self, seconds: float) -> dict[Place, float]:
         """Return the processor time of the processes in one second in which nobody asks them for anything."""
         before, began = self.usage(), time.perf_counter()
@@ -218,13 +221,14 @@ def port_of(address: str) -> int:
     return int(place.partition("/")[0].rpartition(":")[2])
 
 
-def _ports(process: psutil.Process) -> set[int]:
-    """Return the ports on which a process listens."""
+def _listening(port: int) -> list[int]:
+    """Return the ids of the processes that listen on a port of this machine. The first one has started the others."""
     try:
-        sockets = process.net_connections("tcp")
-    except psutil.Error:  # It has ended, or belongs to another user.
-        return set()
-    return {each.laddr.port for each in sockets if each.status == psutil.CONN_LISTEN}
+        sockets: Any = psutil.net_connections("tcp")
+    except psutil.AccessDenied:
+        return []
+    listening = (each for each in sockets if each.status == psutil.CONN_LISTEN and each.pid)
+    return sorted(each.pid for each in listening if each.laddr.port == port)
 
 
 def _with_bytecode(environment: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 QUEUE = "benchmark-streaming"
 POLL_MS = 300
-STAGE_BATCHES = 1_000
+STAGE_BATCHES = 500
 TASKS = 11
 """Tasks whose first batch is measured."""
 LATER = 40

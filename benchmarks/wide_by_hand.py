@@ -15,7 +15,7 @@ import uvloop
 from temporalio import activity, workflow
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from benchmarks.baseline import DURABLE, connect, milliseconds
+from benchmarks.baseline import Collections, connect, milliseconds
 
 with workflow.unsafe.imports_passed_through():
     from motor.motor_asyncio import AsyncIOMotorClient
@@ -55,7 +55,7 @@ class Activities:
     """The activities: show the step as running, process a block of batches, and mark the step as finished."""
 
     def __init__(self, db: Any) -> None:
-        self.db = db.with_options(write_concern=DURABLE)
+        self.db = Collections(db)
         self.worker = {"worker_id": f"w-{os.getpid()}"}
 
     @activity.defn

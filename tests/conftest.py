@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from flowkit.local import Stack, ports
 from flowkit.text import clean
+from tests import mongo_table
 from tests.kafka_server import kafka
 from tests.run_order import arranged
 from tests.servers import SharedServers, started_by
@@ -39,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     os.environ.setdefault("FLOWKIT_SERVERS", "path,cache,download")
     _choose_own_ports()
+    mongo_table.start_collecting()
     config.stash[OWNED] = SharedServers()
     gc.disable()
 
@@ -78,8 +80,17 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Stop the servers after all test processes; after failures, keep the logs of the servers in .logs/."""
+    """Stop the servers after all test processes; after failures, keep the logs of the servers in .logs/.
+
+    Then compare what the product has sent to MongoDB with docs/mongodb.md.
+    """
     session.config.stash[OWNED].stop(keep_logs=bool(session.testsfailed))
+    mongo_table.compare(session)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print what docs/mongodb.md lacks."""
+    mongo_table.report(terminalreporter, config)
 
 
 @pytest.fixture(scope="session")

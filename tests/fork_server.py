@@ -19,11 +19,11 @@ import time
 import traceback
 from contextlib import ExitStack
 from functools import cache
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 _LOADED = (
     *("flowkit.cli", "flowkit.plugin", "flowkit.worker.runner", "flowkit.bridge.service"),
@@ -222,6 +222,7 @@ def _serve(requests: socket.socket) -> None:
 
     for name in _LOADED:
         importlib.import_module(name)
+    _collect_mongo_commands()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
@@ -237,6 +238,20 @@ def _serve(requests: socket.socket) -> None:
             _watch(request, files)
         for file in files:
             os.close(file)
+
+
+def _collect_mongo_commands() -> None:
+    """Let all programs note what they send to MongoDB, as the tests do."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    path = Path(__file__).with_name("mongo_commands.py")
+    spec = spec_from_file_location("flowkit_tests_mongo_commands", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if folder := os.environ.get(module.FOLDER):
+        module.collect_into(Path(folder))
 
 
 def _received(requests: socket.socket, count: int) -> bytes:

@@ -7,11 +7,15 @@ import shutil
 import tempfile
 import threading
 import xmlrpc.client
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xmlrpc.server import SimpleXMLRPCServer
 
-from flowkit.local import Kafka, Stack, TemporalServer
+import pytest
+from pymongo.errors import AutoReconnect
+
+from flowkit.local import Kafka, MongoServer, Stack, TemporalServer
 from flowkit.local.process import start_all
 
 if TYPE_CHECKING:
@@ -24,9 +28,42 @@ if TYPE_CHECKING:
 KAFKA = "KAFKA_BOOTSTRAP_SERVERS"
 SHORT_RUNS = "SHORT_RUNS_ADDRESS"
 """Address of a Temporal server that soon suggests continue-as-new."""
+SHORT_RUNS_NAMESPACE = "FLOWKIT_SHORT_RUNS_NAMESPACE"
+"""The environment variable with the namespace of TEMPORAL_ADDRESS that does the same. Tests then use it instead."""
 SUGGESTED_EVENTS = 100
 """Length of a history at which that server suggests a new run."""
 LOGS = Path(__file__).parents[1] / ".logs"
+
+
+_DROPS = 3
+_GIVEN_MONGO = bool(os.environ.get("MONGO_URL"))
+"""Whether the run uses a MongoDB that it does not start. Later, the variable names the run's own."""
+
+
+def stoppable_mongo(folder: Path) -> MongoServer:
+    """Return a MongoDB server that only one test uses, which may stop or freeze it.
+
+    Skip the test if the run is for a MongoDB that it does not start.
+    """
+    if _GIVEN_MONGO:
+        pytest.skip("stops or freezes MongoDB: this says nothing about the server that MONGO_URL names")
+    return MongoServer(folder)
+
+
+def with_options(url: str, options: str) -> str:
+    """Return a connection string of MongoDB with further options. Its own, such as `replicaSet`, stay."""
+    address, _, own = url.partition("?")
+    host = address if address.count("/") > 2 else f"{address}/"
+    return f"{host}?{'&'.join(filter(None, [own, options]))}"
+
+
+async def drop_database(client: Any, name: str) -> None:
+    """Delete a database. Drivers do not repeat this when a replica set elects another primary meanwhile."""
+    for _ in range(_DROPS):
+        with suppress(AutoReconnect):
+            await client.drop_database(name)
+            return
+    await client.drop_database(name)
 
 
 class SharedServers:

@@ -12,7 +12,6 @@ task (an activation of the workflow by the server), so it also ends when the wor
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +130,7 @@ class LocalAttempts:
         try:
             return await workflow.execute_local_activity(
                 node.io.fn if node.is_function else INLINE_ATTEMPT,
-                without_defaults(replace(attempt, begin_by=begin_by)),
+                {**without_defaults(attempt), "begin_by": begin_by},
                 result_type=RawValue,
                 activity_id=f"{node.node_id}.{state.epoch}",
                 schedule_to_close_timeout=timedelta(seconds=streak.start(_now())),

@@ -78,9 +78,12 @@ def _read_count(found: dict[str, Any], name: str) -> int:
     return count if isinstance(count, int) else 0
 
 
+_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def json_size(value: object) -> int:
     """Return the size of `value` in bytes as compact UTF-8 JSON, the form in which Temporal stores it."""
-    return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))
+    return len(_COMPACT.encode(value).encode("utf-8", "replace"))
 
 
 def truncate_json(text: str, limit: int) -> str:

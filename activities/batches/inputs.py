@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import logging
-from contextlib import aclosing, contextmanager, nullcontext
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import reason_codes
 from flowkit.activities.batches.puller import ITEMS, Puller, SharedPuller, SourcesIdle, StoredItems
-from flowkit.activities.calls import context_for
+from flowkit.activities.calls import context_for, is_async_generator_function, is_coroutine_function
 from flowkit.activities.handlers import Batch, RoleHandler
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.attempt.failures import cut, failure
@@ -27,7 +26,8 @@ from flowkit.models import AttemptFailure, FailureKind, pulled_sources
 from flowkit.text import printed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from flowkit.activities.batches.backpressure import Backpressure
     from flowkit.activities.batches.puller import ByteBudget
@@ -66,14 +66,9 @@ class Wait:
         if self._waiting is not None:
             self._waiting.cancel()
 
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> AbstractContextManager[None]:
         """Mark the block as a wait that `end` can interrupt. Use it on the attempt's own task."""
-        outer, self._waiting = self._waiting, asyncio.current_task()
-        try:
-            yield
-        finally:
-            self._waiting = outer
+        return _Interruptible(self)
 
     async def iterate(self, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         """Yield the items; `end` can interrupt the wait for each of them."""
@@ -86,6 +81,22 @@ class Wait:
                     return
                 yield item
                 del item
+
+
+class _Interruptible:
+    """The block of `Wait.interruptible`. It is entered for each batch, so it is no generator."""
+
+    __slots__ = ("_outer", "_wait")
+
+    def __init__(self, wait: Wait) -> None:
+        self._wait = wait
+
+    def __enter__(self) -> None:
+        wait = self._wait
+        self._outer, wait._waiting = wait._waiting, asyncio.current_task()
+
+    def __exit__(self, *_: object) -> None:
+        self._wait._waiting = self._outer
 
 
 class DistinctUids:
@@ -280,7 +291,7 @@ class Input:
 
 
 def _is_coroutine(hook: Any) -> bool:
-    return inspect.isasyncgenfunction(hook) or inspect.iscoroutinefunction(hook)
+    return is_async_generator_function(hook) or is_coroutine_function(hook)
 
 
 def _check_sources(graph: dict[str, Any], node_id: str, names: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ from cachetools import LRUCache
 from pymongo import UpdateOne
 
 from flowkit.adapters.group_commit import GroupCommit
-from flowkit.adapters.mongo import moment, translate_errors, undecoded
+from flowkit.adapters.mongo import moment, translate_errors, undecoded, with_room
 from flowkit.adapters.tasks.cancel_flags import (
     FLAG_PATHS,
     NODE_FLAGS,
@@ -37,7 +37,7 @@ from flowkit.adapters.tasks.cancel_flags import (
     unset_of_flags,
 )
 from flowkit.adapters.tasks.fields import PAUSED, PINNED, WAITS_FOR, pin_path, read_pins
-from flowkit.adapters.tasks.room import with_room
+from flowkit.adapters.tasks.room import make_room
 from flowkit.core.utils import Fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
@@ -522,7 +522,7 @@ class Attempts:
         The errors of other nodes leave room for the update.
         """
         write = partial(self._update_once, condition, update, read)
-        return await with_room(self._collection, condition["id"], write)
+        return await with_room(write, partial(make_room, self._collection, condition["id"]))
 
     async def _update_once(self, condition: Fields, update: Update, read: Fields | None) -> bool:
         if read is None:
@@ -762,20 +762,23 @@ class NodeWrite:
 
         It matches only documents that are neither closed nor flagged. `settle` begins the attempt in others.
         """
-        may_begin = self.entry.begin_at_once_filter(self.run_id)
-        return may_begin | _unmarked_filter(self.entry, _EFFECT, self.attempt.generation)
+        entry = self.entry
+        may_begin = entry.begin_at_once_filter(self.run_id)
+        return may_begin | _unmarked_filter(entry, _EFFECT, self.attempt.generation)
 
     @property
     def sets(self) -> Fields:
         """Return the `$set` that begins and finishes the attempt and counts its effect."""
-        begun = self.entry.begin_set(self.run_id, self.lease, self.at)
-        return begun | self.entry.finish_set(self.at) | {self.entry.path_of(_EFFECT): self.attempt.generation}
+        entry = self.entry
+        begun = entry.begin_set(self.run_id, self.lease, self.at)
+        return begun | entry.finish_set(self.at) | {entry.path_of(_EFFECT): self.attempt.generation}
 
     @property
     def unsets(self) -> Fields:
         """Return the `$unset` for fields that an earlier end of the node has left."""
-        set_again = self.entry.path_of("finished_at")
-        return {path: "" for path in self.entry.begin_unset() if path != set_again}
+        entry = self.entry
+        set_again = entry.path_of("finished_at")
+        return {path: "" for path in entry.begin_unset() if path != set_again}
 
     async def settle(self, document: Fields, attempts: Attempts) -> bool:
         """Begin the attempt. If an earlier one has had the effect, finish the node and return True."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import UpdateOne
 
 from flowkit.adapters.entries import utc
-from flowkit.adapters.mongo import fits, moment
+from flowkit.adapters.mongo import fits, moment, with_room
 from flowkit.adapters.tasks.cancel_flags import set_of_node_flag, set_of_task_flag
 from flowkit.adapters.tasks.fields import (
     NODE_STATES,
@@ -28,7 +29,7 @@ from flowkit.adapters.tasks.fields import (
     history,
     nodes_of,
 )
-from flowkit.adapters.tasks.room import with_room
+from flowkit.adapters.tasks.room import make_room
 from flowkit.limits import APPLIED_ACTIONS
 from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
 from flowkit.models.actions import AppliedAction
@@ -69,7 +70,8 @@ class Recording:
             await fits(self._tasks.update_one(_task_filter(record), satisfied))
         if record.actions.applied and not await fits(self._add_actions(record)):
             _logger.warning("task %s: its document is too large to list the latest actions", record.task_id)
-        if await fits(with_room(self._tasks, record.task_id, lambda: self._write(record))):
+        room = partial(make_room, self._tasks, record.task_id)
+        if await fits(with_room(partial(self._write, record), room)):
             return
         lean = replace(record, nodes=[replace(node, last_error=None) for node in record.nodes])
         if not await fits(self._write(lean)):

@@ -6,20 +6,15 @@ Many long errors could fill the document of a task whose other nodes still have 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from pymongo.errors import DocumentTooLarge, PyMongoError
-
-from flowkit.adapters.mongo import too_large
 from flowkit.adapters.tasks.fields import TRUNCATED, nodes_of
 from flowkit.text import truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from flowkit.core.utils import Fields
-
-T = TypeVar("T")
 
 SHORT_ERROR_CHARS = 80
 """Length to which errors of nodes are cut in a document that becomes too large."""
@@ -37,20 +32,6 @@ _ERRORS: Fields = {
 }
 
 _logger = logging.getLogger("flowkit.store")
-
-
-async def with_room(tasks: Any, task_id: str, write: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of a write to a task document, which may be repeated.
-
-    If the document would become too large, cut the errors of its nodes and write once more.
-    """
-    try:
-        return await write()
-    except (PyMongoError, DocumentTooLarge) as error:
-        if not too_large(error):
-            raise
-    await make_room(tasks, task_id)
-    return await write()
 
 
 async def make_room(tasks: Any, task_id: str) -> None:

@@ -19,7 +19,16 @@ from pymongo.errors import DuplicateKeyError, OperationFailure
 from flowkit.adapters.batch_tries import BatchTries
 from flowkit.adapters.dispatches import external_runs
 from flowkit.adapters.input_values import InputValues
-from flowkit.adapters.mongo import Database, denial, denied, durable, ensure_index, moment, translate_errors
+from flowkit.adapters.mongo import (
+    Database,
+    denial,
+    denied,
+    durable,
+    ensure_index,
+    moment,
+    translate_errors,
+    with_room,
+)
 from flowkit.adapters.shards import ShardStore
 from flowkit.adapters.tasks.attempts import Attempts
 from flowkit.adapters.tasks.cancel_flags import UNSET_OF_TASK_FLAG, CancelFlags
@@ -44,7 +53,7 @@ from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.record import Recording, read_actions
 from flowkit.adapters.tasks.reset import Resetting, read_first_epochs
-from flowkit.adapters.tasks.room import with_room
+from flowkit.adapters.tasks.room import make_room
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.errors import RerunOutdated, StoreRefused, TaskIdTaken
@@ -364,7 +373,7 @@ class TaskStore:
         Raise Fenced if the task has ended or belongs to a newer run.
         """
         write = partial(Resetting(self._tasks, artifacts).write, record)
-        return await with_room(self._tasks, record.task_id, write)
+        return await with_room(write, partial(make_room, self._tasks, record.task_id))
 
     @translate_errors
     async def settle_batches(self, record: SettleBatches, artifacts: ArtifactStore) -> int:
@@ -397,7 +406,7 @@ class TaskStore:
         Raise Fenced if the task has ended or belongs to a newer run.
         """
         write = partial(Extending(self._tasks).write, change, graph)
-        return await with_room(self._tasks, change.task_id, write)
+        return await with_room(write, partial(make_room, self._tasks, change.task_id))
 
     @translate_errors
     async def have_restarted(

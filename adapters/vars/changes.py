@@ -25,6 +25,7 @@ from flowkit.limits import (
     VARS_VALUE_BYTES,
 )
 from flowkit.text import kind_of, truncate
+from flowkit.validation.storable import REFERENCE, holds_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -239,6 +240,8 @@ def _check_value(operation: str, path: str, value: Any) -> None:
         bson.encode({"v": value})
     except (BSONError, OverflowError, TypeError, ValueError, RecursionError):
         raise AdapterError(f"{where}, {kind(value)}, cannot be stored in MongoDB") from None
+    if holds_reference(value):
+        raise AdapterError(f"{where} {REFERENCE}")
     if _levels(value) + path.count(".") + _LEVELS_ABOVE > DOCUMENT_LEVELS:
         raise AdapterError(
             f"{where} is nested deeper than the {DOCUMENT_LEVELS} levels that MongoDB stores: "

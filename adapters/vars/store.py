@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ReturnDocument
 from pymongo.errors import PyMongoError
 
-from flowkit.adapters.mongo import code_of, translate_errors, unavailable
-from flowkit.adapters.tasks.room import with_room
+from flowkit.adapters.mongo import code_of, translate_errors, unavailable, with_room
+from flowkit.adapters.tasks.room import make_room
 from flowkit.adapters.vars import changes, rules
 from flowkit.errors import AdapterError, StoreUnavailable
 from flowkit.validation.arguments import require, task_id_problem
@@ -110,7 +110,8 @@ class Variables:
         )
         sees = change.operation == "merge" and len(change.sets) > 1
         perform = partial(self._update_seen if sees else self._tasks.update_one, condition, update)
-        done = await self._guarded(change, lambda: with_room(self._tasks, task_id, perform))
+        room = partial(make_room, self._tasks, task_id)
+        done = await self._guarded(change, lambda: with_room(perform, room))
         if sees:
             return done
         return _NOT_READ if done.matched_count else None

@@ -41,6 +41,8 @@ def main(
         raise typer.Exit(2)
     with counted_stack() as (processes, folder), processes.running(*ordinary_programs(), inline.program()):
         results = uvloop.run(_measure(processes, folder, engine, only, rounds))
+    for each in results:
+        report.console.print(report.processes(each))
     report.publish(results, out, "FlowKit compared with other engines that make the same writes per node")
 
 

@@ -51,10 +51,15 @@ async def run_one(plan: dict[str, Any]) -> None:
 
 async def main(url: str) -> None:
     """Serve samples until stdin ends."""
-    names = {"name": "benchmark", "dbos_system_schema": "flowkit_benchmark"}
-    # DBOS recovers the workflows of its own version when it starts, here none.
-    fresh = {"application_version": str(uuid.uuid4())}
-    DBOS(config={**names, **fresh, "system_database_url": url, "log_level": "ERROR"})
+    config: Any = {
+        "name": "benchmark",
+        "dbos_system_schema": "flowkit_benchmark",
+        # DBOS recovers the workflows of its own version when it starts, here none.
+        "application_version": str(uuid.uuid4()),
+        "system_database_url": url,
+        "log_level": "ERROR",
+    }
+    DBOS(config=config)
     DBOS.launch()
     try:
         await serve_samples(run_one, _own)

@@ -6,6 +6,7 @@ them and works without them. Loading a record is cheap: it imports the code behi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.mongo import Database
     from flowkit.models.admission import Admission
+
+_logger = logging.getLogger("flowkit.products")
 
 GROUP: Final = "flowkit.products"
 EXTRAS: Final[Mapping[str, str]] = {
@@ -87,6 +90,8 @@ class UpProcess:
     """Distance of its first port from `--port-base`. Processes with lower ones start first."""
     exports: Callable[[Sequence[int]], Mapping[str, str]] = lambda _: {}
     """Environment variables with which other programs reach the process at these ports."""
+    check: Callable[[], None] = lambda: None
+    """Raises ConfigError if a package is not installed that the process needs."""
 
     def ports(self, base: int | None) -> tuple[int, ...]:
         """Return the default ports, or those of a port base."""
@@ -160,7 +165,13 @@ def submissions(db: Database, queue: str) -> Submissions | None:
 
 
 def on_closed(db: Database) -> list[OnClosed]:
-    """Return what an engine calls for each task that has closed."""
+    """Return what an engine calls for each task that has closed.
+
+    Log a warning for a product of FlowKit whose code is there, and which is not registered: nothing else would say so.
+    """
+    for extra in sorted({*EXTRAS.values()} - {each.name for each in installed()}):
+        if _has_code(extra):
+            _logger.warning("%s", _describe_outdated(f"the product {extra!r}", extra))
     return [each.on_closed(db) for each in installed() if each.on_closed is not None]
 
 
@@ -170,9 +181,18 @@ def missing(what: str, product: str) -> ConfigError:
     If its code is there, the package was installed from a checkout of older code, and has to register the product anew.
     """
     extra = EXTRAS[product]
-    if (code := find_spec(f"flowkit.{extra}")) is not None and code.origin is not None:
-        return ConfigError(
-            f"{what} is not registered, because this installation of FlowKit is older than its code: "
-            f"run pip install -e '.[{extra}]' in the checkout"
-        )
+    if _has_code(extra):
+        return ConfigError(_describe_outdated(what, extra))
     return ConfigError(f"{what} is not installed: run pip install 'flowkit-temporal[{extra}]'")
+
+
+def _has_code(extra: str) -> bool:
+    code = find_spec(f"flowkit.{extra}")
+    return code is not None and code.origin is not None  # Deleted code may have left an empty folder.
+
+
+def _describe_outdated(what: str, extra: str) -> str:
+    return (
+        f"{what} is not registered, because this installation of FlowKit is older than its code: "
+        f"run pip install -e '.[{extra}]' in the checkout"
+    )

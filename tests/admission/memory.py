@@ -1,6 +1,6 @@
 """A store of admission in memory, whose calls can fail or arrive late, for simulations of many processes in one.
 
-Each method does what that of `AdmissionStore` does, with plain dictionaries. Contract tests compare the two.
+Each method does what that of `AdmissionStore` does, with plain dictionaries. `test_slots` compares the two.
 """
 
 from __future__ import annotations

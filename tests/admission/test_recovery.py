@@ -10,7 +10,6 @@ import pytest
 
 from flowkit.admission.models import Changed, Door, Kind, Limits, Report, Request, State
 from flowkit.admission.queue import SESSION_SEC, AdmissionQueue
-from flowkit.admission.rules import OVERDUE_SEC
 from flowkit.errors import StoreUnavailable
 from flowkit.models.admission import Priority
 from tests.admission.memory import MemoryStore, Outage, Shared
@@ -226,18 +225,3 @@ async def test_a_submission_waits_a_minute_for_an_earlier_one_of_its_id(
     with pytest.raises(StoreUnavailable, match="the request 'e' could not be changed in time"):
         await queue.submit(REQUEST)
     assert stores[1].tries == 4
-
-
-async def test_an_execution_is_lost_some_minutes_after_the_time_that_it_may_take() -> None:
-    shared, now = Shared(), 0.0
-    store: Any = MemoryStore(shared)
-    queue = AdmissionQueue(store, clock=lambda: now)
-    await queue.submit(replace(REQUEST, body={"timeout_seconds": 60}))
-    assert len(await queue.dispatch()) == 1
-    now = 60 + OVERDUE_SEC - 1
-    assert (await queue.take_due()).ended == 0
-    now += 1
-    assert (await queue.take_due()).ended == 1
-    ended = shared.items["e"]
-    assert (ended["state"], ended["reason"]) == (State.TIMEOUT, "timed_out")
-    assert [each["type"] for each in ended["events"]][-2:] == ["delete_pod_command", "execution_timeout"]

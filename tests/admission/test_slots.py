@@ -9,10 +9,13 @@ import pytest
 
 from flowkit.admission.models import Door, Kind, Limits, Override, Report, Request, State
 from flowkit.admission.queue import LIMITS_SEC, AdmissionQueue
+from flowkit.admission.store import AdmissionStore
+from flowkit.testing import memory_database
 from tests.admission.memory import MemoryStore, Shared
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
+    from typing import Self
 
 
 class Clock:
@@ -38,6 +41,10 @@ class Play:
         """Return the queue as another process sees it."""
         store: Any = kind(self.shared)
         return AdmissionQueue(store, clock=self.clock, new_id=self._new_id)
+
+    async def prepared(self) -> Self:
+        """Create what the store needs."""
+        return self
 
     def _new_id(self) -> str:
         self._sessions += 1
@@ -67,6 +74,39 @@ class Play:
         self.clock.now += LIMITS_SEC
 
 
+class StoredPlay(Play):
+    """The same with the store of MongoDB, on a database in memory."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._database = memory_database()
+        super().__init__(limits)
+
+    def new_process(self, kind: object = None) -> AdmissionQueue:
+        """Return the queue as another process sees it."""
+        store = LimitsOf(self._database, queue="q")
+        store.shared = self.shared
+        return AdmissionQueue(store, clock=self.clock, new_id=self._new_id)
+
+    async def prepared(self) -> Self:
+        """Create what the store needs."""
+        await self.queue.store.prepare()
+        return self
+
+
+class LimitsOf(AdmissionStore):
+    """A store whose limits are those of a play."""
+
+    shared: Shared
+
+    async def limits(self) -> Limits:
+        """Return the limits."""
+        return self.shared.limits
+
+
+on_both_stores = pytest.mark.parametrize("kind", [Play, StoredPlay], ids=["memory", "mongodb"])
+"""For tests that compare the two stores."""
+
+
 def ids(letter: str, numbers: Sequence[int]) -> list[str]:
     """Return the ids of some requests of a user."""
     return [f"{letter}{number}" for number in numbers]
@@ -92,17 +132,21 @@ async def test_a_limit_that_is_raised_or_removed_frees_all_at_once(limits: Limit
     assert await play.dispatch() == ids("a", range(1, allowed))
 
 
-async def test_the_next_user_of_a_tenant_starts_if_the_first_one_is_full() -> None:
+@on_both_stores
+async def test_the_next_user_of_a_tenant_starts_if_the_first_one_is_full(kind: type[Play]) -> None:
     limits = Limits(max_active=9, max_active_per_user=2, tenants={"shop": Override(max_active=3)})
-    play = Play(limits)
+    play = await kind(limits).prepared()
     await play.submit("b0", *ids("a", range(40)), *ids("c", range(2)), tenant="shop")
     assert await play.dispatch() == ["b0", "a0", "a1"]
     await play.end(["b0"])
     assert await play.dispatch(2) == ["c0"]
 
 
-async def test_a_request_that_ends_while_it_is_next_leaves_its_turn_to_the_one_after_it() -> None:
-    play = Play(Limits(max_active=2, max_active_per_user=1))
+@on_both_stores
+async def test_a_request_that_ends_while_it_is_next_leaves_its_turn_to_the_one_after_it(
+    kind: type[Play],
+) -> None:
+    play = await kind(Limits(max_active=2, max_active_per_user=1)).prepared()
     await play.submit("a0", "a1", "a2", "b0")
     assert await play.dispatch() == ["a0", "b0"]
     await play.submit("c0")
@@ -131,8 +175,9 @@ async def test_a_request_that_waits_apart_starts_before_a_later_one_of_its_user_
     assert await play.dispatch() == ["a3"]
 
 
-async def test_a_new_limit_of_a_user_counts_what_is_active() -> None:
-    play = Play(Limits(max_active=10))
+@on_both_stores
+async def test_a_new_limit_of_a_user_counts_what_is_active(kind: type[Play]) -> None:
+    play = await kind(Limits(max_active=10)).prepared()
     await play.submit("a0", "a1")
     assert await play.dispatch() == ["a0", "a1"]
     await play.submit("a2", "a3")
@@ -143,9 +188,12 @@ async def test_a_new_limit_of_a_user_counts_what_is_active() -> None:
     assert await play.dispatch(2) == ["a2"]
 
 
+@on_both_stores
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_a_new_limit_of_a_tenant_counts_what_waits_and_is_active(restarts: bool) -> None:
-    play = Play(Limits(max_active=3))
+async def test_a_new_limit_of_a_tenant_counts_what_waits_and_is_active(
+    kind: type[Play], restarts: bool
+) -> None:
+    play = await kind(Limits(max_active=3)).prepared()
     await play.submit(*ids("a", range(5)), tenant="shop")
     assert await play.dispatch() == ids("a", range(3))
     play.set_limits(Limits(max_active=9, tenants={"shop": Override(max_total=6, max_active=3)}))

@@ -12,7 +12,7 @@ from flowkit.admission import dispatcher as dispatching
 from flowkit.admission.dispatcher import Dispatcher
 from flowkit.admission.models import Door, Kind, Request, State
 from flowkit.admission.queue import AdmissionQueue
-from flowkit.admission.rules import OVERDUE_SEC, START_TRIES
+from flowkit.admission.rules import OVERDUE_SEC, START_TRIES, start_pause
 from flowkit.connection import TemporalUnavailable
 from flowkit.errors import GraphError, StoreRefused, StoreUnavailable
 from tests.admission.memory import MemoryStore, Shared
@@ -126,6 +126,11 @@ async def test_a_dispatcher_that_stops_while_it_gives_a_slot_starts_the_task() -
     assert shared.items["t"]["state"] == State.ACTIVE
 
 
+@pytest.mark.parametrize(("tries", "sec"), [(1, 1.0), (2, 2.0), (3, 4.0), (10, 60.0)])
+def test_the_pause_before_another_try_doubles_up_to_a_minute(tries: int, sec: float) -> None:
+    assert start_pause(tries) == sec
+
+
 async def test_an_overdue_execution_is_stopped() -> None:
     shared, now = Shared(), 0.0
     store: Any = MemoryStore(shared)
@@ -135,7 +140,9 @@ async def test_an_overdue_execution_is_stopped() -> None:
         Request(execution_id="e", user_id="dora", door=Door.PYTHON, kind=Kind.EXECUTION, body=body)
     )
     await queue.dispatch()
-    now += 60 + OVERDUE_SEC
+    now += 60 + OVERDUE_SEC - 1
+    assert (await queue.take_due()).ended == 0
+    now += 1
     assert (await queue.take_due()).ended == 1
     events = {event["event_type"]: event for event in await queue.events("e")}
     assert events["delete_pod_command"]["saga_id"] == events["create_pod_command"]["saga_id"]

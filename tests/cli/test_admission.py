@@ -397,7 +397,12 @@ def test_limits_are_changed_one_by_one_and_reset(side: Side, capsys: Capture) ->
         ),
         (["user", "dora"], "no limit is given"),
         (["user", "dora", "--max-total", "-1"], "--max-total is '-1', which is no limit"),
-        (["user", "x" * 201, "--reset"], "NAME has 201 characters; it must have 1 to 200"),
+        (["set", "--stale-sec", "0.5"], "give a number of seconds from 1 to 2,592,000"),
+        (["set", "--max-pending", "1000001"], "--max-pending"),
+        (["user", "dora", "--max-total", "10001"], "give a whole number from 1 to 10,000, or none"),
+        (["user", "x" * 402, "--reset"], "NAME has 402 characters; it must have 1 to 401"),
+        (["user", "a\tb", "--reset"], "it must not have control characters"),
+        (["tenant", "x" * 201, "--reset"], "NAME has 201 characters; it must have 1 to 200"),
         (["tenant", "a/b", "--reset"], "the name of a tenant must not contain a slash"),
         (
             ["--queue", "other", "set", "--reset"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -96,3 +98,28 @@ def test_server_without_its_packages_says_how_to_install_them(
     monkeypatch.setattr(server, "find_spec", lambda name: None if name == missing else find_spec(name))
     assert run(arguments) == 2
     assert reported in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--admission"], ["--only", "admission"], ["--gateway"]])
+def test_up_names_the_extra_of_a_product_before_anything_starts(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name))
+    monkeypatch.setattr("flowkit.cli.up.run.run", lambda plan: pytest.fail("it starts"))
+    assert run(["up", *arguments]) == 2
+    extra = "gateway" if "--gateway" in arguments else "admission"
+    assert f"needs uvicorn: run pip install 'flowkit-temporal[{extra}]'" in capsys.readouterr().err
+
+
+def test_the_client_of_the_gateway_names_its_extra() -> None:
+    program = "import sys; sys.modules['aiohttp'] = None; import flowkit.gateway.client"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: GatewayClient needs aiohttp: run pip install 'flowkit-temporal[gateway]'"
+    )
+
+
+def test_the_client_of_the_admission_queue_needs_no_extra() -> None:
+    hidden = "import sys; sys.modules |= dict.fromkeys(['starlette', 'uvicorn', 'websockets', 'prometheus_client'])"
+    program = f"{hidden}; from flowkit.admission.client import AdmissionClient"
+    subprocess.run([sys.executable, "-c", program], check=True)

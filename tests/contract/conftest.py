@@ -14,6 +14,7 @@ import pytest
 from tests.contract.builders import opened
 from tests.contract.drivers import DRIVERS, connected
 from tests.contract.pulling_node import Pull
+from tests.servers import drop_database
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
@@ -123,4 +124,4 @@ async def _server_database(driver: str, url: str) -> AsyncIterator[Any]:
         try:
             yield client[name]
         finally:
-            await client.drop_database(name)
+            await drop_database(client, name)

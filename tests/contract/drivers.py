@@ -17,13 +17,6 @@ if TYPE_CHECKING:
 DRIVERS = ("motor", "pymongo")
 
 
-def with_options(url: str, options: str) -> str:
-    """Return a connection string with further options. Its own, such as `replicaSet`, stay."""
-    address, _, own = url.partition("?")
-    host = address if address.count("/") > 2 else f"{address}/"
-    return f"{host}?{'&'.join(filter(None, [own, options]))}"
-
-
 @asynccontextmanager
 async def connected(driver: str, url: str, **options: Any) -> AsyncIterator[Any]:
     """Return a client that belongs to the running event loop."""

@@ -11,8 +11,9 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import ReadPreference, WriteConcern
 from pymongo.monitoring import CommandListener
 from tests.contract.builders import AT, TASK, attempt, opened
-from tests.contract.drivers import DRIVERS, connected, with_options
+from tests.contract.drivers import DRIVERS, connected
 from tests.contract.unconfirmed import Unconfirmed
+from tests.servers import with_options
 from tests.sources import sources
 
 from flowkit.adapters import mongo, worker_events

@@ -50,7 +50,7 @@ from tests.fuzz.admission_site import Site
 from tests.fuzz.budget import ADMISSION_SHARE, MINUTES, chosen_seed, only_in_fuzz, show
 from tests.integration.chaos.cluster import frozen, pid_of
 from tests.integration.harness import Harness, wait_seconds
-from tests.servers import copy_logs
+from tests.servers import copy_logs, stoppable_mongo
 
 from flowkit.local import Kafka, MongoServer, TemporalServer
 from flowkit.local.process import start_all, stop_all
@@ -82,7 +82,7 @@ KINDS: Final = {
 @pytest.fixture
 def servers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Servers]:
     """Servers that only this test uses, so that it can kill them."""
-    made = TemporalServer(tmp_path), MongoServer(tmp_path), Kafka(tmp_path)
+    made = TemporalServer(tmp_path), stoppable_mongo(tmp_path), Kafka(tmp_path)
     start_all([*made])
     yield made
     stop_all([*made])

@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from pymongo.errors import BulkWriteError
 
+from flowkit.errors import StoreRefused
 from flowkit.gateway import models
 from flowkit.gateway.service import Gateway
-from flowkit.gateway.store import JOBS, MESSAGES, PAGE_BYTES, FlowStore, key
+from flowkit.gateway.store import EVENTS, JOBS, MESSAGES, PAGE_BYTES, FlowStore, key
 from flowkit.server.auth import Caller
 from flowkit.server.rpc import Call, InvalidParams
 from flowkit.server.tokens import Right
@@ -136,3 +138,22 @@ async def test_flow_does_not_grow_over_its_limits(
     added = models.FlowAdd(context_id=CONTEXT, id=1, nodes=[models.FlowNode(id=models.MAX_NODES)])
     with pytest.raises(InvalidParams, match=f"{problem}.*; split the flow"):
         await made.flow_add_nodes(OPERATOR, added)
+
+
+class Refusing:
+    """A collection that refuses to store documents."""
+
+    def __init__(self, *codes: int) -> None:
+        self._error = BulkWriteError({"writeErrors": [{"code": code} for code in codes]})
+
+    async def insert_many(self, *given: object, **more: object) -> None:
+        """Raise the error."""
+        raise self._error
+
+
+async def test_events_that_another_gateway_has_stored_first_are_not_stored() -> None:
+    database: Any = {EVENTS: Refusing(11_000)}
+    assert not await FlowStore(database).append_events([{"seq": 1}])
+    database = {EVENTS: Refusing(11_000, 50)}
+    with pytest.raises(StoreRefused):
+        await FlowStore(database).append_events([{"seq": 1}])

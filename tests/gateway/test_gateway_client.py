@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from flowkit.errors import ConfigError
 from flowkit.gateway.client import GatewayClient, GatewayUnavailable
+from flowkit.gateway.http_client import UnusableResponse, read_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,6 +24,8 @@ async def elsewhere() -> AsyncIterator[tuple[str, list[str]]]:
 
     async def respond(request: web.Request) -> web.Response:
         paths.append(request.path)
+        if request.path == "/long":
+            return web.Response(body=b"x" * 1_000)
         if request.path == "/away":
             return web.Response(status=307, headers={"Location": "/taken"})
         return web.json_response({"jsonrpc": "2.0", "id": 1, "result": {}})
@@ -49,3 +53,13 @@ async def test_an_invalid_address_is_shown_without_credentials() -> None:
         with pytest.raises(GatewayUnavailable, match="no valid URL") as wrong_port:
             await client.call("context.list")
     assert not any("password" in str(raised.value) for raised in (wrong_scheme, wrong_port))
+
+
+async def test_a_response_may_be_as_large_as_its_limit(elsewhere: tuple[str, list[str]]) -> None:
+    long = elsewhere[0].replace("/away", "/long")
+    async with aiohttp.ClientSession() as session:
+        async with session.get(long) as response:
+            assert len(await read_body(response, 1_000)) == 1_000
+        async with session.get(long) as response:
+            with pytest.raises(UnusableResponse, match="returns more than 999 bytes"):
+                await read_body(response, 999)

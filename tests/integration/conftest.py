@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from flowkit.activities import attempt_log
 from flowkit.workflows import local_attempts
 from tests.integration.harness import Harness
-from tests.servers import SHORT_RUNS
+from tests.servers import SHORT_RUNS, SHORT_RUNS_NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,12 +39,17 @@ def short_runs_address(start_servers: Start) -> str:
 
 @pytest.fixture
 async def short_runs(
-    stack: Stack, short_runs_address: str, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Harness]:
     """A harness whose tasks soon continue as a new run."""
-    made = Harness(temporal=short_runs_address, mongo=stack.mongo_url)
+    if namespace := os.environ.get(SHORT_RUNS_NAMESPACE):
+        address = stack.temporal_address
+        monkeypatch.setenv("TEMPORAL_NAMESPACE", namespace)
+    else:
+        address = request.getfixturevalue("short_runs_address")
+    made = Harness(temporal=address, mongo=stack.mongo_url)
     monkeypatch.setenv("MONGO_DATABASE", made.database)
-    monkeypatch.setenv("TEMPORAL_ADDRESS", short_runs_address)
+    monkeypatch.setenv("TEMPORAL_ADDRESS", address)
     yield made
     await made.close()
 

@@ -23,6 +23,7 @@ from flowkit.worker import Worker
 from flowkit.workflows.task import Task
 from tests.fork_server import fork_server
 from tests.integration.handlers import ALL
+from tests.servers import drop_database
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -246,7 +247,7 @@ class Harness:
                 process.kill()
             process.wait(20)
         await asyncio.gather(*(started.stop() for started in reversed(self._started)))
-        await self._mongo.drop_database(self.database)
+        await drop_database(self._mongo, self.database)
         self._mongo.close()
 
 

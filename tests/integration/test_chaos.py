@@ -5,11 +5,13 @@ Operators send random actions to half of the tasks, by bare updates and by the c
 block, fork, and end their processes.
 
 `make chaos` runs this test with a new seed, `MINUTES=10` longer, and `SEED=n` repeats the tasks and faults of a run.
-`TASKS=500` starts that many tasks, and injects faults until the last one has started.
+`TASKS=500` starts that many tasks, and injects faults until the last one has started. With `CLUSTER=1`, Temporal is a
+cluster on PostgreSQL, of which single processes are killed too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import time
@@ -18,14 +20,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flowkit.actions.table import ACTIONS
-from flowkit.local import Kafka, MongoServer, TemporalServer
-from flowkit.local.process import start_all, stop_all
+from flowkit.local import Kafka, TemporalServer
 from tests.integration.chaos.cluster import Cluster
 from tests.integration.chaos.histories import INLINE
 from tests.integration.chaos.owners import dispatch_problems, owner_problems
 from tests.integration.chaos.run import DRAIN_SEC, START_SEC, Run, show
 from tests.integration.harness import Harness
-from tests.servers import copy_logs
+from tests.servers import copy_logs, stoppable_mongo
+from tests.temporal_cluster.services import TemporalCluster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -39,6 +41,8 @@ MINUTES = float(os.environ.get("FLOWKIT_CHAOS_MINUTES") or 0)
 """`make chaos MINUTES=n` sets it; 0 in `make test`."""
 TASKS = int(os.environ.get("FLOWKIT_CHAOS_TASKS") or 0)
 """Number of tasks; `make chaos TASKS=n` sets it. 0 starts tasks until the time is over."""
+ON_CLUSTER = bool(os.environ.get("FLOWKIT_CHAOS_CLUSTER"))
+"""`make chaos CLUSTER=1` sets it."""
 SECONDS = 7200.0 if TASKS else 60 * MINUTES or SHORT_SEC
 SUGGESTED_EVENTS = 80
 """History length after which a task continues as a new run."""
@@ -57,9 +61,10 @@ async def cluster(
 ) -> AsyncIterator[Cluster]:
     """Servers and processes that only this test uses, so that it can kill them."""
     suggestion = {"limit.historyCount.suggestContinueAsNew": SUGGESTED_EVENTS}
-    temporal = TemporalServer(tmp_path, dynamic_config=suggestion)
-    mongo, kafka = MongoServer(tmp_path), Kafka(tmp_path)
-    start_all([temporal, mongo, kafka])
+    temporal = (TemporalCluster if ON_CLUSTER else TemporalServer)(tmp_path, dynamic_config=suggestion)
+    mongo, kafka = stoppable_mongo(tmp_path), Kafka(tmp_path)
+    servers = (temporal, mongo, kafka)
+    await asyncio.gather(*(asyncio.to_thread(server.start) for server in servers))
     monkeypatch.setenv("TEMPORAL_ADDRESS", temporal.address)
     monkeypatch.setenv("MONGO_URL", mongo.url)
     harness = Harness(temporal=temporal.address, mongo=mongo.url)
@@ -68,7 +73,7 @@ async def cluster(
     yield made
     made.close()
     await harness.close()
-    stop_all([kafka, mongo, temporal])
+    await asyncio.gather(*(asyncio.to_thread(server.stop) for server in servers))
     if request.session.testsfailed:
         copy_logs(tmp_path)
 

@@ -52,6 +52,7 @@ async def test_engines_killed_at_any_point_count_nothing_twice(harness: Harness)
         await wait_seconds(chance.uniform(0.0, 0.5))
         engine.kill()
         engine.wait(10)
+        await harness.release_tasks()
     harness.engine_process("InlineQuick")
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
     for number in range(LENGTH):

@@ -11,7 +11,7 @@ import pytest
 from flowkit.local import MongoServer, TemporalServer
 from flowkit.models import TaskStatus
 from tests.integration.harness import Harness, eventually, node, wait_seconds
-from tests.servers import copy_logs
+from tests.servers import copy_logs, stoppable_mongo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -29,7 +29,7 @@ def frail_servers(
 ) -> Iterator[tuple[TemporalServer, MongoServer]]:
     """Servers that a test may stop and restart. A test leaves them running."""
     folder: Path = tmp_path_factory.mktemp("frail-servers")
-    with TemporalServer(folder) as temporal, MongoServer(folder) as mongo:
+    with stoppable_mongo(folder) as mongo, TemporalServer(folder) as temporal:
         yield temporal, mongo
         if request.session.testsfailed:
             copy_logs(folder)

@@ -54,6 +54,7 @@ async def test_killed_engine_leaks_no_slot_and_its_tasks_finish(harness: Harness
     await until_requests(harness, 3)
     killed.kill()
     killed.wait(10)
+    await harness.release_tasks()
     await harness.engine()
     await finished(harness, *tasks)
     assert await most(harness) == 2
@@ -71,6 +72,7 @@ async def test_engines_killed_one_after_another_never_exceed_the_limit(harness: 
         engines[0].kill()
         engines.append(harness.engine_process())
         engines.pop(0).wait(10)
+        await harness.release_tasks()
     await finished(harness, *tasks)
     assert await most(harness) == 3
     await until_all_slots_are_free(harness, LEAK_SEC)

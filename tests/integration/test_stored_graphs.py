@@ -104,12 +104,24 @@ async def test_large_params_are_stored_and_reach_expressions_and_handlers(
     await harness.engine()
     await harness.worker({"sum": Sums()})
     sums = node("a", "sum") | {"map": {"over": "params.days", "batch_size": 2}}
-    params = {"days": [1, 2, 3], "priority": 5, "pipeline_name": "sums"}
+    params = {
+        "days": [1, 2, 3],
+        "priority": 5,
+        "pipeline_name": "sums",
+        "text": "x" * limits.LARGE_DOCUMENT_BYTES,
+    }
     task_id = await harness.coordinator.create_task(params=params, graph={"nodes": [sums]})
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
     assert await harness.db.stored_graphs.count_documents({"task_id": task_id}) == 1
     rows = harness.db.metrics_raw.find({"task_id": task_id}).sort("batch_uid")
     assert [row["metrics"] async for row in rows] == [{"sum": 3, "of": 6}, {"sum": 3, "of": 6}]
+    history = await (await harness.handle(task_id)).fetch_history()
+    scheduled = [event.activity_task_scheduled_event_attributes for event in history.events]
+    attempts = [
+        json.loads(each.input.payloads[0].data) for each in scheduled if each.activity_type.name == "sum"
+    ]
+    assert attempts
+    assert all(each["document_bytes"] > limits.LARGE_DOCUMENT_BYTES for each in attempts), "their writes wait"
 
 
 async def test_small_graph_is_not_stored(harness: Harness) -> None:

@@ -18,16 +18,17 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.engine.worker import create_function_activities
-from flowkit.local import MongoServer
 from flowkit.models import AttemptResult, FailureKind, NodeIO, OpenTask
 from flowkit.worker import Batch, BatchResult, Worker
 from tests.contract.builders import RUN, TASK, attempt, graph
 from tests.integration.handlers import Quick
 from tests.integration.harness import wait_seconds
+from tests.servers import stoppable_mongo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+    from flowkit.local import MongoServer
     from flowkit.models import AttemptInput
 
     Activity = Callable[[AttemptInput], Awaitable[AttemptResult]]
@@ -79,7 +80,7 @@ class StoppableDatabase:
 @pytest.fixture(scope="module")
 def frail_mongo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MongoServer]:
     """A server that a test may stop and restart. A test leaves it running."""
-    with MongoServer(tmp_path_factory.mktemp("frail-mongo")) as mongo:
+    with stoppable_mongo(tmp_path_factory.mktemp("frail-mongo")) as mongo:
         yield mongo
 
 

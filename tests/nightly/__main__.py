@@ -50,11 +50,11 @@ class Ended:
 
 
 def main(
-    minutes: Annotated[int, typer.Option(help="Minutes of `fuzz` and of `chaos`, each.")] = 10,
+    minutes: Annotated[int, typer.Option(help="Minutes of `fuzz`, and of `chaos` on each server.")] = 10,
     sizes: Annotated[str, typer.Option(help="Numbers of nodes for `large`.")] = "1000,5000",
-    jobs: Annotated[int, typer.Option(help="Test processes on the newer server.")] = 4,
+    jobs: Annotated[int, typer.Option(help="Test processes on the newer server and on the cluster.")] = 4,
     steps: Annotated[str, typer.Option(help="Run only these steps, comma-separated.")] = "",
-    tests: Annotated[str, typer.Option(help="The tests that run on the newer server.")] = SUITE,
+    tests: Annotated[str, typer.Option(help="The tests that run on both.")] = SUITE,
 ) -> None:
     """Run the steps, print their totals, and exit with code 1 if one has failed."""
     known = all_steps(minutes, sizes, jobs, tests.split())
@@ -76,12 +76,14 @@ def all_steps(minutes: int, sizes: str, jobs: int, tests: list[str]) -> dict[str
         "--dist",
         "worksteal",
     )
+    on_cluster = (sys.executable, "-m", "tests.nightly.on_cluster")
     make = ("make", "--no-print-directory", f"MINUTES={minutes}", f"SIZES={sizes}")
     return {
         "long": Step((*pytest, "-m", "nightly")),
         "server": Step((*pytest, "-m", "not nightly", *tests), _on_newer_server),
         "drivers": Step((*pytest, "tests/contract"), lambda: {"FLOWKIT_ALL_DRIVERS": "1"}),
         "core": Step((sys.executable, "-m", "tests.nightly.core_alone", str(jobs))),
+        "cluster": Step((*on_cluster, str(minutes), str(jobs), " ".join(tests))),
         **{name: Step((*make, name)) for name in ("fuzz", "chaos", "large")},
     }
 

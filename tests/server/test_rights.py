@@ -284,6 +284,10 @@ def expected(method: str, actor: int) -> bool:
     return all(PERMISSIONS[each] == EVERY_ACTOR or may_call(each, found) for each in needed)
 
 
+def test_every_method_but_a_subscription_can_be_called_over_http() -> None:
+    assert [each.name for each in methods(new_gateway()) if each.websocket_only] == ["flow.subscribe"]
+
+
 @pytest.mark.parametrize("method", [*PERMISSIONS])
 async def test_every_method_is_permitted_to_the_parts_of_the_table_and_to_no_others(method: str) -> None:
     dispatcher = await world()

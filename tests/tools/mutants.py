@@ -1,11 +1,14 @@
-"""Compare what the tests of two trees prove: `python -m tests.tools.mutants OLD NEW`, the folders of two checkouts.
+"""Find what no test proves: `python -m tests.tools.mutants TREE`, the folder of a checkout.
 
-The program draws mutants, small changes that break a function, in functions that both trees contain unchanged. In each
-mutated tree, it runs the quick tests that cover the changed line, then the tests on servers that cover it, until one
-fails. A mutant that dies in the old tree and survives in the new one shows that the new tests prove less.
+The program draws mutants, small changes that break a function, and runs the tests that reach each of them until one
+fails (see `mutant_runs`). `--folder` draws from parts of the code, and `--tests` and `--mark` choose the tests, first
+the quick ones, for example: `--folder src/flowkit/gateway --tests tests/gateway --mark "not nightly"`.
 
-Each checkout needs its own `.venv` with pytest-cov, and is changed while the program runs. The coverage of a
-checkout is measured when it is first needed and kept in its `build` folder; `--servers` includes the tests on servers.
+With `--old OLD`, another checkout, it draws from the functions that both contain unchanged, and what survives the tests
+of TREE also runs there. A mutant that dies in the old tree and survives in the new one shows that the new tests prove
+less.
+
+Each checkout needs its own `.venv`.
 """
 
 from __future__ import annotations
@@ -13,30 +16,24 @@ from __future__ import annotations
 import ast
 import copy
 import json
+import os
 import random
-import sqlite3
 import subprocess
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from coverage.numbits import numbits_to_nums
 from rich.console import Console
 
+from tests.tools.mutant_runs import Campaign, Change, read_lines
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 FOLDERS = ("workflows", "activities", "adapters", "bridge", "src")
-QUICK = "not server and not slow"
-SERVERS = "server or slow"
-MOST_SEC = 600
-"""A run of tests that takes longer has found the mutant: it made something wait forever."""
-
-MOST_TESTS = 400
-"""The most tests that run for a mutant, those that cover few functions first."""
+QUICK = "not server and not slow and not nightly"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Key = tuple[str, str]
@@ -97,83 +94,62 @@ class Tree:
                     found.setdefault((name, _syntax(function)), []).append(Place(path, function))
         return {key: places[0] for key, places in found.items() if len(places) == 1}
 
-    @contextmanager
-    def mutated(self, mutant: Mutant) -> Iterator[tuple[Path, range, str]]:
-        """Change the function within the block. Yield the file, the changed lines, and the change for people."""
+    def change(self, id: int, mutant: Mutant) -> Change:
+        """Return the change that makes a mutant in this tree."""
         place = self.functions[mutant.key]
         old = mutable(place.function)[mutant.index]
-        text = place.path.read_text(encoding="utf-8")
-        new = ast.unparse(changed(old))
-        place.path.write_text(_replaced(text, old, f"({new})"), encoding="utf-8")
-        try:
-            yield (
-                place.path,
-                range(old.lineno, (old.end_lineno or old.lineno) + 1),
-                f"{ast.unparse(old)} → {new}",
-            )
-        finally:
-            place.path.write_text(text, encoding="utf-8")
+        return Change(
+            id=id,
+            path=str(place.path),
+            line=old.lineno,
+            start=old.col_offset,
+            end=old.end_col_offset or old.col_offset,
+            code=ast.unparse(changed(old)),
+        )
 
-    def measure(self, marked: str) -> Path:
-        """Run the tests that `marked` selects with coverage, unless that has been done. Return the data file."""
-        data = self.root / "build" / f"mutants-{'servers' if marked == SERVERS else 'quick'}.coverage"
-        if not data.exists():
-            data.parent.mkdir(exist_ok=True)
-            console.print(f"measuring coverage in {self.root} ({marked})")
-            options = ["--cov=flowkit", "--cov-context=test", "--cov-report="]
-            settings = self.root / "build" / "mutants.coveragerc"
-            settings.write_text(f"[run]\ndata_file = {data}\n", encoding="utf-8")
-            self.run(["-n", "3", "-m", marked, *options, f"--cov-config={settings}"], most_sec=7200)
-        return data
+    def describe(self, mutant: Mutant) -> str:
+        """Return the place and the change of a mutant for people."""
+        place = self.functions[mutant.key]
+        old = mutable(place.function)[mutant.index]
+        where = f"{place.path.relative_to(self.root)}:{old.lineno} {mutant.name}"
+        return f"{where}: {ast.unparse(old)} → {ast.unparse(changed(old))}"
 
-    def covering(self, marked: str, path: Path, lines: range) -> list[str]:
-        """Return the ids of the tests that run one of the lines, those first that run few lines at all."""
-        with sqlite3.connect(self.measure(marked)) as data:
-            rows = data.execute(
-                "select c.context, b.numbits, (select sum(length(o.numbits)) from line_bits o where "
-                "o.context_id = c.id) from line_bits b join context c on c.id = b.context_id "
-                "join file f on f.id = b.file_id where f.path in (?, ?)",
-                (str(path), str(self._linked(path))),
-            ).fetchall()
-        sizes = {
-            context.rpartition("|")[0]: size
-            for context, bits, size in rows
-            if context and set(lines) & set(numbits_to_nums(bits))
-        }
-        return sorted(sizes, key=lambda test: (sizes[test], test))[:MOST_TESTS]
-
-    def _linked(self, path: Path) -> Path:
-        return self.root / "src" / "flowkit" / path.relative_to(self.root)
-
-    def kills(self, tests: list[str]) -> str | None:
-        """Run tests until one fails, and return it; None if none fails."""
-        if not tests:
-            return None
-        listed = self.root / "build" / "mutants.tests"
-        listed.write_text("\n".join(tests), encoding="utf-8")
-        output = self.run(["-x", "-n", "2", "--no-header", "-p", "no:cacheprovider", f"@{listed}"])
-        failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        if failed:
-            return failed[0][:100]
-        return None if " passed" in output.splitlines()[-1] else "the run ended early"
-
-    def run(self, arguments: list[str], most_sec: float = MOST_SEC) -> str:
-        """Run pytest and return its output."""
-        command = [str(self.root / ".venv" / "bin" / "pytest"), "-q", *arguments]
-        try:
-            done = subprocess.run(
-                command, cwd=self.root, capture_output=True, text=True, timeout=most_sec, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return "ERROR the tests took too long"
-        return done.stdout or "ERROR no output"
+    def hunt(
+        self, mutants: dict[int, Mutant], tests: Sequence[str], mark: str, processes: int
+    ) -> dict[int, str]:
+        """Run tests on mutants. Return what has found each of those that were found."""
+        build = self.root / "build"
+        build.mkdir(exist_ok=True)
+        results, campaign = build / "mutants.results", build / "mutants.json"
+        results.write_text("", encoding="utf-8")
+        changes = [self.change(id, each) for id, each in mutants.items()]
+        given = Campaign(changes=changes, results=str(results), processes=processes)
+        campaign.write_text(json.dumps(asdict(given)), encoding="utf-8")
+        options = ["-q", "-s", "-p", "mutant_runs", "-p", "no:xdist", "-p", "no:cacheprovider", "-m", mark]
+        subprocess.run(
+            [str(self.root / ".venv" / "bin" / "pytest"), *options, *tests],
+            cwd=self.root,
+            env={**os.environ, "FLOWKIT_MUTANTS": str(campaign), "PYTHONPATH": str(Path(__file__).parent)},
+            check=True,
+        )
+        rows = {row["id"]: row for row in read_lines(results)}
+        ended = {"found": "the run ended early, or took too long"}
+        return {id: found for id in mutants if (found := rows.get(id, ended)["found"]) is not None}
 
 
 def mutable(function: Function) -> list[ast.expr]:
     """Return the expressions of a function that `changed` can change, which are on one line, in their order."""
     kinds = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Constant)
-    found = [node for each in _statements(function) for node in ast.walk(each) if isinstance(node, kinds)]
+    found = [node for each in _statements(function) for node in _walk(each) if isinstance(node, kinds)]
     return [node for node in found if node.lineno == node.end_lineno and _is_mutable(node)]
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Return the nodes whose place is known and where any expression may stand: not those in f-strings or patterns."""
+    yield node
+    for each in ast.iter_child_nodes(node):
+        if not isinstance(each, (ast.JoinedStr, ast.pattern)):
+            yield from _walk(each)
 
 
 def changed(expression: ast.expr) -> ast.expr:
@@ -228,60 +204,46 @@ def _syntax(function: Function) -> str:
     return "\n".join(ast.dump(each) for each in [function.args, *_statements(function)])
 
 
-def _replaced(text: str, old: ast.expr, new: str) -> str:
-    """Return the text with another expression in the place of `old`."""
-    lines = text.splitlines(keepends=True)
-    line = lines[old.lineno - 1].encode()
-    end = old.end_col_offset or 0
-    lines[old.lineno - 1] = (line[: old.col_offset] + new.encode() + line[end:]).decode()
-    return "".join(lines)
-
-
-def draw(old: Tree, new: Tree, count: int, seed: int) -> list[Mutant]:
-    """Return mutants of functions that both trees contain, at most one for each function."""
-    both = sorted(key for key in old.functions.keys() & new.functions if mutable(new.functions[key].function))
+def draw(new: Tree, old: Tree | None, folders: Sequence[str], count: int, seed: int) -> dict[int, Mutant]:
+    """Return mutants by number, at most one for each function. If `old` is given, it contains the functions too."""
+    known = sorted(
+        key
+        for key, place in new.functions.items()
+        if str(place.path.relative_to(new.root)).startswith(tuple(folders))
+        and mutable(place.function)
+        and (old is None or key in old.functions)
+    )
     chance = random.Random(seed)
-    chosen = chance.sample(both, min(count, len(both)))
-    return [Mutant(key, chance.randrange(len(mutable(new.functions[key].function)))) for key in chosen]
-
-
-def killed(tree: Tree, mutant: Mutant, stages: list[str]) -> str | None:
-    """Return the test that finds the mutant in a tree; None if all tests that cover it pass."""
-    for marked in stages:
-        tree.measure(marked)
-        with tree.mutated(mutant) as (path, lines, _):
-            if found := tree.kills(tree.covering(marked, path, lines)):
-                return found
-    return None
+    chosen = chance.sample(known, min(count, len(known)))
+    return {
+        id: Mutant(key, chance.randrange(len(mutable(new.functions[key].function))))
+        for id, key in enumerate(chosen)
+    }
 
 
 def main(
-    old: Annotated[Path, typer.Argument(help="The checkout with the old tests.")],
-    new: Annotated[Path, typer.Argument(help="The checkout with the new tests.")],
+    tree: Annotated[Path, typer.Argument(help="The checkout.")],
+    old: Annotated[Path | None, typer.Option(help="A checkout with earlier tests.")] = None,
+    folder: Annotated[
+        list[str], typer.Option(help="Draw from the files below this folder, or from this file.")
+    ] = [*FOLDERS],  # noqa: B006
+    tests: Annotated[list[str], typer.Option(help="Files or folders of tests.")] = ["tests"],  # noqa: B006
+    mark: Annotated[str, typer.Option(help="The marks of the tests.")] = QUICK,
     count: Annotated[int, typer.Option(help="The number of mutants.")] = 60,
     seed: Annotated[int, typer.Option(help="The seed of the draw.")] = 23,
-    servers: Annotated[bool, typer.Option(help="Also run the tests on servers.")] = True,
-    report: Annotated[Path, typer.Option(help="Where to write the results.")] = Path("build/mutants.json"),
+    processes: Annotated[int, typer.Option(help="How many processes run tests at the same time.")] = 2,
 ) -> None:
-    """Draw mutants and report those that only the old tests find."""
-    trees, stages = (Tree(old), Tree(new)), [QUICK, *([SERVERS] if servers else [])]
-    rows = [_compare(*trees, mutant, stages) for mutant in draw(*trees, count, seed)]
-    report.parent.mkdir(exist_ok=True)
-    report.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    lost = [row for row in rows if row["old"] and not row["new"]]
-    survived = sum(not row["new"] for row in rows)
-    console.print(f"{len(rows)} mutants, {survived} survive the new tests, {len(lost)} of them died before")
+    """Draw mutants and report those that survive, and which of them the old tests find."""
+    new, before = Tree(tree), None if old is None else Tree(old)
+    mutants = draw(new, before, folder, count, seed)
+    found = new.hunt(mutants, tests, mark, processes)
+    left = {id: each for id, each in mutants.items() if id not in found}
+    lost = before.hunt(left, tests, mark, processes) if before is not None and left else {}
+    for id, each in mutants.items():
+        killed = found.get(id) or ("survives" + (f"; in the old tree: {lost[id]}" if id in lost else ""))
+        console.print(f"{new.describe(each)}\n    {killed}")
+    console.print(f"{len(mutants)} mutants, {len(left)} survive, {len(lost)} of them die in the old tree")
     raise typer.Exit(code=1 if lost else 0)
-
-
-def _compare(old: Tree, new: Tree, mutant: Mutant, stages: list[str]) -> dict[str, str | None]:
-    """Run a mutant. The old tests run only if the new ones do not find it."""
-    with new.mutated(mutant) as (path, _, change):
-        where = f"{path.relative_to(new.root)}: {mutant.name}: {change}"
-    found = killed(new, mutant, stages)
-    before = "not run" if found else killed(old, mutant, stages)
-    console.print(f"{where}\n    new: {found or 'survives'}; old: {before or 'survives'}")
-    return {"mutant": where, "new": found, "old": None if before == "not run" else before}
 
 
 if __name__ == "__main__":

@@ -66,6 +66,17 @@ def test_scope_pauses_its_nodes(scope: str, paused: set[int]) -> None:
     assert {index for index in range(6) if index in pauses.paused} == paused
 
 
+def test_a_change_of_pauses_begins_some_and_ends_others() -> None:
+    pauses = Task("node:b", "role:other").pauses
+    assert not pauses.whole_task
+    pauses.change([PausedScope(scope="task", since=2.0)], ["node:b"])
+    assert [each.scope for each in pauses.scopes] == ["role:other", "task"]
+    assert pauses.whole_task
+    pauses.change([], ["task"])
+    assert not pauses.whole_task
+    assert pauses.paused == {D}
+
+
 def test_nodes_below_include_those_that_pull_or_whose_function_names_the_node() -> None:
     function = {"type": "coordinator_fn", "io": {"fn": "metrics.aggregate", "fn_args": {"node_id": "a"}}}
     nodes = parse_graph(

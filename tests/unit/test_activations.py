@@ -40,6 +40,9 @@ def activation(*jobs: str, events: int = 3, task: int = 1) -> WorkflowActivation
     made.timestamp.FromSeconds(task)
     for name in jobs:
         getattr(made.jobs.add(), name).SetInParent()
+    for number, job in enumerate(made.jobs):
+        if job.HasField("do_update"):
+            job.do_update.protocol_instance_id = f"update-{task}-{events}-{number}"
     return made
 
 
@@ -134,6 +137,16 @@ def test_updates_wait_while_a_local_activity_runs() -> None:
     for each in (activation("signal_workflow", "do_update"), end_of(1), activation("do_update")):
         activations.run(each)
     assert replayed.activations == [each for each in live.activations if each]
+
+
+def test_an_update_that_comes_again_while_it_waits_runs_once() -> None:
+    """A server that has lost what it has sent repeats an update that a client has sent again."""
+    live = Local()
+    activations = activations_of(live)
+    update = activation("do_update")
+    for each in (activation("signal_workflow"), update, update, end_of(1)):
+        activations.run(each)
+    assert live.activations == [["signal_workflow"], [], [], ["resolve_activity"], ["do_update"]]
 
 
 def query(number: int) -> WorkflowActivation:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -106,6 +108,19 @@ def test_bar_of_a_target_is_within_it(target: str, ratio: float, met: bool) -> N
     assert figures.is_met(target, ratio) is met
 
 
+@pytest.mark.parametrize(("seconds", "code"), [(0.31, 0), (0.40, 1)])
+def test_two_runs_agree_if_their_processor_times_do(tmp_path: Path, seconds: float, code: int) -> None:
+    agreement, files = module("agreement"), [tmp_path / "first.json", tmp_path / "second.json"]
+    for file, flowkit in zip(files, (0.30, seconds), strict=True):
+        by_hand, ours = (sample(20.0, 0.0, flowkit=flowkit, baseline=0.3) for _ in range(2))
+        file.write_text(json.dumps([figures.result(measured("ms/node", [by_hand], [ours]))]))
+    with agreement.console.capture() as printed, pytest.raises(typer.Exit) as end:
+        agreement.main(*map(str, files))
+    assert end.value.exit_code == code
+    assert "<= 1.05: met by wall 1.00" in printed.get()
+    assert ("case, flowkit: the ratios of processor time differ by 29%" in printed.get()) is bool(code)
+
+
 WORKS = """
 import sys
 from unittest.mock import Mock
@@ -136,7 +151,7 @@ def test_process_counts_what_it_sends_and_its_processor_time_grows(
     assert ("flowkit", "worker") not in counting.usage()
 
 
-def test_server_is_the_child_that_listens_on_its_port(tmp_path: Path) -> None:
+def test_server_is_the_process_that_listens_on_its_port(tmp_path: Path) -> None:
     program = (
         "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); "
         "print(s.getsockname()[1], flush=True); sys.stdin.read()"

@@ -163,7 +163,7 @@ def test_side_that_makes_other_writes_is_an_error() -> None:
     )
     found = run(f"LESS = -1\n{program}except RuntimeError as error:\n  print(error)")
     assert "after a sample of 'chain of 30', " in found
-    assert "holds {'tasks': 2, 'finished_nodes': 90, 'metrics_raw': 90, 'artifacts': 180}, not" in found
+    assert "holds {'tasks': 1, 'finished_nodes': 60, 'metrics_raw': 60, 'artifacts': 120}, not" in found
 
 
 def test_without_postgresql_the_sentence_says_how_to_get_it(tmp_path: Path) -> None:

@@ -69,6 +69,15 @@ def test_ended_node_exceeds_no_deadline() -> None:
     assert (deadlines.next_due(), deadlines.pop_overdue(NOW + 9)) == (None, [])
 
 
+def test_deadline_that_passed_while_a_node_could_not_end_is_exceeded_again() -> None:
+    deadlines, _ = deadlines_of(1, None)
+    deadlines.begin([0, 1], NOW)
+    assert deadlines.pop_overdue(NOW + 1) == [0]
+    deadlines.restore(0)
+    deadlines.restore(1)
+    assert deadlines.pop_overdue(NOW + 1) == [0]
+
+
 def test_task_fails_when_its_deadline_passes() -> None:
     deadlines, _ = deadlines_of(None, deadline_sec=1.5)
     assert deadlines.next_due() == (NOW + 1.5, "the task")

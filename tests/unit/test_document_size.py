@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import bson
 import pytest
 
 from flowkit import limits
 from flowkit.adapters.tasks.fields import new_task
+from flowkit.adapters.tasks.store import TaskStore
+from flowkit.client import TaskClient
 from flowkit.errors import GraphError
 from flowkit.graph import submission
 from flowkit.graph.submission import document_problem, external_problem, validate_input
 from flowkit.graph.validation import parents_by_node
+from flowkit.testing import memory_database
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
 
 
 def chain(count: int, role: str = "native", **fields: Any) -> dict[str, Any]:
@@ -97,3 +103,20 @@ def test_submission_rejects_a_large_graph_with_an_external_role() -> None:
     graph = chain(limits.EXTERNAL_NODES + 1, "external")
     assert "more than 5,000" in rejected(graph, external_roles=["external"])
     assert validate_input("t", {"graph": graph}, external_roles=["other"]).nodes
+
+
+@pytest.mark.parametrize(
+    ("params", "graph"),
+    [({"text": "x" * 20_000}, chain(1)), ({}, chain(40))],
+    ids=["params", "graph"],
+)
+async def test_task_that_is_too_large_is_rejected_before_anything_is_stored(
+    params: dict[str, Any], graph: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "TASK_DOCUMENT_BYTES", 10_000)
+    db = memory_database()
+    no_temporal = cast("Client", object())
+    with pytest.raises(GraphError, match="the task document would have .* more than 10,000") as caught:
+        await TaskClient(no_temporal, TaskStore(db), queue="q").create_task(params=params, graph=graph)
+    assert caught.value.code == "invalid_graph"
+    assert await db.list_collection_names() == []

@@ -374,6 +374,14 @@ def test_a_retried_failure_no_longer_stops_the_task() -> None:
     assert scheduler.pop_ready() == [0]
 
 
+def test_what_was_decided_about_a_node_is_decided_again_when_its_gate_is() -> None:
+    scheduler = scheduler_of(Sample())
+    state = scheduler.states[1]
+    state.condition, state.edges, state.evaluated, state.deadline_at = True, {0: True}, True, 5.0
+    scheduler.unblock([1])
+    assert state == NodeState()
+
+
 def test_a_node_whose_reset_is_in_progress_neither_starts_nor_is_skipped() -> None:
     sample = Sample(
         {"nodes": [node("a"), node("b"), node("c", depends_on=["a", "b"])]}, a=FINISHED, b=RUNNING

@@ -112,6 +112,8 @@ REFUSED: list[tuple[Any, list[str]]] = [
     ({"a": {Opaque(): 1}}, ["a has the key", "Opaque"]),
     ({"a": b"\xff"}, ["a is not valid UTF-8", "base64"]),
     ({"a": ["\ud800"]}, ["a[0] is not valid UTF-8"]),
+    ({"a": [{"$ref": "b", "$id": 1}]}, ['a[0] has the keys "$ref" and "$id"', "rename one"]),
+    ({"$ref": "b", "$id": 1}, ['the top level has the keys "$ref" and "$id"']),
     ([1], ["must be an object, not list"]),
     (None, ["must be an object, not NoneType"]),
 ]

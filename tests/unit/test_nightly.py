@@ -33,5 +33,5 @@ def test_the_totals_of_each_run_of_pytest_are_reported() -> None:
 
 def test_fuzz_and_chaos_are_bounded_in_minutes_and_large_in_nodes() -> None:
     steps = all_steps(minutes=7, sizes="1000", jobs=2, tests=["tests/integration"])
-    assert list(steps) == ["long", "server", "drivers", "core", "fuzz", "chaos", "large"]
+    assert list(steps) == ["long", "server", "drivers", "core", "cluster", "fuzz", "chaos", "large"]
     assert all({"MINUTES=7", "SIZES=1000"} <= set(steps[name].command) for name in ("fuzz", "chaos", "large"))

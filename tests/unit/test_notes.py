@@ -13,7 +13,7 @@ from tests.unit.graphs import node, pulling
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SkipReason
-from flowkit.workflows.display.details import Notes, SlotLimits
+from flowkit.workflows.display.details import Notes, SlotLimits, describe_outside
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -229,3 +229,12 @@ def test_exactly_the_queued_nodes_whose_gate_is_not_open_wait() -> None:
                 assert text.startswith("waits for ") is not scheduler.has_opened(each.index)
             elif state.status is NodeStatus.SKIPPED:
                 assert text.startswith(f"{state.skip_reason}: ") or scheduler.routing.gate(each.index)
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [(NodeStatus.QUEUED, "the prerequisites data:eu and data:us"), (CANCELLED, ""), (SKIPPED, "")],
+)
+def test_only_a_node_that_has_not_started_waits_for_prerequisites(status: NodeStatus, shown: str) -> None:
+    [waiting] = parse_graph({"nodes": [node("a", prerequisites=["data:eu", "data:us"])]}).nodes
+    assert describe_outside(waiting, NodeState(status=status), waiting.prerequisites) == shown

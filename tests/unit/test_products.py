@@ -114,6 +114,18 @@ def test_a_product_whose_code_is_there_needs_a_new_installation(
 
 
 @pytest.mark.usefixtures("no_products")
+def test_an_engine_warns_of_a_product_that_is_not_registered_although_its_code_is_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert products.on_closed(memory_database()) == []
+    assert caplog.messages == []
+    monkeypatch.setattr(products, "find_spec", lambda name: find_spec(name) if "admission" in name else None)
+    assert products.on_closed(memory_database()) == []
+    [message] = caplog.messages
+    assert message.startswith("the product 'admission' is not registered, because this installation")
+
+
+@pytest.mark.usefixtures("no_products")
 def test_the_command_line_works_without_products(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     shown = capsys.readouterr().out

@@ -6,6 +6,7 @@ from typing import Any
 
 import bson
 import pytest
+from bson.dbref import DBRef
 from bson.errors import BSONError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -55,6 +56,28 @@ def test_check_accepts_exactly_what_the_driver_can_encode(document: dict[str, An
     if sent is not None:
         assert storable._DocumentSearch().measure(document, None, 1) == len(sent)
     assert all(problem.isprintable() and len(problem) < 400 for problem in problems)
+
+
+REFERENCE: dict[str, Any] = {"$ref": "#/a", "$id": "b", "more": 1}
+
+
+def test_an_object_that_drivers_read_as_a_reference_is_named() -> None:
+    assert isinstance(bson.decode(bson.encode({"a": REFERENCE}))["a"], DBRef)
+    [problem] = storage_problems({"params": {"a": [REFERENCE]}})
+    assert problem == (
+        'params.a[0] has the keys "$ref" and "$id", which MongoDB\'s drivers read as a reference to a document '
+        "(DBRef): rename one of them"
+    )
+
+
+@pytest.mark.parametrize("held", [{"$ref": "#/a"}, {"$ref": 5, "$id": 1}, {"$id": 1}])
+def test_an_object_that_drivers_read_as_it_is_may_have_such_keys(held: dict[str, Any]) -> None:
+    assert bson.decode(bson.encode({"a": held})) == {"a": held}
+    assert storage_problems({"params": {"a": held}}) == []
+
+
+def test_the_schema_of_the_params_may_have_references() -> None:
+    assert storage_problems({"graph": {"params_schema": REFERENCE}}) == []
 
 
 def nested(levels: int, *, of_lists: bool) -> Any:

@@ -185,6 +185,11 @@ def test_dict_stored_as_one_value_must_be_storable_by_mongodb(inner: Any) -> Non
     assert "coordinator.vars.a.b, a dict, cannot be stored" in refusal(changes.setting, {"a.b": inner})
 
 
+def test_object_that_drivers_read_as_a_reference_is_rejected() -> None:
+    text = refusal(changes.setting, {"a.b": [{"$ref": SECRET, "$id": 1}]})
+    assert 'coordinator.vars.a.b has the keys "$ref" and "$id"' in text
+
+
 def lists(levels: int) -> Any:
     """Return this many nested lists."""
     return [lists(levels - 1)] if levels else SECRET

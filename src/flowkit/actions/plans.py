@@ -122,11 +122,6 @@ class Plan:
         """Indexes of the nodes that start again in their generation, with the batches that they have stored."""
         return frozenset(each.index for each in self.batches).intersection(self.resets)
 
-    @property
-    def changes_graph(self) -> bool:
-        """Whether the action changes the graph, once an activity has validated the result."""
-        return bool(self.adds or self.replaces)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeEnd:

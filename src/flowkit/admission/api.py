@@ -19,6 +19,9 @@ from flowkit import limits, reason_codes
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.admission import rules
 from flowkit.admission.fields import (
+    MAX_HELD,
+    MAX_QUEUE,
+    MAX_STALE_SEC,
     Command,
     Cpu,
     Filename,
@@ -68,10 +71,6 @@ KEY_CHARS: Final = 255
 MAX_PAGE: Final = 200
 """Most requests of one list."""
 MAX_SKIP: Final = 100_000
-MAX_HELD: Final = 10_000
-"""Largest limit of one user or tenant, whose requests are a list in one document."""
-MAX_STALE_SEC: Final = 30 * 86_400
-MAX_QUEUE: Final = 1_000_000
 MAX_OVERRIDES: Final = 1_000
 
 _HASH: Final = "request_hash"

@@ -19,6 +19,14 @@ SCRIPT_BYTES: Final = 1024 * 1024
 """Largest script of an execution, in bytes of UTF-8."""
 MAX_TIMEOUT_SEC: Final = 86_400
 """Longest time that an execution may take."""
+MAX_HELD: Final = 10_000
+"""Largest limit of one user or tenant, whose requests are a list in one document."""
+MAX_QUEUE: Final = 1_000_000
+"""Largest limit of a queue."""
+MAX_STALE_SEC: Final = 30 * 86_400
+"""Longest time that a request may wait before it expires."""
+USER_KEY_CHARS: Final = 2 * USER_CHARS + 1
+"""Longest name of a user in the limits."""
 
 _VERSION: Final = r"^[0-9A-Za-z][0-9A-Za-z._-]*$"
 _CPU: Final = r"^[0-9]{1,6}(\.[0-9]{1,3}|m)?$"
@@ -65,7 +73,7 @@ UrlId = Annotated[NewId, _NoSlash]
 UserId = Annotated[str, Field(min_length=1, max_length=USER_CHARS), _Printable]
 Tenant = Annotated[UserId, _NoSlash]
 """A tenant has no slash, because limits name a user of a tenant as `tenant/user`."""
-UserKey = Annotated[str, Field(min_length=1, max_length=2 * USER_CHARS + 1), _Printable]
+UserKey = Annotated[str, Field(min_length=1, max_length=USER_KEY_CHARS), _Printable]
 """A user in the limits: `user` in all tenants, or `tenant/user`."""
 
 Script = Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowkit.admission import check_installed
 from flowkit.products import Product, UpProcess
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def _options(ports: Sequence[int], kafka: bool) -> list[str]:
 PRODUCT = Product(
     name="admission",
     commands={"admission": _commands},
-    process=UpProcess(command=("admission", "run"), options=_options, default_ports=(9654,), offset=7),
+    process=UpProcess(
+        command=("admission", "run"), options=_options, default_ports=(9654,), offset=7, check=check_installed
+    ),
     submissions=_submissions,
     on_closed=_on_closed,
 )

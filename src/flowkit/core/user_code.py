@@ -175,7 +175,7 @@ class Contained(Coroutine[Any, Any, T]):
         return self
 
     def __next__(self) -> Any:
-        return self.send(None)
+        return self._step(self._inner.send, None)
 
     def send(self, value: Any) -> Any:
         """Run the coroutine until it waits again."""

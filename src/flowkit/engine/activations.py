@@ -119,8 +119,8 @@ class Activations:
         """The number of events that the workflow has been given, or that wait."""
         self._held: list[Any] = []
         """Jobs that wait for their workflow task."""
-        self._updates: list[Any] = []
-        """Updates that wait until no local activity runs."""
+        self._updates: dict[str, Any] = {}
+        """Updates that wait until no local activity runs, by the id that the server gives to each."""
         self._queries: list[Any] = []
         """Queries of the present workflow task that wait until no local activity runs."""
         self._local: set[int] = set()
@@ -215,17 +215,19 @@ class Activations:
         """Run the updates after the other jobs, and when no local activity runs. Return all commands as one completion.
 
         If the other jobs end the run, its updates stay without a response, and Temporal rejects them or sends them to
-        the next run.
+        the next run. A server that another process has replaced does not know which updates it has sent. If a client
+        repeats one that waits, it comes again, and the SDK takes one answer to both.
         """
         others = [job for job in activation.jobs if not job.HasField("do_update")]
-        self._updates += [job for job in activation.jobs if job.HasField("do_update")]
+        updates = (job for job in activation.jobs if job.HasField("do_update"))
+        self._updates |= {job.do_update.protocol_instance_id: job for job in updates}
         first = self._run_jobs(activation, others) if others else None
         if first is not None and (first.HasField("failed") or any(map(_ends_run, first.successful.commands))):
             return first
         if self._local or not self._updates:
             return first if first is not None else self._run_jobs(activation, [])
-        updates, self._updates = self._updates, []
-        both = self._run_jobs(activation, updates)
+        waiting, self._updates = [*self._updates.values()], {}
+        both = self._run_jobs(activation, waiting)
         if both.HasField("failed") or first is None:
             return both
         commands = [*first.successful.commands, *both.successful.commands]

@@ -34,7 +34,7 @@ from flowkit.models import (
     COORDINATOR_FN,
     Settings,
 )
-from flowkit.models.temporal_names import INLINE_ATTEMPT, engine_identity, role_queue
+from flowkit.models.temporal_names import INLINE_ATTEMPT, SEARCH_ATTRIBUTES, engine_identity, role_queue
 from flowkit.workflows.interceptor import TaskInterceptor
 from flowkit.workflows.task import Task
 
@@ -56,6 +56,12 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("flowkit.engine.worker")
 
+_REGISTRATION_SEC = 3.0
+"""How long an engine waits after it has registered search attributes.
+
+Each process of a Temporal cluster looks for new ones every two seconds. Until then, it fails workflow tasks that set
+them.
+"""
 _INLINE_WORKFLOW_TASKS = 50
 """Workflow tasks that an engine with inline roles runs at once.
 
@@ -273,12 +279,27 @@ def list_activities() -> list[Callable[..., Any]]:
     return [member for member in chain.from_iterable(members) if read_activity_name(member)]
 
 
-async def find_search_attributes(client: Client) -> tuple[str, ...]:
-    """Try to register FlowKit's search attributes, and return those that the namespace has."""
+async def find_search_attributes(
+    client: Client, pause: Callable[[float], Awaitable[object]] = asyncio.sleep
+) -> tuple[str, ...]:
+    """Register FlowKit's search attributes if the namespace lacks one, and return those that it then has.
+
+    After a registration, pause until the whole server knows it.
+    """
+    before = await _list_search_attributes(client)
+    if len(before) == len(SEARCH_ATTRIBUTES):
+        return before
     try:
         await register_search_attributes(client)
     except RPCError as error:
         _logger.info("search attributes were not registered: %s", error.message)
+    after = await _list_search_attributes(client)
+    if after != before:
+        await pause(_REGISTRATION_SEC)
+    return after
+
+
+async def _list_search_attributes(client: Client) -> tuple[str, ...]:
     try:
         return await registered_search_attributes(client)
     except RPCError as error:

@@ -17,15 +17,13 @@ from flowkit.cli.options import (
 from flowkit.cli.output import log_processes
 from flowkit.cli.running import run_until_stopped
 from flowkit.core.loops import run
-from flowkit.server import check_packages
+from flowkit.gateway import check_installed
 
 if TYPE_CHECKING:
     from flowkit.gateway.client import GatewayClient
     from flowkit.gateway.importing import Import
 
 DEFAULT_URL = "http://127.0.0.1:9652"
-PACKAGES = ("aiohttp", "cryptography", "ruamel")
-"""What the gateway imports beside the server's packages."""
 
 gateway = typer.Typer(
     help="Serve flows and jobs by JSON-RPC, and dispatch the jobs to supervisors.",
@@ -123,7 +121,7 @@ def _run(
     where: Where, given: dict[str, Any], networks: str, summary: str, reports: HealthOptions, *, verbose: bool
 ) -> None:
     log_processes(verbose)
-    check_packages("the gateway", extra="gateway", needs=PACKAGES)
+    check_installed()
     from flowkit.gateway.http_client import AllowedNetworks
     from flowkit.gateway.process import GatewayProcess, GatewaySettings
     from flowkit.gateway.secret_box import SecretBox
@@ -164,7 +162,7 @@ def import_flow(
     as_json: AsJson = False,
 ) -> int:
     """Create the flow of a YAML file, with its jobs, and optionally start it."""
-    check_packages("the gateway", extra="gateway", needs=PACKAGES)
+    check_installed()
     from flowkit.gateway.importing import read_flow_file
 
     planned = read_flow_file(file, {"context": context, "caller": caller, "flow": flow})

@@ -6,12 +6,18 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import aiohttp
-
 from flowkit import reason_codes
 from flowkit.errors import ConfigError, FlowKitError
-from flowkit.gateway.http_client import open_session, read_body
 from flowkit.text import shown_address
+
+try:
+    import aiohttp
+
+    from flowkit.gateway.http_client import open_session, read_body
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"GatewayClient needs {error.name}: run pip install 'flowkit-temporal[gateway]'", name=error.name
+    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence

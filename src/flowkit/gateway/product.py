@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from flowkit.gateway import check_installed
 from flowkit.products import Product, UpProcess
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ PRODUCT = Product(
         options=_options,
         default_ports=(9652, 9653),
         offset=5,
+        check=check_installed,
         exports=lambda ports: {"COORDINATOR_URL": f"http://127.0.0.1:{ports[0]}"},
     ),
 )

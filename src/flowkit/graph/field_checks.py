@@ -175,6 +175,9 @@ def graph_problems(graph: object) -> Iterator[str]:
         yield from _node_problems(index, node)
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
 def json_bytes(value: object, name: str = "the input") -> int:
     """Return the size of `value` in bytes of UTF-8 JSON.
 
@@ -192,7 +195,7 @@ def encode_json(value: object, name: str = "the input") -> bytes:
 
 
 def _encode_json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def _find_place(value: Any, path: str, depth: int) -> str:

@@ -400,10 +400,13 @@ def _source_problems(
 
 
 def _cycle_problems(wiring: _Wiring) -> Iterator[str]:
-    routed = {node_id: [*own, *wiring.routers.get(node_id, ())] for node_id, own in wiring.parents.items()}
     if cycle := find_cycle(wiring.parents):
         yield f"the graph has a cycle: {format_path(cycle)}; remove one of these dependencies"
-    elif len(cycle := find_cycle(routed)) > 2:
+        return
+    if not wiring.routers and not any(wiring.sources.values()):
+        return  # Nodes wait for their parents only.
+    routed = {node_id: [*own, *wiring.routers.get(node_id, ())] for node_id, own in wiring.parents.items()}
+    if len(cycle := find_cycle(routed)) > 2:
         yield f"the graph has a cycle: {format_path(cycle)}; remove one of these dependencies or routes"
     elif not cycle and (cycle := find_cycle(_find_waits(wiring))):
         yield f"input_args.from_nodes makes nodes wait for each other: {format_path(cycle)}; pull from earlier nodes"

@@ -59,6 +59,8 @@ def with_lists(value: Any) -> Any:
     Call this for what user code returns before anything that reads the value twice, such as a write that
     may be retried.
     """
+    if type(value) is dict and _LEAVES.issuperset(map(type, value.values())):
+        return value  # as nearly all results of batches
     return _with_lists(value, set())
 
 

@@ -5,13 +5,14 @@ FlowKit checks a task before its workflow starts, because it cannot reject a tas
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowkit.limits import DOCUMENT_BYTES, DOCUMENT_LEVELS
 from flowkit.text import kind_of, shown_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 SMALLEST_INT, LARGEST_INT = -(2**63), 2**63 - 1
 """The range of MongoDB's 64-bit integers."""
@@ -19,6 +20,15 @@ SMALLEST_INT, LARGEST_INT = -(2**63), 2**63 - 1
 _SMALLEST_INT32, _LARGEST_INT32 = -(2**31), 2**31 - 1
 _MAX_PROBLEMS = 11
 """Maximum number of problems to collect; an error shows ten of them."""
+
+REFERENCE = (
+    'has the keys "$ref" and "$id", which MongoDB\'s drivers read as a reference to a document (DBRef): '
+    "rename one of them"
+)
+"""The problem of an object for which `is_reference` holds."""
+
+_SCHEMA = ["graph", "params_schema"]
+"""The place of the schema of a task's params, which has references of its own. Its document does not contain it."""
 
 Steps = Any
 """The position of a value: `(steps of its container, its key or index)`, or None for the document itself."""
@@ -42,6 +52,25 @@ def stored_bytes(document: Mapping[str, Any]) -> int:
     return _DocumentSearch().measure(document, None, 1)
 
 
+def is_reference(held: Mapping[Any, Any]) -> bool:
+    """Return whether MongoDB's drivers do not read an object as it was stored, but as a DBRef."""
+    return "$ref" in held and "$id" in held and isinstance(held["$ref"], str)
+
+
+def holds_reference(value: Any) -> bool:
+    """Return whether `is_reference` holds for an object, or for one in it."""
+    waiting = [value]
+    while waiting:
+        held = waiting.pop()
+        if isinstance(held, Mapping):
+            if is_reference(held):
+                return True
+            waiting += held.values()
+        elif isinstance(held, (list, tuple)):
+            waiting += held
+    return False
+
+
 class _DocumentSearch:
     """Computes the BSON size of a document and collects the values that MongoDB cannot store."""
 
@@ -52,6 +81,8 @@ class _DocumentSearch:
         """Return the BSON size, in bytes, of an object at this nesting level."""
         if level > DOCUMENT_LEVELS:
             return self._add(steps, _TOO_DEEP)
+        if is_reference(held) and _keys(steps)[:2] != _SCHEMA:
+            return self._add(steps, REFERENCE)
         size = 5
         for key, value in held.items():
             here = (steps, key)
@@ -124,17 +155,21 @@ _TOO_DEEP = (
 
 def _find_place(document: Any, steps: Steps) -> str:
     """Return the path to a value, preceded by the id of the node that contains it, if any."""
-    keys: list[Any] = []
-    while steps is not None:
-        steps, key = steps
-        keys.append(key)
     path, owner, held = "", "", document
-    for key in reversed(keys):
+    for key in _keys(steps):
         path += f"[{key}]" if isinstance(held, (list, tuple)) else f".{key}"
         held = held[key]
         if isinstance(held, dict) and isinstance(held.get("node_id"), str):
             owner = f"node {held['node_id']!r:.80}: "
     return owner + shown_path(path.removeprefix("."))
+
+
+def _keys(steps: Steps) -> list[Any]:
+    keys: list[Any] = []
+    while steps is not None:
+        steps, key = steps
+        keys.append(key)
+    return keys[::-1]
 
 
 def _format_integer(value: int) -> str:

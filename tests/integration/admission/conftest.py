@@ -24,6 +24,7 @@ from flowkit.bridge.kafka.consumer import RecordConsumer
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.producer import Producer
 from tests.integration.harness import eventually
+from tests.servers import drop_database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -133,6 +134,6 @@ async def door(request: pytest.FixtureRequest, kafka: Broker, start_servers: Sta
     await made.prepare()
     yield made
     await producer.stop()
-    await client.drop_database(f"test_{name}")
+    await drop_database(client, f"test_{name}")
     client.close()
     await clients.wait_closed(60)

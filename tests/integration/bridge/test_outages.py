@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.local import MongoServer, TemporalServer
+from flowkit.local import TemporalServer
 from flowkit.models import TaskStatus
 from flowkit.testing.external import Final, Result
 from flowkit.testing.external.handlers import scripted
@@ -16,12 +16,13 @@ from tests.integration.bridge.external_tasks import ExternalTasks, codes
 from tests.integration.bridge.gates import Gate
 from tests.integration.harness import eventually, node, wait_seconds
 from tests.integration.test_cancel_terminate_reset import cancelled
+from tests.servers import stoppable_mongo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from flowkit.local import Kafka, Stack
+    from flowkit.local import Kafka, MongoServer, Stack
     from tests.integration.bridge.conftest import Names
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -48,7 +49,7 @@ async def own_mongo(
     tmp_path: Path, names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[ExternalTasks, MongoServer]]:
     """Tasks with external roles on a MongoDB server that the test may stop."""
-    with TemporalServer(tmp_path) as temporal, MongoServer(tmp_path) as mongo:
+    with stoppable_mongo(tmp_path) as mongo, TemporalServer(tmp_path) as temporal:
         monkeypatch.setenv("TEMPORAL_ADDRESS", temporal.address)
         monkeypatch.setenv("MONGO_URL", mongo.url)
         made = ExternalTasks(names, temporal=temporal.address, mongo=mongo.url)

@@ -24,6 +24,7 @@ from flowkit.worker import RoleHandler
 from tests.fork_server import fork_server
 from tests.integration.bridge.reading import messages
 from tests.integration.harness import EVENT_TIMEOUT_SEC, ROOT, eventually, node
+from tests.servers import with_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -145,7 +146,7 @@ async def _worker_events(external: ExternalTasks) -> str:
 
 
 def _url(external: ExternalTasks, options: str) -> str:
-    return f"{external.environment['MONGO_URL'].rstrip('/')}/?{options}"
+    return with_options(external.environment["MONGO_URL"], options)
 
 
 async def test_no_sink_contains_a_secret_that_is_not_documented(

@@ -32,7 +32,10 @@ from tests.integration.chaos.faults import (
     KILL_BRIDGE,
     KILL_ENGINE,
     KILL_EXTERNAL,
+    KILL_HISTORY,
     KILL_KAFKA,
+    KILL_MATCHING,
+    KILL_POSTGRES,
     KILL_TEMPORAL,
     KILL_WORKER,
     LEASE_SEC,
@@ -42,9 +45,11 @@ from tests.integration.chaos.faults import (
     STOP_EXTERNAL,
     STOP_WORKER,
     WORKERS,
+    Faults,
 )
 from tests.integration.chaos.plans import EXTERNAL_ROLES, TOUCH
 from tests.integration.harness import ROOT
+from tests.temporal_cluster.services import HISTORY, MATCHING, TemporalCluster
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -179,6 +184,8 @@ class ExternalProcess(ManagedProcess):
 
 
 Action = Callable[[ManagedProcess, float], None]
+Restart = tuple[Callable[[], None], Callable[[], None]]
+"""How a server ends, and how it starts again."""
 
 
 class Cluster:
@@ -187,9 +194,15 @@ class Cluster:
     """
 
     def __init__(
-        self, harness: Harness, temporal: TemporalServer, mongo: MongoServer, kafka: Kafka, folder: Path
+        self,
+        harness: Harness,
+        temporal: TemporalServer | TemporalCluster,
+        mongo: MongoServer,
+        kafka: Kafka,
+        folder: Path,
     ) -> None:
         self.harness = harness
+        self.faults = Faults(on_cluster=isinstance(temporal, TemporalCluster))
         self.folder = folder
         self.kafka = kafka
         self.injected: Counter[str] = Counter()
@@ -205,12 +218,14 @@ class Cluster:
         self.config_file = folder / "engine.json"
         """Settings of engines and bridges."""
         self.config_file.write_text(harness.config_json(), encoding="utf-8")
-        self.restarts: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
-            KILL_TEMPORAL: (temporal.kill, temporal.start),
-            KILL_KAFKA: (kafka.kill, kafka.start),
-            RESTART_MONGO: (mongo.stop, mongo.start),
+        self.restarts: dict[str, Sequence[Restart]] = {
+            KILL_TEMPORAL: [(temporal.kill, temporal.start)],
+            KILL_KAFKA: [(kafka.kill, kafka.start)],
+            RESTART_MONGO: [(mongo.stop, mongo.start)],
         }
-        """How a server ends and starts again, by kind of fault."""
+        """How each of the servers of a kind of fault ends and starts again."""
+        if isinstance(temporal, TemporalCluster):
+            self.restarts |= restarts_of_cluster(temporal)
         self.freezes = {FREEZE_TEMPORAL: temporal.port, FREEZE_MONGO: mongo.port, FREEZE_KAFKA: kafka.port}
         """Ports of the servers that a fault freezes."""
         engines = self._engines(folder)
@@ -279,7 +294,7 @@ class Cluster:
         await asyncio.sleep(fault.pause)
         self.injected[fault.kind] += 1
         if fault.kind in self.restarts:
-            end, start = self.restarts[fault.kind]
+            end, start = self.restarts[fault.kind][fault.place]
             await asyncio.to_thread(end)
             await asyncio.sleep(fault.away)
             await asyncio.to_thread(start)
@@ -318,6 +333,16 @@ class Cluster:
         """Kill all processes."""
         for process in self.processes:
             process.close()
+
+
+def restarts_of_cluster(temporal: TemporalCluster) -> dict[str, Sequence[Restart]]:
+    """Return how the processes of a cluster of Temporal and its PostgreSQL are killed and start again."""
+    killed = {KILL_HISTORY: HISTORY, KILL_MATCHING: MATCHING}
+    services = {
+        kind: [(temporal.services[name].kill, temporal.services[name].start) for name in names]
+        for kind, names in killed.items()
+    }
+    return {**services, KILL_POSTGRES: [(temporal.postgres.kill, temporal.postgres.start)]}
 
 
 def kill(process: ManagedProcess, away: float) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ENGINES, WORKERS, EXTERNAL_WORKERS = 2, 2, 4
+HISTORY_PROCESSES = 2
 LEASE_SEC = 4.0
 """Short, so that Temporal notices a loss soon."""
 
@@ -19,6 +20,9 @@ KILL_ENGINE = "engine killed"
 KILL_BRIDGE = "bridge killed"
 KILL_EXTERNAL = "external worker killed"
 KILL_TEMPORAL = "Temporal killed"
+KILL_HISTORY = "history process of Temporal killed"
+KILL_MATCHING = "matching process of Temporal killed"
+KILL_POSTGRES = "PostgreSQL killed"
 KILL_KAFKA = "Kafka killed"
 STOP_WORKER = "worker stopped"
 STOP_ENGINE = "engine stopped"
@@ -52,6 +56,8 @@ WEIGHTS = {
     FREEZE_MONGO: 2,
     RESTART_MONGO: 2,
 }
+OF_CLUSTER = {KILL_HISTORY: 6, KILL_MATCHING: 1, KILL_POSTGRES: 6}
+"""Weights of the faults that need a cluster of Temporal."""
 if sys.platform != "linux":
     # Other systems do not say which process listens on a port.
     del WEIGHTS[FREEZE_TEMPORAL], WEIGHTS[FREEZE_MONGO], WEIGHTS[FREEZE_KAFKA]
@@ -59,10 +65,13 @@ PLACES = {
     **dict.fromkeys((KILL_ENGINE, STOP_ENGINE, FREEZE_ENGINE), ENGINES),
     **dict.fromkeys((KILL_WORKER, STOP_WORKER, FREEZE_WORKER), WORKERS),
     **dict.fromkeys((KILL_EXTERNAL, STOP_EXTERNAL, FREEZE_EXTERNAL), EXTERNAL_WORKERS),
+    KILL_HISTORY: HISTORY_PROCESSES,
 }
 """Number of processes that a kind of fault can concern; 1 for the others."""
 OUTAGE_SEC = {
     KILL_TEMPORAL: (0.0, LEASE_SEC),
+    KILL_HISTORY: (0.0, 3 * LEASE_SEC),
+    KILL_POSTGRES: (0.0, LEASE_SEC + 1),
     FREEZE_WORKER: (LEASE_SEC + 1, LEASE_SEC + 3),
     FREEZE_ENGINE: (LEASE_SEC + 1, 13.0),
     FREEZE_BRIDGE: (LEASE_SEC + 1, 13.0),
@@ -74,12 +83,14 @@ OUTAGE_SEC = {
 """Shortest and longest outage in seconds. Many outlast a lease, so that another process takes the work over.
 
 Temporal hands a workflow task or an activity of a frozen engine to another engine after ten seconds. Kafka removes a
-frozen worker from its groups after six seconds, so that another one reads its commands.
+frozen worker from its groups after six seconds, so that another one reads its commands. The other history process takes
+over the shards of a killed one after some seconds.
 """
 _ORDINARY_OUTAGE_SEC = (0.0, 2.0)
-_KILLS = (KILL_WORKER, KILL_ENGINE, KILL_BRIDGE, KILL_EXTERNAL, KILL_TEMPORAL, KILL_KAFKA, FREEZE_MONGO)
-FIRST_ROUND = [kind for kind in _KILLS if kind in WEIGHTS]
-"""The faults with which every run begins, in random order and short succession."""
+_KILLS = (
+    *(KILL_WORKER, KILL_ENGINE, KILL_BRIDGE, KILL_EXTERNAL, KILL_TEMPORAL, KILL_HISTORY, KILL_POSTGRES),
+    *(KILL_KAFKA, FREEZE_MONGO),
+)
 FIRST_PAUSE_SEC = (0.5, 1.5)
 PAUSE_SEC = (2.0, 4.0)
 _ROUND = 7
@@ -99,27 +110,34 @@ class Fault:
     """Seconds until the process or server starts again, or resumes."""
 
 
-def faults(seed: int) -> Iterator[Fault]:
-    """Yield faults without end.
+class Faults:
+    """What can happen to the processes of a run: weights of all kinds."""
 
-    A node fails as `worker_lost` at its sixth loss. With seconds between two faults, several processes, and nodes that
-    run for seconds, no node should get there.
-    """
-    chance = random.Random(f"{seed}-faults")
-    for kind in chance.sample(FIRST_ROUND, len(FIRST_ROUND)):
-        yield _fault(chance, kind, FIRST_PAUSE_SEC)
-    while True:
-        for kind in _distinct(chance):
-            yield _fault(chance, kind, PAUSE_SEC)
+    def __init__(self, *, on_cluster: bool) -> None:
+        self._weights = {**WEIGHTS, **(OF_CLUSTER if on_cluster else {})}
+        self.first_round = [kind for kind in _KILLS if kind in self._weights]
+        """The faults with which every run begins, in random order and short succession."""
 
+    def drawn(self, seed: int) -> Iterator[Fault]:
+        """Yield faults without end.
 
-def _distinct(chance: random.Random) -> Sequence[str]:
-    kinds: list[str] = []
-    while len(kinds) < _ROUND:
-        [kind] = chance.choices([*WEIGHTS], [*WEIGHTS.values()])
-        if kind not in kinds:
-            kinds.append(kind)
-    return kinds
+        A node fails as `worker_lost` at its sixth loss. With seconds between two faults, several processes, and nodes
+        that run for seconds, no node should get there.
+        """
+        chance = random.Random(f"{seed}-faults")
+        for kind in chance.sample(self.first_round, len(self.first_round)):
+            yield _fault(chance, kind, FIRST_PAUSE_SEC)
+        while True:
+            for kind in self._distinct(chance):
+                yield _fault(chance, kind, PAUSE_SEC)
+
+    def _distinct(self, chance: random.Random) -> Sequence[str]:
+        kinds: list[str] = []
+        while len(kinds) < _ROUND:
+            [kind] = chance.choices([*self._weights], [*self._weights.values()])
+            if kind not in kinds:
+                kinds.append(kind)
+        return kinds
 
 
 def _fault(chance: random.Random, kind: str, pause_sec: tuple[float, float]) -> Fault:

@@ -30,7 +30,6 @@ from flowkit.errors import ActionRejected, FlowKitError, UnknownTask
 from flowkit.graph.validation import normalized
 from tests.integration.chaos.cluster import after_delay, periodically, retry_until_available, until
 from tests.integration.chaos.conditions import ERROR
-from tests.integration.chaos.faults import FIRST_ROUND, faults
 from tests.integration.chaos.histories import replayed
 from tests.integration.chaos.operated_verify import OperatedComparison
 from tests.integration.chaos.operators import Operator
@@ -174,9 +173,10 @@ class Run:
     async def _inject_faults(self, seconds: float) -> None:
         await asyncio.wait_for(self._works.wait(), START_SEC)
         self._end = time.monotonic() + seconds
-        for number, fault in enumerate(faults(self.figures.seed)):
+        faults = self.cluster.faults
+        for number, fault in enumerate(faults.drawn(self.figures.seed)):
             is_over = self._all_started or time.monotonic() + fault.pause > self._end
-            if is_over and number >= len(FIRST_ROUND):
+            if is_over and number >= len(faults.first_round):
                 return
             await self.cluster.inject(fault)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from flowkit import reason_codes
+from flowkit.admission import check_installed
 from flowkit.admission.cli.limits import limits
 from flowkit.admission.models import State
 from flowkit.cli import output
@@ -26,7 +27,6 @@ from flowkit.cli.running import run_until_stopped
 from flowkit.core.loops import run
 from flowkit.errors import ConfigError
 from flowkit.models.admission import DEFAULT_TENANT, Admission, Priority
-from flowkit.server import check_packages
 from flowkit.text import printed, shown
 from flowkit.validation import arguments
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from flowkit.admission.kafka import TopicRights
 
-PACKAGES = ("prometheus_client",)
-"""What the HTTP API imports beside the server's packages."""
 _MOST = 1_000
 """Most requests that `list` prints."""
 _STATES = [state.value for state in State if state is not State.RESERVING]
@@ -138,7 +136,7 @@ def run_process(
     """
     log_processes(verbose)
     if http:
-        check_packages("the HTTP API of admission", extra="admission", needs=PACKAGES)
+        check_installed()
     from flowkit.admission.kafka import OPTIONAL, AdmissionTopics
     from flowkit.admission.process import AdmissionProcess, AdmissionSettings
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
+from flowkit.admission.fields import (
+    MAX_HELD,
+    MAX_QUEUE,
+    MAX_STALE_SEC,
+    USER_KEY_CHARS,
+    Tenant,
+    UserKey,
+    first_problem,
+)
 from flowkit.admission.models import Limits, Override
 from flowkit.cli import output
 from flowkit.cli.errors import EPILOG, add_remedy
@@ -26,7 +35,6 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-_LONGEST_SEC = 31_536_000
 _NONE = "none"
 """What to write in place of a number to remove a limit."""
 
@@ -38,30 +46,38 @@ limits = typer.Typer(
 
 
 def _check_seconds(given: float | None) -> float | None:
-    if given is not None and not (math.isfinite(given) and 0 < given <= _LONGEST_SEC):
+    if given is not None and not 1 <= given <= MAX_STALE_SEC:
         problem = ConfigError(f"--stale-sec is {given:g}, which is no time that a request can wait")
-        raise add_remedy(problem, f"give a number of seconds above 0, up to {_LONGEST_SEC:,}")
+        raise add_remedy(problem, f"give a number of seconds from 1 to {MAX_STALE_SEC:,}")
     return given
 
 
 def _check_cap(context: typer.Context, parameter: typer.CallbackParam, given: str | None) -> str | None:
-    number = given is not None and given.isascii() and given.isdigit() and int(given) > 0
+    number = given is not None and given.isascii() and given.isdigit() and 0 < int(given) <= MAX_HELD
     if given is not None and given != _NONE and not number:
         problem = ConfigError(f"{parameter.opts[0]} is {shown(given)}, which is no limit")
-        raise add_remedy(problem, f"give a whole number, 1 or more, or {_NONE}")
+        raise add_remedy(problem, f"give a whole number from 1 to {MAX_HELD:,}, or {_NONE}")
     return given
 
 
-def _check_name(context: typer.Context, parameter: typer.CallbackParam, given: str) -> str:
-    if not 0 < len(given) <= USER_CHARS:
-        raise ConfigError(f"NAME has {len(given):,} characters; it must have 1 to {USER_CHARS}")
-    return given
+def _check_user(context: typer.Context, parameter: typer.CallbackParam, given: str) -> str:
+    return _check_name(given, UserKey, USER_KEY_CHARS)
 
 
 def _check_tenant(context: typer.Context, parameter: typer.CallbackParam, given: str) -> str:
     if "/" in given:
         raise ConfigError(f"NAME is {shown(given)}; the name of a tenant must not contain a slash")
-    return _check_name(context, parameter, given)
+    return _check_name(given, Tenant, USER_CHARS)
+
+
+def _check_name(given: str, kind: Any, most: int) -> str:
+    if not 0 < len(given) <= most:
+        raise ConfigError(f"NAME has {len(given):,} characters; it must have 1 to {most}")
+    try:
+        TypeAdapter(kind).validate_python(given)
+    except ValidationError as error:
+        raise ConfigError(f"NAME is {shown(given)}; {first_problem(error)}") from None
+    return given
 
 
 TotalCap = Annotated[
@@ -99,10 +115,13 @@ def _refuse_options(context: typer.Context, command: str) -> None:
 @limits.command("set", epilog=EPILOG)
 @with_options
 def set_limits(
-    max_pending: Annotated[int | None, typer.Option(min=1, help="Requests that wait.")] = None,
-    max_active: Annotated[int | None, typer.Option(min=1, help="Requests that are active.")] = None,
+    max_pending: Annotated[int | None, typer.Option(min=1, max=MAX_QUEUE, help="Requests that wait.")] = None,
+    max_active: Annotated[
+        int | None, typer.Option(min=1, max=MAX_QUEUE, help="Requests that are active.")
+    ] = None,
     max_per_user: Annotated[
-        int | None, typer.Option(min=1, help="Requests of one user that wait or are active.")
+        int | None,
+        typer.Option(min=1, max=MAX_HELD, help="Requests of one user that wait or are active."),
     ] = None,
     max_active_per_user: Annotated[
         str | None,
@@ -146,7 +165,7 @@ def set_limits(
 def set_user(
     name: Annotated[
         str,
-        typer.Argument(callback=_check_name, help="Name of the user, or TENANT/USER, which has precedence."),
+        typer.Argument(callback=_check_user, help="Name of the user, or TENANT/USER, which has precedence."),
     ],
     max_total: TotalCap = None,
     max_active: ActiveCap = None,

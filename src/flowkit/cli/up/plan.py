@@ -166,6 +166,9 @@ def make_plan(options: UpOptions, environment: Mapping[str, str]) -> UpPlan:
     for name in options.products:
         _check_installed(name)
     parts = parse_parts(options.only) or usual | set(options.products)
+    for name, process in products.processes().items():
+        if name in parts:
+            process.check()
     _check_options(options, parts)
     runs_tasks = bool(parts - {UpPart.TEMPORAL, UpPart.MONGO})
     return UpPlan(
