@@ -24,12 +24,13 @@ from flowkit.errors import (
     StoreUnavailable,
     UnknownTask,
 )
+from flowkit.limits import ID_CHARS
 from flowkit.models import TaskStatus
 from flowkit.reading.attempts import read_attempts
 from flowkit.reading.graphs import view_graph
 from flowkit.reading.results import read_result, require_node
 from flowkit.server.errors import HttpError
-from flowkit.server.openapi import Operation, operation_routes
+from flowkit.server.openapi import Operation, operation_routes, parse_params
 from flowkit.server.rights import HttpRoute
 from flowkit.server.rpc import Params
 from flowkit.server.tokens import Right
@@ -89,16 +90,19 @@ class TaskFilter(Params):
     skip: int = Field(default=0, ge=0, le=MAX_SKIP)
 
 
-class TaskPath(Params):
-    """Which task the call concerns."""
+class TaskQuery(Params):
+    """Which task the call concerns.
 
-    task_id: str = Field(min_length=1, max_length=500)
+    Its id is no part of the path: it may contain slashes and dots, which browsers and proxies change in paths.
+    """
+
+    task_id: str = Field(min_length=1, max_length=ID_CHARS)
 
 
-class NodeQuery(Params):
+class NodeQuery(TaskQuery):
     """Which node of the task the call concerns."""
 
-    node: str = Field(min_length=1, max_length=500)
+    node: str = Field(min_length=1, max_length=ID_CHARS)
 
 
 class BatchQuery(NodeQuery):
@@ -109,14 +113,14 @@ class BatchQuery(NodeQuery):
     failed: bool = False
 
 
-class AttemptQuery(Params):
+class AttemptQuery(TaskQuery):
     """Which node the attempts are of."""
 
-    node: str | None = Field(default=None, max_length=500, description="All nodes if it is left out.")
+    node: str | None = Field(default=None, max_length=ID_CHARS, description="All nodes if it is left out.")
 
 
-class ActionPath(TaskPath):
-    """Which action is applied to which task."""
+class ActionPath(Params):
+    """Which action is applied."""
 
     action: str = Field(max_length=50)
 
@@ -162,7 +166,7 @@ class TaskLine(PageResult):
     reason: str | None
 
 
-class TaskLines(PageResult):
+class TasksFound(PageResult):
     """Some tasks, newest first."""
 
     tasks: list[TaskLine]
@@ -175,7 +179,7 @@ class Structure(PageResult):
     task_id: str
     name: str | None
     run_id: str | None = Field(
-        description="The run of its workflow; null if Temporal does not know it any more."
+        description="The run of its workflow; null if Temporal does not know it any more, or does not respond."
     )
     params: dict[str, Any]
     nodes: list[dict[str, Any]] = Field(
@@ -195,7 +199,7 @@ class NodeDetails(PageResult):
     failed_batches: int
 
 
-class Attempts(PageResult):
+class AttemptsFound(PageResult):
     """The attempts of a task or of a node, in their order."""
 
     attempts: list[dict[str, Any]]
@@ -210,7 +214,7 @@ class Batches(PageResult):
     skip: int
 
 
-class Variables(PageResult):
+class VariablesFound(PageResult):
     """The variables of a task."""
 
     variables: dict[str, Any]
@@ -262,7 +266,7 @@ class PageApi:
             actions=[*ACTIONS, CANCEL, RERUN] if may else [],
         )
 
-    async def list_tasks(self, given: Given) -> TaskLines:
+    async def list_tasks(self, given: Given) -> TasksFound:
         """Return tasks, newest first."""
         query: TaskFilter = given.query
         failed_lately = query.show is Show.FAILED_LAST_HOUR
@@ -276,24 +280,30 @@ class PageApi:
             skip=query.skip,
         )
         lines = [TaskLine(**asdict(each)) for each in found[: query.limit]]
-        return TaskLines(tasks=lines, more=len(found) > query.limit)
+        return TasksFound(tasks=lines, more=len(found) > query.limit)
 
     async def get_task(self, given: Given) -> Structure:
         """Return a task with its graph."""
-        task_id = given.path.task_id
+        task_id = given.query.task_id
         document = await self._document(task_id)
         graph = await asyncio.to_thread(view_graph, document["graph"])
-        description = (await self._servers.tasks.look_up(task_id)).description
         edges = graph.edges
         return Structure(
             task_id=task_id,
             name=graph.name,
-            run_id=description.run_id if description else None,
+            run_id=await self._run_id(task_id),
             params=_plain(document.get("params") or {}),
             nodes=[asdict(each) for each in graph.nodes],
             edges=[(each.source, each.target, each.kind.value) for each in edges],
             conditions={str(index): each.condition for index, each in enumerate(edges) if each.condition},
         )
+
+    async def _run_id(self, task_id: str) -> str | None:
+        try:
+            description = (await self._servers.tasks.look_up(task_id)).description
+        except RPCError:
+            return None
+        return description.run_id if description else None
 
     async def _document(self, task_id: str) -> dict[str, Any]:
         document = await self._servers.catalog.document(task_id)
@@ -303,7 +313,7 @@ class PageApi:
 
     async def get_node(self, given: Given) -> NodeDetails:
         """Return the definition of a node, and what it has stored."""
-        task_id, node_id = given.path.task_id, given.query.node
+        task_id, node_id = given.query.task_id, given.query.node
         document = await self._document(task_id)
         require_node(document, node_id)
         view, _ = await read_result(self._servers.catalog, task_id, node_id, 1, 0)
@@ -324,7 +334,7 @@ class PageApi:
         query: BatchQuery = given.query
         _, page = await read_result(
             self._servers.catalog,
-            given.path.task_id,
+            given.query.task_id,
             query.node,
             query.limit,
             query.skip,
@@ -335,22 +345,22 @@ class PageApi:
             batches=[_plain(asdict(each)) for each in page.batches], total=page.total, skip=query.skip
         )
 
-    async def list_attempts(self, given: Given) -> Attempts:
+    async def list_attempts(self, given: Given) -> AttemptsFound:
         """Return the attempts of a task, or of one of its nodes."""
-        found, complete = await read_attempts(self._servers, given.path.task_id, given.query.node)
-        return Attempts(attempts=[asdict(each) for each in found], complete=complete)
+        found, complete = await read_attempts(self._servers, given.query.task_id, given.query.node)
+        return AttemptsFound(attempts=[asdict(each) for each in found], complete=complete)
 
-    async def get_variables(self, given: Given) -> Variables:
+    async def get_variables(self, given: Given) -> VariablesFound:
         """Return the variables of a task."""
-        document = await self._document(given.path.task_id)
-        return Variables(variables=_plain((document.get("coordinator") or {}).get("vars") or {}))
+        document = await self._document(given.query.task_id)
+        return VariablesFound(variables=_plain((document.get("coordinator") or {}).get("vars") or {}))
 
     async def act(self, given: Given) -> Affected:
         """Apply an action, or return what it would affect."""
         call: ActionCall = given.body
         self._permit(given.caller, call)
-        task_id, name = given.path.task_id, given.path.action
-        by = f"{given.caller} on the page"
+        task_id, name = given.query.task_id, given.path.action
+        by = _signature(given.caller)
         if name == CANCEL:
             return await self._cancel(task_id, call)
         if name == RERUN:
@@ -399,7 +409,8 @@ class PageApi:
 
     async def stream(self, request: Request) -> Response:
         """Send the state of a task, then each change, as server-sent events."""
-        watched = self._live.watch(request.path_params["task_id"])
+        query = parse_params(TaskQuery, dict(request.query_params), strict=False)
+        watched = self._live.watch(query.task_id)
         feed = await _answered(watched.__aenter__())
         check = request.scope["check"]
 
@@ -411,6 +422,11 @@ class PageApi:
                 await watched.__aexit__(None, None, None)
 
         return EventSourceResponse(events(), ping=HEARTBEAT_SEC)
+
+
+def _signature(caller: Caller) -> str:
+    """Return who applies an action, as the task keeps it."""
+    return f"{caller} on the page" if caller.actor is None else f"actor {caller} on the page"
 
 
 def _may_operate(caller: Caller) -> bool:
@@ -484,35 +500,35 @@ def _answering(
 
 
 def _operations() -> list[Operation]:
-    read, task = Right.TASKS_READ, f"{PREFIX}/tasks/{{task_id:path}}"
+    read, task = Right.TASKS_READ, f"{PREFIX}/task"
     unknown: Mapping[int, str] = {404: "There is no such task: `unknown_task`."}
 
-    def get(at: str, call: Any, result: type[BaseModel], **parameters: type[Params]) -> Operation:
+    def get(at: str, call: Any, result: type[BaseModel], query: type[Params] | None = None) -> Operation:
         return Operation(
             method="GET",
             path=at,
             call=_answering(call),
             result=result,
             needs=read,
-            parameters=parameters,
-            errors=unknown if "path" in parameters else {},
+            parameters={} if query is None else {"query": query},
+            errors=unknown if query is not None and issubclass(query, TaskQuery) else {},
         )
 
     return [
         get(f"{PREFIX}/session", PageApi.session, Session),
-        get(f"{PREFIX}/tasks", PageApi.list_tasks, TaskLines, query=TaskFilter),
-        get(f"{task}/node", PageApi.get_node, NodeDetails, path=TaskPath, query=NodeQuery),
-        get(f"{task}/batches", PageApi.list_batches, Batches, path=TaskPath, query=BatchQuery),
-        get(f"{task}/attempts", PageApi.list_attempts, Attempts, path=TaskPath, query=AttemptQuery),
-        get(f"{task}/variables", PageApi.get_variables, Variables, path=TaskPath),
-        get(f"{task}/graph", PageApi.get_task, Structure, path=TaskPath),
+        get(f"{PREFIX}/tasks", PageApi.list_tasks, TasksFound, TaskFilter),
+        get(f"{task}/graph", PageApi.get_task, Structure, TaskQuery),
+        get(f"{task}/node", PageApi.get_node, NodeDetails, NodeQuery),
+        get(f"{task}/batches", PageApi.list_batches, Batches, BatchQuery),
+        get(f"{task}/attempts", PageApi.list_attempts, AttemptsFound, AttemptQuery),
+        get(f"{task}/variables", PageApi.get_variables, VariablesFound, TaskQuery),
         Operation(
             method="POST",
             path=f"{task}/actions/{{action}}",
             call=_answering(PageApi.act),
             result=Affected,
-            needs=Right.TASKS_READ,
-            parameters={"path": ActionPath},
+            needs=read,
+            parameters={"path": ActionPath, "query": TaskQuery},
             bodies={"": ActionCall},
             errors={**unknown, 409: "The state of the task does not allow the action: `action_rejected`."},
         ),
@@ -525,5 +541,5 @@ INFO: Final = {"title": "FlowKit page", "version": __version__}
 
 def page_routes(api: PageApi) -> list[BaseRoute]:
     """Return the routes of the calls."""
-    stream = HttpRoute(f"{PREFIX}/tasks/{{task_id:path}}/stream", api.stream, needs=Right.TASKS_READ)
+    stream = HttpRoute(f"{PREFIX}/task/stream", api.stream, needs=Right.TASKS_READ)
     return [stream, *operation_routes(OPERATIONS, api, INFO, document_path=f"{PREFIX}/openapi.json")]

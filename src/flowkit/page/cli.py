@@ -12,10 +12,7 @@ from flowkit.cli.options import AnyQueue, HealthOptions, Verbose, with_options
 from flowkit.cli.output import log_processes
 from flowkit.cli.running import run_until_stopped
 from flowkit.core.loops import run
-from flowkit.server import check_packages
-
-PACKAGES = ("sse_starlette",)
-"""What the page imports beside the server's packages."""
+from flowkit.page import check_installed
 
 ui = typer.Typer(invoke_without_command=True, epilog=EPILOG)
 
@@ -47,7 +44,7 @@ def serve_page(
 ) -> None:
     """Serve a page that shows tasks and their graphs live, and lets you act on them, until Ctrl-C."""
     log_processes(verbose)
-    check_packages("the page", extra="page", needs=PACKAGES)
+    check_installed()
     from flowkit.cli import servers
     from flowkit.page.process import PageProcess, PageSettings
 
@@ -62,7 +59,7 @@ def serve_page(
     async def run_page() -> None:
         async with servers.servers(where) as both:
             process = PageProcess(both, settings)
-            summary = f"the page is at {'https' if certificate else 'http'}://{host}:{port}"
+            summary = f"the page is at {'https' if certificate else 'http'}://{host}:{port}/"
             await run_until_stopped(process, summary, reports)
 
     run(run_page())

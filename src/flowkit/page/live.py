@@ -10,13 +10,17 @@ import asyncio
 import logging
 import time
 import uuid
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from temporalio.service import RPCError
+
+from flowkit.adapters.entries import utc
 from flowkit.client import UnknownTask
 from flowkit.errors import FlowKitError
-from flowkit.reading.state import TaskReader
+from flowkit.reading.state import TaskReader, read_document
+from flowkit.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -29,6 +33,12 @@ _LOOK_AGAIN_SEC: Final = 2.0
 """How often the state of an open task is read although its document has not changed: it does not hold all waits."""
 _NODES_A_SECOND: Final = 2_000
 """A large task is read less often, because every read returns all its nodes."""
+
+_RECENT_SEC: Final = 30.0
+"""A document that changed longer ago than this is settled."""
+
+_LONGEST_READ_SEC: Final = 15.0
+"""After this time without a response of the servers, pages say so."""
 
 _logger = logging.getLogger("flowkit.page")
 
@@ -47,6 +57,8 @@ class Update:
     at: float
     """When the state was read, in seconds since the epoch."""
     task: Mapping[str, Any]
+    count: int
+    """Number of nodes of the graph, as far as they are known."""
     nodes: Mapping[int, Row]
     """By the position of the node in the graph."""
     problem: str | None = None
@@ -93,6 +105,12 @@ def row_of(node: NodeRow) -> Row:
     return {key: value for key, value in given.items() if key in kept or value not in (None, "", 0, False)}
 
 
+def _is_recent(mark: Mapping[str, Any] | None) -> bool:
+    """Return whether a document may have changed just now. The clocks of servers may differ by some seconds."""
+    changed_at = (mark or {}).get("updated_at")
+    return changed_at is not None and time.time() - utc(changed_at).timestamp() < _RECENT_SEC
+
+
 class Feed:
     """The state of one task, which is read while somebody watches it."""
 
@@ -103,31 +121,48 @@ class Feed:
         self._state = _State()
         self._poll = 0
         self._changed = asyncio.Condition()
-        self._reader: TaskReader | None = None
         self._mark: Any = None
         self._read_at = float("-inf")
-        self._unsettled = True
+        self._unsettled = False
         """Whether the document may have changed again within the millisecond of its latest mark."""
-        self.viewers = 0
 
     async def open(self) -> None:
         """Read the state for the first time. Raise UnknownTask, StoreUnavailable or TemporalUnavailable."""
-        self._reader = await TaskReader.at(self._servers, self._task_id)
+        self._mark = await self._servers.catalog.change_mark(self._task_id)
+        self._unsettled = _is_recent(self._mark)
+        await self._check_exists()
         await self._read()
+
+    async def _check_exists(self) -> None:
+        """Raise UnknownTask if neither server knows the task."""
+        if self._mark is None:
+            await TaskReader.at(self._servers, self._task_id)
 
     async def run(self) -> None:
         """Read the state again and again, until cancelled."""
         while True:
             await asyncio.sleep(self._pause_sec())
-            try:
-                changed = await self._look()
-            except UnknownTask:
-                changed = self._note("the task no longer exists")
-            except FlowKitError as error:
-                changed = self._note(str(error))
-            if changed:
+            if await self._try_look():
                 async with self._changed:
                     self._changed.notify_all()
+
+    async def _try_look(self) -> bool:
+        """Look at the task. Return whether viewers get a message: there is a state, or another reason why not."""
+        try:
+            async with asyncio.timeout(_LONGEST_READ_SEC):
+                return await self._look()
+        except UnknownTask:
+            self._state.rows, self._state.since = [], []
+            return self._note("the task no longer exists")
+        except TimeoutError:
+            return self._note(f"the servers do not respond within {_LONGEST_READ_SEC:g} s")
+        except FlowKitError as error:
+            return self._note(one_line(error))
+        except RPCError as error:
+            return self._note(f"Temporal does not respond ({error.status.name})")
+        except Exception:  # the feed must go on: a page that shows an old state would say that it is live
+            _logger.exception("the state of task %s cannot be read", self._task_id)
+            return self._note("unexpected error; the log of the server has more")
 
     def _pause_sec(self) -> float:
         return max(POLL_SEC, len(self._state.rows) / _NODES_A_SECOND)
@@ -142,29 +177,48 @@ class Feed:
     async def _look(self) -> bool:
         """Read the state if it may have changed. Return whether it was read."""
         mark = await self._servers.catalog.change_mark(self._task_id)
-        is_new = mark != self._mark or self._state.problem is not None
-        is_due = not self._state.task["closed"] and time.monotonic() > self._read_at + _LOOK_AGAIN_SEC
+        is_new = mark != self._mark
+        open_or_failed = not self._state.task["closed"] or self._state.problem is not None
+        is_due = open_or_failed and time.monotonic() > self._read_at + _LOOK_AGAIN_SEC
         if not (is_new or is_due or self._unsettled):
             return False
         self._mark, self._unsettled = mark, is_new
+        await self._check_exists()
         await self._read()
         return True
 
     async def _read(self) -> None:
-        assert self._reader is not None
-        view = await self._reader.view()
+        """Read the state with a reader of its own: one that has missed MongoDB once does not ask it again."""
+        problem = None
+        try:
+            view = await TaskReader(self._servers, self._task_id, None).view()
+        except RPCError as error:
+            view = await self._document_view()
+            problem = f"Temporal does not respond ({error.status.name}), so this is what MongoDB has"
         self._poll += 1
         self._read_at = time.monotonic()
         self._state.take(view, self._poll, time.time())
+        self._state.problem = problem
+
+    async def _document_view(self) -> TaskView:
+        catalog = self._servers.catalog
+        if (document := await catalog.document(self._task_id)) is None:
+            raise UnknownTask(self._task_id)
+        return read_document(document, await catalog.batches(self._task_id))
 
     async def updates(self) -> AsyncIterator[Update]:
         """Yield the whole state, then each change."""
         sent = 0
         while True:
-            yield self._update_since(sent)
-            sent = self._poll
-            async with self._changed:
-                await self._changed.wait_for(lambda sent=sent: self._poll > sent)
+            update = self._update_since(sent)
+            sent = update.poll  # further polls may follow while the viewer takes this one
+            yield update
+            await self._wait_beyond(sent)
+
+    async def _wait_beyond(self, poll: int) -> None:
+        """Wait for a poll with a higher number."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._poll > poll)
 
     def _update_since(self, poll: int) -> Update:
         state = self._state
@@ -175,9 +229,34 @@ class Feed:
             whole=not poll,
             at=state.at,
             task=state.task,
+            count=len(state.rows),
             nodes=rows,
             problem=state.problem,
         )
+
+
+class _Watched:
+    """A feed with its viewers. It opens once for all of them, and runs from then on."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self.viewers = 0
+        self._opening = asyncio.create_task(feed.open())
+        self._running: asyncio.Task[None] | None = None
+
+    async def opened(self) -> Feed:
+        """Return the feed when it has a state. Raise UnknownTask, StoreUnavailable or RPCError."""
+        await asyncio.shield(self._opening)
+        if self._running is None:
+            self._running = asyncio.create_task(self.feed.run())
+        return self.feed
+
+    async def close(self) -> None:
+        """End the feed."""
+        tasks = [each for each in (self._opening, self._running) if each is not None]
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class LiveTasks:
@@ -187,44 +266,32 @@ class LiveTasks:
         self._servers = servers
         self.server = uuid.uuid4().hex
         """The id of this start of the server."""
-        self._feeds: dict[str, tuple[asyncio.Future[Feed], asyncio.Task[None]]] = {}
+        self._watched: dict[str, _Watched] = {}
+
+    @property
+    def task_ids(self) -> list[str]:
+        """The tasks that somebody watches."""
+        return [*self._watched]
 
     @asynccontextmanager
     async def watch(self, task_id: str) -> AsyncIterator[Feed]:
         """Yield the feed of a task, which runs as long as somebody watches it.
 
-        Raise UnknownTask, StoreUnavailable or TemporalUnavailable.
+        Raise UnknownTask, StoreUnavailable or RPCError.
         """
-        if task_id not in self._feeds:
-            opened: asyncio.Future[Feed] = asyncio.get_running_loop().create_future()
-            self._feeds[task_id] = opened, asyncio.create_task(self._keep(task_id, opened))
-        opened, running = self._feeds[task_id]
-        feed = await asyncio.shield(opened)
-        feed.viewers += 1
+        watched = self._watched.get(task_id)
+        if watched is None:
+            watched = self._watched[task_id] = _Watched(Feed(self._servers, task_id, self.server))
+        watched.viewers += 1
         try:
-            yield feed
+            yield await watched.opened()
         finally:
-            feed.viewers -= 1
-            if not feed.viewers and self._feeds.get(task_id) == (opened, running):
-                del self._feeds[task_id]
-                running.cancel()
-
-    async def _keep(self, task_id: str, opened: asyncio.Future[Feed]) -> None:
-        feed = Feed(self._servers, task_id, self.server)
-        try:
-            await feed.open()
-        except Exception as error:  # noqa: BLE001 - every viewer gets it
-            self._feeds.pop(task_id, None)
-            opened.set_exception(error)
-            opened.exception()
-            return
-        opened.set_result(feed)
-        await feed.run()
+            watched.viewers -= 1
+            if not watched.viewers and self._watched.get(task_id) is watched:
+                del self._watched[task_id]
+                await watched.close()
 
     async def close(self) -> None:
         """End all feeds."""
-        feeds, self._feeds = self._feeds, {}
-        for _, running in feeds.values():
-            running.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(*(running for _, running in feeds.values()), return_exceptions=True)
+        watched, self._watched = self._watched, {}
+        await asyncio.gather(*(each.close() for each in watched.values()))

@@ -44,6 +44,11 @@ class PageProcess:
         """The ports on which the page is served."""
         return [] if self._server is None else [each.port for each in self._server.bound]
 
+    @property
+    def watched(self) -> list[str]:
+        """The tasks that somebody watches."""
+        return self._live.task_ids
+
     async def start(self) -> None:
         """Listen. Raise ConfigError if that is not possible."""
         settings = self._settings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowkit.page import check_installed
 from flowkit.products import Product, UpProcess
 
 if TYPE_CHECKING:
@@ -25,5 +26,12 @@ def _options(ports: Sequence[int], kafka: bool) -> list[str]:
 PRODUCT = Product(
     name="page",
     commands={"ui": _commands},
-    process=UpProcess(command=("ui",), options=_options, default_ports=(9655,), offset=8),
+    process=UpProcess(
+        command=("ui",),
+        options=_options,
+        default_ports=(9655,),
+        offset=8,
+        check=check_installed,
+        address=lambda ports: f"http://127.0.0.1:{ports[0]}/",
+    ),
 )

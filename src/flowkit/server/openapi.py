@@ -147,7 +147,7 @@ def _parameters(operation: Operation, request: Request) -> dict[str, Params]:
         if place == "header":
             names = [each.alias or name for name, each in model.model_fields.items()]
             given = {name: given[name] for name in names if name in given}
-        parts[place] = _parse(model, dict(given), strict=False)
+        parts[place] = parse_params(model, dict(given), strict=False)
     return parts
 
 
@@ -163,10 +163,10 @@ async def _body(operation: Operation, request: Request) -> Params | None:
     if not isinstance(given, dict):
         raise HttpError(422, "invalid_request", f"the body is {kind_of(given)}; send a JSON object")
     model = next(model for name, model in operation.bodies.items() if not name or name in given)
-    return _parse(model, given, strict=True)
+    return parse_params(model, given, strict=True)
 
 
-def _parse(model: type[Params], given: Mapping[str, Any], *, strict: bool) -> Params:
+def parse_params(model: type[Params], given: Mapping[str, Any], *, strict: bool) -> Params:
     """Return the values as an instance of a model. Raise HttpError, which names the invalid fields.
 
     With `strict`, values must have the exact JSON type; otherwise texts are converted.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import pytest
 
 from flowkit.page import live
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
+from flowkit.worker import Batch, BatchResult, RunContext
 from tests.integration.handlers import Failing, Quick
 from tests.integration.harness import eventually, node
 from tests.integration.test_pause import Gated
@@ -27,13 +29,23 @@ expect: Any = pytest.importorskip("playwright.async_api").expect
 expect.set_options(timeout=60_000)
 
 StartPage = "Callable[..., Awaitable[PageProcess]]"
-HOSTILE = '<img src=x onerror="document.title=1">"];}\n\\N{x}&lt;b&gt;'
+HOSTILE = '<img src=x onerror="document.title=1">"];}\\N{x}&lt;b&gt;'
+HOSTILE_ID = "a/../graph/stream?x=1#%2F&ü"
+
+
+class Hostile(Quick):
+    """Its batches, metrics and errors have texts that would be markup."""
+
+    role = "hostile"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Fail with a hostile text."""
+        return BatchResult(success=False, reason_code="bad", permanent=True, error=f"{HOSTILE}\n{HOSTILE}")
 
 
 def address(process: PageProcess, **query: str) -> str:
     """Return the address of a page."""
-    parts = "&".join(f"{key}={value}" for key, value in query.items())
-    return f"http://127.0.0.1:{process.ports[0]}/?{parts}"
+    return f"http://127.0.0.1:{process.ports[0]}/?{urlencode(query)}"
 
 
 def box(page: Page, name: str) -> Any:
@@ -99,19 +111,26 @@ async def test_no_content_of_a_task_is_read_as_markup(
 ) -> None:
     """Names, params, errors and metrics may contain HTML and parts of Graphviz's language."""
     await harness.engine()
-    await harness.worker({"quick": Quick()})
+    await harness.worker({"quick": Quick(), "hostile": Hostile()})
     task_id = await harness.coordinator.create_task(
         params={"text": HOSTILE},
-        graph={"name": HOSTILE, "nodes": [node(HOSTILE, "quick", batches=1), node("b", "quick", HOSTILE)]},
+        graph={
+            "name": HOSTILE,
+            "nodes": [node("b"), node(HOSTILE, "hostile", "b", inline={"text": HOSTILE})],
+        },
+        task_id=HOSTILE_ID,
     )
-    await harness.result(task_id)
     server = await start_page()
-    await page.goto(address(server, task=task_id, node="b"))
+    await page.goto(address(server))
+    await page.get_by_role("link", name=task_id).click()
     await expect(box(page, "b")).to_have_class(re.compile("finished"))
     await page.get_by_role("button", name="List").click()
-    await page.get_by_role("button", name=HOSTILE[:20]).first.click()
-    await expect(page.get_by_role("heading", name=HOSTILE[:20])).to_be_visible()
+    await page.get_by_role("button", name=HOSTILE).click()
+    await expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()
+    await expect(page.locator("aside .attempts pre")).to_contain_text(HOSTILE)
+    await expect(page.locator("aside .batches")).to_contain_text(HOSTILE)
     assert await page.locator("img").count() == 0
+    assert await page.title() == f"{task_id} – FlowKit"
 
 
 async def test_a_token_with_the_right_to_read_sees_tasks_and_changes_none(

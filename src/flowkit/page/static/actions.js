@@ -1,6 +1,6 @@
 // Actions of operators. Each shows first what it would affect, and asks.
 
-import { pathOf, post } from "./api.js";
+import { ofTask, post } from "./api.js";
 import { h, replace, toast } from "./dom.js";
 import { ENDED } from "./words.js";
 
@@ -26,7 +26,7 @@ const DECISIONS = [
   { name: "decide", label: "Reject", given: { decision: "reject" }, fields: ["comment"], danger: true },
 ];
 
-const call = (taskId, name, input, dryRun) => post(`${pathOf(taskId)}/actions/${name}`, { input, dry_run: dryRun });
+const call = (taskId, name, input, dryRun) => post(ofTask(`actions/${name}`, taskId), { input, dry_run: dryRun });
 
 // Buttons of actions, which are disabled with the reason if the rules reject them.
 class Buttons {

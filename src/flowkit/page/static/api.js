@@ -59,7 +59,8 @@ export async function post(path, body) {
   return response.json();
 }
 
-export const pathOf = (taskId) => `tasks/${taskId.split("/").map(encodeURIComponent).join("/")}`;
+// The id of a task is no part of a path: it may contain slashes and dots, which browsers change there.
+export const ofTask = (call, taskId, query = {}) => `task/${call}?${new URLSearchParams({ task_id: taskId, ...query })}`;
 
 const SILENT_MS = 30_000; // The server sends a comment at least each ten seconds.
 

@@ -1,6 +1,6 @@
 // The selected node: its state in one sentence, its attempts, inputs, result, batches, and its actions.
 
-import { get, pathOf } from "./api.js";
+import { get, ofTask } from "./api.js";
 import { NodeActions } from "./actions.js";
 import { h, replace } from "./dom.js";
 import { clock, duration, sentenceOf, STATUSES, symbolOf } from "./words.js";
@@ -10,7 +10,6 @@ const PAGE = 20;
 export class NodePanel {
   constructor(side, taskId, session, onClose) {
     this.side = side;
-    this.path = pathOf(taskId);
     this.taskId = taskId;
     this.session = session;
     this.onClose = onClose;
@@ -79,7 +78,7 @@ export class NodePanel {
   async load() {
     const node = this.node;
     try {
-      const found = await get(`${this.path}/node?${new URLSearchParams({ node: node.node_id })}`);
+      const found = await get(ofTask("node", this.taskId, { node: node.node_id }));
       if (node !== this.node) return;
       const { io = {}, ...definition } = found.definition;
       replace(this.details,
@@ -93,9 +92,9 @@ export class NodePanel {
 
   async loadBatches() {
     const node = this.node;
-    const asked = new URLSearchParams({ node: node.node_id, limit: PAGE, skip: this.skip, failed: this.failedOnly });
+    const asked = { node: node.node_id, limit: PAGE, skip: this.skip, failed: this.failedOnly };
     try {
-      const { batches, total, skip } = await get(`${this.path}/batches?${asked}`);
+      const { batches, total, skip } = await get(ofTask("batches", this.taskId, asked));
       if (node !== this.node) return;
       const turn = (to) => { this.skip = to; this.loadBatches(); };
       replace(this.batches,

@@ -21,6 +21,7 @@ export class TaskState {
     this.at = message.at;
     this.task = message.task;
     this.problem = message.problem;
+    this.rows.length = Math.min(this.rows.length, message.count);
     const changed = [];
     for (const [key, row] of Object.entries(message.nodes)) {
       const index = Number(key);

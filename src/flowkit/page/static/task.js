@@ -1,6 +1,6 @@
 // The page of one task: its graph or list of nodes, the timeline of attempts, the selected node, and the actions.
 
-import { ApiError, get, pathOf, stream } from "./api.js";
+import { ApiError, get, ofTask, stream } from "./api.js";
 import { ActionBar } from "./actions.js";
 import { byId, h, replace } from "./dom.js";
 import { GraphPicture } from "./graph.js";
@@ -19,21 +19,20 @@ export class TaskPage {
   constructor(main, taskId, query, session, keep) {
     this.main = main;
     this.taskId = taskId;
-    this.path = pathOf(taskId);
     this.query = query;
     this.session = session;
     this.keep = keep;
     this.state = new TaskState();
     this.expanded = new Set();
     this.selected = null;
-    this.connected = false;
+    this.connected = null;
     this.lostAt = null;
     this.stopped = new AbortController();
   }
 
   async start() {
     this.frame();
-    const [structure] = await Promise.all([get(`${this.path}/graph`, this.stopped.signal)]);
+    const structure = await get(ofTask("graph", this.taskId), this.stopped.signal);
     if (this.stopped.signal.aborted) return;
     this.adopt(structure);
     this.timer = setInterval(() => this.tick(), TICK_MS);
@@ -128,7 +127,7 @@ export class TaskPage {
     let pause = 500;
     while (!this.stopped.signal.aborted) {
       try {
-        for await (const message of stream(`${this.path}/stream`, this.stopped.signal)) {
+        for await (const message of stream(ofTask("stream", this.taskId), this.stopped.signal)) {
           pause = 500;
           this.setConnected(true);
           this.take(message);
@@ -153,7 +152,7 @@ export class TaskPage {
     const before = this.state.task;
     const changed = this.state.take(message);
     if (changed === null) return;
-    if (this.state.rows.length !== this.structure.nodes.length) this.refreshStructure();
+    if (message.count && message.count !== this.structure.nodes.length) this.refreshStructure();
     this.graph.update(this.state.rows, message.whole ? null : changed);
     if (this.query.get("hide") === "1") this.graph.hideEnded(true);
     this.showHeadline();
@@ -167,7 +166,7 @@ export class TaskPage {
     if (this.refreshing) return;
     this.refreshing = true;
     try {
-      this.adopt(await get(`${this.path}/graph`, this.stopped.signal));
+      this.adopt(await get(ofTask("graph", this.taskId), this.stopped.signal));
       await this.draw();
     } catch { /* the next update tries again */ } finally {
       this.refreshing = false;
@@ -183,8 +182,9 @@ export class TaskPage {
     byId("connection").textContent = connected ? "live" : `not live since ${clock(this.lostAt)}: ${why}`;
   }
 
-  // Clocks stand still without a connection: nobody knows what happens meanwhile.
+  // Clocks stand still without a connection, or while the server cannot read: nobody knows what happens meanwhile.
   get now() {
+    if (this.state.problem) return this.state.at;
     return this.lostAt ?? Date.now() / 1000;
   }
 
@@ -211,7 +211,7 @@ export class TaskPage {
       task.paused?.length ? h("p", { class: "paused" }, `⏸ paused: ${task.paused.join("; ")}`) : null,
       waiting.length ? h("p", { class: "decides" }, `✋ ${waiting.length === 1 ? "one node waits" : `${waiting.length} nodes wait`} for a decision: `,
         waiting.slice(0, 5).map((row) => h("button", { class: "link", onclick: () => this.select(this.places.get(row.node_id)) }, row.node_id))) : null,
-      problem && h("p", { class: "reason", role: "alert" }, `The server cannot read the state: ${problem}`));
+      problem && h("p", { class: "reason", role: "alert" }, `Not live since ${clock(at)}: ${problem}`));
   }
 
   // --- attempts
@@ -222,7 +222,7 @@ export class TaskPage {
       if (this.attemptsStale && (this.view === "timeline" || this.selected !== null)) {
         this.attemptsStale = false;
         try {
-          const { attempts, complete } = await get(`${this.path}/attempts`, this.stopped.signal);
+          const { attempts, complete } = await get(ofTask("attempts", this.taskId), this.stopped.signal);
           this.attempts = attempts;
           this.complete = complete;
           this.showAttempts();
