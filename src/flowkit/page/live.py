@@ -218,7 +218,8 @@ class Feed:
     async def _wait_beyond(self, poll: int) -> None:
         """Wait for a poll with a higher number."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._poll > poll)
+            while self._poll <= poll:
+                await self._changed.wait()
 
     def _update_since(self, poll: int) -> Update:
         state = self._state

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from flowkit.server.auth import Caller
     from flowkit.server.rights import Need
+
+GivenParams = TypeVar("GivenParams", bound=Params)
 
 MAX_PROBLEMS: Final = 5
 """Maximum number of problems that an error names."""
@@ -166,7 +168,7 @@ async def _body(operation: Operation, request: Request) -> Params | None:
     return parse_params(model, given, strict=True)
 
 
-def parse_params(model: type[Params], given: Mapping[str, Any], *, strict: bool) -> Params:
+def parse_params(model: type[GivenParams], given: Mapping[str, Any], *, strict: bool) -> GivenParams:
     """Return the values as an instance of a model. Raise HttpError, which names the invalid fields.
 
     With `strict`, values must have the exact JSON type; otherwise texts are converted.

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING
 
 import pytest
 
-from flowkit.page import live
-from flowkit.server.token_store import TokenStore
-from flowkit.server.tokens import Right
 from flowkit.worker import Batch, BatchResult, RunContext
 from tests.integration.handlers import Failing, Quick
-from tests.integration.harness import eventually, node
+from tests.integration.harness import node
 from tests.integration.test_pause import Gated
+from tests.page.browser import address, box, expect
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,10 +22,7 @@ if TYPE_CHECKING:
     from tests.integration.harness import Harness
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(240)]
-expect: Any = pytest.importorskip("playwright.async_api").expect
-expect.set_options(timeout=60_000)
 
-StartPage = "Callable[..., Awaitable[PageProcess]]"
 HOSTILE = '<img src=x onerror="document.title=1">"];}\\N{x}&lt;b&gt;'
 HOSTILE_ID = "a/../graph/stream?x=1#%2F&ü"
 
@@ -41,16 +35,6 @@ class Hostile(Quick):
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Fail with a hostile text."""
         return BatchResult(success=False, reason_code="bad", permanent=True, error=f"{HOSTILE}\n{HOSTILE}")
-
-
-def address(process: PageProcess, **query: str) -> str:
-    """Return the address of a page."""
-    return f"http://127.0.0.1:{process.ports[0]}/?{urlencode(query)}"
-
-
-def box(page: Page, name: str) -> Any:
-    """Return the node with this id in the graph."""
-    return page.locator(f'svg.graph g.node[aria-label^="{name},"]')
 
 
 async def test_nodes_change_while_a_task_runs_and_a_held_node_is_decided_on_the_page(
@@ -131,65 +115,3 @@ async def test_no_content_of_a_task_is_read_as_markup(
     await expect(page.locator("aside .batches")).to_contain_text(HOSTILE)
     assert await page.locator("img").count() == 0
     assert await page.title() == f"{task_id} – FlowKit"
-
-
-async def test_a_token_with_the_right_to_read_sees_tasks_and_changes_none(
-    harness: Harness, start_page: Callable[..., Awaitable[PageProcess]], page: Page
-) -> None:
-    """Without a token, the page asks for one. Filters stay in the address."""
-    await harness.engine()
-    await harness.worker({"quick": Quick()})
-    task_id = await harness.create(node("a", "quick"), name="nightly")
-    await harness.result(task_id)
-    store = TokenStore(harness.db)
-    await store.prepare()
-    _, text = await store.create(
-        actor=7, rights=frozenset({Right.TASKS_READ}), roles=None, note="", expires_in_sec=None
-    )
-    server = await start_page()
-    await page.goto(address(server))
-    await page.get_by_label("Token").fill("wrong")
-    await page.get_by_role("button", name="Continue").click()
-    await expect(page.get_by_role("alert")).to_contain_text("token")
-    await page.goto(f"{address(server)}#token={text}")
-    await expect(page.get_by_role("link", name=task_id)).to_be_visible()
-    assert text not in page.url
-    await page.get_by_role("button", name="waiting for a decision").click()
-    await expect(page.get_by_text("No task matches.")).to_be_visible()
-    assert "show=held" in page.url
-    await page.go_back()
-    await page.get_by_role("link", name=task_id).click()
-    await expect(box(page, "a")).to_have_class(re.compile("finished"))
-    await expect(page.get_by_role("group", name="Actions of the task")).to_be_hidden()
-
-
-async def test_a_graph_of_five_thousand_nodes_is_shown(
-    harness: Harness,
-    start_page: Callable[..., Awaitable[PageProcess]],
-    page: Page,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nodes that are alike are one, which the keyboard opens."""
-    monkeypatch.setattr(live, "POLL_SEC", 0.2)
-    parts = [node(f"part-{index}", "nobody", "start") for index in range(5_000)]
-    await harness.engine()
-    task_id = await harness.create(
-        node("start", "nobody"), *parts, node("end", "nobody", *[each["node_id"] for each in parts])
-    )
-
-    async def is_open() -> bool:
-        return (await harness.document(task_id))["status"] == "running"
-
-    await eventually(is_open)
-    server = await start_page()
-    await page.goto(address(server, task=task_id))
-    group = box(page, "5000 × nobody").or_(box(page, "5,000 × nobody"))
-    await expect(group).to_be_visible()
-    assert await page.locator("svg.graph g.node").count() == 3
-    await box(page, "start").focus()
-    await page.keyboard.press("Enter")
-    await expect(page.get_by_role("heading", name="start")).to_be_visible()
-    await page.get_by_placeholder("node id").fill("part-4711")
-    await page.keyboard.press("Enter")
-    await expect(page.get_by_role("heading", name="part-4711")).to_be_visible()
-    await expect(box(page, "part-4711")).to_be_visible()

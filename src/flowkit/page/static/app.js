@@ -6,13 +6,17 @@ import { TaskList } from "./list.js";
 import { TaskPage } from "./task.js";
 
 let shown = null;
+let turns = 0; // A call that was overtaken by a later one shows nothing.
 
 async function show() {
+  const turn = (turns += 1);
   shown?.stop();
+  shown = null;
   const query = new URLSearchParams(location.search);
   const main = byId("main");
   try {
     const session = await get("session");
+    if (turn !== turns) return;
     byId("who").textContent = session.read_only ? `${session.actor}, read-only` : session.actor;
     const task = query.get("task");
     document.title = task ? `${task} – FlowKit` : "FlowKit";
@@ -20,7 +24,7 @@ async function show() {
     shown = task ? new TaskPage(main, task, query, session, keep) : new TaskList(main, query, navigate);
     await shown.start();
   } catch (error) {
-    refuse(main, error);
+    if (turn === turns && error.name !== "AbortError") refuse(main, error);
   }
 }
 

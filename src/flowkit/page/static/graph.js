@@ -34,6 +34,7 @@ export class GraphPicture {
     this.request = 0;
     this.boxes = [];
     this.groupAt = new Map();
+    this.chosen = -1;
     this.view = { x: 0, y: 0, scale: 1 };
     this.svg = s("svg", { class: "graph", role: "group", "aria-label": "Graph of the task", tabindex: "-1" });
     this.layer = s("g", {});
@@ -82,6 +83,7 @@ export class GraphPicture {
     this.edgeShapes = edges;
     this.fit();
     if (this.rows) this.update(this.rows, null);
+    if (this.chosen >= 0) this.select(this.chosen);
     this.drawn?.(null);
   }
 
@@ -149,7 +151,8 @@ export class GraphPicture {
     box.state.textContent = text;
     const words = single ? `${row.status}${text ? `, ${text}` : ""}` : counts.map(([name, count]) => `${count} ${name}`).join(", ");
     box.tip.textContent = `${box.title}: ${words}${single && row.note ? `\n${row.note}` : ""}`;
-    box.element.setAttribute("aria-label", `${box.title}, ${words}${decides ? ", waits for a decision" : ""}`);
+    const label = single ? [short(box.title), short(this.nodes[box.members[0]].role), text, row.status] : [box.title, words];
+    box.element.setAttribute("aria-label", [...label, decides && "waits for a decision"].filter(Boolean).join(", "));
     const done = rows.filter((each) => ENDED.has(each.status)).length / box.members.length;
     const part = single ? progressOf(row) : done;
     box.bar.setAttribute("width", String(Math.max(0, Math.min(1, part)) * (box.width - 2)));
@@ -165,6 +168,7 @@ export class GraphPicture {
   }
 
   select(index) {
+    this.chosen = index;
     const chosen = this.groupAt.get(index);
     this.boxes.forEach((box, place) => {
       box.selected = place === chosen;

@@ -282,7 +282,7 @@ export class TaskPage {
     this.selected = index;
     const node = this.structure.nodes[index];
     this.keep({ node: node.node_id });
-    if (this.large && !this.graph.groups[this.graph.groupAt.get(index)]?.includes(index)) this.expand([index]);
+    if (this.graph.groups?.[this.graph.groupAt.get(index)]?.length > 1) this.expand([index]);
     this.graph.select(index);
     this.panel.open(node, this.state.rows[index], this.now);
     if (this.attempts) this.panel.showAttempts(this.attemptsOf(index), this.complete);
