@@ -161,8 +161,14 @@ class Feed:
         except RPCError as error:
             return self._note(f"Temporal does not respond ({error.status.name})")
         except Exception:  # the feed must go on: a page that shows an old state would say that it is live
-            _logger.exception("the state of task %s cannot be read", self._task_id)
-            return self._note("unexpected error; the log of the server has more")
+            is_new = self._note("unexpected error; the log of the server has more")
+            _logger.log(
+                logging.ERROR if is_new else logging.DEBUG,
+                "the state of task %s cannot be read",
+                self._task_id,
+                exc_info=True,
+            )
+            return is_new
 
     def _pause_sec(self) -> float:
         return max(POLL_SEC, len(self._state.rows) / _NODES_A_SECOND)

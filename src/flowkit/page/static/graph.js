@@ -103,16 +103,19 @@ export class GraphPicture {
         role: "button",
         "data-group": index,
       },
-      tip,
       members.length > 1 ? s("rect", { class: "behind", x: 4, y: -4, width, height, rx: 6 }) : null,
       s("rect", { class: "body", width, height, rx: 6 }),
       bar,
-      symbol,
-      s("text", { class: "name", x: 28, y: 18 }, short(title)),
-      s("text", { class: "role", x: 10, y: 35 }, members.length > 1 ? "" : short(this.nodes[members[0]].role)),
+      // The blanks keep the words apart for programs that read them in a row.
+      symbol, " ",
+      s("text", { class: "name", x: 28, y: 18 }, short(title)), " ",
+      s("text", { class: "role", x: 10, y: 35 }, members.length > 1 ? "" : short(this.nodes[members[0]].role)), " ",
       state,
     );
     for (const member of members) this.groupAt.set(member, index);
+    // The tooltip exists only under the pointer: it would be a second text beside the label.
+    element.addEventListener("pointerenter", () => element.prepend(tip));
+    element.addEventListener("pointerleave", () => tip.remove());
     const open = () => (members.length === 1 ? this.onSelect(members[0]) : this.onExpand(members));
     element.addEventListener("click", () => this.moved || open());
     element.addEventListener("keydown", (event) => {

@@ -69,7 +69,7 @@ export class Timeline {
     const from = attempt.started_at ? this.scale.place(attempt.started_at) : null;
     const to = this.scale.place(attempt.ended_at ?? this.now);
     const took = attempt.started_at ? (attempt.ended_at ?? this.now) - attempt.started_at : null;
-    const text = `${attempt.node_id}, attempt ${attempt.attempt}: ${attempt.outcome}${took === null ? "" : `, ${duration(took)}`}${attempt.error ? `, ${attempt.error}` : ""}`;
+    const text = `${attempt.node_id} · ${attempt.attempt}: ${attempt.outcome}${took === null ? "" : `, ${duration(took)}`}${attempt.error ? `, ${attempt.error}` : ""}`;
     const bar = h("span", { class: `bar ${attempt.outcome.replaceAll(" ", "-")}` });
     if (from !== null) {
       bar.style.left = `${from * 100}%`;
