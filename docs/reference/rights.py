@@ -14,6 +14,7 @@ from flowkit.gateway.permissions import EVERY_ACTOR, PERMISSIONS, Part
 from flowkit.gateway.service import Gateway, methods
 from flowkit.server.app import create_app
 from flowkit.server.auth import Authenticator, Caller
+from flowkit.page.api import PageApi, page_routes
 from flowkit.server.rights import Declared, Open, refusal
 from flowkit.server.rpc import discovery, rpc_routes
 from flowkit.server.token_store import TokenStore
@@ -73,6 +74,7 @@ def sections() -> dict[str, list[Row]]:
         "The gateway": rows_of(gateway_routes(Gateway(nothing, nothing, nothing, nothing))),
         METHODS: method_rows(),
         "Admission": rows_of(queue_routes()),
+        "The page": rows_of(page_routes(PageApi(nothing, nothing, web_ui=None, read_only=False))),
     }
 
 

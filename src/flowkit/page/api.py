@@ -358,7 +358,8 @@ class PageApi:
     async def act(self, given: Given) -> Affected:
         """Apply an action, or return what it would affect."""
         call: ActionCall = given.body
-        self._permit(given.caller, call)
+        if self._read_only and not call.dry_run:
+            raise HttpError(403, "read_only", "this server only shows tasks; start one without --read-only")
         task_id, name = given.query.task_id, given.path.action
         by = _signature(given.caller)
         if name == CANCEL:
@@ -375,13 +376,6 @@ class PageApi:
         else:
             found = await self._servers.tasks.act(task_id, name, sent, wait_sec=_ENGINE_SEC)
         return Affected(affected=found["affected"], notes=found["notes"], revision=found.get("revision"))
-
-    def _permit(self, caller: Caller, call: ActionCall) -> None:
-        if self._read_only and not call.dry_run:
-            raise HttpError(403, "read_only", "this server only shows tasks; start one without --read-only")
-        if not _may_operate(caller):
-            text = f"the token lacks the right {Right.TASKS_OPERATE}; use one that has it"
-            raise HttpError(403, "permission_denied", text)
 
     async def _cancel(self, task_id: str, call: ActionCall) -> Affected:
         reason = str(call.input.get("reason") or "") or "user_request"
@@ -527,7 +521,7 @@ def _operations() -> list[Operation]:
             path=f"{task}/actions/{{action}}",
             call=_answering(PageApi.act),
             result=Affected,
-            needs=read,
+            needs=Right.TASKS_OPERATE,
             parameters={"path": ActionPath, "query": TaskQuery},
             bodies={"": ActionCall},
             errors={**unknown, 409: "The state of the task does not allow the action: `action_rejected`."},

@@ -5,6 +5,7 @@ import { ENDED, symbolOf } from "./words.js";
 
 const HEIGHT = 44;
 const CHAR = 7.2;
+const SMALL_CHAR = 6.2;
 const MIN_WIDTH = 120;
 const MAX_CHARS = 32;
 const SETTLED = ["failed", "cancelling", "running", "deferred", "queued", "cancelled", "skipped", "finished"];
@@ -48,6 +49,10 @@ export class GraphPicture {
     this.nodes = structure.nodes;
     this.groups = groups;
     this.edges = edges;
+    this.streams = new Map();
+    for (const [from, to, kind] of structure.edges) {
+      if (kind === "streaming") this.streams.set(to, [...(this.streams.get(to) || []), from]);
+    }
     this.sizes = groups.map((members) => [this.widthOf(members), HEIGHT]);
     this.request += 1;
     this.container.classList.add("placing");
@@ -59,8 +64,8 @@ export class GraphPicture {
 
   widthOf(members) {
     const node = this.nodes[members[0]];
-    const longest = Math.max(short(this.titleOf(members)).length + 3, short(node.role).length + 8);
-    return Math.max(MIN_WIDTH, Math.round(longest * CHAR) + 24);
+    const below = members.length > 1 ? 24 : short(node.role).length + (this.streams.has(members[0]) ? 24 : 15);
+    return Math.max(MIN_WIDTH, Math.round((short(this.titleOf(members)).length + 3) * CHAR) + 24, Math.round(below * SMALL_CHAR) + 24);
   }
 
   titleOf(members) {
@@ -144,12 +149,13 @@ export class GraphPicture {
     const status = statusOf(rows);
     const decides = rows.some((row) => row.awaits_decision);
     box.element.setAttribute("class", `node ${status}${decides ? " decides" : ""}${box.selected ? " selected" : ""}${box.hidden ? " gone" : ""}`);
-    box.symbol.textContent = decides ? "✋" : symbolOf(status);
+    box.symbol.textContent = decides ? "◆" : symbolOf(status);
     const counts = countsOf(rows);
     const [row] = rows;
     const single = box.members.length === 1;
+    const above = single ? this.batchesAbove(box.members[0]) : 0;
     const text = single
-      ? [row.attempt > 1 ? `attempt ${row.attempt}` : "", row.batches ? `${row.batches.toLocaleString()} batches` : ""].filter(Boolean).join(", ")
+      ? [row.attempt > 1 ? `attempt ${row.attempt}` : "", batchesText(row, above)].filter(Boolean).join(", ")
       : counts.map(([name, count]) => `${symbolOf(name)} ${count.toLocaleString()}`).join("  ");
     box.state.textContent = text;
     const words = single ? `${row.status}${text ? `, ${text}` : ""}` : counts.map(([name, count]) => `${count} ${name}`).join(", ");
@@ -157,8 +163,13 @@ export class GraphPicture {
     const label = single ? [short(box.title), short(this.nodes[box.members[0]].role), text, row.status] : [box.title, words];
     box.element.setAttribute("aria-label", [...label, decides && "waits for a decision"].filter(Boolean).join(", "));
     const done = rows.filter((each) => ENDED.has(each.status)).length / box.members.length;
-    const part = single ? progressOf(row) : done;
+    const part = single ? progressOf(row, above) : done;
     box.bar.setAttribute("width", String(Math.max(0, Math.min(1, part)) * (box.width - 2)));
+  }
+
+  // The batches of the nodes from which a node streams: how many it can have so far. 0 if it streams from none.
+  batchesAbove(member) {
+    return (this.streams?.get(member) || []).reduce((sum, parent) => sum + (this.rows[parent]?.batches || 0), 0);
   }
 
   updateEdges() {
@@ -267,11 +278,17 @@ export class GraphPicture {
   }
 }
 
+function batchesText(row, above) {
+  if (!row.batches && !above) return "";
+  const count = (row.batches || 0).toLocaleString();
+  return above && !ENDED.has(row.status) ? `${count} of ${above.toLocaleString()} batches` : `${count} batches`;
+}
+
 // How far a node is, from 0 to 1. Of one whose end is not known, nothing is shown.
-function progressOf(row) {
+function progressOf(row, above) {
   if (ENDED.has(row.status)) return row.status === "finished" ? 1 : 0;
   const known = /([\d,]+) of ([\d,]+)/.exec(row.shards || "");
-  return known ? Number(known[1].replaceAll(",", "")) / Number(known[2].replaceAll(",", "")) : 0;
+  return known ? Number(known[1].replaceAll(",", "")) / Number(known[2].replaceAll(",", "")) : above ? (row.batches || 0) / above : 0;
 }
 
 function edgeShape(points, kind) {

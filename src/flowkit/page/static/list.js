@@ -36,6 +36,7 @@ export class TaskList {
         this.table),
       this.note,
       this.pages,
+      h("p", { class: "note" }, "Everybody who may open this page sees all tasks of the database: tasks are not separated by tenant."),
     );
     for (;;) {
       await this.refresh();

@@ -46,6 +46,8 @@ export class TaskPage {
   adopt(structure) {
     this.structure = structure;
     this.places = new Map(structure.nodes.map((node, index) => [node.node_id, index]));
+    this.parents = [];
+    for (const [from, to] of structure.edges) (this.parents[to] ||= []).push(from);
     this.large = isLarge(structure.nodes, structure.edges);
     const link = this.session.web_ui && structure.run_id
       ? `${this.session.web_ui}/namespaces/${encodeURIComponent(this.session.namespace)}/workflows/${encodeURIComponent(this.taskId)}/${structure.run_id}`
@@ -60,10 +62,11 @@ export class TaskPage {
     this.nodeList = h("div", { class: "node-list" });
     this.side = h("aside", { class: "side", "aria-label": "Selected node" });
     this.timelineBox = h("div", { class: "timeline-box" });
+    this.variables = h("div", { class: "node-list", "aria-label": "Variables" });
     this.actions = new ActionBar(this.taskId, this.session, () => this.state);
     const view = this.query.get("view") || "graph";
     const tab = (name, label) => h("button", { type: "button", "aria-pressed": String(view === name), "data-view": name, onclick: () => this.showView(name) }, label);
-    this.tabs = h("div", { class: "choices", role: "group", "aria-label": "View" }, tab("graph", "Graph"), tab("list", "List"), tab("timeline", "Timeline"));
+    this.tabs = h("div", { class: "choices", role: "group", "aria-label": "View" }, tab("graph", "Graph"), tab("list", "List"), tab("timeline", "Timeline"), tab("variables", "Variables"));
     const find = h("input", { type: "search", list: "node-ids", placeholder: "node id", onchange: (event) => this.find(event.target.value) });
     this.ids = h("datalist", { id: "node-ids" });
     const toggle = (name, label, change) => h("label", { class: "toggle" }, h("input", { type: "checkbox", checked: this.query.get(name) === "1", onchange: (event) => { this.keep({ [name]: event.target.checked ? "1" : null }); change(event.target.checked); } }), label);
@@ -80,7 +83,7 @@ export class TaskPage {
     replace(this.main,
       h("div", { class: "title" }, h("h1", {}, this.taskId), this.links),
       this.headline, this.actions.element, this.tools,
-      h("div", { class: "columns" }, h("div", { class: "stage" }, this.picture, this.nodeList, this.timelineBox), this.side));
+      h("div", { class: "columns" }, h("div", { class: "stage" }, this.picture, this.nodeList, this.timelineBox, this.variables), this.side));
     this.graph = new GraphPicture(this.picture, { onSelect: (index) => this.select(index), onExpand: (members) => this.expand(members) });
     this.timeline = new Timeline(this.timelineBox, (node) => this.places.has(node) && this.select(this.places.get(node)));
     this.timeline.collapsed = this.query.get("idle") !== "1";
@@ -95,9 +98,21 @@ export class TaskPage {
     this.picture.hidden = name !== "graph";
     this.nodeList.hidden = name !== "list";
     this.timelineBox.hidden = name !== "timeline";
+    this.variables.hidden = name !== "variables";
+    if (name === "variables") this.loadVariables();
     if (name === "list") this.listNodes();
     if (name === "timeline") { this.showAttempts(); }
     if (name === "graph") requestAnimationFrame(() => this.graph.placed && this.graph.fit());
+  }
+
+  async loadVariables() {
+    this.variablesStale = false;
+    try {
+      const { variables } = await get(ofTask("variables", this.taskId), this.stopped.signal);
+      replace(this.variables, values("Params", this.structure?.params), values("Variables", variables));
+    } catch (error) {
+      if (error.name !== "AbortError") replace(this.variables, h("p", { class: "note" }, error.message));
+    }
   }
 
   async draw() {
@@ -157,9 +172,10 @@ export class TaskPage {
     if (this.query.get("hide") === "1") this.graph.hideEnded(true);
     this.showHeadline();
     if (this.view === "list") this.listNodes();
-    if (this.selected !== null && (message.whole || changed.includes(this.selected))) this.panel.update(this.state.rows[this.selected]);
+    if (this.selected !== null && (message.whole || changed.includes(this.selected))) this.panel.update(this.described(this.selected), this.now);
     if (!before || before.status !== this.state.task.status || changed.length) this.actions.update();
     this.attemptsStale = true;
+    this.variablesStale = true;
   }
 
   async refreshStructure() {
@@ -191,8 +207,9 @@ export class TaskPage {
   tick() {
     if (!this.state.task || !this.connected) return;
     this.showHeadline();
-    if (this.selected !== null) this.panel.tick(this.state.rows[this.selected], this.now);
+    if (this.selected !== null) this.panel.tick(this.described(this.selected), this.now);
     if (this.view === "timeline") this.timeline.show(this.shownAttempts(), this.now);
+    if (this.view === "variables" && this.variablesStale) this.loadVariables();
   }
 
   showHeadline() {
@@ -208,9 +225,10 @@ export class TaskPage {
         [...counts].map(([status, count]) => h("span", { class: `count ${status}` }, `${symbolOf(status)} ${count.toLocaleString()} ${STATUSES[status]?.word || status}`)),
         task.source === "document" && !task.closed && h("span", { class: "note" }, "from the document: no engine responds")),
       task.reason && h("p", { class: "reason" }, task.reason),
-      task.paused?.length ? h("p", { class: "paused" }, `⏸ paused: ${task.paused.join("; ")}`) : null,
-      waiting.length ? h("p", { class: "decides" }, `✋ ${waiting.length === 1 ? "one node waits" : `${waiting.length} nodes wait`} for a decision: `,
-        waiting.slice(0, 5).map((row) => h("button", { class: "link", onclick: () => this.select(this.places.get(row.node_id)) }, row.node_id))) : null,
+      task.paused?.length ? h("p", { class: "paused" }, `‖ paused: ${task.paused.join("; ")}`) : null,
+      waiting.length ? h("p", { class: "decides" }, `◆ ${waiting.length === 1 ? "one node waits" : `${waiting.length} nodes wait`} for a decision: `,
+        waiting.slice(0, 5).map((row, place) => [place ? ", " : "", h("button", { class: "link", onclick: () => this.select(this.places.get(row.node_id)) }, row.node_id)]),
+        waiting.length > 5 && `, and ${waiting.length - 5} more`) : null,
       problem && h("p", { class: "reason", role: "alert" }, `Not live since ${clock(at)}: ${problem}`));
   }
 
@@ -252,9 +270,19 @@ export class TaskPage {
 
   // --- nodes
 
+  // The state of a node. A queued one for which the server knows no other reason waits for parents.
+  described(index) {
+    const row = this.state.rows[index];
+    if (!row || row.status !== "queued" || row.waits_for) return row;
+    const open = (this.parents[index] || []).filter((parent) => !ENDED.has(this.state.rows[parent]?.status));
+    if (!open.length) return row;
+    const names = open.slice(0, 3).map((parent) => this.structure.nodes[parent].node_id).join(", ");
+    return { ...row, waits_for: open.length > 3 ? `${names} and ${(open.length - 3).toLocaleString()} more` : names };
+  }
+
   listNodes() {
     const hide = this.query.get("hide") === "1";
-    const rows = this.structure ? this.structure.nodes.map((node, index) => [node, index, this.state.rows[index]]) : [];
+    const rows = this.structure ? this.structure.nodes.map((node, index) => [node, index, this.described(index)]) : [];
     const wanted = rows.filter(([, , row]) => !hide || !row || !ENDED.has(row.status));
     const order = { failed: 0, running: 1, cancelling: 1, deferred: 2, queued: 3 };
     const sorted = wanted.length > LISTED ? wanted.sort((a, b) => (order[a[2]?.status] ?? 4) - (order[b[2]?.status] ?? 4)) : wanted;
@@ -284,7 +312,7 @@ export class TaskPage {
     this.keep({ node: node.node_id });
     if (this.graph.groups?.[this.graph.groupAt.get(index)]?.length > 1) this.expand([index]);
     this.graph.select(index);
-    this.panel.open(node, this.state.rows[index], this.now);
+    this.panel.open(node, this.described(index), this.now);
     if (this.attempts) this.panel.showAttempts(this.attemptsOf(index), this.complete);
     this.attemptsStale = true;
   }
@@ -309,6 +337,13 @@ export class TaskPage {
     byId("connection").textContent = "";
     document.body.classList.remove("lost");
   }
+}
+
+function values(title, given) {
+  const entries = Object.entries(given || {}).sort(([a], [b]) => (a < b ? -1 : 1));
+  return [h("h3", {}, title), entries.length
+    ? h("table", {}, h("tbody", {}, entries.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, h("code", {}, JSON.stringify(value)))))))
+    : h("p", { class: "note" }, "none")];
 }
 
 function legend() {
