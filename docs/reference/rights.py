@@ -12,9 +12,9 @@ from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.store import AdmissionStore
 from flowkit.gateway.permissions import EVERY_ACTOR, PERMISSIONS, Part
 from flowkit.gateway.service import Gateway, methods
+from flowkit.page.api import PageApi, page_routes
 from flowkit.server.app import create_app
 from flowkit.server.auth import Authenticator, Caller
-from flowkit.page.api import PageApi, page_routes
 from flowkit.server.rights import Declared, Open, refusal
 from flowkit.server.rpc import discovery, rpc_routes
 from flowkit.server.token_store import TokenStore

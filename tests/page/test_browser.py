@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +155,43 @@ async def test_a_graph_of_five_thousand_nodes_is_shown(
     await expect(page.get_by_role("heading", name="part-4711")).to_be_visible()
     await expect(box(page, "part-4711")).to_be_visible()
     await expect(box(page, "4,999 × part")).to_be_visible()
+
+
+async def test_five_hundred_nodes_are_drawn_and_updated_in_time(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    """The ceilings are three times what an idle machine with two cores has to reach."""
+    await stage.add("wide", layers(20, 25))
+    server = await start()
+    began = time.monotonic()
+    await page.goto(address(server, task="wide"))
+    await expect(box(page, "n499")).to_be_visible()
+    assert time.monotonic() - began < 3 * 1.5
+    assert await page.locator("svg.graph g.node").count() == 500
+    await expect(page.locator("#connection")).to_have_text("live")
+    seconds = []
+    for number in range(5):
+        began = time.monotonic()
+        await stage.set_node("wide", number, status="running", attempt_epoch=1)
+        await expect(box(page, f"n{number}")).to_have_class(re.compile("running"))
+        seconds.append(time.monotonic() - began)
+    assert max(seconds) < 3 * 1.5
+
+
+def layers(count: int, width: int) -> list[dict[str, Any]]:
+    """Return layers of nodes, each with three parents in the layer above."""
+    return [
+        {
+            "node_id": f"n{place}",
+            "type": "quick",
+            "depends_on": sorted(
+                {f"n{(place // width - 1) * width + (place + step) % width}" for step in range(3)}
+            )
+            if place >= width
+            else [],
+        }
+        for place in range(count * width)
+    ]
 
 
 STATE = """async () => {

@@ -17,6 +17,7 @@ from flowkit.gateway.permissions import EVERY_ACTOR, PERMISSIONS, Part, may_call
 from flowkit.gateway.secret_box import SecretBox
 from flowkit.gateway.service import Gateway, methods
 from flowkit.gateway.store import FlowStore
+from flowkit.page.api import PageApi, page_routes
 from flowkit.server.app import create_app
 from flowkit.server.auth import Authenticator, Caller
 from flowkit.server.openapi import Operation
@@ -102,7 +103,7 @@ def test_routes_methods_and_operations_must_declare_what_they_need(kind: Any, gi
 
 
 class Front:
-    """A gateway, an admission queue and a WebSocket for `flows` on one server, and a token of each kind."""
+    """A gateway, an admission queue, the calls of the page and a WebSocket for `flows` on one server, and a token of each kind."""
 
     def __init__(self, server: HttpServer, client: aiohttp.ClientSession, tokens: dict[str, str]) -> None:
         self.server = server
@@ -148,12 +149,14 @@ class Front:
 @pytest_asyncio.fixture
 async def front() -> AsyncIterator[Front]:
     """A server with everything."""
+    nothing: Any = None
     store = TokenStore(memory_database())
     tokens = {right.value: (await store.create(actor=7, rights={right}))[1] for right in Right}
     # `/` and `/health` are in both parts of the table, and an application has each path once.
     routes = [
         *gateway_routes(new_gateway()),
         *queue_routes(),
+        *page_routes(PageApi(nothing, nothing, web_ui=None, read_only=False)),
         SocketRoute("/flows", connect, needs=Right.FLOWS),
     ]
     async with aiohttp.ClientSession() as client, serving(store, Gate(), routed=routes) as server:

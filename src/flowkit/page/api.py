@@ -430,14 +430,16 @@ def _may_operate(caller: Caller) -> bool:
 async def _until_refused(feed: Feed, check: Callable[[], Awaitable[Any]]) -> AsyncIterator[Update]:
     """Yield the updates of a feed until its lease is over, or its token is no longer valid."""
     until, updates = time.monotonic() + LEASE_SEC, feed.updates()
-    waiting: asyncio.Future[Update] | None = None
+    waiting: asyncio.Future[Update | None] | None = None
     try:
         while time.monotonic() < until:
-            waiting = waiting or asyncio.ensure_future(anext(updates))
+            waiting = waiting or asyncio.ensure_future(anext(updates, None))
             done, _ = await asyncio.wait({waiting}, timeout=CHECK_SEC)
             await check()
             if done:
-                yield waiting.result()
+                if (update := waiting.result()) is None:
+                    return
+                yield update
                 waiting = None
     except HttpError:
         return

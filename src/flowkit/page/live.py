@@ -112,7 +112,7 @@ def _is_recent(mark: Mapping[str, Any] | None) -> bool:
 
 
 class Feed:
-    """The state of one task, which is read while somebody watches it."""
+    """The state of one task, which is read while it has viewers."""
 
     def __init__(self, servers: Servers, task_id: str, server: str) -> None:
         self._servers = servers
@@ -121,6 +121,7 @@ class Feed:
         self._state = _State()
         self._poll = 0
         self._changed = asyncio.Condition()
+        self._closed = False
         self._mark: Any = None
         self._read_at = float("-inf")
         self._unsettled = False
@@ -137,6 +138,12 @@ class Feed:
         """Raise UnknownTask if neither server knows the task."""
         if self._mark is None:
             await TaskReader.at(self._servers, self._task_id)
+
+    async def close(self) -> None:
+        """End the updates of all viewers."""
+        async with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     async def run(self) -> None:
         """Read the state again and again, until cancelled."""
@@ -213,9 +220,9 @@ class Feed:
         return read_document(document, await catalog.batches(self._task_id))
 
     async def updates(self) -> AsyncIterator[Update]:
-        """Yield the whole state, then each change."""
+        """Yield the whole state, then each change, until the feed is closed."""
         sent = 0
-        while True:
+        while not self._closed:
             update = self._update_since(sent)
             sent = update.poll  # further polls may follow while the viewer takes this one
             yield update
@@ -224,7 +231,7 @@ class Feed:
     async def _wait_beyond(self, poll: int) -> None:
         """Wait for a poll with a higher number."""
         async with self._changed:
-            while self._poll <= poll:
+            while self._poll <= poll and not self._closed:
                 await self._changed.wait()
 
     def _update_since(self, poll: int) -> Update:
@@ -264,10 +271,11 @@ class _Watched:
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.feed.close()
 
 
 class LiveTasks:
-    """The feeds of the tasks that somebody watches. Viewers of the same task share one."""
+    """The feeds of the tasks that have viewers. Viewers of the same task share one."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
@@ -277,12 +285,12 @@ class LiveTasks:
 
     @property
     def task_ids(self) -> list[str]:
-        """The tasks that somebody watches."""
+        """The tasks that have viewers."""
         return [*self._watched]
 
     @asynccontextmanager
     async def watch(self, task_id: str) -> AsyncIterator[Feed]:
-        """Yield the feed of a task, which runs as long as somebody watches it.
+        """Yield the feed of a task, which runs as long as it has viewers.
 
         Raise UnknownTask, StoreUnavailable or RPCError.
         """

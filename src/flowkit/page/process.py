@@ -46,7 +46,7 @@ class PageProcess:
 
     @property
     def watched(self) -> list[str]:
-        """The tasks that somebody watches."""
+        """The tasks that have viewers."""
         return self._live.task_ids
 
     async def start(self) -> None:

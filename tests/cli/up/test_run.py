@@ -67,7 +67,7 @@ def test_it_runs_tasks_and_keeps_their_data(tmp_path: Path, up: Callable[..., Up
         assert any(
             line.startswith(f"{name} is ready after ") and f"{name}.log" in line for line in first.lines
         )
-    assert f"page: http://127.0.0.1:{base + 8}/" in first.lines
+    assert first.wait_for_line("page: ") == f"page: http://127.0.0.1:{base + 8}/"
     run_task(first, file)
     assert first.wait_for_line("task ").endswith((" queued", " running", " finished"))
     processes = process_tree(first, 11)  # itself, and a guard and a process for each of five

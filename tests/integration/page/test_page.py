@@ -37,6 +37,13 @@ class Hostile(Quick):
         return BatchResult(success=False, reason_code="bad", permanent=True, error=f"{HOSTILE}\n{HOSTILE}")
 
 
+async def apply(page: Page, action: str) -> None:
+    """Choose an action of the task, and confirm it."""
+    await page.get_by_role("group", name="Actions of the task").get_by_role("button", name=action).click()
+    await page.get_by_role("dialog").get_by_role("button", name=action).click()
+    await expect(page.get_by_role("dialog")).to_be_hidden()
+
+
 async def test_nodes_change_while_a_task_runs_and_a_held_node_is_decided_on_the_page(
     harness: Harness, start_page: Callable[..., Awaitable[PageProcess]], page: Page
 ) -> None:
@@ -54,6 +61,10 @@ async def test_nodes_change_while_a_task_runs_and_a_held_node_is_decided_on_the_
     await page.goto(address(server, task=task_id, node="second"))
     await expect(box(page, "first")).to_have_class(re.compile("running"))
     await expect(box(page, "third")).to_have_class(re.compile("queued"))
+    await apply(page, "Pause")
+    await expect(page.locator("p.paused")).to_contain_text("operator on the page")
+    await apply(page, "Resume")
+    await expect(page.locator("p.paused")).to_be_hidden()
     gated.gate("first").set()
     await expect(box(page, "first")).to_have_class(re.compile("finished"))
     await expect(box(page, "second")).to_have_class(re.compile("decides"))

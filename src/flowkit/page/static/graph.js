@@ -281,7 +281,7 @@ export class GraphPicture {
 function batchesText(row, above) {
   if (!row.batches && !above) return "";
   const count = (row.batches || 0).toLocaleString();
-  return above && !ENDED.has(row.status) ? `${count} of ${above.toLocaleString()} batches` : `${count} batches`;
+  return above && !ENDED.has(row.status) ? `${count} of ${above.toLocaleString()} batches` : `${count} ${row.batches === 1 ? "batch" : "batches"}`;
 }
 
 // How far a node is, from 0 to 1. Of one whose end is not known, nothing is shown.

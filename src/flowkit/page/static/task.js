@@ -38,9 +38,11 @@ export class TaskPage {
     this.timer = setInterval(() => this.tick(), TICK_MS);
     this.follow();
     this.followAttempts();
-    await this.draw();
-    const node = this.query.get("node");
-    if (node && this.places.has(node)) this.select(this.places.get(node));
+    const chosen = this.places.get(this.query.get("node"));
+    if (chosen !== undefined) this.expanded.add(chosen);
+    const drawing = this.draw();
+    if (chosen !== undefined) this.select(chosen);
+    await drawing;
   }
 
   adopt(structure) {
@@ -62,7 +64,7 @@ export class TaskPage {
     this.nodeList = h("div", { class: "node-list" });
     this.side = h("aside", { class: "side", "aria-label": "Selected node" });
     this.timelineBox = h("div", { class: "timeline-box" });
-    this.variables = h("div", { class: "node-list", "aria-label": "Variables" });
+    this.variables = h("div", { class: "node-list", role: "region", "aria-label": "Variables" });
     this.actions = new ActionBar(this.taskId, this.session, () => this.state);
     const view = this.query.get("view") || "graph";
     const tab = (name, label) => h("button", { type: "button", "aria-pressed": String(view === name), "data-view": name, onclick: () => this.showView(name) }, label);
@@ -120,7 +122,7 @@ export class TaskPage {
     const grouped = this.large
       ? collapse(nodes, edges, this.expanded)
       : { groups: nodes.map((_, index) => [index]), edges };
-    this.collapseButton.hidden = !this.expanded.size;
+    this.collapseButton.hidden = !this.large || !this.expanded.size;
     replace(this.ids, nodes.slice(0, LISTED).map((node) => h("option", { value: node.node_id })));
     const problem = await this.graph.draw(this.structure, grouped.groups, grouped.edges, nodes.length > 12);
     if (problem) {

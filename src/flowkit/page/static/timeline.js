@@ -45,7 +45,7 @@ export class Timeline {
     this.collapsed = true;
     this.rows = h("div", { class: "timeline-rows", role: "list" });
     this.space = h("div", { class: "timeline-space" }, this.rows);
-    this.scroller = h("div", { class: "timeline", tabindex: "0", "aria-label": "Timeline of attempts" }, this.space);
+    this.scroller = h("div", { class: "timeline", role: "region", tabindex: "0", "aria-label": "Timeline of attempts" }, this.space);
     replace(container, this.scroller);
     this.scroller.addEventListener("scroll", () => requestAnimationFrame(() => this.draw()));
   }
