@@ -18,13 +18,18 @@ from pymongo import ReadPreference, WriteConcern
 from pymongo import errors as pymongo_errors
 from pymongo.read_concern import ReadConcern
 
-from flowkit.errors import ConfigError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
+from flowkit.errors import (
+    ConfigError,
+    FlowKitError,
+    StoreDenied,
+    StoreRefused,
+    StoreTooLarge,
+    StoreUnavailable,
+)
 from flowkit.text import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-
-    from flowkit.errors import FlowKitError
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
 Database = Any
 """A Motor database, or an object with its interface: PyMongo Async, or the in-memory database of `flowkit.testing`."""
@@ -269,20 +274,24 @@ async def gather_writes(*writes: Awaitable[None]) -> None:
 
     If some failed, raise one of their errors, preferably a permanent one.
     """
-    own, *others = writes
-    tasks = [asyncio.ensure_future(write) for write in others]
-    errors = []
+    own, *others = writes  # The first one needs no task.
+    rest = asyncio.gather(*others, return_exceptions=True)
     try:
-        for write in (own, *tasks):  # The first one needs no task.
-            try:
-                await write
-            except Exception as error:  # noqa: BLE001 - raised below, when all writes have ended
-                errors.append(error)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await own
+    except asyncio.CancelledError:
+        rest.cancel()
         raise
+    except StoreUnavailable:
+        _raise_error_of(await rest)
+        raise
+    finally:
+        await rest
+    _raise_error_of(await rest)
+
+
+def _raise_error_of(results: Iterable[BaseException | None]) -> None:
+    """Raise one of the errors among these results, preferably a permanent one; do nothing if there is none."""
+    errors = [result for result in results if isinstance(result, BaseException)]
     if errors:
         raise min(errors, key=lambda error: isinstance(error, StoreUnavailable))
 

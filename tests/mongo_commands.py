@@ -227,5 +227,9 @@ def overlapping(paths: Iterable[str]) -> tuple[str, str] | None:
     ordered = sorted(f"{path}.".replace(".", "\0") for path in paths)
     for one, other in pairwise(ordered):
         if other.startswith(one):
-            return tuple(each.rstrip("\0").replace("\0", ".") for each in (one, other))  # type: ignore[return-value]
+            return _shown(one), _shown(other)
     return None
+
+
+def _shown(ordered: str) -> str:
+    return ordered.rstrip("\0").replace("\0", ".")

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 CODE = ("workflows", "activities", "adapters", "bridge", "src")
-HELPERS = {"harness.py", "cluster.py", "handlers.py", "memory.py"}
-"""Test modules that can sleep, because the tests that use them are about time itself."""
+HELPERS = {"harness.py", "cluster.py", "handlers.py", "memory.py", "mutant_runs.py"}
+"""Modules that can sleep, because the tests that use them are about time itself, or because they are no tests."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef

@@ -14,7 +14,7 @@ import pytest
 from flowkit.admission import queue as queue_module
 from flowkit.admission.kafka import AdmissionTopics, EventRelay
 from flowkit.admission.models import Door, Kind, Limits, Override, Report, Request, State
-from flowkit.admission.queue import AdmissionQueue
+from flowkit.admission.queue import AdmissionQueue, Outbox
 from flowkit.admission.rules import KEEP_BODY_SEC
 from flowkit.admission.store import AdmissionStore, Hold
 from flowkit.testing import memory_database
@@ -372,3 +372,11 @@ async def test_status_names_the_users_with_the_most_requests() -> None:
     assert [each.pending + each.active for each in found] == [3] * 6 + [2] * 4
     assert sum(each.active for each in found) == 1
     assert (await made.queue.status(users=False)).top_users == ()
+
+
+def test_a_relay_reads_the_events_of_others_once() -> None:
+    outbox = Outbox()
+    outbox.has_relay = True
+    outbox.add_others()
+    assert outbox.take() == ([], True)
+    assert outbox.take() == ([], False)

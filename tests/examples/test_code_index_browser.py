@@ -53,10 +53,9 @@ def test_console_messages_and_requests_of_a_page_are_detected(tmp_path: Path) ->
 
 
 def test_screenshot_of_a_section_has_the_size_of_the_window(tmp_path: Path) -> None:
-    write_page(run(), tmp_path / "report.html")
-    take_screenshot(
-        tmp_path / "report.html", tmp_path / "run.png", Viewport(width=800, height=600, section="run")
-    )
+    page = tmp_path / "page.html"
+    page.write_text('<!doctype html><p>above</p><section id="run">below</section>')
+    take_screenshot(page, tmp_path / "run.png", Viewport(width=800, height=600, section="run"))
     data = (tmp_path / "run.png").read_bytes()
     size = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
     assert (data[:8], size) == (b"\x89PNG\r\n\x1a\n", (800, 600))

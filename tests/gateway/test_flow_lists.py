@@ -144,7 +144,7 @@ class Refusing:
     """A collection that refuses to store documents."""
 
     def __init__(self, *codes: int) -> None:
-        self._error = BulkWriteError({"writeErrors": [{"code": code} for code in codes]})
+        self._error = BulkWriteError({"writeErrors": [{"index": 0, "code": code} for code in codes]})
 
     async def insert_many(self, *given: object, **more: object) -> None:
         """Raise the error."""

@@ -16,7 +16,7 @@ from flowkit.gateway.secret_box import SecretBox
 from flowkit.gateway.service import Gateway
 from flowkit.gateway.store import FLOWS, JOBS, FlowStore, key
 from flowkit.server.auth import Caller
-from flowkit.server.rpc import Call
+from flowkit.server.rpc import Call, InvalidParams
 from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
 from flowkit.worker import Batch
@@ -101,3 +101,16 @@ async def test_another_address_gets_no_secret(url: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("SUPERVISOR_SECRET", "word")
     to, secret = await send({"address": "http://host:3030"}, url)
     assert (to.address, to.topic, secret) == (url, "supervisor.rpc", "")
+
+
+@pytest.mark.parametrize(("field", "value"), [("address", "ftp://host"), ("pubkey", "xy")])
+async def test_a_runner_without_a_usable_address_is_refused_with_its_value(field: str, value: str) -> None:
+    nothing: Any = None
+    gateway = Gateway(FlowStore(memory_database()), nothing, nothing, SecretBox())
+    await gateway.context_create(OPERATOR, models.ContextCreate(context=models.ContextData(id=3)))
+    given = models.RunnerData.model_validate({"id": 71, field: value})
+    with pytest.raises(InvalidParams) as raised:
+        await gateway.runner_create(OPERATOR, models.RunnerCreate(context_id=3, runner=given))
+    [problem] = raised.value.data["problems"]
+    assert problem["field"] == f"runner.{field}"
+    assert value in problem["value"]

@@ -83,7 +83,7 @@ async def test_random_tasks_end_as_predicted_and_count_once_under_random_faults(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed, begun = chosen_seed(), time.monotonic()
-    repeat = f"make chaos SEED={seed}{f' TASKS={TASKS}' if TASKS else ''}"
+    repeat = f"make chaos SEED={seed}{f' TASKS={TASKS}' if TASKS else ''}{' CLUSTER=1' if ON_CLUSTER else ''}"
     show(capsys, f"seed {seed}; `{repeat}` repeats the tasks and the faults")
     run = Run(cluster, seed, TASKS or None)
     try:

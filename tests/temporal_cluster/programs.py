@@ -31,9 +31,9 @@ def schema_tool() -> str:
     return str(_built() / "sql")
 
 
-def postgres_programs() -> Path | None:
+def postgres_programs(debian: str = DEBIAN) -> Path | None:
     """Return the folder with PostgreSQL's programs, the newest version of Debian's."""
-    folders = [os.environ.get("PATH", ""), *sorted(glob.glob(DEBIAN), reverse=True)]
+    folders = [os.environ.get("PATH", ""), *sorted(glob.glob(debian), reverse=True)]
     found = shutil.which("pg_ctl", path=os.pathsep.join(folders))
     folder = Path(found).resolve().parent if found else None
     return folder if folder and (folder / "initdb").exists() else None

@@ -89,7 +89,8 @@ class Mutants:
             return describe(loader, path)
 
         setattr(builtins, SWITCH, self.is_on)
-        SourceFileLoader.get_data, SourceFileLoader.path_stats = get_data, path_stats  # type: ignore[method-assign]
+        for replaced in (get_data, path_stats):
+            setattr(SourceFileLoader, replaced.__name__, replaced)
 
 
 def switched(source: bytes, changes: Iterable[Change]) -> bytes:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 MOST_OPEN = 12
 """Tasks that are open at the same time, without those that run again."""
 _MORE_OPEN = 4
-START_SEC = 120.0
+START_SEC = 240.0
 """Longest time in seconds until the first task with external nodes ends."""
 DRAIN_SEC = 240.0
 """Longest time in seconds that tasks may take to end after the last fault."""
