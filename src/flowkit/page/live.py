@@ -20,6 +20,7 @@ from flowkit.adapters.entries import utc
 from flowkit.client import UnknownTask
 from flowkit.errors import FlowKitError
 from flowkit.reading.state import TaskReader, read_document
+from flowkit.server.errors import HttpError
 from flowkit.text import one_line
 
 if TYPE_CHECKING:
@@ -282,6 +283,7 @@ class LiveTasks:
         self.server = uuid.uuid4().hex
         """The id of this start of the server."""
         self._watched: dict[str, _Watched] = {}
+        self._closed = False
 
     @property
     def task_ids(self) -> list[str]:
@@ -292,8 +294,10 @@ class LiveTasks:
     async def watch(self, task_id: str) -> AsyncIterator[Feed]:
         """Yield the feed of a task, which runs as long as it has viewers.
 
-        Raise UnknownTask, StoreUnavailable or RPCError.
+        Raise UnknownTask, StoreUnavailable or RPCError, and HttpError when the server stops.
         """
+        if self._closed:
+            raise HttpError(503, "stopping", "the server stops; try again")
         watched = self._watched.get(task_id)
         if watched is None:
             watched = self._watched[task_id] = _Watched(Feed(self._servers, task_id, self.server))
@@ -307,6 +311,7 @@ class LiveTasks:
                 await watched.close()
 
     async def close(self) -> None:
-        """End all feeds."""
+        """End all feeds, and open no others: pages connect again at once."""
+        self._closed = True
         watched, self._watched = self._watched, {}
         await asyncio.gather(*(each.close() for each in watched.values()))

@@ -12,6 +12,7 @@ import { clock, duration, ENDED, sentenceOf, STATUSES, symbolOf } from "./words.
 
 const ATTEMPTS_MS = 2000;
 const TICK_MS = 1000;
+const SHORTEST_PAUSE_MS = 200;
 const LONGEST_PAUSE_MS = 10_000;
 const LISTED = 500;
 
@@ -151,6 +152,7 @@ export class TaskPage {
         }
         if (this.stopped.signal.aborted) return;
         this.state.server = null; // what follows must be whole
+        await new Promise((resolve) => setTimeout(resolve, SHORTEST_PAUSE_MS));
       } catch (error) {
         if (this.stopped.signal.aborted) return;
         this.setConnected(false, error.name === "AbortError" ? "the server is silent" : error.message);
