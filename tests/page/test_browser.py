@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
+from flowkit.page import api
 from flowkit.page.process import PageProcess, PageSettings
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
+from tests.integration.harness import eventually
 from tests.page.browser import address, box, expect, open_browser, open_page
 from tests.page.pages import Stage, nodes
 
@@ -155,6 +157,31 @@ async def test_a_graph_of_five_thousand_nodes_is_shown(
     await expect(page.get_by_role("heading", name="part-4711")).to_be_visible()
     await expect(box(page, "part-4711")).to_be_visible()
     await expect(box(page, "4,999 × part")).to_be_visible()
+
+
+async def test_a_page_stays_live_for_longer_than_the_lease_of_its_stream(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page opens another stream, and a change is visible afterwards. It never says that it is not live."""
+    monkeypatch.setattr(api, "HEARTBEAT_SEC", 0.05)
+    monkeypatch.setattr(api, "CHECK_SEC", 0.05)
+    monkeypatch.setattr(api, "LEASE_SEC", 0.3)
+    opened: list[str] = []
+    page.on("request", lambda request: opened.append(request.url) if "/stream" in request.url else None)
+    await stage.add("t-1", nodes("a", "b"))
+    server = await start()
+    await page.goto(address(server, task="t-1"))
+    await expect(box(page, "a")).to_be_visible()
+    watched = "() => { window.lost = false; new MutationObserver(() => { lost ||= document.body.matches('.lost'); })"
+    await page.evaluate(f"{watched}.observe(document.body, {{ attributes: true }}); }}")
+
+    async def has_reconnected() -> bool:
+        return len(opened) > 3
+
+    await eventually(has_reconnected)
+    await stage.set_node("t-1", 1, status="running", attempt_epoch=1)
+    await expect(box(page, "b")).to_have_class(re.compile("running"))
+    assert not await page.evaluate("lost")
 
 
 async def test_five_hundred_nodes_are_drawn_and_updated_in_time(
