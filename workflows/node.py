@@ -465,16 +465,17 @@ class RunningNodes:
             if each.outcome is not None or each.task in self._given_up:
                 each.cancel()
 
-    def end_as_decided(self, end: NodeEnd) -> None:
-        """End an open node in the state of the task, at once, as a person or a rule has decided."""
-        self.give_up([end.index])
-        state = self.scheduler.states[end.index]
-        state.waits_for = None
-        if end.failure is not None:
-            note_failure(state, *end.failure)
-        self.scheduler.end_as_decided(end.index, end.status, self.active)
-        if end.outcome is None:  # With an outcome, the document shows the end already.
-            self.scheduler.changed.add(end.index)
+    def end_as_decided(self, *ends: NodeEnd) -> None:
+        """End open nodes in the state of the task, at once, as a person or a rule has decided."""
+        self.give_up(end.index for end in ends)
+        for end in ends:
+            state = self.scheduler.states[end.index]
+            state.waits_for = None
+            if end.failure is not None:
+                note_failure(state, *end.failure)
+        self.scheduler.end_as_decided({end.index: end.status for end in ends}, self.active)
+        # The document shows ends with an outcome already.
+        self.scheduler.changed.update(end.index for end in ends if end.outcome is None)
         self.document.write_changed_nodes()
         self.wake()
 
@@ -655,17 +656,20 @@ class RunningNodes:
         allow.
         """
         live: dict[int, AttemptFailure] = {}
+        decided: list[NodeEnd] = []
         for index, failure in failures.items():
             open_node, approval = self._open.get(index), self.scheduler.nodes[index].approval
             if index in self.scheduler.resetting or (open_node is not None and open_node.status is not None):
                 continue
             if approval is not None:
                 approves = approval.default == APPROVE
-                self.end_as_decided(end_of_approval(index, approves=approves, comment=failure.message))
+                decided.append(end_of_approval(index, approves=approves, comment=failure.message))
             elif open_node is not None and open_node.is_live:
                 live[index] = failure
             else:
                 self._fail(index, failure)
+        if decided:  # Together, because the gates of all nodes are decided anew.
+            self.end_as_decided(*decided)
         self.withdraw(live, reason)
 
     def cancel_local(self) -> None:

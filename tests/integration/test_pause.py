@@ -407,8 +407,11 @@ async def test_a_run_with_a_full_history_rejects_actions_until_its_attempts_have
     with pytest.raises(ActionRejected, match=r"has a history of 0 MB.*interrupt=true"):
         for name in wanted:
             await engine.satisfy(task_id, name)
-    satisfied = [entry["what"] for entry in (await harness.document(task_id))["coordinator"]["actions"]]
-    assert len(satisfied) > 5
+
+    async def has_actions() -> bool:
+        return len((await harness.document(task_id))["coordinator"]["actions"]) > 5
+
+    await eventually(has_actions)
     await engine.pause(task_id, interrupt=True)
 
     async def look() -> bool:

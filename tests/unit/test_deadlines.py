@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +18,12 @@ from flowkit.models.actions import ActionState
 from flowkit.workflows.deadlines import Deadlines, node_failure
 from flowkit.workflows.display.summaries import deadline_summary
 from flowkit.workflows.display.task_status import stop_reason
+from flowkit.workflows.node import RunningNodes
 from flowkit.workflows.retry import Fail, decide
+from flowkit.workflows.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from flowkit.models import Graph
 
 NOW = 1_000.0
 FINISHED = NodeStatus.FINISHED
@@ -102,6 +109,33 @@ def test_exceeded_deadline_fails_the_node_without_a_retry() -> None:
     message = "the node took longer than 90 s (deadline_sec) from the opening of its gate"
     decision = decide(RetryPolicy(max=9), failure, NodeState(), 0.0)
     assert decision == Fail(code="deadline_exceeded", message=message)
+
+
+def _running_nodes(graph: Graph) -> RunningNodes:
+    """Return the running nodes of a task, of which none has an attempt or a wait, outside of a workflow."""
+    nodes = object.__new__(RunningNodes)
+    nodes.scheduler = Scheduler(graph, [NodeState() for _ in graph.nodes])
+    nodes.document, nodes.wake, nodes.parked = Mock(), Mock(), set()
+    nodes._open, nodes._ended, nodes._given_up, nodes._flights = {}, [], {}, Counter()
+    return nodes
+
+
+def test_approvals_that_are_overdue_together_end_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = {"approve": FINISHED, "reject": NodeStatus.FAILED}
+    given = [
+        node(each, type="approval", io={"input_inline": {"default": each}}, deadline_sec=9.0)
+        for each in defaults
+    ]
+    children = [node(f"after-{each}", depends_on=[each]) for each in defaults]
+    graph = parse_graph({"nodes": [*given, *children], "on_node_failure": "continue"})
+    nodes, rebuilds = _running_nodes(graph), Mock(wraps=Scheduler.rebuild)
+    nodes.scheduler.pop_ready()
+    monkeypatch.setattr(Scheduler, "rebuild", lambda *given: rebuilds(*given))
+    nodes.stop({index: node_failure(graph.nodes[index]) for index in range(len(given))}, "deadline")
+    statuses = [*defaults.values(), NodeStatus.QUEUED, NodeStatus.SKIPPED]
+    assert [state.status for state in nodes.scheduler.states] == statuses
+    assert nodes.scheduler.pop_ready() == [2]
+    assert rebuilds.call_count == 1
 
 
 def test_overdue_task_is_stopped_for_its_deadline() -> None:

@@ -281,6 +281,20 @@ def test_input_that_is_not_valid_is_rejected_by_field(name: str, given: Any, pro
     assert problem in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"$ref": "a", "$id": 1}, 'io.input_inline.key has the keys "$ref" and "$id"'),
+        (2**63, "io.input_inline.key"),
+    ],
+)
+def test_a_changed_input_that_mongodb_cannot_store_is_rejected(value: Any, problem: str) -> None:
+    sample = Sample({"nodes": [node("a")]}, a=FAILED)
+    with pytest.raises(ActionRejected) as caught:
+        sample.plan(RetryNode(node_id="a", input_inline={"key": value}))
+    assert f"the changed input of node 'a': {problem}" in str(caught.value)
+
+
 def test_null_means_that_a_field_is_not_given() -> None:
     given = {"node_id": "a", "input_inline": None, "if_revision": None, "reason": None}
     assert parse_action("retry_node", given) == RetryNode(node_id="a")
@@ -599,7 +613,7 @@ def test_a_person_ends_a_node_whatever_its_gate_says(status: NodeStatus, parent:
     scheduler = Scheduler(sample.graph, sample.states)
     assert sample.states[1].status is SKIPPED
     scheduler.renew([1, 2])
-    scheduler.end_as_decided(1, status, set())
+    scheduler.end_as_decided({1: status}, set())
     assert sample.states[1].status is status
     assert sample.states[1].skip_reason is (SkipReason.USER if status is SKIPPED else None)
     assert scheduler.pop_ready() == ([2] if status is FINISHED else [])
@@ -609,5 +623,5 @@ def test_a_person_completes_a_streaming_node_although_its_parents_have_failed() 
     sample = Sample(STREAM, p=FINISHED, s=FAILED, c=NodeState(status=DEFERRED, held_until=9.0, epoch=1))
     scheduler = Scheduler(sample.graph, sample.states)
     scheduler.renew([sample.index["c"]])
-    scheduler.end_as_decided(sample.index["c"], FINISHED, set())
+    scheduler.end_as_decided({sample.index["c"]: FINISHED}, set())
     assert sample.states[sample.index["c"]].status is FINISHED

@@ -464,15 +464,16 @@ class Scheduler:
             state.status, state.skip_reason = self._checked(index, status), reason
             self._settle(self._record_end(index))
 
-    def end_as_decided(self, index: int, status: NodeStatus, active: Collection[int]) -> None:
-        """End an open node as a person has decided, whatever its gate and its parents say.
+    def end_as_decided(self, ends: Mapping[int, NodeStatus], active: Collection[int]) -> None:
+        """End open nodes as a person or a rule has decided, whatever their gates and their parents say.
 
-        The gates are decided anew, as after a reset, with the end of the node in place. `active` are those
+        The gates are decided anew, as after a reset, with the ends of the nodes in place. `active` are those
         of `rebuild`.
         """
-        state = self.states[index]
-        state.status = status
-        state.skip_reason = SkipReason.USER if status is NodeStatus.SKIPPED else None
+        for index, status in ends.items():
+            state = self.states[index]
+            state.status = status
+            state.skip_reason = SkipReason.USER if status is NodeStatus.SKIPPED else None
         self.rebuild(active)
 
     def _settle(self, nodes: Iterable[int]) -> None:

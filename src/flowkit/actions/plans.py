@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from flowkit import reason_codes
@@ -49,6 +50,7 @@ from flowkit.models import ALL_DONE, APPROVE, NodeOutcome, NodeState, NodeStatus
 from flowkit.models.actions import AppliedAction
 from flowkit.models.graphs import inherited_reason
 from flowkit.text import names, printed, suggestion, truncate
+from flowkit.validation.storable import storage_problems
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -536,7 +538,9 @@ def change_node(node: Node, action: RetryNode, task: TaskSnapshot) -> Node | Non
     if action.retry_policy is not None:
         policy = change_policy(policy, action.retry_policy)
     fields_of_io = {"input_inline": io.input_inline, "input_ref": io.input_ref}
-    problem = next(node_field_problems("io", fields_of_io), None)
+    problem = next(
+        chain(node_field_problems("io", fields_of_io), storage_problems({"io": fields_of_io})), None
+    )
     changed = rebuild_node(
         node, io=io, retry_policy=policy, timeout_sec=action.timeout_sec or node.timeout_sec
     )
