@@ -99,6 +99,12 @@ class Stage:
         document = new_task(task_id, fields.pop("params", {}), graph, time.time() - LONG_AGO)
         await self.db.tasks.insert_one(document | fields)
 
+    async def grow(self, task_id: str, nodes: list[dict[str, Any]]) -> None:
+        """Give a task another graph, as an action would."""
+        graph = new_task(task_id, {}, {"name": "nightly", "nodes": nodes}, time.time())["graph"]
+        changes = {"graph": graph, "last_event_recv_ms": time.time_ns()}
+        await self.db.tasks.update_one({"id": task_id}, {"$set": changes})
+
     async def set_node(self, task_id: str, place: int, **fields: Any) -> None:
         """Change a node, as an engine would."""
         changes = {f"graph.nodes.{place}.{key}": value for key, value in fields.items()}

@@ -184,6 +184,19 @@ async def test_a_page_stays_live_for_longer_than_the_lease_of_its_stream(
     assert not await page.evaluate("lost")
 
 
+async def test_a_task_that_grows_is_drawn_again_and_a_purged_one_is_named(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    await stage.add("t-1", nodes("a"))
+    server = await start()
+    await page.goto(address(server, task="t-1"))
+    await expect(box(page, "a")).to_be_visible()
+    await stage.grow("t-1", nodes("a", "b"))
+    await expect(box(page, "b")).to_have_class(re.compile("queued"))
+    await stage.db.tasks.delete_one({"id": "t-1"})
+    await expect(page.get_by_role("alert")).to_contain_text("the task no longer exists")
+
+
 async def test_five_hundred_nodes_are_drawn_and_updated_in_time(
     stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
 ) -> None:
