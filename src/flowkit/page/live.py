@@ -57,6 +57,8 @@ class Update:
     """Whether `nodes` has all nodes."""
     at: float
     """When the state was read, in seconds since the epoch."""
+    now: float
+    """The clock of the server, from which that of the page may differ."""
     task: Mapping[str, Any]
     count: int
     """Number of nodes of the graph, as far as they are known."""
@@ -243,6 +245,7 @@ class Feed:
             poll=self._poll,
             whole=not poll,
             at=state.at,
+            now=time.time(),
             task=state.task,
             count=len(state.rows),
             nodes=rows,

@@ -5,6 +5,7 @@ export class TaskState {
     this.server = null;
     this.poll = 0;
     this.at = 0;
+    this.ahead = 0; // Seconds by which the clock of the server is ahead of this one.
     this.task = null;
     this.rows = [];
     this.problem = null;
@@ -19,6 +20,7 @@ export class TaskState {
     this.server = message.server;
     this.poll = message.poll;
     this.at = message.at;
+    this.ahead = message.now - Date.now() / 1000;
     this.task = message.task;
     this.problem = message.problem;
     this.rows.length = Math.min(this.rows.length, message.count);

@@ -205,7 +205,7 @@ export class TaskPage {
   // Clocks stand still without a connection, or while the server cannot read: nobody knows what happens meanwhile.
   get now() {
     if (this.state.problem) return this.state.at;
-    return this.lostAt ?? Date.now() / 1000;
+    return (this.lostAt ?? Date.now() / 1000) + this.state.ahead;
   }
 
   tick() {
