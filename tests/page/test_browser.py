@@ -197,6 +197,7 @@ async def test_a_task_that_grows_is_drawn_again_and_a_purged_one_is_named(
     await expect(page.get_by_role("alert")).to_contain_text("the task no longer exists")
 
 
+@pytest.mark.nightly
 async def test_five_hundred_nodes_are_drawn_and_updated_in_time(
     stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
 ) -> None:

@@ -103,7 +103,7 @@ def test_routes_methods_and_operations_must_declare_what_they_need(kind: Any, gi
 
 
 class Front:
-    """A gateway, an admission queue, the calls of the page and a WebSocket for `flows` on one server, and a token of each kind."""
+    """A gateway, admission, the page and a WebSocket for `flows` on one server, and a token of each kind."""
 
     def __init__(self, server: HttpServer, client: aiohttp.ClientSession, tokens: dict[str, str]) -> None:
         self.server = server
