@@ -14,7 +14,7 @@ from flowkit.adapters.batch_uids import uid_text
 from flowkit.adapters.dispatches import ACTIVE_STATES, OutcomeKind
 from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
 from flowkit.adapters.input_values import InputValues
-from flowkit.adapters.mongo import Database, durable, ensure_index, iso, translate_errors
+from flowkit.adapters.mongo import Database, durable, ensure_index, iso, moment, translate_errors
 from flowkit.adapters.shards import ShardProgress, ShardStore
 from flowkit.adapters.tasks.fields import INPUT_DIGEST, PINNED, WAITS_FOR, WIRING, nodes_of, read_pins
 from flowkit.adapters.tasks.reset import read_first_epochs
@@ -38,6 +38,8 @@ _SUMMARY = {
     "graph.name": 1,
 }
 
+
+_MARK = {"_id": 0, "updated_at": 1, "last_event_recv_ms": 1, "status": 1, "run_seq": 1}
 
 _BATCH = {
     "batch_uid": 1,
@@ -206,22 +208,30 @@ class TaskQueries:
         held: bool = False,
         name: str | None = None,
         since: float | None = None,
+        ended_since: float | None = None,
+        id_prefix: str | None = None,
+        skip: int = 0,
     ) -> list[dict[str, Any]]:
         """Return up to `limit` tasks, newest first and without their nodes. `status` None selects every status.
 
         With `held`, return only tasks with a failed node that waits for a decision; with `name`, only those whose
-        `pipeline_name` or, without it, graph has this name; with `since`, a time in seconds since the epoch, only those
-        that have started then or later.
+        `pipeline_name` or, without it, graph has this name; with `since` or `ended_since`, times in seconds since the
+        epoch, only those that have started or ended then or later; with `id_prefix`, only those whose id begins so.
+        `skip` is the number of newer tasks to leave out.
         """
         wanted: dict[str, Any] = {} if status is None else {"status": status}
         if held:
             wanted["graph.nodes.held_until_ms"] = {"$gt": 0}
         if since is not None:
             wanted["started_at"] = {"$gte": iso(since)}
+        if ended_since is not None:
+            wanted["finished_at"] = {"$gte": moment(ended_since)}
+        if id_prefix:
+            wanted["id"] = {"$gte": id_prefix, "$lt": id_prefix + "\U0010ffff"}
         if name is not None:
             by_graph = {"params.pipeline_name": {"$in": [None, ""]}, "graph.name": name}
             wanted["$or"] = [{"params.pipeline_name": name}, by_graph]
-        found = self._db.tasks.find(wanted, _SUMMARY).sort("started_at", DESCENDING).limit(limit)
+        found = self._db.tasks.find(wanted, _SUMMARY).sort("started_at", DESCENDING).skip(skip).limit(limit)
         return [document async for document in found]
 
     @translate_errors
@@ -229,6 +239,15 @@ class TaskQueries:
         """Return a task document; None if there is none. Raise ConfigError if the task id is invalid."""
         require(task_id_problem(task_id))
         found: dict[str, Any] | None = await self._db.tasks.find_one({"id": task_id}, {"_id": 0})
+        return found
+
+    @translate_errors
+    async def change_mark(self, task_id: str) -> dict[str, Any] | None:
+        """Return a value that differs after most changes of a task document; None if there is none.
+
+        Two changes within the same millisecond may leave it as it is.
+        """
+        found: dict[str, Any] | None = await self._db.tasks.find_one({"id": task_id}, _MARK)
         return found
 
     @translate_errors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flowkit.admission.api import OPERATIONS, TITLE
-from flowkit.admission.openapi import openapi_document
+from flowkit.server.openapi import openapi_document
 from reference.gateway_methods import fields_table, name_of, object_part, type_text
 
 

@@ -12,6 +12,7 @@ from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.store import AdmissionStore
 from flowkit.gateway.permissions import EVERY_ACTOR, PERMISSIONS, Part
 from flowkit.gateway.service import Gateway, methods
+from flowkit.page.api import PageApi, page_routes
 from flowkit.server.app import create_app
 from flowkit.server.auth import Authenticator, Caller
 from flowkit.server.rights import Declared, Open, refusal
@@ -73,6 +74,7 @@ def sections() -> dict[str, list[Row]]:
         "The gateway": rows_of(gateway_routes(Gateway(nothing, nothing, nothing, nothing))),
         METHODS: method_rows(),
         "Admission": rows_of(queue_routes()),
+        "The page": rows_of(page_routes(PageApi(nothing, nothing, web_ui=None, read_only=False))),
     }
 
 

@@ -158,19 +158,32 @@ class TaskCatalog(TaskQueries):
         held: bool = False,
         name: str | None = None,
         since: float | None = None,
+        ended_since: float | None = None,
+        id_prefix: str | None = None,
+        skip: int = 0,
     ) -> list[TaskSummary]:
         """Return up to `limit` tasks, newest first: those with `status`, or all if it is None.
 
         With `held`, return only tasks with a failed node that waits for a decision; with `name`, only those
-        of this name; with `since`, a time in seconds since the epoch, only those that have started then or
-        later.
+        of this name; with `since` or `ended_since`, times in seconds since the epoch, only those that have started
+        or ended then or later; with `id_prefix`, only those whose id begins so. `skip` is the number of newer tasks
+        to leave out.
 
         Raise ConfigError for an unknown status, or for a limit outside 1 to 10,000 (`limits.LIST_TASKS`).
         """
         if status is not None:
             require(choice_problem(status, "status", [each.value for each in TaskStatus]))
         require(whole_problem(limit, "limit", 1, limits.LIST_TASKS))
-        found = await self.newest(status, limit, held=held, name=name, since=since)
+        found = await self.newest(
+            status,
+            limit,
+            held=held,
+            name=name,
+            since=since,
+            ended_since=ended_since,
+            id_prefix=id_prefix,
+            skip=skip,
+        )
         return [_make_summary(document) for document in found]
 
 

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.products")
 
 GROUP: Final = "flowkit.products"
-EXTRAS: Final[Mapping[str, str]] = {"admission": "admission", "gateway": "gateway", "token": "server"}
+EXTRAS: Final[Mapping[str, str]] = {
+    "admission": "admission",
+    "gateway": "gateway",
+    "token": "server",
+    "ui": "page",
+}
 """The commands of FlowKit's own products, and the extra that installs each."""
 
 OnClosed = Callable[[CloseTask], Awaitable[None]]
@@ -83,6 +88,8 @@ class UpProcess:
     default_ports: tuple[int, ...]
     offset: int
     """Distance of its first port from `--port-base`. Processes with lower ones start first."""
+    address: Callable[[Sequence[int]], str] = lambda _: ""
+    """The address that a person opens in a browser; empty if there is none."""
     exports: Callable[[Sequence[int]], Mapping[str, str]] = lambda _: {}
     """Environment variables with which other programs reach the process at these ports."""
     check: Callable[[], None] = lambda: None
@@ -152,6 +159,17 @@ def processes() -> dict[str, UpProcess]:
     """Return the processes of products that `flowkit up` can start, by product, in the order of their ports."""
     known = {each.name: each.process for each in installed() if each.process is not None}
     return dict(sorted(known.items(), key=lambda each: each[1].offset))
+
+
+def is_ready(name: str) -> bool:
+    """Return whether `flowkit up` can start the process of a product: it is registered, and has all packages."""
+    process = processes().get(name)
+    try:
+        if process is not None:
+            process.check()
+    except ConfigError:
+        return False
+    return process is not None
 
 
 def submissions(db: Database, queue: str) -> Submissions | None:

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 def test_the_products_of_flowkit_register_commands_processes_and_calls() -> None:
     found = {each.name: each for each in products.installed()}
     commands = [name for each in found.values() for name in each.commands]
-    assert sorted(commands) == sorted(products.EXTRAS) == ["admission", "gateway", "token"]
-    assert [*products.processes()] == ["gateway", "admission"]
+    assert sorted(commands) == sorted(products.EXTRAS) == ["admission", "gateway", "token", "ui"]
+    assert [*products.processes()] == ["gateway", "admission", "page"]
     assert [name for name, each in found.items() if each.on_closed] == ["admission"]
 
 
 def test_ports_follow_those_of_the_servers() -> None:
-    assert Ports.from_base(5000).products == {"gateway": (5005, 5006), "admission": (5007,)}
-    assert Ports.from_base(None).products == {"gateway": (9652, 9653), "admission": (9654,)}
+    assert Ports.from_base(5000).products == {"gateway": (5005, 5006), "admission": (5007,), "page": (5008,)}
+    assert Ports.from_base(None).products == {"gateway": (9652, 9653), "admission": (9654,), "page": (9655,)}
 
 
 @pytest.mark.parametrize("product", ["gateway", "admission"])

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.adapters.tasks.store import TaskStore
-from flowkit.cli.servers import Servers
-from flowkit.cli.tasks.view import TaskReader
 from flowkit.client import TaskCatalog, TaskClient
 from flowkit.models import TaskStatus
+from flowkit.reading.state import Servers, TaskReader
 from flowkit.worker import Batch, BatchResult
 from tests.integration.handlers import Paced, Quick
 from tests.integration.harness import eventually, node, wait_seconds

@@ -12,14 +12,15 @@ import pytest_asyncio
 from starlette.responses import Response
 from starlette.routing import Mount, Route, WebSocketRoute
 
-from flowkit.admission.openapi import Operation
 from flowkit.connection import TemporalUnavailable
 from flowkit.gateway.permissions import EVERY_ACTOR, PERMISSIONS, Part, may_call, parts_of
 from flowkit.gateway.secret_box import SecretBox
 from flowkit.gateway.service import Gateway, methods
 from flowkit.gateway.store import FlowStore
+from flowkit.page.api import PageApi, page_routes
 from flowkit.server.app import create_app
 from flowkit.server.auth import Authenticator, Caller
+from flowkit.server.openapi import Operation
 from flowkit.server.rights import HttpRoute, SocketRoute
 from flowkit.server.rpc import Call, Method, NoParams, PermissionDenied, RpcDispatcher, discovery
 from flowkit.server.token_store import TokenStore
@@ -102,7 +103,7 @@ def test_routes_methods_and_operations_must_declare_what_they_need(kind: Any, gi
 
 
 class Front:
-    """A gateway, an admission queue and a WebSocket for `flows` on one server, and a token of each kind."""
+    """A gateway, admission, the page and a WebSocket for `flows` on one server, and a token of each kind."""
 
     def __init__(self, server: HttpServer, client: aiohttp.ClientSession, tokens: dict[str, str]) -> None:
         self.server = server
@@ -148,12 +149,14 @@ class Front:
 @pytest_asyncio.fixture
 async def front() -> AsyncIterator[Front]:
     """A server with everything."""
+    nothing: Any = None
     store = TokenStore(memory_database())
     tokens = {right.value: (await store.create(actor=7, rights={right}))[1] for right in Right}
     # `/` and `/health` are in both parts of the table, and an application has each path once.
     routes = [
         *gateway_routes(new_gateway()),
         *queue_routes(),
+        *page_routes(PageApi(nothing, nothing, web_ui=None, read_only=False)),
         SocketRoute("/flows", connect, needs=Right.FLOWS),
     ]
     async with aiohttp.ClientSession() as client, serving(store, Gate(), routed=routes) as server:
@@ -183,8 +186,8 @@ async def test_the_table_has_every_method_that_the_gateway_serves(front: Front) 
 
 
 async def test_a_connection_needs_its_right_before_it_is_accepted(front: Front) -> None:
-    found = [await front.outcome("WebSocket /flows", token) for token in (NONE, *Right)]
-    assert found == [401, 0, 0, 403]
+    found = {token: await front.outcome("WebSocket /flows", token) for token in (NONE, *Right)}
+    assert found == {right: 403 for right in Right} | {NONE: 401, Right.OPERATOR: 0, Right.FLOWS: 0}
 
 
 async def test_the_refusal_of_a_method_names_the_right_before_the_parameters_are_read(front: Front) -> None:

@@ -11,8 +11,8 @@ from temporalio.client import WorkflowHistory
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from flowkit.adapters.tasks.queries import LoggedAttempt
-from flowkit.cli.tasks.attempts import AttemptOutcome, AttemptView, merge, read_events
 from flowkit.models import FailureKind
+from flowkit.reading.attempts import AttemptOutcome, AttemptView, merge, read_events
 
 HISTORIES = Path(__file__).parents[1] / "replay" / "histories"
 

@@ -19,7 +19,6 @@ from temporalio.converter import DataConverter
 from flowkit.adapters.shards import ShardProgress
 from flowkit.adapters.tasks.queries import ExternalRun, LatestNodeRun
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
-from flowkit.cli.tasks import view as task_view
 from flowkit.cli.tasks.display import (
     TaskLines,
     format_line,
@@ -30,8 +29,11 @@ from flowkit.cli.tasks.display import (
 )
 from flowkit.cli.tasks.operations import _print_task, decision_hints
 from flowkit.cli.tasks.results import _print_task as print_results
-from flowkit.cli.tasks.results import make_view
-from flowkit.cli.tasks.view import (
+from flowkit.client import TaskSummary
+from flowkit.models import TaskStatus
+from flowkit.reading import state as task_view
+from flowkit.reading.results import make_view
+from flowkit.reading.state import (
     NodeRow,
     TaskView,
     add_external,
@@ -43,8 +45,6 @@ from flowkit.cli.tasks.view import (
     mark_waiting,
     read_waits,
 )
-from flowkit.client import TaskSummary
-from flowkit.models import TaskStatus
 
 ERROR = "rates_unavailable: RatesUnavailable: the service answered 503 Service Unavailable"
 

@@ -8,12 +8,12 @@ import pytest
 from tests.unit.graphs import pulling, refusal, two
 
 from flowkit.adapters.shards import ShardProgress
-from flowkit.cli.tasks.view import describe_progress
 from flowkit.errors import GraphError
 from flowkit.graph.description import describe
 from flowkit.graph.submission import validate_input
 from flowkit.graph.validation import parse_graph
 from flowkit.models import ItemMap, Quarantine
+from flowkit.reading.state import describe_progress
 
 
 def test_a_pulling_node_may_have_shards() -> None:

@@ -38,7 +38,6 @@ from flowkit.admission.fields import (
     UserKey,
 )
 from flowkit.admission.models import ENDED, Changed, Door, Kind, Limits, Override, Request, State, Ticket
-from flowkit.admission.openapi import Operation, operation_routes
 from flowkit.core.utils import Fields, stable_hash
 from flowkit.core.version import __version__
 from flowkit.errors import GraphError, TaskIdTaken
@@ -47,6 +46,7 @@ from flowkit.graph.validation import executor_of, raise_if
 from flowkit.models import COORDINATOR_FN
 from flowkit.models.admission import DEFAULT_TENANT, RANKS, Priority
 from flowkit.server.errors import HttpError
+from flowkit.server.openapi import Operation, operation_routes
 from flowkit.server.rpc import Params
 from flowkit.server.tokens import Right
 from flowkit.text import names, printed
@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from flowkit.admission.models import QueueStatus
-    from flowkit.admission.openapi import Given
     from flowkit.admission.queue import AdmissionQueue
     from flowkit.server.auth import Caller
+    from flowkit.server.openapi import Given
 
 PREFIX: Final = "/api/v1"
 TITLE: Final = "FlowKit admission"

@@ -88,9 +88,10 @@ PortBase = Annotated[
     typer.Option(
         envvar="FLOWKIT_PORT_BASE",
         min=1,
-        max=65_528,
-        help="First of eight ports: Temporal, Web UI, MongoDB, Temporal's HTTP API, Kafka, gateway (two), admission.  "
-        "[default: 7233, 8233, 27017, any, 9092, 9652, 9653, 9654]",
+        max=65_527,
+        help="First of nine ports: Temporal, Web UI, MongoDB, Temporal's HTTP API, Kafka, gateway (two), admission, "
+        "page.  "
+        "[default: 7233, 8233, 27017, any, 9092, 9652, 9653, 9654, 9655]",
     ),
 ]
 HealthPath = Annotated[

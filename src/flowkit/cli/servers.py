@@ -8,7 +8,6 @@ import logging
 import re
 import warnings
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from motor.motor_asyncio import AsyncIOMotorClient
@@ -23,6 +22,7 @@ from flowkit.cli.loading import look_in_current_folder
 from flowkit.client import TaskCatalog, TaskClient
 from flowkit.connection import TemporalUnavailable, connect
 from flowkit.errors import ConfigError, StoreDenied, StoreUnavailable
+from flowkit.reading.state import Servers
 from flowkit.text import one_line, printed, shown_address
 
 if TYPE_CHECKING:
@@ -40,17 +40,6 @@ _NAMED = (VALIDATORS.keys() | {"port"}) - {"username", "password"}
 """The parts of an address that errors name."""
 _DATABASE_BYTES = 63
 """Longest name of a database, by MongoDB's rule."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Servers:
-    """The clients that a task command uses."""
-
-    temporal: Client
-    tasks: TaskClient
-    catalog: TaskCatalog
-    db: Any
-    """The database itself, for commands that keep it in order."""
 
 
 @asynccontextmanager

@@ -116,7 +116,7 @@ class PortInUse(DevServerError):
     def __init__(self, *, name: str, port: int) -> None:
         super().__init__(
             f"{name} cannot start: port {port} is in use by {listening_process(port)}; stop it, or choose "
-            "other ports (`flowkit up --port-base N` uses N to N+7)"
+            "other ports (`flowkit up --port-base N` uses N to N+8)"
         )
 
 

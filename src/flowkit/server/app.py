@@ -1,7 +1,8 @@
 """The ASGI application of the server: routes behind authentication, limits, a request log and `/health`.
 
 `_Entrance` is plain ASGI middleware, which costs a call a few microseconds. Endpoints find the `Caller` as
-`request.user`.
+`request.user`. Those that take long call `check` of the scope now and then: it raises HttpError if the token is no
+longer valid.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import time
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -173,10 +175,9 @@ class _Entrance:
         if caller.token_id is None:
             _refuse_web_pages(scope, headers)
         scope["user"] = caller
+        scope["check"] = check = partial(self._find_caller, headers, still=caller)
         if scope["type"] == "websocket":
-            connection = _CheckedConnection(
-                receive, response.send, lambda: self._find_caller(headers, still=caller)
-            )
+            connection = _CheckedConnection(receive, response.send, check)
             return await self._app(scope, connection.receive, connection.send)
         body = _Body(receive, self._body_limit, self._body_sec)
         body.check_length(headers.get(b"content-length"))

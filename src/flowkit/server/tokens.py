@@ -26,6 +26,10 @@ class Right(StrEnum):
     """The flows of the actor that the token names."""
     ADMISSION = "admission"
     """The requests for admission of the actor: to submit, see, cancel and repeat them."""
+    TASKS_READ = "tasks.read"
+    """To see all tasks of the database, on the page."""
+    TASKS_OPERATE = "tasks.operate"
+    """To change all tasks of the database, on the page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

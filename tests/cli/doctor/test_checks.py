@@ -84,7 +84,7 @@ def test_a_port_in_use_is_reported_with_its_process(doctor: Doctor, tmp_path: Pa
         report = doctor(port_base=base)
     assert not report.usable
     assert f"needed for Temporal, but in use by {own_process_name()}" in report[f"port {base}"].found
-    assert report[f"port {base}"].remedy == "`flowkit up --port-base N` uses N to N+7"
+    assert report[f"port {base}"].remedy == "`flowkit up --port-base N` uses N to N+8"
     assert listening_process(base) == "another program"
 
 

@@ -64,7 +64,7 @@ async def test_it_starts_a_broker_and_external_workers_run_nodes_of_the_engine(
     base, data = free_port_base(), tmp_path / "data"
     graph = tmp_path / "graph.json"
     graph.write_text(json.dumps({"nodes": [{"node_id": "a", "type": "indexer"}]}))
-    started = up("--external", "indexer", "--data", str(data), "--port-base", str(base))
+    started = up("--no-page", "--external", "indexer", "--data", str(data), "--port-base", str(base))
     exports = await asyncio.to_thread(
         started.exports, "TEMPORAL_ADDRESS", "MONGO_URL", "KAFKA_BOOTSTRAP_SERVERS"
     )

@@ -63,16 +63,17 @@ def test_it_runs_tasks_and_keeps_their_data(tmp_path: Path, up: Callable[..., Up
         "MONGO_URL": f"mongodb://127.0.0.1:{base + 2}",
     }
     assert not any(is_free(port) for port in range(base, base + 4))
-    for name in ("temporal", "mongo", "engine", "worker-1"):
+    for name in ("temporal", "mongo", "engine", "page", "worker-1"):
         assert any(
             line.startswith(f"{name} is ready after ") and f"{name}.log" in line for line in first.lines
         )
+    assert first.wait_for_line("page: ") == f"page: http://127.0.0.1:{base + 8}/"
     run_task(first, file)
     assert first.wait_for_line("task ").endswith((" queued", " running", " finished"))
-    processes = process_tree(first, 9)  # itself, and a guard and a process for each of four
+    processes = process_tree(first, 11)  # itself, and a guard and a process for each of five
 
     assert first.stop(signal.SIGINT) == 0
-    assert "stopping worker-1, engine, mongo, temporal" in first.lines
+    assert "stopping worker-1, page, engine, mongo, temporal" in first.lines
     assert first.lines[-1] == f"all processes stopped; data and logs kept in {data}"
     assert not still_running(processes)
     assert all(is_free(port) for port in range(base, base + 4))
@@ -101,7 +102,7 @@ def test_all_processes_exit_when_it_is_killed_even_children_of_workers(
     tmp_path: Path, up: Callable[..., UpProcess]
 ) -> None:
     (tmp_path / "shop.py").write_text(POOL)
-    killed = up("shop:Shop", "--workers", "2", "--port-base", str(free_port_base()))
+    killed = up("shop:Shop", "--no-page", "--workers", "2", "--port-base", str(free_port_base()))
     killed.exports()
     # Itself, a guard and a process for each of five, and a child of each worker.
     processes = process_tree(killed, 13)
@@ -186,7 +187,7 @@ async def test_servers_in_the_environment_are_used(
     harness: Harness, tmp_path: Path, up: Callable[..., UpProcess]
 ) -> None:
     env = {**harness.environment, "TMPDIR": environment_without_servers(tmp_path)["TMPDIR"]}
-    used = up("shop:Shop", "--queue", harness.queue, env=env)
+    used = up("shop:Shop", "--no-page", "--queue", harness.queue, env=env)
     graph = write_graph(tmp_path)
     used.wait_for_line("logs: ")
     assert not any(line.startswith(("temporal is ready", "mongo is ready")) for line in used.lines)

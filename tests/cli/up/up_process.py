@@ -106,10 +106,10 @@ class UpProcess:
 
 
 def free_port_base() -> int:
-    """Return the first of eight consecutive free ports."""
-    start = int.from_bytes(os.urandom(4)) % (len(CANDIDATES) - 8)
-    bases: Iterator[int] = iter([*CANDIDATES[start:-8], *CANDIDATES[:start]])
-    return next(base for base in bases if all(is_free(port) for port in range(base, base + 8)))
+    """Return the first of nine consecutive free ports."""
+    start = int.from_bytes(os.urandom(4)) % (len(CANDIDATES) - 9)
+    bases: Iterator[int] = iter([*CANDIDATES[start:-9], *CANDIDATES[:start]])
+    return next(base for base in bases if all(is_free(port) for port in range(base, base + 9)))
 
 
 def environment_without_servers(folder: Path) -> dict[str, str]:

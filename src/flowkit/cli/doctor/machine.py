@@ -109,7 +109,7 @@ def _check_port(name: str, port: int) -> Finding:
     if is_free(port):
         return ok(f"port {port}", f"free for {name}")
     found = f"needed for {name}, but in use by {listening_process(port)}"
-    return note(f"port {port}", found, "`flowkit up --port-base N` uses N to N+7")
+    return note(f"port {port}", found, "`flowkit up --port-base N` uses N to N+8")
 
 
 def check_cache() -> Finding:

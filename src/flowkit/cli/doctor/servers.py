@@ -14,7 +14,6 @@ from flowkit.adapters.mongo import durable, weaknesses, words
 from flowkit.attempt.pollers import native_pollers, recent_pollers
 from flowkit.cli.doctor.findings import Finding, bad, note, ok
 from flowkit.cli.servers import accepts_connections, connect_temporal, database, describe_brokers
-from flowkit.cli.tasks.view import find_missing_processes
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig
 from flowkit.connection import (
     register_search_attributes,
@@ -25,6 +24,7 @@ from flowkit.errors import ConfigError, FlowKitError
 from flowkit.local.kafka import kafka_program
 from flowkit.local.sources import Source, allowed_sources
 from flowkit.models.temporal_names import SEARCH_ATTRIBUTES, role_queue
+from flowkit.reading.state import find_missing_processes
 from flowkit.text import one_line, shown_address
 
 if TYPE_CHECKING:

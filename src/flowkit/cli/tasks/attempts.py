@@ -1,21 +1,12 @@
-"""`flowkit attempts`, which shows the history of attempts. It imports its dependencies when it runs.
-
-Temporal's history has every attempt of a task: its worker, times and outcome. MongoDB has the workers of external
-attempts, and, once Temporal has deleted the history, still the event log of attempts and the latest attempt
-of each node.
-"""
+"""`flowkit attempts`, which shows the history of attempts. It imports its dependencies when it runs."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from flowkit import reason_codes
-from flowkit.adapters.entries import utc
 from flowkit.cli import output
 from flowkit.cli.options import (
     AnyQueue,
@@ -25,71 +16,12 @@ from flowkit.cli.options import (
     Where,
     with_options,
 )
-from flowkit.cli.tasks.results import require_node
-from flowkit.models.temporal_names import process_of
 from flowkit.text import format_duration, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
-
     from rich.table import Table
-    from temporalio.api.history.v1 import HistoryEvent
-    from temporalio.client import Client, WorkflowExecutionDescription
-    from temporalio.converter import DataConverter
 
-    from flowkit.adapters.tasks.queries import LoggedAttempt
-    from flowkit.models import FailureKind
-
-_LOCAL_MARKER = "core_local_activity"
-"""The marker with which Temporal's SDK records a local activity."""
-
-
-_STORED = ("running", "finished", "failed", "cancelled")
-"""Statuses of a node that are also the outcome of its latest attempt."""
-
-
-class AttemptOutcome(StrEnum):
-    """How an attempt ended, or that it has not."""
-
-    WAITING = "waiting"
-    """No worker has started it."""
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    LOST = "lost"
-    HANDED_OVER = "handed over"
-    YIELDED = "yielded"
-    CANCELLED = "cancelled"
-    REPLACED = "replaced"
-    """Another attempt has taken its place."""
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptView:
-    """One attempt as the command displays it. Times are in seconds since the epoch."""
-
-    node_id: str
-    attempt: int
-    worker: str | None = None
-    version: str | None = None
-    """The version of the handler; of an external worker, the version that it announces."""
-    started_at: float | None = None
-    ended_at: float | None = None
-    outcome: AttemptOutcome = AttemptOutcome.UNKNOWN
-    code: str | None = None
-    """The reason code of a failure."""
-    error: str | None = None
-
-    @property
-    def seconds(self) -> float | None:
-        """How long the attempt ran; None if its start or its end is unknown."""
-        if self.started_at is None or self.ended_at is None:
-            return None
-        return max(0.0, self.ended_at - self.started_at)
-
-
-Key = tuple[str, int]
+    from flowkit.reading.attempts import AttemptView
 
 
 @with_options
@@ -120,290 +52,11 @@ def attempts(
 
 
 async def _read(task_id: str, node_id: str | None, where: Where) -> tuple[list[AttemptView], bool]:
-    """Return the attempts of a task, and whether Temporal still has its history."""
     from flowkit.cli.servers import servers
-    from flowkit.client import UnknownTask
+    from flowkit.reading.attempts import read_attempts
 
     async with servers(where) as both:
-        document = await both.catalog.document(task_id)
-        description = (await both.tasks.look_up(task_id)).description
-        if document is None and description is None:
-            raise UnknownTask(task_id)
-        if document is not None:
-            require_node(document, node_id)
-        recorded = {} if description is None else await _read_history(both.temporal, task_id)
-        pending = read_pending(description)
-        logged = await both.catalog.logged_attempts(task_id, node_id)
-        found = merge([*recorded.values(), *pending.values()], logged, document or {})
-        unknown = {each.worker for each in found if each.worker and not each.version}
-        versions = await both.catalog.announced_versions(unknown) if unknown else {}
-    wanted = [each for each in found if node_id in (None, each.node_id)]
-    shown = [replace(each, version=each.version or versions.get(each.worker or "")) for each in wanted]
-    return shown, description is not None
-
-
-# --- Temporal's history -----------------------------------------------------------------------------------------------
-
-
-async def _read_history(client: Client, task_id: str) -> dict[Key, AttemptView]:
-    """Return the attempts in the history of a task; `{}` if Temporal has none."""
-    found: dict[Key, AttemptView] = {}
-    async for run in _read_runs(client, task_id):
-        for key, attempt in (await read_events(run, client.data_converter)).items():
-            found.setdefault(key, attempt)
-    return found
-
-
-async def _read_runs(client: Client, task_id: str) -> AsyncIterator[list[HistoryEvent]]:
-    """Yield the events of the runs of a task, newest run first, as far back as Temporal retains them."""
-    from temporalio.service import RPCError
-
-    from flowkit.attempt.workflows import is_absent
-
-    run_id: str | None = None
-    while True:
-        handle = client.get_workflow_handle(task_id, run_id=run_id)
-        try:
-            events = [event async for event in handle.fetch_history_events()]
-        except RPCError as error:
-            if not is_absent(error):
-                raise
-            return
-        yield events
-        run_id = events[0].workflow_execution_started_event_attributes.continued_execution_run_id
-        if not run_id:
-            return
-
-
-async def read_events(events: Iterable[HistoryEvent], converter: DataConverter) -> dict[Key, AttemptView]:
-    """Return the attempts that the events of one run record."""
-    scheduled: dict[int, AttemptView] = {}
-    local: dict[Key, AttemptView] = {}
-    for event in events:
-        kind = event.WhichOneof("attributes") or ""
-        attributes: Any = getattr(event, kind, None)
-        if kind == "activity_task_scheduled_event_attributes":
-            if (key := key_of(attributes.activity_id)) is not None:
-                scheduled[event.event_id] = _new_view(key, outcome=AttemptOutcome.WAITING)
-        elif kind == "marker_recorded_event_attributes":
-            if (attempt := await _read_marker(attributes, converter)) is not None:
-                local[attempt.node_id, attempt.attempt] = attempt
-        elif kind.startswith("activity_task_") and attributes.scheduled_event_id in scheduled:
-            known = scheduled[attributes.scheduled_event_id]
-            changed = await _after(known, kind, attributes, _seconds(event.event_time), converter)
-            scheduled[attributes.scheduled_event_id] = changed
-    return {(each.node_id, each.attempt): each for each in scheduled.values()} | local
-
-
-def key_of(activity_id: str) -> Key | None:
-    """Return node id and epoch of an attempt's activity; None for any other activity."""
-    node_id, _, epoch = activity_id.rpartition(".")
-    return (node_id, int(epoch)) if node_id and epoch.isdecimal() else None
-
-
-def _new_view(key: Key, **known: Any) -> AttemptView:
-    return AttemptView(node_id=key[0], attempt=key[1], **known)
-
-
-async def _after(
-    attempt: AttemptView, kind: str, attributes: Any, at: float, converter: DataConverter
-) -> AttemptView:
-    """Return the attempt after an event of its activity."""
-    match kind.removesuffix("_event_attributes"):
-        case "activity_task_started" if attributes.attempt > 1:
-            # Temporal has recorded only this try, which reports that the worker of the first one was lost.
-            return replace(attempt, outcome=AttemptOutcome.RUNNING)
-        case "activity_task_started":
-            return replace(
-                attempt, worker=process_of(attributes.identity), started_at=at, outcome=AttemptOutcome.RUNNING
-            )
-        case "activity_task_completed":
-            _, version = await _read_runner(attributes.result, converter)
-            return replace(attempt, ended_at=at, outcome=AttemptOutcome.FINISHED, version=version)
-        case "activity_task_canceled":
-            return replace(attempt, ended_at=at, outcome=AttemptOutcome.CANCELLED)
-        case "activity_task_failed" | "activity_task_timed_out":
-            return await _with_failure(replace(attempt, ended_at=at), attributes.failure, converter)
-    return attempt
-
-
-async def _with_failure(attempt: AttemptView, failure: Any, converter: DataConverter) -> AttemptView:
-    from temporalio.exceptions import FailureError
-
-    from flowkit.workflows.node import read_failure
-
-    try:
-        error = await converter.decode_failure(failure)
-    except (KeyError, RuntimeError, ValueError):
-        return replace(attempt, outcome=AttemptOutcome.FAILED, error=str(failure.message))
-    found = read_failure(error) if isinstance(error, FailureError) else None
-    if found is None:
-        return replace(attempt, outcome=AttemptOutcome.CANCELLED)
-    outcome, version = _outcome_of(found.kind), found.version or None
-    return replace(attempt, outcome=outcome, code=found.code, error=found.message, version=version)
-
-
-def _outcome_of(kind: FailureKind | None) -> AttemptOutcome:
-    """Return how an attempt with this kind of failure ended. An unknown kind is a failure."""
-    from flowkit.models import FailureKind
-
-    match kind:
-        case FailureKind.LOSS:
-            return AttemptOutcome.LOST
-        case FailureKind.HANDOVER:
-            return AttemptOutcome.HANDED_OVER
-        case FailureKind.YIELDED:
-            return AttemptOutcome.YIELDED
-        case FailureKind.EPOCH_TAKEN | FailureKind.FENCED:
-            return AttemptOutcome.REPLACED
-        case _:
-            return AttemptOutcome.FAILED
-
-
-async def _read_marker(marker: Any, converter: DataConverter) -> AttemptView | None:
-    """Return the attempt of a local activity; None if the marker records something else.
-
-    After a timeout, an ordinary attempt follows, which uses no retry.
-    """
-    if marker.marker_name != _LOCAL_MARKER or "data" not in marker.details:
-        return None
-    data = json.loads(marker.details["data"].payloads[0].data)
-    key = key_of(data["activity_id"])
-    if key is None:
-        return None
-    started_at, ended_at = _local_time(data["original_schedule_time"]), _local_time(data["complete_time"])
-    attempt = _new_view(key, started_at=started_at, ended_at=ended_at, outcome=AttemptOutcome.FINISHED)
-    if marker.HasField("failure"):
-        if marker.failure.HasField("timeout_failure_info"):
-            return replace(attempt, outcome=AttemptOutcome.HANDED_OVER, code=reason_codes.NOT_LOCAL)
-        return await _with_failure(attempt, marker.failure, converter)
-    worker, version = await _read_runner(marker.details["result"], converter)
-    return replace(attempt, worker=worker, version=version)
-
-
-async def _read_runner(result: Any, converter: DataConverter) -> tuple[str | None, str | None]:
-    """Return the worker id and the version in the result of a finished attempt."""
-    try:
-        (found,) = await converter.decode(result.payloads)
-    except (KeyError, RuntimeError, ValueError):
-        return None, None
-    known = found if isinstance(found, dict) else {}
-    return known.get("worker_id"), known.get("version") or None
-
-
-def _seconds(moment: Any) -> float:
-    return float(moment.ToNanoseconds() / 1e9)
-
-
-def _local_time(moment: dict[str, int] | None) -> float | None:
-    return moment["seconds"] + moment["nanos"] / 1e9 if moment else None
-
-
-def read_pending(description: WorkflowExecutionDescription | None) -> dict[Key, AttemptView]:
-    """Return the attempts that Temporal runs now. The history has their workers and starts only after their ends."""
-    from temporalio.api.enums.v1 import PendingActivityState
-
-    from flowkit.cli.tasks.view import find_workers
-
-    lost = find_workers(description)
-    pending: dict[Key, AttemptView] = {}
-    for each in description.raw_description.pending_activities if description else ():
-        if (key := key_of(each.activity_id)) is None:
-            continue
-        attempt = _new_view(key, outcome=AttemptOutcome.WAITING)
-        if (worker := lost.get(each.activity_id)) is not None and worker.lost:
-            attempt = replace(
-                attempt,
-                worker=worker.identity,
-                ended_at=worker.heard_at,
-                outcome=AttemptOutcome.LOST,
-                error="no worker has replaced it yet",
-            )
-        elif each.state != PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED:
-            started_at = _seconds(each.last_started_time)
-            identity = process_of(each.last_worker_identity)
-            attempt = replace(attempt, outcome=AttemptOutcome.RUNNING, started_at=started_at, worker=identity)
-        pending[key] = attempt
-    return pending
-
-
-# --- one list from all sources ----------------------------------------------------------------------------------------
-
-
-def merge(
-    recorded: Iterable[AttemptView], logged: Iterable[LoggedAttempt], document: Mapping[str, Any]
-) -> list[AttemptView]:
-    """Return each attempt once, in the order of the nodes of the graph and of the attempts.
-
-    Of attempts that several entries of `recorded` describe, the last entry counts. `logged` adds what they lack, and
-    the workers of external attempts, for which Temporal knows only the bridge. The task document adds the latest
-    attempt of each node.
-    """
-    merged = {(each.node_id, each.attempt): each for each in recorded}
-    for entry in logged:
-        key = entry.node_id, entry.epoch
-        merged[key] = _add_logged(merged.get(key, _new_view(key)), entry)
-    nodes = (document.get("graph") or {}).get("nodes") or []
-    for node in nodes:
-        if epoch := node.get("attempt_epoch"):
-            key = node["node_id"], epoch
-            merged[key] = _add_stored(merged.get(key, _new_view(key)), node)
-    place = {node["node_id"]: index for index, node in enumerate(nodes)}
-    return sorted(merged.values(), key=lambda each: (place.get(each.node_id, len(place)), each.attempt))
-
-
-def _add_logged(known: AttemptView, entry: LoggedAttempt) -> AttemptView:
-    """Return the attempt with what a log says. The outcome of Temporal's history has priority."""
-    outcome = known.outcome
-    if outcome in (AttemptOutcome.UNKNOWN, AttemptOutcome.WAITING) and entry.started_at is not None:
-        outcome = AttemptOutcome.RUNNING
-    if outcome in (AttemptOutcome.UNKNOWN, AttemptOutcome.RUNNING) and entry.finished is not None:
-        ended = AttemptOutcome.CANCELLED if entry.cancelled else _outcome_of(entry.kind)
-        outcome = AttemptOutcome.FINISHED if entry.finished else ended
-    return replace(
-        known,
-        worker=entry.worker or known.worker,
-        version=known.version or entry.version,
-        started_at=_first(known.started_at, entry.started_at),
-        ended_at=_first(known.ended_at, entry.ended_at),
-        outcome=outcome,
-        code=known.code or entry.code,
-        error=known.error or entry.error,
-    )
-
-
-def _add_stored(known: AttemptView, node: Mapping[str, Any]) -> AttemptView:
-    """Return the latest attempt of a node with what the task document says.
-
-    It says why FlowKit cancelled the attempt of a node that has failed, for example by its deadline.
-    """
-    outcome, status = known.outcome, node.get("status")
-    if outcome in (AttemptOutcome.UNKNOWN, AttemptOutcome.WAITING) and status in _STORED:
-        outcome = AttemptOutcome(status)
-    ended = outcome not in (AttemptOutcome.WAITING, AttemptOutcome.RUNNING)
-    started_at, ended_at = _stored_time(node.get("started_at")), _stored_time(node.get("finished_at"))
-    lease = node.get("lease") or {}
-    failed = outcome is AttemptOutcome.FAILED or (outcome is AttemptOutcome.CANCELLED and status == "failed")
-    return replace(
-        known,
-        worker=known.worker or lease.get("worker_id"),
-        version=known.version or lease.get("version"),
-        started_at=_first(known.started_at, started_at),
-        ended_at=_first(known.ended_at, ended_at if ended else None),
-        outcome=outcome,
-        error=known.error or (node.get("last_error") if failed else None),
-    )
-
-
-def _first(*moments: float | None) -> float | None:
-    return next((moment for moment in moments if moment is not None), None)
-
-
-def _stored_time(moment: datetime | None) -> float | None:
-    return None if moment is None else utc(moment).timestamp()
-
-
-# --- output -----------------------------------------------------------------------------------------------------------
+        return await read_attempts(both, task_id, node_id)
 
 
 def _to_json(attempt: AttemptView, now: float) -> dict[str, Any]:
@@ -416,7 +69,7 @@ def _to_json(attempt: AttemptView, now: float) -> dict[str, Any]:
 
 def _measure(attempt: AttemptView, now: float) -> float | None:
     """Return how long an attempt ran or has been running, in seconds."""
-    if attempt.outcome is AttemptOutcome.RUNNING and attempt.started_at is not None:
+    if attempt.outcome == "running" and attempt.started_at is not None:
         return max(0.0, now - attempt.started_at)
     return attempt.seconds
 
@@ -453,15 +106,15 @@ def attempts_table(attempts: list[AttemptView], now: float, *, wide: bool) -> Ta
 
 
 _STYLES = {
-    AttemptOutcome.RUNNING: "cyan",
-    AttemptOutcome.FINISHED: "green",
-    AttemptOutcome.FAILED: "red",
-    AttemptOutcome.LOST: "red",
-    AttemptOutcome.CANCELLED: "red",
-    AttemptOutcome.HANDED_OVER: "yellow",
-    AttemptOutcome.YIELDED: "yellow",
-    AttemptOutcome.WAITING: "dim",
-    AttemptOutcome.REPLACED: "dim",
+    "running": "cyan",
+    "finished": "green",
+    "failed": "red",
+    "lost": "red",
+    "cancelled": "red",
+    "handed over": "yellow",
+    "yielded": "yellow",
+    "waiting": "dim",
+    "replaced": "dim",
 }
 
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from flowkit.cli.screen import Screen
-    from flowkit.cli.tasks.view import NodeRow, TaskView
     from flowkit.client import TaskSummary
     from flowkit.graph.description import NodeDescription, Row
+    from flowkit.reading.state import NodeRow, TaskView
 
 _STYLES = {
     "running": "cyan",

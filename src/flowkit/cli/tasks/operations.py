@@ -19,17 +19,17 @@ from flowkit.cli.errors import Exit, add_remedy
 from flowkit.cli.following import follow, interruptible
 from flowkit.cli.servers import accepts_connections, database, servers
 from flowkit.cli.tasks.display import open_task_screen, task_table, tasks_table
-from flowkit.cli.tasks.view import (
+from flowkit.client import TaskCancelled, TaskCatalog, TaskFailed, TaskStillOpen, UnknownTask, cancel_reason
+from flowkit.connection import temporal_address
+from flowkit.errors import ConfigError, FlowKitError, TaskIdTaken
+from flowkit.models import APPROVAL, TaskStatus
+from flowkit.reading.state import (
     TaskReader,
     describe_unknown_roles,
     find_missing_processes,
     list_roles,
     queue_option,
 )
-from flowkit.client import TaskCancelled, TaskCatalog, TaskFailed, TaskStillOpen, UnknownTask, cancel_reason
-from flowkit.connection import temporal_address
-from flowkit.errors import ConfigError, FlowKitError, TaskIdTaken
-from flowkit.models import APPROVAL, TaskStatus
 from flowkit.text import format_duration
 
 if TYPE_CHECKING:
@@ -38,10 +38,9 @@ if TYPE_CHECKING:
     from flowkit.cli.json_files import GivenTask
     from flowkit.cli.options import Where
     from flowkit.cli.screen import Screen
-    from flowkit.cli.servers import Servers
-    from flowkit.cli.tasks.view import NodeRow, TaskView
     from flowkit.client import TaskSummary
     from flowkit.products import PendingTask
+    from flowkit.reading.state import NodeRow, Servers, TaskView
 
 
 _WIDE = 110

@@ -4,14 +4,13 @@ dependencies when it runs."""
 import asyncio
 import json
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowkit.cli import output
-from flowkit.cli.errors import add_remedy
 from flowkit.cli.options import (
     AnyQueue,
     AsJson,
@@ -21,64 +20,16 @@ from flowkit.cli.options import (
     with_options,
 )
 from flowkit.cli.tasks.variables import plain
-from flowkit.errors import ConfigError
-from flowkit.text import describe_set_aside, did_you_mean, one_line
+from flowkit.text import describe_set_aside, one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from flowkit.adapters.tasks.queries import StoredBatch, StoredResult
+    from flowkit.adapters.tasks.queries import StoredBatch
+    from flowkit.reading.results import BatchPage, NodeResult, ResultView
 
 _MAX_BATCHES = 1_000
 _UID_CHARS = 40
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeResult:
-    """What one node has stored."""
-
-    node_id: str
-    status: str
-    batches: int
-    """Number of stored batches; failed batches do not count."""
-    failed_batches: int
-    """Number of batches that were set aside, once the node has finished."""
-    metrics: dict[str, Any]
-    """Its final metrics."""
-    stats: dict[str, Any]
-    """What `metrics.aggregate` has computed for it."""
-    artifacts_ref: dict[str, Any] | None
-    error: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResultView:
-    """The result of a task."""
-
-    task_id: str
-    status: str
-    ended: bool
-    """Whether nothing can change any more: a failing task has its final status before its attempts have stopped."""
-    reason: str | None
-    handled_failures: list[str]
-    nodes: list[NodeResult]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchPage:
-    """Some of the batches of a node, oldest first."""
-
-    batches: list["StoredBatch"]
-    offset: int
-    """Number of older batches that the page omits."""
-    total: int
-    """Number of all batches, including failed ones."""
-
-    @property
-    def next_offset(self) -> int | None:
-        """The offset of the next page; None if this is the last one."""
-        after = self.offset + len(self.batches)
-        return after if self.batches and after < self.total else None
 
 
 @with_options
@@ -130,72 +81,16 @@ def batches(
 
 async def _read(
     task_id: str, node_id: str | None, limit: int, offset: int, where: Where, *, failed: bool = False
-) -> tuple[ResultView, BatchPage | None]:
-    """Return the result of a task, or of only one node with a page of its batches."""
+) -> "tuple[ResultView, BatchPage | None]":
     from flowkit.cli.servers import database
-    from flowkit.client import TaskCatalog, UnknownTask
+    from flowkit.client import TaskCatalog
+    from flowkit.reading.results import read_result
 
     async with database(where) as db:
-        catalog = TaskCatalog(db)
-        document = await catalog.document(task_id)
-        if document is None:
-            raise UnknownTask(task_id)
-        require_node(document, node_id)
-        view = make_view(document, await catalog.results(task_id), await catalog.batches(task_id), node_id)
-        if node_id is None:
-            return view, None
-        found, total = await catalog.batch_page(task_id, node_id, offset, limit, failed=failed)
-        return view, BatchPage(batches=found, offset=offset, total=total)
+        return await read_result(TaskCatalog(db), task_id, node_id, limit, offset, failed=failed)
 
 
-def require_node(document: dict[str, Any], node_id: str | None) -> None:
-    """Raise ConfigError if the task has no such node. None is no node."""
-    known = [node["node_id"] for node in document["graph"]["nodes"]]
-    if node_id is not None and node_id not in known:
-        task_id = document["id"]
-        shows = f"`flowkit status {shlex.quote(task_id)}` shows its nodes"
-        problem = ConfigError(f"task {task_id!r} has no node {node_id!r}")
-        raise add_remedy(problem, did_you_mean(node_id, known, otherwise=shows))
-
-
-def make_view(
-    document: dict[str, Any],
-    results: "dict[str, StoredResult]",
-    batches: dict[str, int],
-    node_id: str | None = None,
-) -> ResultView:
-    """Return the result of a task, or of only one of its nodes, from its document and what its nodes have stored."""
-    from flowkit.models import TaskStatus
-
-    nodes = []
-    for node in document["graph"]["nodes"]:
-        name = node["node_id"]
-        if node_id not in (None, name):
-            continue
-        stored = results.get(name)
-        nodes.append(
-            NodeResult(
-                node_id=name,
-                status=node["status"],
-                batches=batches.get(name, 0),
-                failed_batches=node.get("failed_batches") or 0,
-                metrics=stored.metrics if stored else {},
-                stats=node.get("stats") or {},
-                artifacts_ref=stored.artifacts_ref if stored else None,
-                error=node.get("last_error") if node["status"] != "finished" else None,
-            )
-        )
-    return ResultView(
-        task_id=document["id"],
-        status=document["status"],
-        ended=TaskStatus(document["status"]).closed and document.get("finished_at") is not None,
-        reason=document.get("reason"),
-        handled_failures=(document.get("result") or {}).get("handled_failures") or [],
-        nodes=nodes,
-    )
-
-
-def _to_json(view: ResultView, page: BatchPage | None) -> dict[str, Any]:
+def _to_json(view: "ResultView", page: "BatchPage | None") -> dict[str, Any]:
     if page is None:
         return asdict(view)
     return {
@@ -205,7 +100,7 @@ def _to_json(view: ResultView, page: BatchPage | None) -> dict[str, Any]:
     }
 
 
-def _print_task(view: ResultView) -> None:
+def _print_task(view: "ResultView") -> None:
     reason = f": {one_line(view.reason)}" if view.reason else ""
     output.echo(f"task {view.task_id} {view.status}{reason}")
     console = output.console()
@@ -222,7 +117,7 @@ def _print_task(view: ResultView) -> None:
         output.note(f"see the batches of a node: `flowkit result {shlex.quote(view.task_id)} NODE`")
 
 
-def _print_node(view: ResultView, page: BatchPage) -> None:
+def _print_node(view: "ResultView", page: "BatchPage") -> None:
     from flowkit.models import NodeStatus
 
     (node,) = view.nodes
@@ -239,7 +134,7 @@ def _print_node(view: ResultView, page: BatchPage) -> None:
     output.note(describe_page(page))
 
 
-def describe_result(node: NodeResult) -> list[str]:
+def describe_result(node: "NodeResult") -> list[str]:
     """Return a line for each value of a node's result."""
     parts = (("metrics", node.metrics), ("stats", node.stats), ("artifacts_ref", node.artifacts_ref or {}))
     named = [(f"{part}.{name}", value) for part, values in parts for name, value in values.items()]
@@ -247,7 +142,7 @@ def describe_result(node: NodeResult) -> list[str]:
     return [f"{name:<{width}}  {_format(value)}" for name, value in named]
 
 
-def describe_page(page: BatchPage, what: str = "batches") -> str:
+def describe_page(page: "BatchPage", what: str = "batches") -> str:
     """Return which batches a page contains, and how to see the next ones."""
     if not page.total:
         return f"no {what}"
@@ -258,7 +153,7 @@ def describe_page(page: BatchPage, what: str = "batches") -> str:
     return f"{what} {first:,} to {last:,} of {page.total:,}{more}"
 
 
-def results_table(nodes: list[NodeResult], *, wide: bool) -> "Table":
+def results_table(nodes: "list[NodeResult]", *, wide: bool) -> "Table":
     """Return a table with a row for each node; `wide` fills the width of the terminal."""
     from rich.text import Text
 

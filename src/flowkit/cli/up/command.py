@@ -19,6 +19,7 @@ from flowkit.cli.options import (
 )
 from flowkit.cli.output import log_warnings
 from flowkit.config import DEFAULT_QUEUE
+from flowkit.products import is_ready
 
 
 def up(
@@ -31,7 +32,7 @@ def up(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Start only these: temporal, mongo, engine, bridge, gateway, admission, worker. "
+            help="Start only these: temporal, mongo, engine, bridge, gateway, admission, page, worker. "
             "Separate with commas, or repeat."
         ),
     ] = None,
@@ -75,6 +76,14 @@ def up(
             help="Start a process that starts requests of the admission queue (docs/admission.md).",
         ),
     ] = False,
+    page: Annotated[
+        bool | None,
+        typer.Option(
+            "--page/--no-page",
+            help="Start the live page of tasks (docs/ui.md).  [default: if it is installed, and --only is not given]",
+            show_default=False,
+        ),
+    ] = None,
     queue: Queue = None,
     database: MongoDatabase = DEFAULT_DATABASE,
     install: Annotated[bool, typer.Option("--install", help="Install the servers and exit.")] = False,
@@ -86,7 +95,7 @@ def up(
     from flowkit.cli.up.plan import UpOptions, UpPart, make_plan, parse_external, parse_parts
     from flowkit.payload_converter import configured_converter
 
-    wanted = {"gateway": gateway, "admission": admission}
+    wanted = {"gateway": gateway, "admission": admission, "page": _wants_page(page, only)}
     external_roles = parse_external(external or [])
     if install:
         return _install([*(parse_parts(only or []) or UpPart), *(["kafka"] if external_roles else [])])
@@ -116,6 +125,11 @@ def up(
     from flowkit.cli.up.run import run
 
     return run(plan)
+
+
+def _wants_page(page: bool | None, only: list[str] | None) -> bool:
+    """Return whether the options ask for the page."""
+    return (not only and is_ready("page")) if page is None else page
 
 
 def _list_targets(functions: list[str]) -> list[str]:

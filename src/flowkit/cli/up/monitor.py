@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from flowkit.errors import FlowKitError
 from flowkit.text import shown_address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from rich.console import Console, RenderableType
@@ -65,6 +65,7 @@ def monitor(plan: UpPlan, processes: Processes, folder: Path) -> None:
         runs_tasks=bool(processes.flowkit),
         runs_workers=bool(processes.workers),
         exports=tuple(terminal_exports(plan, os.environ, processes.exports)),
+        addresses=_list_addresses(plan),
     )
     os.environ.update(processes.exports)
     where = Where(
@@ -114,9 +115,20 @@ def create_rows(plan: UpPlan, processes: Processes) -> list[tuple[ProcessRow, Se
         rows.append(_create_row("mongo", processes.exports["MONGO_URL"], processes.mongo))
     if plan.uses_kafka:
         rows.append(_create_row("kafka", processes.exports["KAFKA_BOOTSTRAP_SERVERS"], processes.kafka))
+    addresses = _list_addresses(plan)
     return rows + [
-        (ProcessRow(name=each.name, detail=_shorten_summary(each)), each) for each in processes.flowkit
+        (
+            ProcessRow(name=each.name, address=addresses.get(each.name, ""), detail=_shorten_summary(each)),
+            each,
+        )
+        for each in processes.flowkit
     ]
+
+
+def _list_addresses(plan: UpPlan) -> dict[str, str]:
+    """Return the addresses of products that a person opens in a browser."""
+    found = {name: each.address(plan.ports.products[name]) for name, each in plan.products.items()}
+    return {name: address for name, address in found.items() if address}
 
 
 def _shorten_summary(process: FlowkitProcess) -> str:
@@ -235,6 +247,8 @@ class UpInfo:
     runs_workers: bool = True
     exports: tuple[str, ...] = ()
     """`export` lines that another terminal needs first."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """What to open in a browser, by name."""
 
 
 class ProcessLines:
@@ -281,7 +295,8 @@ def list_new(notices: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...
 
 def format_header(info: UpInfo) -> list[str]:
     """Return the first lines of a log. The `export` lines are on stdout."""
-    return [f"{name}: {text}" for name, text in _list_facts(info, "the lines on stdout")]
+    facts = [*_list_facts(info, "the lines on stdout"), *info.addresses.items()]
+    return [f"{name}: {text}" for name, text in facts]
 
 
 def render_panel(info: UpInfo, height: int, seconds: float, snapshot: Snapshot) -> list[RenderableType]:

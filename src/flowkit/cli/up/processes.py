@@ -78,12 +78,13 @@ def create_processes(plan: UpPlan, folder: Path) -> Processes:
         processes.bridge = flowkit_process.bridge_process(
             folder, options.external, options=[*verbose, *engine_config], environment=processes.exports
         )
+    web_ui = {"TEMPORAL_UI_URL": processes.temporal.ui_url} if processes.temporal else {}
     processes.products = [
         FlowkitProcess(
             folder,
             name,
             [*process.command, *verbose, *process.options(plan.ports.products[name], plan.uses_kafka)],
-            processes.exports,
+            {**processes.exports, **web_ui},
         )
         for name, process in plan.products.items()
     ]

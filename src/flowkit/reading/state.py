@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.shards import ShardProgress
     from flowkit.adapters.tasks.queries import ExternalRun, LatestNodeRun
     from flowkit.adapters.worker_registry import RegisteredWorker
-    from flowkit.cli.servers import Servers
+    from flowkit.client import TaskCatalog, TaskClient
 
 
 T = TypeVar("T")
@@ -70,8 +70,19 @@ _SCHEDULED = PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Servers:
+    """The clients through which tasks are read and changed."""
+
+    temporal: Client
+    tasks: TaskClient
+    catalog: TaskCatalog
+    db: Any
+    """The database itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRow:
-    """The state of a node as commands display it."""
+    """The state of a node as people see it."""
 
     node_id: str
     role: str

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from flowkit.server.auth import Caller
     from flowkit.server.rights import Need
+
+GivenParams = TypeVar("GivenParams", bound=Params)
 
 MAX_PROBLEMS: Final = 5
 """Maximum number of problems that an error names."""
@@ -147,7 +149,7 @@ def _parameters(operation: Operation, request: Request) -> dict[str, Params]:
         if place == "header":
             names = [each.alias or name for name, each in model.model_fields.items()]
             given = {name: given[name] for name in names if name in given}
-        parts[place] = _parse(model, dict(given), strict=False)
+        parts[place] = parse_params(model, dict(given), strict=False)
     return parts
 
 
@@ -163,10 +165,10 @@ async def _body(operation: Operation, request: Request) -> Params | None:
     if not isinstance(given, dict):
         raise HttpError(422, "invalid_request", f"the body is {kind_of(given)}; send a JSON object")
     model = next(model for name, model in operation.bodies.items() if not name or name in given)
-    return _parse(model, given, strict=True)
+    return parse_params(model, given, strict=True)
 
 
-def _parse(model: type[Params], given: Mapping[str, Any], *, strict: bool) -> Params:
+def parse_params(model: type[GivenParams], given: Mapping[str, Any], *, strict: bool) -> GivenParams:
     """Return the values as an instance of a model. Raise HttpError, which names the invalid fields.
 
     With `strict`, values must have the exact JSON type; otherwise texts are converted.

@@ -1,0 +1,541 @@
+"""The calls of the page: tasks, their graphs, what they have stored, live updates, and the actions of operators."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+from sse_starlette import EventSourceResponse
+from temporalio.service import RPCError
+
+from flowkit.actions.table import ACTIONS
+from flowkit.core.utils import dumps
+from flowkit.core.version import __version__
+from flowkit.errors import (
+    ActionRejected,
+    ConfigError,
+    FlowKitError,
+    GraphError,
+    StoreUnavailable,
+    UnknownTask,
+)
+from flowkit.limits import ID_CHARS
+from flowkit.models import TaskStatus
+from flowkit.reading.attempts import read_attempts
+from flowkit.reading.graphs import view_graph
+from flowkit.reading.results import read_result, require_node
+from flowkit.server.errors import HttpError
+from flowkit.server.openapi import Operation, operation_routes, parse_params
+from flowkit.server.rights import HttpRoute
+from flowkit.server.rpc import Params
+from flowkit.server.tokens import Right
+from flowkit.text import one_line, printed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import BaseRoute
+
+    from flowkit.page.live import Feed, LiveTasks, Update
+    from flowkit.reading.state import Servers
+    from flowkit.server.auth import Caller
+    from flowkit.server.openapi import Given
+
+PREFIX: Final = "/api/v1"
+MAX_PAGE: Final = 200
+"""Most tasks or batches of one page of a list."""
+MAX_SKIP: Final = 100_000
+
+LEASE_SEC: Final = 600.0
+"""How long a stream lasts. The page then opens another one."""
+HEARTBEAT_SEC: Final = 10
+"""Pause after which a stream without updates sends a comment, so that both ends notice a lost connection."""
+CHECK_SEC: Final = 3.0
+"""How often a stream checks its token."""
+_ENGINE_SEC: Final = 30.0
+"""How long an action waits for an engine."""
+_HOUR_SEC: Final = 3_600.0
+
+CANCEL: Final = "cancel"
+RERUN: Final = "rerun"
+
+
+# --- what pages send ----------------------------------------------------------------------------------------------
+
+
+class Show(StrEnum):
+    """Which tasks a list has, beside the filters for a status and a name."""
+
+    ALL = "all"
+    HELD = "held"
+    """With a failed node that waits for a decision."""
+    FAILED_LAST_HOUR = "failed_last_hour"
+
+
+class TaskFilter(Params):
+    """Which tasks a list has."""
+
+    show: Show = Show.ALL
+    status: TaskStatus | None = None
+    name: str | None = Field(default=None, max_length=500)
+    id: str | None = Field(default=None, max_length=500, description="How the id begins.")
+    limit: int = Field(default=50, ge=1, le=MAX_PAGE)
+    skip: int = Field(default=0, ge=0, le=MAX_SKIP)
+
+
+class TaskQuery(Params):
+    """Which task the call concerns.
+
+    Its id is no part of the path: it may contain slashes and dots, which browsers and proxies change in paths.
+    """
+
+    task_id: str = Field(min_length=1, max_length=ID_CHARS)
+
+
+class NodeQuery(TaskQuery):
+    """Which node of the task the call concerns."""
+
+    node: str = Field(min_length=1, max_length=ID_CHARS)
+
+
+class BatchQuery(NodeQuery):
+    """Which batches of the node a page has."""
+
+    limit: int = Field(default=50, ge=1, le=MAX_PAGE)
+    skip: int = Field(default=0, ge=0)
+    failed: bool = False
+
+
+class AttemptQuery(TaskQuery):
+    """Which node the attempts are of."""
+
+    node: str | None = Field(default=None, max_length=ID_CHARS, description="All nodes if it is left out.")
+
+
+class ActionPath(Params):
+    """Which action is applied."""
+
+    action: str = Field(max_length=50)
+
+
+class ActionCall(Params):
+    """An action and its input."""
+
+    input: dict[str, Any] = Field(default_factory=dict)
+    dry_run: bool = Field(
+        default=False, description="Whether the call only returns what the action would affect."
+    )
+
+
+# --- what pages get -----------------------------------------------------------------------------------------------
+
+
+class PageResult(BaseModel):
+    """A JSON object without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Session(PageResult):
+    """What the page may do, and where Temporal's Web UI is."""
+
+    actor: str
+    may_operate: bool
+    read_only: bool
+    web_ui: str | None = Field(description="Address of Temporal's Web UI, without a slash at its end.")
+    namespace: str
+    version: str
+    actions: list[str]
+
+
+class TaskLine(PageResult):
+    """A task in a list."""
+
+    task_id: str
+    status: TaskStatus
+    name: str | None
+    started_at: str | None
+    finished_at: str | None
+    reason: str | None
+
+
+class TasksFound(PageResult):
+    """Some tasks, newest first."""
+
+    tasks: list[TaskLine]
+    more: bool = Field(description="Whether there are older ones.")
+
+
+class Structure(PageResult):
+    """A task and its graph, without the states of its nodes."""
+
+    task_id: str
+    name: str | None
+    run_id: str | None = Field(
+        description="The run of its workflow; null if Temporal does not know it any more, or does not respond."
+    )
+    params: dict[str, Any]
+    nodes: list[dict[str, Any]] = Field(
+        description="`node_id`, `role`, `function`, `parallel`, `is_map`, `when`."
+    )
+    edges: list[tuple[int, int, str]] = Field(description="Positions of two nodes, and the kind of the edge.")
+    conditions: dict[str, str] = Field(description="The conditions of edges, by the position of the edge.")
+
+
+class NodeDetails(PageResult):
+    """What is known of one node beside its state."""
+
+    node_id: str
+    definition: dict[str, Any] = Field(description="The node as the graph has it.")
+    result: dict[str, Any]
+    batches: int
+    failed_batches: int
+
+
+class AttemptsFound(PageResult):
+    """The attempts of a task or of a node, in their order."""
+
+    attempts: list[dict[str, Any]]
+    complete: bool = Field(description="Whether Temporal still has the history, so that none is missing.")
+
+
+class Batches(PageResult):
+    """Some batches of a node, oldest first."""
+
+    batches: list[dict[str, Any]]
+    total: int
+    skip: int
+
+
+class VariablesFound(PageResult):
+    """The variables of a task."""
+
+    variables: dict[str, Any]
+
+
+class Affected(PageResult):
+    """What an action has changed, or would change."""
+
+    affected: list[dict[str, Any]]
+    notes: list[str]
+    revision: int | None = None
+    run_seq: int | None = None
+
+
+# --- the calls ----------------------------------------------------------------------------------------------------
+
+_RUNTIME = frozenset({"lease", "stats", "attempt_epoch", "status", "updated_at", "started_at", "finished_at"})
+"""Fields of a node in the document that are no part of its definition."""
+
+
+class PageApi:
+    """The calls of the page."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        live: LiveTasks,
+        *,
+        web_ui: str | None,
+        read_only: bool,
+        version: str = __version__,
+    ) -> None:
+        self._servers = servers
+        self._live = live
+        self._web_ui = web_ui
+        self._read_only = read_only
+        self._version = version
+
+    async def session(self, given: Given) -> Session:
+        """Return what the page may do."""
+        may = not self._read_only and _may_operate(given.caller)
+        return Session(
+            actor=str(given.caller),
+            may_operate=may,
+            read_only=self._read_only,
+            web_ui=self._web_ui,
+            namespace=self._servers.temporal.namespace,
+            version=self._version,
+            actions=[*ACTIONS, CANCEL, RERUN] if may else [],
+        )
+
+    async def list_tasks(self, given: Given) -> TasksFound:
+        """Return tasks, newest first."""
+        query: TaskFilter = given.query
+        failed_lately = query.show is Show.FAILED_LAST_HOUR
+        found = await self._servers.catalog.list_tasks(
+            TaskStatus.FAILED.value if failed_lately else query.status and query.status.value,
+            query.limit + 1,
+            held=query.show is Show.HELD,
+            name=query.name or None,
+            ended_since=time.time() - _HOUR_SEC if failed_lately else None,
+            id_prefix=query.id or None,
+            skip=query.skip,
+        )
+        lines = [TaskLine(**asdict(each)) for each in found[: query.limit]]
+        return TasksFound(tasks=lines, more=len(found) > query.limit)
+
+    async def get_task(self, given: Given) -> Structure:
+        """Return a task with its graph."""
+        task_id = given.query.task_id
+        document = await self._document(task_id)
+        graph = await asyncio.to_thread(view_graph, document["graph"])
+        edges = graph.edges
+        return Structure(
+            task_id=task_id,
+            name=graph.name,
+            run_id=await self._run_id(task_id),
+            params=_plain(document.get("params") or {}),
+            nodes=[asdict(each) for each in graph.nodes],
+            edges=[(each.source, each.target, each.kind.value) for each in edges],
+            conditions={str(index): each.condition for index, each in enumerate(edges) if each.condition},
+        )
+
+    async def _run_id(self, task_id: str) -> str | None:
+        try:
+            description = (await self._servers.tasks.look_up(task_id)).description
+        except RPCError:
+            return None
+        return description.run_id if description else None
+
+    async def _document(self, task_id: str) -> dict[str, Any]:
+        document = await self._servers.catalog.document(task_id)
+        if document is None:
+            raise UnknownTask(task_id)
+        return document
+
+    async def get_node(self, given: Given) -> NodeDetails:
+        """Return the definition of a node, and what it has stored."""
+        task_id, node_id = given.query.task_id, given.query.node
+        document = await self._document(task_id)
+        require_node(document, node_id)
+        view, _ = await read_result(self._servers.catalog, task_id, node_id, 1, 0)
+        (result,) = view.nodes
+        (entry,) = [each for each in document["graph"]["nodes"] if each["node_id"] == node_id]
+        return NodeDetails(
+            node_id=node_id,
+            definition=_plain({key: value for key, value in entry.items() if key not in _RUNTIME}),
+            result=_plain(
+                {"metrics": result.metrics, "stats": result.stats, "artifacts_ref": result.artifacts_ref}
+            ),
+            batches=result.batches,
+            failed_batches=result.failed_batches,
+        )
+
+    async def list_batches(self, given: Given) -> Batches:
+        """Return batches of a node, oldest first."""
+        query: BatchQuery = given.query
+        _, page = await read_result(
+            self._servers.catalog,
+            given.query.task_id,
+            query.node,
+            query.limit,
+            query.skip,
+            failed=query.failed,
+        )
+        assert page is not None
+        return Batches(
+            batches=[_plain(asdict(each)) for each in page.batches], total=page.total, skip=query.skip
+        )
+
+    async def list_attempts(self, given: Given) -> AttemptsFound:
+        """Return the attempts of a task, or of one of its nodes."""
+        found, complete = await read_attempts(self._servers, given.query.task_id, given.query.node)
+        return AttemptsFound(attempts=[asdict(each) for each in found], complete=complete)
+
+    async def get_variables(self, given: Given) -> VariablesFound:
+        """Return the variables of a task."""
+        document = await self._document(given.query.task_id)
+        return VariablesFound(variables=_plain((document.get("coordinator") or {}).get("vars") or {}))
+
+    async def act(self, given: Given) -> Affected:
+        """Apply an action, or return what it would affect."""
+        call: ActionCall = given.body
+        if self._read_only and not call.dry_run:
+            raise HttpError(403, "read_only", "this server only shows tasks; start one without --read-only")
+        task_id, name = given.query.task_id, given.path.action
+        by = _signature(given.caller)
+        if name == CANCEL:
+            return await self._cancel(task_id, call)
+        if name == RERUN:
+            return await self._rerun(task_id, call, by)
+        if name not in ACTIONS:
+            raise HttpError(
+                404, "unknown_action", f"there is no action {printed(name)}; send {', '.join(ACTIONS)}"
+            )
+        sent = {**call.input, "by": by}
+        if call.dry_run:
+            found = await self._servers.tasks.preview(task_id, name, sent)
+        else:
+            found = await self._servers.tasks.act(task_id, name, sent, wait_sec=_ENGINE_SEC)
+        return Affected(affected=found["affected"], notes=found["notes"], revision=found.get("revision"))
+
+    async def _cancel(self, task_id: str, call: ActionCall) -> Affected:
+        reason = str(call.input.get("reason") or "") or "user_request"
+        if not call.dry_run and not await self._servers.tasks.cancel_task(task_id, reason=reason):
+            raise HttpError(
+                409, "action_rejected", f"task {printed(task_id)} has ended, so it cannot be cancelled"
+            )
+        return Affected(
+            affected=[], notes=["running attempts are told to stop; nodes that have not started are skipped"]
+        )
+
+    async def _rerun(self, task_id: str, call: ActionCall, by: str) -> Affected:
+        given = call.input
+        found = await self._servers.tasks.rerun(
+            task_id,
+            given.get("nodes"),
+            params=given.get("params"),
+            inputs=given.get("inputs"),
+            failed_batches_of=given.get("failed_batches_of") or (),
+            reason=str(given.get("reason") or ""),
+            by=by,
+            dry_run=call.dry_run,
+        )
+        return Affected(affected=found["affected"], notes=found["notes"], run_seq=found["run_seq"])
+
+    async def stream(self, request: Request) -> Response:
+        """Send the state of a task, then each change, as server-sent events."""
+        query = parse_params(TaskQuery, dict(request.query_params), strict=False)
+        watched = self._live.watch(query.task_id)
+        feed = await _answered(watched.__aenter__())
+        check = request.scope["check"]
+
+        async def events() -> AsyncIterator[dict[str, str]]:
+            try:
+                async for each in _until_refused(feed, check):
+                    yield {"data": dumps(_event_of(each)).decode()}
+            finally:
+                await watched.__aexit__(None, None, None)
+
+        return EventSourceResponse(events(), ping=HEARTBEAT_SEC)
+
+
+def _signature(caller: Caller) -> str:
+    """Return who applies an action, as the task keeps it."""
+    return f"{caller} on the page" if caller.actor is None else f"actor {caller} on the page"
+
+
+def _may_operate(caller: Caller) -> bool:
+    return caller.is_operator or Right.TASKS_OPERATE in caller.rights
+
+
+async def _until_refused(feed: Feed, check: Callable[[], Awaitable[Any]]) -> AsyncIterator[Update]:
+    """Yield the updates of a feed until its lease is over, or its token is no longer valid."""
+    until, updates = time.monotonic() + LEASE_SEC, feed.updates()
+    waiting: asyncio.Future[Update | None] | None = None
+    try:
+        while time.monotonic() < until:
+            waiting = waiting or asyncio.ensure_future(anext(updates, None))
+            done, _ = await asyncio.wait({waiting}, timeout=CHECK_SEC)
+            await check()
+            if done:
+                if (update := waiting.result()) is None:
+                    return
+                yield update
+                waiting = None
+    except HttpError:
+        return
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+
+
+def _event_of(update: Update) -> dict[str, Any]:
+    return {**asdict(update), "nodes": {str(index): row for index, row in update.nodes.items()}}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value from MongoDB as JSON."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+
+
+async def _answered(call: Awaitable[Any]) -> Any:
+    """Await a call. Raise HttpError in place of FlowKit's and Temporal's errors."""
+    try:
+        return await call
+    except UnknownTask as error:
+        raise HttpError(404, error.code, one_line(error)) from None
+    except StoreUnavailable as error:
+        raise HttpError(503, error.code, "MongoDB is unavailable; try the call again") from error
+    except ActionRejected as error:
+        raise HttpError(409, error.code, one_line(error)) from None
+    except (ConfigError, GraphError) as error:
+        remedy = "; ".join(getattr(error, "__notes__", []))
+        raise HttpError(422, error.code, "; ".join(filter(None, [one_line(error), remedy]))) from None
+    except FlowKitError as error:
+        raise HttpError(503 if error.retryable else 500, error.code, one_line(error)) from error
+    except RPCError as error:
+        raise HttpError(
+            503, "temporal_unavailable", f"Temporal does not respond ({error.status.name})"
+        ) from error
+
+
+def _answering(
+    call: Callable[[PageApi, Given], Awaitable[BaseModel]],
+) -> Callable[[Any, Given], Awaitable[BaseModel]]:
+    async def answered(api: PageApi, given: Given) -> BaseModel:
+        result: BaseModel = await _answered(call(api, given))
+        return result
+
+    answered.__name__, answered.__doc__ = call.__name__, call.__doc__
+    return answered
+
+
+def _operations() -> list[Operation]:
+    read, task = Right.TASKS_READ, f"{PREFIX}/task"
+    unknown: Mapping[int, str] = {404: "There is no such task: `unknown_task`."}
+
+    def get(at: str, call: Any, result: type[BaseModel], query: type[Params] | None = None) -> Operation:
+        return Operation(
+            method="GET",
+            path=at,
+            call=_answering(call),
+            result=result,
+            needs=read,
+            parameters={} if query is None else {"query": query},
+            errors=unknown if query is not None and issubclass(query, TaskQuery) else {},
+        )
+
+    return [
+        get(f"{PREFIX}/session", PageApi.session, Session),
+        get(f"{PREFIX}/tasks", PageApi.list_tasks, TasksFound, TaskFilter),
+        get(f"{task}/graph", PageApi.get_task, Structure, TaskQuery),
+        get(f"{task}/node", PageApi.get_node, NodeDetails, NodeQuery),
+        get(f"{task}/batches", PageApi.list_batches, Batches, BatchQuery),
+        get(f"{task}/attempts", PageApi.list_attempts, AttemptsFound, AttemptQuery),
+        get(f"{task}/variables", PageApi.get_variables, VariablesFound, TaskQuery),
+        Operation(
+            method="POST",
+            path=f"{task}/actions/{{action}}",
+            call=_answering(PageApi.act),
+            result=Affected,
+            needs=Right.TASKS_OPERATE,
+            parameters={"path": ActionPath, "query": TaskQuery},
+            bodies={"": ActionCall},
+            errors={**unknown, 409: "The state of the task does not allow the action: `action_rejected`."},
+        ),
+    ]
+
+
+OPERATIONS: Final[Sequence[Operation]] = _operations()
+INFO: Final = {"title": "FlowKit page", "version": __version__}
+
+
+def page_routes(api: PageApi) -> list[BaseRoute]:
+    """Return the routes of the calls."""
+    stream = HttpRoute(f"{PREFIX}/task/stream", api.stream, needs=Right.TASKS_READ)
+    return [stream, *operation_routes(OPERATIONS, api, INFO, document_path=f"{PREFIX}/openapi.json")]

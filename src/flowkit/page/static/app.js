@@ -1,0 +1,72 @@
+// Chooses what the page shows from its address: the list of tasks, or one task.
+
+import { ApiError, get, setToken, takeToken } from "./api.js";
+import { byId, h, replace } from "./dom.js";
+import { TaskList } from "./list.js";
+import { TaskPage } from "./task.js";
+
+let shown = null;
+let turns = 0; // A call that was overtaken by a later one shows nothing.
+
+async function show() {
+  const turn = (turns += 1);
+  shown?.stop();
+  shown = null;
+  const query = new URLSearchParams(location.search);
+  const main = byId("main");
+  try {
+    const session = await get("session");
+    if (turn !== turns) return;
+    byId("who").textContent = session.read_only ? `${session.actor}, read-only` : session.actor;
+    const task = query.get("task");
+    document.title = task ? `${task} – FlowKit` : "FlowKit";
+    replace(byId("crumbs"), h("a", { href: "./" }, "Tasks"), task && h("span", {}, "›"), task && h("span", { "aria-current": "page" }, task));
+    shown = task ? new TaskPage(main, task, query, session, keep) : new TaskList(main, query, navigate);
+    await shown.start();
+  } catch (error) {
+    if (turn === turns && error.name !== "AbortError") refuse(main, error);
+  }
+}
+
+function refuse(main, error) {
+  const token = error instanceof ApiError && error.status === 401;
+  replace(main, h("section", { class: "refused" },
+    h("h1", {}, token ? "This server needs a token" : "The page cannot be shown"),
+    h("p", { role: "alert" }, error.message),
+    token && h("form", {
+      onsubmit: (event) => {
+        event.preventDefault();
+        setToken(new FormData(event.target).get("token").trim());
+        show();
+      },
+    }, h("label", {}, "Token", h("input", { name: "token", type: "password", autocomplete: "off", required: true })), h("button", {}, "Continue")),
+    token && h("p", { class: "note" }, "An operator creates one with: flowkit token create --actor N --right tasks.read"),
+    !token && h("button", { onclick: show }, "Try again")));
+}
+
+function navigate(query) {
+  history.pushState(null, "", query.size ? `?${query}` : "./");
+  show();
+}
+
+// Change the address without leaving what is shown.
+function keep(changes) {
+  const query = new URLSearchParams(location.search);
+  for (const [key, value] of Object.entries(changes)) {
+    if (value) query.set(key, value);
+    else query.delete(key);
+  }
+  history.replaceState(null, "", `?${query}`);
+}
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("a");
+  if (!link || link.target || event.ctrlKey || event.metaKey || event.shiftKey || link.origin !== location.origin) return;
+  if (link.pathname !== location.pathname || link.getAttribute("href").startsWith("#")) return;
+  event.preventDefault();
+  navigate(new URLSearchParams(link.search));
+});
+addEventListener("popstate", show);
+takeToken();
+addEventListener("hashchange", () => { takeToken(); show(); });
+show();

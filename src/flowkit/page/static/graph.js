@@ -1,0 +1,308 @@
+// Draws a graph as SVG. The structure is drawn once; updates change classes and texts.
+
+import { s, replace } from "./dom.js";
+import { ENDED, symbolOf } from "./words.js";
+
+const HEIGHT = 44;
+const CHAR = 7.2;
+const SMALL_CHAR = 6.2;
+const MIN_WIDTH = 120;
+const MAX_CHARS = 32;
+const SETTLED = ["failed", "cancelling", "running", "deferred", "queued", "cancelled", "skipped", "finished"];
+
+const short = (text) => (text.length > MAX_CHARS ? `${text.slice(0, MAX_CHARS - 1)}…` : text);
+
+// The status of a group is the one of its nodes that needs most attention.
+export function statusOf(rows) {
+  const found = new Set(rows.map((row) => row.status));
+  return SETTLED.find((status) => found.has(status)) || "queued";
+}
+
+export function countsOf(rows) {
+  const counts = new Map();
+  for (const row of rows) counts.set(row.status, (counts.get(row.status) || 0) + 1);
+  return SETTLED.filter((status) => counts.has(status)).map((status) => [status, counts.get(status)]);
+}
+
+export class GraphPicture {
+  // `onSelect(index)` opens a node, and `onExpand(members)` shows the nodes of a group.
+  constructor(container, { onSelect, onExpand }) {
+    this.container = container;
+    this.onSelect = onSelect;
+    this.onExpand = onExpand;
+    this.worker = new Worker(new URL("./layout.js", import.meta.url), { type: "module" });
+    this.worker.addEventListener("message", ({ data }) => this.place(data));
+    this.request = 0;
+    this.boxes = [];
+    this.groupAt = new Map();
+    this.chosen = -1;
+    this.view = { x: 0, y: 0, scale: 1 };
+    this.svg = s("svg", { class: "graph", role: "group", "aria-label": "Graph of the task", tabindex: "-1" });
+    this.layer = s("g", {});
+    this.svg.append(arrowheads(), this.layer);
+    replace(container, this.svg);
+    this.listen();
+  }
+
+  // Draw `groups` (lists of positions in `nodes`) and the edges between them.
+  draw(structure, groups, edges, sideways) {
+    this.nodes = structure.nodes;
+    this.groups = groups;
+    this.edges = edges;
+    this.streams = new Map();
+    for (const [from, to, kind] of structure.edges) {
+      if (kind === "streaming") this.streams.set(to, [...(this.streams.get(to) || []), from]);
+    }
+    this.sizes = groups.map((members) => [this.widthOf(members), HEIGHT]);
+    this.request += 1;
+    this.container.classList.add("placing");
+    this.worker.postMessage({ request: this.request, sizes: this.sizes, edges, sideways });
+    return new Promise((resolve) => {
+      this.drawn = resolve;
+    });
+  }
+
+  widthOf(members) {
+    const node = this.nodes[members[0]];
+    const below = members.length > 1 ? 24 : short(node.role).length + (this.streams.has(members[0]) ? 24 : 15);
+    return Math.max(MIN_WIDTH, Math.round((short(this.titleOf(members)).length + 3) * CHAR) + 24, Math.round(below * SMALL_CHAR) + 24);
+  }
+
+  titleOf(members) {
+    return members.length === 1 ? this.nodes[members[0]].node_id : `${members.length.toLocaleString()} × ${this.nodes[members[0]].role}`;
+  }
+
+  place({ request, placed, error }) {
+    if (request !== this.request) return;
+    this.container.classList.remove("placing");
+    if (error) {
+      this.container.classList.add("unplaced");
+      this.drawn?.(error);
+      return;
+    }
+    this.placed = placed;
+    this.groupAt = new Map();
+    const edges = this.edges.map(([from, to, kind], index) => edgeShape(placed.splines[index], kind));
+    this.boxes = this.groups.map((members, index) => this.box(members, index, placed.nodes[index]));
+    replace(this.layer, s("g", { class: "edges", "aria-hidden": "true" }, edges), s("g", { class: "nodes" }, this.boxes.map((box) => box.element)));
+    this.edgeShapes = edges;
+    this.fit();
+    if (this.rows) this.update(this.rows, null);
+    if (this.chosen >= 0) this.select(this.chosen);
+    this.drawn?.(null);
+  }
+
+  box(members, index, [x, y]) {
+    const [width, height] = this.sizes[index];
+    const title = this.titleOf(members);
+    const symbol = s("text", { class: "symbol", x: 10, y: 18 });
+    const state = s("text", { class: "state", x: width - 8, y: 35, "text-anchor": "end" });
+    const bar = s("rect", { class: "bar", x: 1, y: height - 4, width: 0, height: 3 });
+    const tip = s("title", {});
+    const element = s(
+      "g",
+      {
+        class: "node queued",
+        transform: `translate(${(x - width / 2).toFixed(1)} ${(y - height / 2).toFixed(1)})`,
+        tabindex: "0",
+        role: "button",
+        "data-group": index,
+      },
+      members.length > 1 ? s("rect", { class: "behind", x: 4, y: -4, width, height, rx: 6 }) : null,
+      s("rect", { class: "body", width, height, rx: 6 }),
+      bar,
+      // The blanks keep the words apart for programs that read them in a row.
+      symbol, " ",
+      s("text", { class: "name", x: 28, y: 18 }, short(title)), " ",
+      s("text", { class: "role", x: 10, y: 35 }, members.length > 1 ? "" : short(this.nodes[members[0]].role)), " ",
+      state,
+    );
+    for (const member of members) this.groupAt.set(member, index);
+    // The tooltip exists only under the pointer: it would be a second text beside the label.
+    element.addEventListener("pointerenter", () => element.prepend(tip));
+    element.addEventListener("pointerleave", () => tip.remove());
+    const open = () => (members.length === 1 ? this.onSelect(members[0]) : this.onExpand(members));
+    element.addEventListener("click", () => this.moved || open());
+    element.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" || event.key === " ") {
+        event.preventDefault();
+        open();
+      } else this.step(event, index);
+    });
+    return { element, symbol, state, bar, tip, width, members, title };
+  }
+
+  // Show the states of nodes. `changed` are positions; null means all.
+  update(rows, changed, batches = null) {
+    this.rows = rows;
+    if (!this.boxes.length) return;
+    const groups = changed === null ? this.boxes.keys() : new Set(changed.map((index) => this.groupAt.get(index)));
+    for (const index of groups) {
+      if (index !== undefined) this.updateBox(this.boxes[index]);
+    }
+    this.updateEdges();
+  }
+
+  updateBox(box) {
+    const rows = box.members.map((member) => this.rows[member]).filter(Boolean);
+    if (!rows.length) return;
+    const status = statusOf(rows);
+    const decides = rows.some((row) => row.awaits_decision);
+    box.element.setAttribute("class", `node ${status}${decides ? " decides" : ""}${box.selected ? " selected" : ""}${box.hidden ? " gone" : ""}`);
+    box.symbol.textContent = decides ? "◆" : symbolOf(status);
+    const counts = countsOf(rows);
+    const [row] = rows;
+    const single = box.members.length === 1;
+    const above = single ? this.batchesAbove(box.members[0]) : 0;
+    const text = single
+      ? [row.attempt > 1 ? `attempt ${row.attempt}` : "", batchesText(row, above)].filter(Boolean).join(", ")
+      : counts.map(([name, count]) => `${symbolOf(name)} ${count.toLocaleString()}`).join("  ");
+    box.state.textContent = text;
+    const words = single ? `${row.status}${text ? `, ${text}` : ""}` : counts.map(([name, count]) => `${count} ${name}`).join(", ");
+    box.tip.textContent = `${box.title}: ${words}${single && row.note ? `\n${row.note}` : ""}`;
+    const label = single ? [short(box.title), short(this.nodes[box.members[0]].role), text, row.status] : [box.title, words];
+    box.element.setAttribute("aria-label", [...label, decides && "waits for a decision"].filter(Boolean).join(", "));
+    const done = rows.filter((each) => ENDED.has(each.status)).length / box.members.length;
+    const part = single ? progressOf(row, above) : done;
+    box.bar.setAttribute("width", String(Math.max(0, Math.min(1, part)) * (box.width - 2)));
+  }
+
+  // The batches of the nodes from which a node streams: how many it can have so far. 0 if it streams from none.
+  batchesAbove(member) {
+    return (this.streams?.get(member) || []).reduce((sum, parent) => sum + (this.rows[parent]?.batches || 0), 0);
+  }
+
+  updateEdges() {
+    this.edges.forEach(([from, to], index) => {
+      const target = this.groups[to].length === 1 ? this.rows[this.groups[to][0]] : null;
+      const source = this.groups[from].length === 1 ? this.rows[this.groups[from][0]] : null;
+      const gone = (target && target.status === "skipped") || (source && source.status === "skipped");
+      this.edgeShapes[index].classList.toggle("not-taken", Boolean(gone));
+    });
+  }
+
+  select(index) {
+    this.chosen = index;
+    const chosen = this.groupAt.get(index);
+    this.boxes.forEach((box, place) => {
+      box.selected = place === chosen;
+      box.element.classList.toggle("selected", box.selected);
+    });
+    if (chosen !== undefined) this.reveal(chosen);
+  }
+
+  hideEnded(hide) {
+    for (const box of this.boxes) {
+      const rows = box.members.map((member) => this.rows?.[member]).filter(Boolean);
+      box.hidden = hide && rows.length > 0 && rows.every((row) => row.status === "finished" || row.status === "skipped");
+      box.element.classList.toggle("gone", box.hidden);
+    }
+  }
+
+  // Move the focus along the edges with the arrow keys.
+  step(event, index) {
+    const back = event.key === "ArrowLeft" || event.key === "ArrowUp";
+    if (!back && event.key !== "ArrowRight" && event.key !== "ArrowDown") return;
+    event.preventDefault();
+    const next = this.edges.find(([from, to]) => (back ? to : from) === index);
+    if (next) {
+      const other = back ? next[0] : next[1];
+      this.reveal(other);
+      this.boxes[other].element.focus();
+    }
+  }
+
+  reveal(index) {
+    const [x, y] = this.placed.nodes[index];
+    const { width, height } = this.svg.getBoundingClientRect();
+    const at = [x * this.view.scale + this.view.x, y * this.view.scale + this.view.y];
+    if (at[0] < 60 || at[0] > width - 60 || at[1] < 40 || at[1] > height - 40) {
+      this.view.x += width / 2 - at[0];
+      this.view.y += height / 2 - at[1];
+      this.show();
+    }
+  }
+
+  fit() {
+    const { width, height } = this.svg.getBoundingClientRect();
+    if (!width || !this.placed) return;
+    const scale = Math.min(1.25, (width - 32) / this.placed.width, (height - 32) / this.placed.height);
+    this.view.scale = Math.max(0.02, scale);
+    this.view.x = (width - this.placed.width * this.view.scale) / 2;
+    this.view.y = (height - this.placed.height * this.view.scale) / 2;
+    this.show();
+  }
+
+  zoom(factor, x, y) {
+    const box = this.svg.getBoundingClientRect();
+    const [cx, cy] = [x ?? box.width / 2, y ?? box.height / 2];
+    const scale = Math.min(4, Math.max(0.02, this.view.scale * factor));
+    const ratio = scale / this.view.scale;
+    this.view = { scale, x: cx - (cx - this.view.x) * ratio, y: cy - (cy - this.view.y) * ratio };
+    this.show();
+  }
+
+  show() {
+    const { x, y, scale } = this.view;
+    this.layer.setAttribute("transform", `translate(${x.toFixed(1)} ${y.toFixed(1)}) scale(${scale.toFixed(4)})`);
+    this.svg.classList.toggle("far", scale < 0.35);
+  }
+
+  listen() {
+    let from = null;
+    this.svg.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      const box = this.svg.getBoundingClientRect();
+      this.zoom(Math.exp(-event.deltaY / 400), event.clientX - box.left, event.clientY - box.top);
+    }, { passive: false });
+    this.svg.addEventListener("pointerdown", (event) => {
+      from = { x: event.clientX, y: event.clientY, view: { ...this.view } };
+      this.moved = false;
+    });
+    this.svg.addEventListener("pointermove", (event) => {
+      if (!from) return;
+      const [dx, dy] = [event.clientX - from.x, event.clientY - from.y];
+      if (!this.moved && Math.abs(dx) + Math.abs(dy) < 5) return;
+      this.moved = true;
+      this.view = { ...from.view, x: from.view.x + dx, y: from.view.y + dy };
+      this.show();
+    });
+    for (const name of ["pointerup", "pointerleave"]) this.svg.addEventListener(name, () => { from = null; });
+    this.resize = new ResizeObserver(() => this.placed && this.show());
+    this.resize.observe(this.svg);
+  }
+
+  close() {
+    this.worker.terminate();
+    this.resize.disconnect();
+  }
+}
+
+function batchesText(row, above) {
+  if (!row.batches && !above) return "";
+  const count = (row.batches || 0).toLocaleString();
+  return above && !ENDED.has(row.status) ? `${count} of ${above.toLocaleString()} batches` : `${count} ${row.batches === 1 ? "batch" : "batches"}`;
+}
+
+// How far a node is, from 0 to 1. Of one whose end is not known, nothing is shown.
+function progressOf(row, above) {
+  if (ENDED.has(row.status)) return row.status === "finished" ? 1 : 0;
+  const known = /([\d,]+) of ([\d,]+)/.exec(row.shards || "");
+  return known ? Number(known[1].replaceAll(",", "")) / Number(known[2].replaceAll(",", "")) : above ? (row.batches || 0) / above : 0;
+}
+
+function edgeShape(points, kind) {
+  if (!points || !points.length) return s("path", { class: `edge ${kind}`, d: "" });
+  const [first, ...rest] = points;
+  const at = ([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`;
+  return s("path", { class: `edge ${kind}`, d: `M${at(first)} C${rest.map(at).join(" ")}`, "marker-end": `url(#arrow-${kind})` });
+}
+
+function arrowheads() {
+  const kinds = ["plain", "streaming", "conditional", "success", "failure"];
+  return s("defs", {}, kinds.map((kind) => s(
+    "marker",
+    { id: `arrow-${kind}`, class: `arrow ${kind}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" },
+    s("path", { d: "M0 0 L8 4 L0 8 z" }),
+  )));
+}

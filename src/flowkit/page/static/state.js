@@ -1,0 +1,43 @@
+// The state of a task as the messages of the server tell it. Pure.
+
+export class TaskState {
+  constructor() {
+    this.server = null;
+    this.poll = 0;
+    this.at = 0;
+    this.ahead = 0; // Seconds by which the clock of the server is ahead of this one.
+    this.task = null;
+    this.rows = [];
+    this.problem = null;
+  }
+
+  // Take a message, and return the positions of the nodes that have changed; null if the message is old.
+  take(message) {
+    const isNew = message.server !== this.server;
+    if (isNew && !message.whole) return null;
+    if (!isNew && message.poll < this.poll) return null;
+    if (!isNew && message.poll === this.poll && !message.whole) return null;
+    this.server = message.server;
+    this.poll = message.poll;
+    this.at = message.at;
+    this.ahead = message.now - Date.now() / 1000;
+    this.task = message.task;
+    this.problem = message.problem;
+    this.rows.length = Math.min(this.rows.length, message.count);
+    const changed = [];
+    for (const [key, row] of Object.entries(message.nodes)) {
+      const index = Number(key);
+      if (this.accepts(index, row)) {
+        this.rows[index] = row;
+        changed.push(index);
+      }
+    }
+    return changed;
+  }
+
+  // An attempt with a lower number never replaces one with a higher number.
+  accepts(index, row) {
+    const known = this.rows[index];
+    return !known || known.node_id !== row.node_id || row.attempt >= known.attempt;
+  }
+}

@@ -1,0 +1,86 @@
+// A timeline of attempts: one row each. Only the rows in view exist, so ten thousand attempts stay smooth.
+
+import { h, replace } from "./dom.js";
+import { clock, duration } from "./words.js";
+
+const ROW = 24;
+const EXTRA = 10;
+const IDLE_SEC = 5;
+
+// Return a function from a time to a place between 0 and 1. With `collapsed`, pauses of all attempts are short.
+export function scaleOf(attempts, now, collapsed) {
+  const spans = attempts
+    .filter((each) => each.started_at)
+    .map((each) => [each.started_at, each.ended_at ?? now])
+    .sort((a, b) => a[0] - b[0]);
+  if (!spans.length) return { place: () => 0, cuts: [] };
+  const busy = [];
+  for (const [from, to] of spans) {
+    const last = busy[busy.length - 1];
+    if (last && from <= last[1] + (collapsed ? IDLE_SEC : Infinity)) last[1] = Math.max(last[1], to);
+    else busy.push([from, to]);
+  }
+  const gap = busy.length > 1 ? busy.reduce((sum, [from, to]) => sum + to - from, 0) * 0.02 + 0.01 : 0;
+  let length = 0;
+  const starts = busy.map(([from, to]) => {
+    const start = length;
+    length += Math.max(to - from, 0.001) + gap;
+    return start;
+  });
+  length -= gap;
+  const place = (at) => {
+    let index = busy.length - 1;
+    while (index > 0 && at < busy[index][0]) index -= 1;
+    const inside = Math.min(Math.max(at - busy[index][0], 0), busy[index][1] - busy[index][0] + gap);
+    return Math.min(1, Math.max(0, (starts[index] + inside) / length));
+  };
+  return { place, cuts: starts.slice(1).map((start) => (start - gap / 2) / length) };
+}
+
+export class Timeline {
+  constructor(container, onSelect) {
+    this.container = container;
+    this.onSelect = onSelect;
+    this.attempts = [];
+    this.collapsed = true;
+    this.rows = h("div", { class: "timeline-rows", role: "list" });
+    this.space = h("div", { class: "timeline-space" }, this.rows);
+    this.scroller = h("div", { class: "timeline", role: "region", tabindex: "0", "aria-label": "Timeline of attempts" }, this.space);
+    replace(container, this.scroller);
+    this.scroller.addEventListener("scroll", () => requestAnimationFrame(() => this.draw()));
+  }
+
+  show(attempts, now) {
+    this.attempts = attempts;
+    this.now = now;
+    this.scale = scaleOf(attempts, now, this.collapsed);
+    this.space.style.height = `${attempts.length * ROW}px`;
+    this.draw();
+  }
+
+  draw() {
+    const first = Math.max(0, Math.floor(this.scroller.scrollTop / ROW) - EXTRA);
+    const count = Math.ceil((this.scroller.clientHeight || 300) / ROW) + 2 * EXTRA;
+    this.rows.style.transform = `translateY(${first * ROW}px)`;
+    replace(this.rows, this.attempts.slice(first, first + count).map((each) => this.row(each)));
+  }
+
+  row(attempt) {
+    const from = attempt.started_at ? this.scale.place(attempt.started_at) : null;
+    const to = this.scale.place(attempt.ended_at ?? this.now);
+    const took = attempt.started_at ? (attempt.ended_at ?? this.now) - attempt.started_at : null;
+    const text = `${attempt.node_id} · ${attempt.attempt}: ${attempt.outcome}${took === null ? "" : `, ${duration(took)}`}${attempt.error ? `, ${attempt.error}` : ""}`;
+    const bar = h("span", { class: `bar ${attempt.outcome.replaceAll(" ", "-")}` });
+    if (from !== null) {
+      bar.style.left = `${from * 100}%`;
+      bar.style.width = `${Math.max(0.3, (to - from) * 100)}%`;
+    } else bar.hidden = true;
+    return h(
+      "div",
+      { class: "timeline-row", role: "listitem" },
+      h("button", { class: "link", title: text, "aria-label": text, onclick: () => this.onSelect(attempt.node_id) }, `${attempt.node_id} · ${attempt.attempt}`),
+      h("span", { class: "track", title: `${clock(attempt.started_at)} ${text}` }, bar),
+      h("span", { class: "took" }, took === null ? attempt.outcome : duration(took)),
+    );
+  }
+}

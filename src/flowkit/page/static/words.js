@@ -1,0 +1,48 @@
+// How states and times read. Each status has a word and a symbol; color only repeats what they say.
+
+export const STATUSES = {
+  queued: { symbol: "○", word: "queued" },
+  deferred: { symbol: "◷", word: "waits" },
+  running: { symbol: "▶", word: "running" },
+  cancelling: { symbol: "◼", word: "stopping" },
+  finished: { symbol: "✓", word: "finished" },
+  failed: { symbol: "✕", word: "failed" },
+  cancelled: { symbol: "⊘", word: "cancelled" },
+  skipped: { symbol: "⤼", word: "skipped" },
+};
+
+export const ENDED = new Set(["finished", "failed", "cancelled", "skipped"]);
+
+export const symbolOf = (status) => (STATUSES[status] || { symbol: "?" }).symbol;
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 86400)} d ${Math.round((seconds % 86400) / 3600)} h`;
+}
+
+export function clock(moment) {
+  if (!moment) return "";
+  const at = typeof moment === "number" ? new Date(moment * 1000) : new Date(moment);
+  return Number.isNaN(at.getTime()) ? "" : at.toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });
+}
+
+// One sentence about what a node does or waits for; empty if its status says it all.
+export function sentenceOf(row, now) {
+  if (!row) return "";
+  const worker = row.worker ? `${row.external ? "external worker" : "worker"} ${row.worker}` : "";
+  if (row.lost) return `${worker} is lost: silent since ${clock(row.heard_at)}; the next free worker replaces it`;
+  if (row.heard_at) return `${worker} is silent since ${clock(row.heard_at)}; replaced at ${clock(row.replaced_at)} unless it responds`;
+  if (row.waits_for) return `waits for ${row.waits_for}`;
+  if (row.waiting) return "no worker has started it yet";
+  if (row.next_retry_at) {
+    const left = row.next_retry_at - now;
+    return `${left > 0 ? `retry in ${duration(left)}` : "retry is due"}${row.note ? `: ${row.note}` : ""}`;
+  }
+  if (row.shards) return row.shards;
+  if (row.note) return row.note;
+  return row.status === "running" && worker ? `runs on ${worker}` : "";
+}

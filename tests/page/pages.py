@@ -1,0 +1,120 @@
+"""Task documents in a database in memory, and stand-ins for Temporal, for tests of the page's server."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from temporalio.converter import DataConverter
+from temporalio.service import RPCError, RPCStatusCode
+
+from flowkit.adapters.tasks.fields import new_task
+from flowkit.attempt.workflows import ABSENT, Found
+from flowkit.client import TaskCatalog, TaskClient
+from flowkit.errors import ActionRejected, StoreUnavailable
+from flowkit.reading.state import Servers
+from flowkit.testing import memory_database
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from temporalio.client import Client
+
+LONG_AGO = 3_600.0
+
+
+class Tasks:
+    """Stands in for TaskClient: Temporal knows no workflow any more. Notes the actions it was called with."""
+
+    def __init__(self) -> None:
+        self.temporal_is_down = False
+        self.acted: list[tuple[str, str, Mapping[str, Any]]] = []
+
+    async def look_up(self, task_id: str) -> Found:
+        """Return that there is no workflow."""
+        if self.temporal_is_down:
+            raise RPCError("down", RPCStatusCode.UNAVAILABLE, b"")
+        return ABSENT
+
+    async def preview(self, task_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Reject `resume`, and accept any other action."""
+        if name == "resume":
+            raise ActionRejected("the task is not paused")
+        return {"affected": [{"node_id": "a", "from": "running", "to": "queued"}], "notes": ["a note"]}
+
+    async def act(
+        self, task_id: str, name: str, given: Mapping[str, Any], *, wait_sec: float
+    ) -> dict[str, Any]:
+        """Note the action."""
+        self.acted.append((task_id, name, given))
+        return {**await self.preview(task_id, name, given), "revision": 1}
+
+    async def cancel_task(self, task_id: str, *, reason: str) -> bool:
+        """Note the cancellation, as if the task had ended."""
+        self.acted.append((task_id, "cancel", {"reason": reason}))
+        return False
+
+
+class Catalog(TaskCatalog):
+    """Counts reads, and fails while the database is said to be down."""
+
+    def __init__(self, db: Any) -> None:
+        super().__init__(db)
+        self.reads: Counter[str] = Counter()
+        self.is_down = False
+
+    def _count(self, what: str) -> None:
+        self.reads[what] += 1
+        if self.is_down:
+            raise StoreUnavailable("no server responds")
+
+    async def document(self, task_id: str) -> dict[str, Any] | None:
+        """Return a whole document."""
+        self._count("document")
+        return await super().document(task_id)
+
+    async def change_mark(self, task_id: str) -> dict[str, Any] | None:
+        """Return the mark of a document."""
+        self._count("mark")
+        return await super().change_mark(task_id)
+
+
+class Stage:
+    """A database with task documents, and what a page server reads it with."""
+
+    def __init__(self) -> None:
+        self.db = memory_database()
+        self.catalog = Catalog(self.db)
+        self.tasks = Tasks()
+        temporal = cast("Client", SimpleNamespace(namespace="default", data_converter=DataConverter.default))
+        self.servers = Servers(
+            temporal=temporal, tasks=cast("TaskClient", self.tasks), catalog=self.catalog, db=self.db
+        )
+
+    async def add(self, task_id: str, nodes: list[dict[str, Any]], **fields: Any) -> None:
+        """Insert the document of a task that has begun an hour ago."""
+        graph = {"name": "nightly", "nodes": nodes}
+        document = new_task(task_id, fields.pop("params", {}), graph, time.time() - LONG_AGO)
+        await self.db.tasks.insert_one(document | fields)
+
+    async def grow(self, task_id: str, nodes: list[dict[str, Any]]) -> None:
+        """Give a task another graph, as an action would."""
+        graph = new_task(task_id, {}, {"name": "nightly", "nodes": nodes}, time.time())["graph"]
+        changes = {"graph": graph, "last_event_recv_ms": time.time_ns()}
+        await self.db.tasks.update_one({"id": task_id}, {"$set": changes})
+
+    async def set_node(self, task_id: str, place: int, **fields: Any) -> None:
+        """Change a node, as an engine would."""
+        changes = {f"graph.nodes.{place}.{key}": value for key, value in fields.items()}
+        stamp = {"last_event_recv_ms": time.time_ns()}
+        await self.db.tasks.update_one({"id": task_id}, {"$set": changes | stamp})
+
+
+def nodes(*names: str) -> list[dict[str, Any]]:
+    """Return a chain of nodes."""
+    return [
+        {"node_id": name, "type": "quick", "depends_on": [names[place - 1]] if place else []}
+        for place, name in enumerate(names)
+    ]

@@ -1,0 +1,211 @@
+"""The page over HTTP: rights, read-only, errors, public files, and streams that end with their token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from flowkit.page import api, live
+from flowkit.page.process import PageProcess, PageSettings
+from flowkit.server.token_store import TokenStore
+from flowkit.server.tokens import Right
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually
+from tests.page.pages import Stage, nodes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+TASK = "t"
+HOSTILE = "a/../graph/stream?x=1#%2F&ü"
+RIGHTS = {
+    "reads": {Right.TASKS_READ},
+    "operates": {Right.TASKS_READ, Right.TASKS_OPERATE},
+    "flows": {Right.FLOWS},
+    "operator": {Right.OPERATOR},
+}
+
+
+class Front:
+    """A page server on a database in memory, and a client with a token of each kind."""
+
+    def __init__(self, stage: Stage, client: aiohttp.ClientSession) -> None:
+        self.stage = stage
+        self.client = client
+        self.tokens: dict[str, str] = {}
+        self.ids: dict[str, str] = {}
+        self.port = 0
+
+    async def start(self, **settings: Any) -> PageProcess:
+        """Create the tokens, and start the server."""
+        store = TokenStore(self.stage.db)
+        for name, rights in RIGHTS.items():
+            token, text = await store.create(actor=None if name == "operator" else 7, rights=rights)
+            self.tokens[name], self.ids[name] = text, token.token_id
+        process = PageProcess(self.stage.servers, PageSettings(addresses=[("127.0.0.1", 0)], **settings))
+        await process.start()
+        self.port = process.ports[0]
+        return process
+
+    def request(self, method: str, path: str, token: str | None = "reads", **options: Any) -> Any:
+        """Send a request with one of the tokens."""
+        headers = {"Authorization": f"Bearer {self.tokens.get(token, token)}"} if token else {}
+        return self.client.request(method, f"http://127.0.0.1:{self.port}{path}", headers=headers, **options)
+
+    async def get(self, call: str, token: str | None = "reads", **query: str) -> tuple[int, Any]:
+        """Return status and JSON of a call."""
+        async with self.request("GET", f"/api/v1/{call}", token, params=query) as response:
+            return response.status, await response.json()
+
+    async def act(
+        self, name: str, token: str = "operates", *, dry_run: bool = False, **given: Any
+    ) -> tuple[int, Any]:
+        """Apply an action to the task, and return status and JSON."""
+        body = {"input": given, "dry_run": dry_run}
+        path = f"/api/v1/task/actions/{name}?task_id={TASK}"
+        async with self.request("POST", path, token, json=body) as response:
+            return response.status, await response.json()
+
+
+@pytest.fixture
+async def front(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Front]:
+    """A page server that has not started yet."""
+    monkeypatch.setattr(live, "POLL_SEC", 0.01)
+    stage = Stage()
+    await stage.add(TASK, nodes("a", "b"), params={"day": "today"})
+    async with aiohttp.ClientSession() as client:
+        yield Front(stage, client)
+
+
+@pytest.fixture
+async def started(front: Front) -> AsyncIterator[Front]:
+    """A page server."""
+    process = await front.start()
+    yield front
+    await process.stop()
+
+
+@pytest.mark.parametrize("call", ["tasks", "task/graph", "task/attempts", "task/variables", "task/stream"])
+async def test_reading_needs_a_token_with_the_right_to_read(started: Front, call: str) -> None:
+    query = {} if call == "tasks" else {"task_id": TASK}
+    found = {name: await started.get(call, name, **query) for name in ("wrong", "flows")}
+    assert [status for status, _ in found.values()] == [401, 403]
+    assert (await started.get(call, None, **query))[0] == 401
+    assert "tasks.read" in found["flows"][1]["error"]["message"]
+
+
+async def test_actions_need_the_right_to_operate_and_carry_the_actor(started: Front) -> None:
+    refused, error = await started.act("pause", "reads")
+    assert (refused, error["error"]["code"]) == (403, "permission_denied")
+    assert (await started.act("pause", "reads", dry_run=True))[0] == 403
+    assert (await started.act("pause", "operates", reason="r"))[0] == 200
+    assert (await started.act("pause", "operator"))[0] == 200
+    given = [given["by"] for _, _, given in started.stage.tasks.acted]
+    assert given == ["actor 7 on the page", "operator on the page"]
+
+
+async def test_a_preview_changes_nothing_and_a_rejected_action_says_why(started: Front) -> None:
+    status, found = await started.act("pause", dry_run=True)
+    assert (status, found["notes"]) == (200, ["a note"])
+    assert started.stage.tasks.acted == []
+    status, found = await started.act("resume")
+    assert (status, found["error"]["message"]) == (409, "the task is not paused")
+    status, found = await started.act("cancel")
+    assert (status, found["error"]["code"]) == (409, "action_rejected")
+    assert (await started.act("explode"))[0] == 404
+
+
+async def test_a_read_only_server_has_no_actions(front: Front) -> None:
+    process = await front.start(read_only=True)
+    status, found = await front.act("pause", "operator")
+    assert (status, found["error"]["code"]) == (403, "read_only")
+    _, session = await front.get("session", "operator")
+    assert (session["may_operate"], session["actions"]) == (False, [])
+    assert front.stage.tasks.acted == []
+    await process.stop()
+
+
+async def test_unknown_tasks_and_nodes_are_not_found(started: Front) -> None:
+    for call in ("task/graph", "task/stream", "task/variables"):
+        status, found = await started.get(call, task_id="other")
+        assert (status, found["error"]["code"]) == (404, "unknown_task")
+    assert (await started.get("task/node", task_id=TASK, node="other"))[0] in {404, 422}
+    assert (await started.get("task/graph"))[0] == 422
+
+
+async def test_ids_may_have_any_character(started: Front) -> None:
+    await started.stage.add(HOSTILE, nodes(HOSTILE))
+    status, found = await started.get("task/graph", task_id=HOSTILE)
+    assert (status, found["task_id"], found["nodes"][0]["node_id"]) == (200, HOSTILE, HOSTILE)
+    assert (await started.get("task/node", task_id=HOSTILE, node=HOSTILE))[0] == 200
+    _, listed = await started.get("tasks", id=HOSTILE[:5])
+    assert [each["task_id"] for each in listed["tasks"]] == [HOSTILE]
+
+
+async def test_the_graph_is_known_without_temporal(started: Front) -> None:
+    started.stage.tasks.temporal_is_down = True
+    status, found = await started.get("task/graph", task_id=TASK)
+    assert (status, found["run_id"], found["params"]) == (200, None, {"day": "today"})
+    assert found["edges"] == [[0, 1, "plain"]]
+
+
+async def test_only_the_files_of_the_page_are_public(started: Front) -> None:
+    for path in ("/", "/static/app.js", "/static/vendor/graphviz.js", "/static/style.css"):
+        async with started.request("GET", path, None) as response:
+            assert response.status == 200
+            policy = response.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe-inline" not in policy
+    for path in ("/static/", "/static/../api.py", "/static/%2e%2e/api.py", "/static", "/api/v1/openapi.json"):
+        async with started.request("GET", path, None) as response:
+            assert response.status in {401, 404}
+
+
+async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
+    """Yield the lines of a stream."""
+    async for line in response.content:
+        yield line.decode().rstrip()
+
+
+async def test_a_stream_ends_when_its_token_is_revoked(
+    started: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "CHECK_SEC", 0.01)
+    async with started.request("GET", f"/api/v1/task/stream?task_id={TASK}") as response:
+        assert response.headers["x-accel-buffering"] == "no"
+        stream = lines(response)
+        first = await anext(stream)
+        assert json.loads(first.removeprefix("data:"))["whole"]
+        await TokenStore(started.stage.db).revoke(started.ids["reads"])
+        async with asyncio.timeout(EVENT_TIMEOUT_SEC):
+            async for _ in stream:
+                pass
+
+
+async def test_a_quiet_stream_sends_heartbeats_until_its_lease_is_over(
+    started: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "HEARTBEAT_SEC", 0.02)
+    monkeypatch.setattr(api, "CHECK_SEC", 0.05)
+    monkeypatch.setattr(api, "LEASE_SEC", 0.5)
+    monkeypatch.setattr(live, "_LOOK_AGAIN_SEC", 60.0)
+    async with asyncio.timeout(EVENT_TIMEOUT_SEC):
+        async with started.request("GET", f"/api/v1/task/stream?task_id={TASK}") as response:
+            found = [line async for line in lines(response)]
+    assert any(line.startswith(": ping") for line in found)
+
+
+async def test_a_viewer_that_leaves_ends_the_feed(front: Front) -> None:
+    process = await front.start()
+    async with front.request("GET", f"/api/v1/task/stream?task_id={TASK}") as response:
+        await anext(lines(response))
+        assert process.watched == [TASK]
+
+    async def is_left() -> bool:
+        return process.watched == []
+
+    await eventually(is_left)
+    await process.stop()

@@ -1,0 +1,297 @@
+"""The page in a real browser, with tasks in a database in memory: what needs no engine."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from flowkit.page import api
+from flowkit.page.process import PageProcess, PageSettings
+from flowkit.server.token_store import TokenStore
+from flowkit.server.tokens import Right
+from tests.integration.harness import eventually
+from tests.page.browser import address, box, expect, open_browser, open_page
+from tests.page.pages import Stage, nodes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from playwright.async_api import Browser, Page
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
+LARGE = 5_000
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    """The browser of this module."""
+    async with open_browser() as chromium:
+        yield chromium
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(browser: Browser) -> AsyncIterator[Page]:
+    """A page of the browser."""
+    async with open_page(browser) as opened:
+        yield opened
+
+
+@pytest.fixture
+def stage() -> Stage:
+    """A database without tasks."""
+    return Stage()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def start(stage: Stage) -> AsyncIterator[Callable[..., Awaitable[PageProcess]]]:
+    """Start page servers, which stop after the test."""
+    started: list[PageProcess] = []
+
+    async def start_one(**settings: Any) -> PageProcess:
+        process = PageProcess(stage.servers, PageSettings(addresses=[("127.0.0.1", 0)], **settings))
+        await process.start()
+        started.append(process)
+        return process
+
+    yield start_one
+    for process in started:
+        await process.stop()
+
+
+async def serious(page: Page) -> list[str]:
+    """Return what axe-core finds that is serious."""
+    await page.evaluate(AXE)
+    found = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{each['id']}: {[one['html'][:120] for one in each['nodes'][:3]]}"
+        for each in found["violations"]
+        if each["impact"] in {"serious", "critical"}
+    ]
+
+
+async def test_a_token_opens_the_page_and_filters_stay_in_the_address(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    """A wrong token is refused. One that may only read sees no actions."""
+    await stage.add("t-1", nodes("a"), status="finished")
+    store = TokenStore(stage.db)
+    _, text = await store.create(actor=7, rights={Right.TASKS_READ})
+    server = await start()
+    await page.goto(address(server))
+    await page.get_by_label("Token").fill("wrong")
+    await page.get_by_role("button", name="Continue").click()
+    await expect(page.get_by_role("alert")).to_contain_text("token")
+    await page.goto(f"{address(server)}#token={text}")
+    await expect(page.get_by_role("link", name="t-1")).to_be_visible()
+    assert text not in page.url
+    assert await serious(page) == []
+    await page.get_by_role("button", name="waiting for a decision").click()
+    await expect(page.get_by_text("No task matches.")).to_be_visible()
+    assert "show=held" in page.url
+    await page.reload()
+    await expect(page.get_by_text("No task matches.")).to_be_visible()
+    await page.go_back()
+    await page.get_by_role("link", name="t-1").click()
+    await expect(box(page, "a")).to_be_visible()
+    await expect(page.get_by_role("group", name="Actions of the task")).to_be_hidden()
+
+
+async def test_a_task_is_accessible_and_operable_with_the_keyboard(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    """In each view, axe-core finds nothing serious. Arrow keys follow edges, and Enter opens a node."""
+    await stage.add("t-1", nodes("a", "b", "c"), params={"day": "today"})
+    await stage.set_node("t-1", 0, status="failed", attempt_epoch=2, last_error="no such file")
+    server = await start()
+    await page.goto(address(server, task="t-1"))
+    await expect(box(page, "a")).to_have_class(re.compile("failed"))
+    await box(page, "a").focus()
+    await page.keyboard.press("ArrowRight")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name="b", exact=True)).to_be_visible()
+    await page.keyboard.press("ArrowLeft")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("complementary").get_by_text("no such file").first).to_be_visible()
+    await expect(
+        page.get_by_role("group", name="Actions of the task").get_by_role("button").first
+    ).to_be_visible()
+    for view in ("Graph", "List", "Timeline"):
+        await page.get_by_role("button", name=view, exact=True).click()
+        assert await serious(page) == []
+    await page.emulate_media(color_scheme="dark")
+    await page.get_by_role("button", name="Graph", exact=True).click()
+    assert await serious(page) == []
+
+
+async def test_a_read_only_server_shows_no_actions(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    await stage.add("t-1", nodes("a"))
+    server = await start(read_only=True)
+    await page.goto(address(server, task="t-1", node="a"))
+    await expect(page.locator("#who")).to_contain_text("read-only")
+    await expect(page.get_by_role("heading", name="a", exact=True)).to_be_visible()
+    assert await page.locator(".actions:visible").count() == 0
+
+
+async def test_a_graph_of_five_thousand_nodes_is_shown(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    """Nodes that are alike are one, which opens; each can be found."""
+    parts = [{"node_id": f"part-{n}", "type": "part", "depends_on": ["start"]} for n in range(LARGE)]
+    end = {"node_id": "end", "type": "end", "depends_on": [each["node_id"] for each in parts]}
+    await stage.add("large", [{"node_id": "start", "type": "start"}, *parts, end])
+    server = await start()
+    await page.goto(address(server, task="large"))
+    await expect(box(page, "5,000 × part")).to_be_visible()
+    assert await page.locator("svg.graph g.node").count() == 3
+    await page.get_by_placeholder("node id").fill("part-4711")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name="part-4711")).to_be_visible()
+    await expect(box(page, "part-4711")).to_be_visible()
+    await expect(box(page, "4,999 × part")).to_be_visible()
+
+
+async def test_a_page_stays_live_for_longer_than_the_lease_of_its_stream(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page opens another stream, and a change is visible afterwards. It never says that it is not live."""
+    monkeypatch.setattr(api, "HEARTBEAT_SEC", 0.05)
+    monkeypatch.setattr(api, "CHECK_SEC", 0.05)
+    monkeypatch.setattr(api, "LEASE_SEC", 0.3)
+    opened: list[str] = []
+    page.on("request", lambda request: opened.append(request.url) if "/stream" in request.url else None)
+    await stage.add("t-1", nodes("a", "b"))
+    server = await start()
+    await page.goto(address(server, task="t-1"))
+    await expect(box(page, "a")).to_be_visible()
+    watched = "() => { window.lost = false; new MutationObserver(() => { lost ||= document.body.matches('.lost'); })"
+    await page.evaluate(f"{watched}.observe(document.body, {{ attributes: true }}); }}")
+
+    async def has_reconnected() -> bool:
+        return len(opened) > 3
+
+    await eventually(has_reconnected)
+    await stage.set_node("t-1", 1, status="running", attempt_epoch=1)
+    await expect(box(page, "b")).to_have_class(re.compile("running"))
+    assert not await page.evaluate("lost")
+
+
+async def test_a_task_that_grows_is_drawn_again_and_a_purged_one_is_named(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    await stage.add("t-1", nodes("a"))
+    server = await start()
+    await page.goto(address(server, task="t-1"))
+    await expect(box(page, "a")).to_be_visible()
+    await stage.grow("t-1", nodes("a", "b"))
+    await expect(box(page, "b")).to_have_class(re.compile("queued"))
+    await stage.db.tasks.delete_one({"id": "t-1"})
+    await expect(page.get_by_role("alert")).to_contain_text("the task no longer exists")
+
+
+@pytest.mark.nightly
+async def test_five_hundred_nodes_are_drawn_and_updated_in_time(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    """The ceilings are three times what an idle machine with two cores has to reach."""
+    await stage.add("wide", layers(20, 25))
+    server = await start()
+    began = time.monotonic()
+    await page.goto(address(server, task="wide"))
+    await expect(box(page, "n499")).to_be_visible()
+    assert time.monotonic() - began < 3 * 1.5
+    assert await page.locator("svg.graph g.node").count() == 500
+    await expect(page.locator("#connection")).to_have_text("live")
+    seconds = []
+    for number in range(5):
+        began = time.monotonic()
+        await stage.set_node("wide", number, status="running", attempt_epoch=1)
+        await expect(box(page, f"n{number}")).to_have_class(re.compile("running"))
+        seconds.append(time.monotonic() - began)
+    assert max(seconds) < 3 * 1.5
+
+
+def layers(count: int, width: int) -> list[dict[str, Any]]:
+    """Return layers of nodes, each with three parents in the layer above."""
+    return [
+        {
+            "node_id": f"n{place}",
+            "type": "quick",
+            "depends_on": sorted(
+                {f"n{(place // width - 1) * width + (place + step) % width}" for step in range(3)}
+            )
+            if place >= width
+            else [],
+        }
+        for place in range(count * width)
+    ]
+
+
+STATE = """async () => {
+  const { TaskState } = await import("/static/state.js");
+  const state = new TaskState();
+  const row = (attempt, status) => ({ node_id: "a", attempt, status });
+  const send = (server, poll, whole, ...rows) => state.take({
+    server, poll, whole, at: poll, task: {}, problem: null, count: rows.length || state.rows.length, nodes: { ...rows },
+  });
+  const found = {};
+  found.partFirst = send("one", 3, false, row(1, "running"));
+  found.whole = send("one", 4, true, row(2, "running"));
+  found.older = send("one", 3, false, row(2, "queued"));
+  found.again = send("one", 4, false, row(2, "queued"));
+  found.lower = send("one", 5, false, row(1, "failed"));
+  found.otherServer = send("two", 9, false, row(3, "failed"));
+  found.status = state.rows[0].status;
+  found.restarted = send("two", 1, true, row(2, "finished"));
+  found.after = state.rows[0].status;
+  return found;
+}"""
+
+GROUPS = """async () => {
+  const { collapse, isLarge } = await import("/static/groups.js");
+  const node = (role) => ({ role });
+  const sizes = ({ groups }) => groups.map((each) => each.length).sort((a, b) => a - b);
+  const chain = Array.from({ length: 2000 }, () => node("x"));
+  const links = chain.slice(1).map((_, index) => [index, index + 1, "plain"]);
+  const layers = [node("start"), ...Array.from({ length: 1500 }, () => node("w")), node("end")];
+  const wires = layers.slice(1, -1).flatMap((_, index) => [[0, index + 1, "plain"], [index + 1, 1501, "plain"]]);
+  return {
+    large: [2000, 300, 301].map((count) => isLarge(chain.slice(0, count), links.slice(0, count - 1))),
+    chain: sizes(collapse(chain, links)),
+    layers: sizes(collapse(layers, wires)),
+    edges: collapse(layers, wires).edges.length,
+    expanded: sizes(collapse(layers, wires, new Set([5, 6]))),
+  };
+}"""
+
+
+async def test_old_messages_change_nothing_and_large_graphs_collapse(
+    start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    """The rules of the page that need no server, in the browser that runs them."""
+    await page.goto(address(await start()))
+    found = await page.evaluate(STATE)
+    assert {name: found[name] for name in ("partFirst", "older", "again", "otherServer")} == {
+        "partFirst": None,
+        "older": None,
+        "again": None,
+        "otherServer": None,
+    }
+    assert (found["whole"], found["lower"], found["status"]) == ([0], [], "running")
+    assert (found["restarted"], found["after"]) == ([0], "finished")
+    groups = await page.evaluate(GROUPS)
+    assert groups == {
+        "large": [True, False, True],
+        "chain": [2_000],
+        "layers": [1, 1, 1_500],
+        "edges": 2,
+        "expanded": [1, 1, 1, 1, 1_498],
+    }
