@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sse_starlette import EventSourceResponse
 from temporalio.service import RPCError
 
+from flowkit import reason_codes
 from flowkit.actions.table import ACTIONS
 from flowkit.core.utils import dumps
 from flowkit.core.version import __version__
@@ -378,10 +379,12 @@ class PageApi:
         return Affected(affected=found["affected"], notes=found["notes"], revision=found.get("revision"))
 
     async def _cancel(self, task_id: str, call: ActionCall) -> Affected:
-        reason = str(call.input.get("reason") or "") or "user_request"
+        reason = str(call.input.get("reason") or "") or reason_codes.USER_REQUEST
         if not call.dry_run and not await self._servers.tasks.cancel_task(task_id, reason=reason):
             raise HttpError(
-                409, "action_rejected", f"task {printed(task_id)} has ended, so it cannot be cancelled"
+                409,
+                reason_codes.ACTION_REJECTED,
+                f"task {printed(task_id)} has ended, so it cannot be cancelled",
             )
         return Affected(
             affected=[], notes=["running attempts are told to stop; nodes that have not started are skipped"]
@@ -480,7 +483,7 @@ async def _answered(call: Awaitable[Any]) -> Any:
         raise HttpError(503 if error.retryable else 500, error.code, one_line(error)) from error
     except RPCError as error:
         raise HttpError(
-            503, "temporal_unavailable", f"Temporal does not respond ({error.status.name})"
+            503, reason_codes.TEMPORAL_UNAVAILABLE, f"Temporal does not respond ({error.status.name})"
         ) from error
 
 
