@@ -16,6 +16,7 @@ from tests.contract.drivers import DRIVERS, connected
 from tests.contract.pulling_node import Pull
 from tests.servers import drop_database
 
+from flowkit.activities.batches import puller
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.coordinator.adapters import CoordinatorAdapters
@@ -105,8 +106,12 @@ async def open_task(artifacts: ArtifactStore, tasks: TaskStore) -> None:
 
 
 @pytest.fixture
-def pull(artifacts: ArtifactStore, tasks: TaskStore) -> Pull:
-    """A pulling node, which reads the artifacts of the fixture of the test's module."""
+def pull(artifacts: ArtifactStore, tasks: TaskStore, monkeypatch: pytest.MonkeyPatch) -> Pull:
+    """A pulling node, which reads the artifacts of the fixture of the test's module.
+
+    Its sources may be idle for as long as a test takes on a busy machine.
+    """
+    monkeypatch.setattr(puller, "_YIELD_AFTER_SEC", 600.0)
     return Pull(artifacts, tasks)
 
 
