@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from playwright.async_api import Browser, Page
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 LARGE = 5_000
