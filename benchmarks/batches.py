@@ -45,7 +45,7 @@ ROW = Row(
 async def opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
     """Start an engine, a worker and the bare loop, and yield how they take samples."""
     tasks = TaskClient(await connect(), TaskStore(setting.mongo["flowkit"]), queue=QUEUE)
-    loop = by_hand("loop", "benchmarks.batches", answers=True)
+    loop = by_hand("loop", "benchmarks.batches", on_request=True)
     engine = flowkit("engine", "engine", "--queue", QUEUE)
     worker = flowkit("worker", "worker", "benchmarks.handler:OneBatch", "--queue", QUEUE)
     with setting.processes.running(loop, engine, worker) as (process, *_):

@@ -41,7 +41,7 @@ def programs(brokers: str) -> list[Program]:
     own = {"KAFKA_BOOTSTRAP_SERVERS": brokers, "WORKER_TYPES": ROLE, "MONGO_DATABASE": DATABASE}
     roles = ["--roles", f"{ROLE},{BARE_ROLE}"]
     return [
-        by_hand("loop", "benchmarks.bare_bridge", DATABASE, brokers, answers=True),
+        by_hand("loop", "benchmarks.bare_bridge", DATABASE, brokers, on_request=True),
         flowkit("engine and bridge", "engine", "--queue", QUEUE, **own),
         Program(
             name="external worker",

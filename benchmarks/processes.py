@@ -46,7 +46,7 @@ class Program:
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables in addition to those of the benchmark."""
-    answers: bool = False
+    on_request: bool = False
     """Whether it runs samples on request (see `benchmarks.served`)."""
 
 
@@ -61,10 +61,10 @@ def flowkit(name: str, *arguments: str, side: str = "flowkit", **environment: st
 
 
 def by_hand(
-    name: str, module: str, *arguments: str, side: str = "baseline", answers: bool = False
+    name: str, module: str, *arguments: str, side: str = "baseline", on_request: bool = False
 ) -> Program:
     """Return a hand-written program."""
-    return Program(name=name, side=side, module=module, arguments=arguments, answers=answers)
+    return Program(name=name, side=side, module=module, arguments=arguments, on_request=on_request)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,7 @@ class Processes:
     def _start(self, program: Program) -> subprocess.Popen[str]:
         file = self._new_file()
         command = [sys.executable, "-m", "benchmarks.counted", str(file), program.module, *program.arguments]
-        pipe = subprocess.PIPE if program.answers else None
+        pipe = subprocess.PIPE if program.on_request else None
         variables = _with_bytecode({**os.environ, **program.environment})
         process = subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, text=True)
         place = (program.side, program.name)

@@ -87,7 +87,7 @@ class Peer(Served):
 def _peer(processes: Processes, name: str, *arguments: str, **environment: str) -> Iterator[Peer]:
     module = f"benchmarks.peers.{name.lower()}_side"
     program = Program(
-        name=name, side=SIDE, module=module, arguments=arguments, environment=environment, answers=True
+        name=name, side=SIDE, module=module, arguments=arguments, environment=environment, on_request=True
     )
     with processes.running(program) as (process,):
         yield Peer(process)

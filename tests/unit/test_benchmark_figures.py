@@ -141,7 +141,7 @@ def test_process_counts_what_it_sends_and_its_processor_time_grows(
     (tmp_path / "works.py").write_text(WORKS)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
     counting = processes.Processes(tmp_path)
-    program = processes.Program(name="worker", side="flowkit", module="works", answers=True)
+    program = processes.Program(name="worker", side="flowkit", module="works", on_request=True)
     with counting.running(program) as (process,):
         assert process.stdout.readline() == "ready\n"
         used = counting.usage()[("flowkit", "worker")]

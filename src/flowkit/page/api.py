@@ -31,7 +31,7 @@ from flowkit.reading.attempts import read_attempts
 from flowkit.reading.graphs import view_graph
 from flowkit.reading.results import read_result, require_node
 from flowkit.server.errors import HttpError
-from flowkit.server.openapi import Operation, operation_routes, parse_params
+from flowkit.server.openapi import Operation, mongo_unavailable, operation_routes, parse_params
 from flowkit.server.rights import HttpRoute
 from flowkit.server.rpc import Params
 from flowkit.server.tokens import Right
@@ -473,7 +473,7 @@ async def _answered(call: Awaitable[Any]) -> Any:
     except UnknownTask as error:
         raise HttpError(404, error.code, one_line(error)) from None
     except StoreUnavailable as error:
-        raise HttpError(503, error.code, "MongoDB is unavailable; try the call again") from error
+        raise mongo_unavailable(error) from error
     except ActionRejected as error:
         raise HttpError(409, error.code, one_line(error)) from None
     except (ConfigError, GraphError) as error:

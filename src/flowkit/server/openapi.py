@@ -127,14 +127,19 @@ async def _call(operation: Operation, api: object, given: Given) -> BaseModel:
     try:
         return await operation.call(api, given)
     except StoreUnavailable as error:
-        after = (b"retry-after", b"%d" % RETRY_SEC)
-        raise HttpError(503, error.code, "MongoDB is unavailable; try the call again", (after,)) from error
+        raise mongo_unavailable(error) from error
     except ChecksBusy as error:
         raise HttpError(
             503, error.code, "the check of params takes too long now; try the call again"
         ) from error
     except StoreRefused as error:
         raise HttpError(422, error.code, "MongoDB refuses a value of the call; change it") from error
+
+
+def mongo_unavailable(error: StoreUnavailable) -> HttpError:
+    """Return the error of a call that MongoDB did not serve, with the time after which a client can repeat it."""
+    after = (b"retry-after", b"%d" % RETRY_SEC)
+    return HttpError(503, error.code, "MongoDB is unavailable; try the call again", (after,))
 
 
 def _parameters(operation: Operation, request: Request) -> dict[str, Params]:
