@@ -45,12 +45,12 @@ class TimePart(StrEnum):
     """Attempts that have failed or were lost or cancelled."""
     QUEUE = "queue"
     """Attempts that no worker has started yet."""
-    PEOPLE = "people"
-    """Approvals, held failures and pauses."""
-    SLOTS = "slots"
-    """Slots of the limits of the task, and of the concurrency limits."""
     RETRY_WAITS = "retry_waits"
     """Between two attempts of a node: backoffs, and waits after yields."""
+    SLOTS = "slots"
+    """Slots of the limits of the task, and of the concurrency limits."""
+    PEOPLE = "people"
+    """Approvals, held failures and pauses."""
     SCHEDULED = "scheduled"
     """Delays, and prerequisites."""
     OTHER = "database_and_temporal"
@@ -58,6 +58,16 @@ class TimePart(StrEnum):
 
 
 _WORK = (TimePart.WORK, TimePart.FAILED_WORK)
+_PRECEDENCE = (
+    *_WORK,
+    TimePart.QUEUE,
+    TimePart.PEOPLE,
+    TimePart.RETRY_WAITS,
+    TimePart.SCHEDULED,
+    TimePart.SLOTS,
+    TimePart.OTHER,
+)
+"""Which part counts if several apply at once. Slots come last: that all of a role are taken concerns all its nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +118,8 @@ class NodeTimeline:
     spans: tuple[AttemptSpan, ...] = ()
     """Its attempts, in their order."""
     waits: tuple[WaitSpan, ...] = ()
+    limits: tuple[WaitSpan, ...] = ()
+    """When all slots of its role or of the task were taken; nodes share the list."""
     is_open: bool = False
     """Whether it has not ended."""
     is_finished: bool = True
@@ -419,18 +431,18 @@ _Interval = tuple[TimePart, float, float]
 
 
 def _intervals(runs: _Runs, index: int) -> Iterator[_Interval]:
-    """Yield what a node did, and what it waited for. Intervals may overlap: the first part in `TimePart` counts."""
+    """Yield what a node did, and what it waited for. Intervals may overlap: `_PRECEDENCE` decides."""
     node = runs.nodes[index]
     for span, scheduled, start, end in runs.spans[index]:
         yield TimePart.QUEUE, scheduled, start
         yield span.part, start, end
-    for wait in node.waits:
+    for wait in (*node.waits, *node.limits):
         yield wait.part, wait.since, wait.until
     if node.waits_as is not None and not node.spans:
         yield node.waits_as, -math.inf, math.inf
 
 
-_RANK = {part: rank for rank, part in enumerate(TimePart)}
+_RANK = {part: rank for rank, part in enumerate(_PRECEDENCE)}
 
 
 def _slice(intervals: Iterable[_Interval], since: float, until: float) -> list[TimeSlice]:
@@ -546,8 +558,10 @@ class _Schedule:
         return step
 
     def _measure_work(self, index: int, since: float, until: float) -> float:
-        pieces = _slice(_intervals(self._runs, index), since, until)
-        return sum(each.until - each.since for each in pieces if each.part in _WORK)
+        attempts = ((TimePart.WORK, start, end) for _, _, start, end in self._runs.spans[index])
+        return sum(
+            each.until - each.since for each in _slice(attempts, since, until) if each.part is TimePart.WORK
+        )
 
     def _make_edge(self, child: _Episode, parent: int, at: float) -> _Edge:
         known = self.steps.get(parent)
