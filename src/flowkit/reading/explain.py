@@ -168,6 +168,13 @@ class PathLeg:
         """How long the leg is."""
         return self.until - self.since
 
+    def parts(self) -> dict[TimePart, float]:
+        """Return the seconds of each part that the leg has."""
+        found: dict[TimePart, float] = {}
+        for piece in self.slices:
+            found[piece.part] = found.get(piece.part, 0.0) + piece.until - piece.since
+        return found
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedUp:
@@ -184,6 +191,7 @@ class SpeedUp:
 class TimeReport:
     """Where the time of a task went."""
 
+    began_at: float
     seconds: float
     parts: dict[TimePart, float]
     """Seconds of each part along the critical path. They sum to `seconds`."""
@@ -202,7 +210,8 @@ def explain_timeline(task: TaskTimeline) -> TimeReport:
         for piece in leg.slices:
             parts[piece.part] += piece.until - piece.since
     ups = _find_speed_ups(runs, {leg.node_id for leg in path}) if task.gains else ()
-    return TimeReport(seconds=runs.end - runs.begin, parts=parts, path=path, speed_ups=tuple(ups))
+    seconds = runs.end - runs.begin
+    return TimeReport(began_at=runs.begin, seconds=seconds, parts=parts, path=path, speed_ups=tuple(ups))
 
 
 # --- the generations of nodes -----------------------------------------------------------------------------------------

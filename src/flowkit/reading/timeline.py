@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,8 @@ _TIMER_PARTS = {
     TimerKind.HOLD: TimePart.PEOPLE,
     TimerKind.DELAY: TimePart.SCHEDULED,
 }
+
+_DECIMALS = 6
 
 _CLOSING = {
     "timer_fired_event_attributes": "started_event_id",
@@ -138,6 +140,42 @@ async def explain_task(servers: Servers, task_id: str) -> TaskExplanation:
         waits_for=waits_for,
         missing=tuple(missing),
     )
+
+
+def to_json(explained: TaskExplanation) -> dict[str, Any]:
+    """Return an explanation as JSON. The times of the path are seconds since `began_at`."""
+    report = explained.report
+
+    def after(at: float) -> float:
+        return round(at - report.began_at, _DECIMALS)
+
+    return {
+        "task_id": explained.task_id,
+        "status": explained.status.value,
+        "open": explained.is_open,
+        "began_at": datetime.fromtimestamp(report.began_at, UTC).isoformat(),
+        "seconds": round(report.seconds, _DECIMALS),
+        "parts": {part.value: round(seconds, _DECIMALS) for part, seconds in report.parts.items()},
+        "path": [
+            {
+                "node_id": leg.node_id,
+                "since": after(leg.since),
+                "until": after(leg.until),
+                "parts": {part.value: round(seconds, _DECIMALS) for part, seconds in leg.parts().items()},
+            }
+            for leg in report.path
+        ],
+        "speed_ups": [
+            {
+                "node_id": each.node_id,
+                "gain": round(each.gain, _DECIMALS),
+                "work": round(each.work, _DECIMALS),
+            }
+            for each in report.speed_ups
+        ],
+        "waits_for": explained.waits_for,
+        "missing": [*explained.missing],
+    }
 
 
 # --- Temporal's history -----------------------------------------------------------------------------------------------
