@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MOST_LEGS = 25
 """Rows of the critical path. Of a longer one, the shortest legs are left out."""
 
+_LEAST_SHARE = 0.01
+"""Smallest share of a leg that its row names."""
+
 _LABELS = {
     "work": "work",
     "failed_work": "failed attempts",
@@ -127,7 +130,11 @@ def _path_table(path: Sequence[PathLeg], began_at: float, *, wide: bool) -> Tabl
     table.add_column("spent on", ratio=1 if wide else None, overflow="fold", no_wrap=not wide)
     for leg in shown:
         longest_first = sorted(leg.parts().items(), key=lambda each: -each[1])
-        spent = [f"{_LABELS[part]} {_format(seconds)}" for part, seconds in longest_first if seconds >= 0.001]
+        spent = [
+            f"{_LABELS[part]} {_format(seconds)}"
+            for part, seconds in longest_first
+            if seconds >= leg.seconds * _LEAST_SHARE
+        ]
         since = Text(_format(leg.since - began_at))
         table.add_row(Text(leg.node_id or "—"), since, Text(_format(leg.seconds)), Text(", ".join(spent)))
     if hidden := len(path) - len(shown):
