@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.unit.property_examples import examples
@@ -209,3 +209,119 @@ def check_skewed(seed: int) -> None:
     changed = replace(task, nodes=tuple(nodes), resets=resets, ended_at=task.ended_at - chance.uniform(0, 20))
     changed = replace(changed, ended_at=max(changed.began_at, changed.ended_at))
     check_parts(changed, explain_timeline(changed))
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def ran(name: str, *spans: AttemptSpan, **fields: Any) -> NodeTimeline:
+    """Return the timeline of a node with these attempts."""
+    return NodeTimeline(node_id=name, spans=spans, **fields)
+
+
+def worked(since: float, until: float | None, **fields: Any) -> AttemptSpan:
+    """Return an attempt that a worker has started at once."""
+    return AttemptSpan(scheduled_at=since, started_at=since, ended_at=until, **fields)
+
+
+def explained(*nodes: NodeTimeline, end: float, resets: tuple[float, ...] = ()) -> TimeReport:
+    """Return the report of a task that began at 0, after a check of its parts."""
+    task = TaskTimeline(began_at=0.0, ended_at=end, nodes=nodes, resets=resets)
+    report = explain_timeline(task)
+    check_parts(task, report)
+    return report
+
+
+def legs(report: TimeReport) -> list[tuple[str | None, float]]:
+    """Return the nodes of the critical path, with the seconds of their legs."""
+    return [(leg.node_id, leg.seconds) for leg in report.path]
+
+
+def gains(report: TimeReport) -> dict[str, float]:
+    """Return the gains by node."""
+    return {each.node_id: each.gain for each in report.speed_ups}
+
+
+def test_second_path_limits_what_a_faster_node_gains() -> None:
+    report = explained(
+        ran("slow", worked(0, 50)),
+        ran("other", worked(0, 40)),
+        ran("join", worked(50, 55), parents=(0, 1)),
+        end=55,
+    )
+    assert legs(report) == [("slow", 50), ("join", 5)]
+    assert gains(report) == {"slow": 10, "join": 5}
+
+
+def test_slow_parent_that_a_gate_did_not_need_gains_up_to_the_parent_that_opened_it() -> None:
+    report = explained(
+        ran("fast", worked(0, 10)),
+        ran("slow", worked(0, 12)),
+        ran("child", worked(10, 30), parents=(0, 1), needed=1),
+        end=30,
+    )
+    assert legs(report) == [("fast", 10), ("child", 20)]
+    assert gains(report) == {"child": 18, "fast": 10, "slow": 10}
+
+
+def test_reader_that_ends_after_its_source_is_held_by_it() -> None:
+    source = ran("source", worked(0, 60, first_batch_at=5.0))
+    reader = ran("reader", worked(5, 63), parents=(0,), streams_from=frozenset({0}), sources=(0,))
+    report = explained(source, reader, end=63)
+    assert legs(report) == [("source", 60), ("reader", 3)]
+    assert gains(report) == {"source": 60, "reader": 3}
+
+
+def test_held_failure_waits_for_people_until_an_action_starts_a_new_generation() -> None:
+    hold = WaitSpan(part=TimePart.PEOPLE, since=10, until=40, keeps_open=True)
+    failed = worked(0, 10, part=TimePart.FAILED_WORK)
+    report = explained(
+        ran("held", failed, worked(40, 45, resets=True), waits=(hold,)),
+        ran("below", worked(45, 50), parents=(0,)),
+        end=50,
+        resets=(40,),
+    )
+    assert legs(report) == [("held", 45), ("below", 5)]
+    assert (report.parts[TimePart.PEOPLE], report.parts[TimePart.FAILED_WORK]) == (30, 10)
+    assert gains(report) == {"held": 5, "below": 5}, "the failure is over, and the person acted when they did"
+
+
+def test_path_of_a_restarted_node_leads_through_what_ran_before_the_restart() -> None:
+    report = explained(
+        ran("a", worked(0, 10), worked(50, 60, resets=True)),
+        ran("b", worked(10, 50, part=TimePart.FAILED_WORK), worked(60, 90, resets=True), parents=(0,)),
+        end=90,
+        resets=(50,),
+    )
+    assert legs(report) == [("a", 10), ("b", 40), ("a", 10), ("b", 30)]
+
+
+def test_skipped_node_is_not_on_the_path_although_the_close_has_written_its_end() -> None:
+    skipped = ran("skipped", parents=(0,), ended_at=100, is_finished=False)
+    report = explained(ran("a", worked(0, 10)), skipped, ran("b", worked(0, 100)), end=100)
+    assert legs(report) == [("b", 100)]
+
+
+def test_open_task_is_held_by_the_node_that_has_been_open_for_longest() -> None:
+    needs = WaitSpan(part=TimePart.SCHEDULED, since=0)
+    report = explained(
+        ran("a", worked(0, 10)),
+        ran("waits", parents=(0,), is_open=True, waits=(needs,)),
+        ran("later", worked(15, None), parents=(0,), is_open=True),
+        ran("below", parents=(1,), is_open=True),
+        end=30,
+    )
+    assert legs(report) == [("a", 10), ("waits", 20)]
+    assert report.parts[TimePart.SCHEDULED] == 20
+
+
+def test_time_without_any_node_belongs_to_the_database_and_temporal() -> None:
+    assert explained(end=7).parts[TimePart.OTHER] == 7
+    assert explained(end=0).path == ()
+
+
+def test_path_through_a_long_chain_has_all_of_its_nodes() -> None:
+    chain = [ran(f"n{at}", worked(at, at + 1), parents=(at - 1,) if at else ()) for at in range(2_000)]
+    report = explained(*chain, end=2_000)
+    assert len(report.path) == 2_000
+    assert set(gains(report).values()) == {1}

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.queries import LoggedAttempt
     from flowkit.reading.state import Servers
 
-_LOCAL_MARKER = "core_local_activity"
+LOCAL_MARKER = "core_local_activity"
 """The marker with which Temporal's SDK records a local activity."""
 
 
@@ -243,7 +243,7 @@ async def _read_marker(marker: Any, converter: DataConverter) -> AttemptView | N
 
     After a timeout, an ordinary attempt follows, which uses no retry.
     """
-    if marker.marker_name != _LOCAL_MARKER or "data" not in marker.details:
+    if marker.marker_name != LOCAL_MARKER or "data" not in marker.details:
         return None
     data = json.loads(marker.details["data"].payloads[0].data)
     key = key_of(data["activity_id"])

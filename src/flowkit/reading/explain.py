@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -408,7 +409,15 @@ def _walk(runs: _Runs) -> list[PathLeg]:
             at = before.end
         episode = before
     legs += _make_leg(runs, None, runs.begin, at)
-    return legs[::-1]
+    return [*_join(legs[::-1])]
+
+
+def _join(legs: Sequence[PathLeg]) -> Iterator[PathLeg]:
+    """Join legs of the same node that follow each other, such as those of its generations."""
+    for _, group in groupby(legs, key=lambda leg: leg.node_id):
+        first, *more = group
+        slices = tuple(piece for leg in (first, *more) for piece in leg.slices)
+        yield replace(first, until=slices[-1].until, slices=slices)
 
 
 def _find_held(runs: _Runs, episode: _Episode, at: float) -> tuple[float, _Episode | None]:

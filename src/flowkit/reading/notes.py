@@ -25,7 +25,7 @@ def describe_waits(view: TaskView, hints: Sequence[str]) -> str:
     """Return what an open task does and waits for, in a paragraph. `hints` say which processes are missing."""
     begun = [node for node in view.nodes if NodeStatus(node.status).begun or _waits(node)]
     begun.sort(key=lambda node: (not node.awaits_decision, node.status in _ACTIVE and not node.waiting))
-    sentences = [f"{paused}." for paused in view.paused]
+    sentences = [f"{paused[:1].upper()}{paused[1:]}." for paused in view.paused]
     sentences += [_describe_node(node) for node in begun[:_NAMED]]
     if more := len(begun) - _NAMED:
         sentences += [f"{count_of(more, 'more node')} run or wait."] if more > 0 else []

@@ -29,7 +29,7 @@ from flowkit.errors import ActionRejected
 from flowkit.graph.validation import normalized
 from flowkit.models import Graph, NodeStatus, Settings, StartWhen, TaskStatus, temporal_names
 from flowkit.models.actions import RERUN
-from flowkit.reading.attempts import AttemptOutcome, key_of, read_attempts, seconds_of
+from flowkit.reading.attempts import LOCAL_MARKER, AttemptOutcome, key_of, read_attempts, seconds_of
 from flowkit.reading.explain import (
     AttemptSpan,
     NodeTimeline,
@@ -59,8 +59,8 @@ _SLOT = " slot"
 """How the id of the activity ends that waits for a slot (`models.slot_wait_id`)."""
 
 _WITHOUT_HISTORY = (
-    "Temporal no longer has the history of this task: attempts whose workers crashed, and attempts of functions, may "
-    "be missing; the time between two attempts counts as a retry wait, and queues, slots and held failures are unknown"
+    "Temporal no longer has the whole history of this task: attempts whose workers crashed, and attempts of functions, "
+    "may be missing; the time between two attempts counts as a retry wait; queues, slots and held failures are unknown"
 )
 
 _FAILED = {
@@ -126,11 +126,11 @@ async def explain_task(servers: Servers, task_id: str) -> TaskExplanation:
     document = await servers.catalog.document(task_id) or {}
     observed = HistoryWaits(node["node_id"] for node in (document.get("graph") or {}).get("nodes") or ())
     try:
-        attempts, complete = await read_attempts(servers, task_id, None, observed)
-    except UnknownTask:  # It was deleted meanwhile, or has no document yet.
-        attempts, complete = [], False
+        attempts, _ = await read_attempts(servers, task_id, None, observed)
+    except UnknownTask:  # It was deleted meanwhile.
+        attempts = []
     is_open = not view.status.closed or not document.get("finished_at")
-    timeline, missing = make_timeline(document, attempts, observed, time.time(), has_history=complete)
+    timeline, missing = make_timeline(document, attempts, observed, time.time())
     waits_for = describe_waits(view, await reader.hints(view)) if is_open else ""
     return TaskExplanation(
         task_id=task_id,
@@ -192,10 +192,14 @@ class HistoryWaits:
         """When attempts have stored their first batch, as far as other nodes had to know."""
         self.settings = Settings()
         """The settings of the task."""
+        self.is_whole = False
+        """Whether the first run of the task was among those observed."""
 
     async def observe(self, events: Sequence[HistoryEvent], converter: DataConverter) -> None:
         """Read the events of one run of the workflow."""
         opened: dict[int, _OpenWait] = {}
+        started = events[0].workflow_execution_started_event_attributes
+        self.is_whole = not started.continued_execution_run_id
         for event in events:
             kind, at = event.WhichOneof("attributes") or "", seconds_of(event.event_time)
             attributes: Any = getattr(event, kind, None)
@@ -207,7 +211,7 @@ class HistoryWaits:
                 await self._read_signal(attributes, at, converter)
             elif kind == "marker_recorded_event_attributes":
                 await self._read_settings(attributes, converter)
-        ended = bool(events) and events[-1].event_type in _RUN_ENDS
+        ended = events[-1].event_type in _RUN_ENDS
         for each in opened.values():
             self._close(each, seconds_of(events[-1].event_time) if ended else math.inf)
 
@@ -249,12 +253,10 @@ class HistoryWaits:
 
     async def _read_settings(self, marker: Any, converter: DataConverter) -> None:
         """Read the settings from the result of the activity that has opened the task."""
-        if "data" not in marker.details or "result" not in marker.details:
+        if marker.marker_name != LOCAL_MARKER or not {"data", "result"} <= {*marker.details}:
             return
-        if (
-            json.loads(marker.details["data"].payloads[0].data).get("activity_type")
-            != temporal_names.OPEN_TASK
-        ):
+        data = json.loads(marker.details["data"].payloads[0].data)
+        if data.get("activity_type") != temporal_names.OPEN_TASK:
             return
         found = await _decode(marker.details["result"].payloads, converter)
         given = (found.get("settings") or {}) if isinstance(found, dict) else {}
@@ -281,19 +283,18 @@ def make_timeline(
     attempts: Sequence[AttemptView],
     observed: HistoryWaits,
     now: float,
-    *,
-    has_history: bool,
 ) -> tuple[TaskTimeline, list[str]]:
     """Return the timeline of the latest run of a task, and what is missing in it.
 
     Without a document, because no engine has opened the task yet, the timeline is empty.
     """
     graph = normalized(dict(document["graph"])) if document.get("graph") else Graph(nodes=())
+    attempts = _leave_out_reserved(graph, attempts)
     actions, ended = read_actions(dict(document)), document.get("finished_at")
     began_at = max([_read_start(document, now), *(each.at for each in actions if each.action == RERUN)])
-    missing = [*_list_missing(document, actions, attempts, has_history=has_history)]
+    missing = [*_list_missing(document, actions, attempts, is_whole=observed.is_whole)]
     waits = _list_waits(graph, actions, observed, began_at)
-    made = _NodeTimelines(graph, document, attempts, observed, has_history=has_history)
+    made = _NodeTimelines(graph, document, attempts, observed)
     open_or_finished = document.get("status") not in (TaskStatus.FAILED, TaskStatus.CANCELLED)
     timeline = TaskTimeline(
         began_at=began_at,
@@ -303,6 +304,19 @@ def make_timeline(
         gains=open_or_finished,
     )
     return timeline, missing
+
+
+def _leave_out_reserved(graph: Graph, attempts: Sequence[AttemptView]) -> list[AttemptView]:
+    """Return the attempts without those that are only epochs, which a reset has reserved. Their times are unknown."""
+    without = {node.node_id for node in graph.nodes if node.is_engine_node}
+    return [
+        each
+        for each in attempts
+        if each.node_id not in without
+        and any(
+            at is not None for at in (each.scheduled_at, each.started_at, each.accepted_at, each.ended_at)
+        )
+    ]
 
 
 def _read_start(document: Mapping[str, Any], now: float) -> float:
@@ -317,12 +331,12 @@ def _list_missing(
     actions: Sequence[AppliedAction],
     attempts: Sequence[AttemptView],
     *,
-    has_history: bool,
+    is_whole: bool,
 ) -> Iterator[str]:
     if not document:
         yield "the task has no document yet, because no engine has opened it"
         return
-    if not has_history:
+    if not is_whole:
         yield _WITHOUT_HISTORY
     if any(each.action == RERUN for each in actions):
         yield "the task has run more than once; only its latest run is explained"
@@ -397,12 +411,9 @@ class _NodeTimelines:
         document: Mapping[str, Any],
         attempts: Sequence[AttemptView],
         observed: HistoryWaits,
-        *,
-        has_history: bool,
     ) -> None:
         self._stored = document["graph"]["nodes"] if document.get("graph") else []
         self._observed = observed
-        self._has_history = has_history
         self._index_of = {node.node_id: node.index for node in graph.nodes}
         self._routers: dict[str, list[int]] = defaultdict(list)
         for node in graph.nodes:
@@ -418,8 +429,7 @@ class _NodeTimelines:
         stored = self._stored[node.index]
         status, ended_at = NodeStatus(stored["status"]), stored.get("finished_at")
         spans = [*self._make_spans(node)]
-        if not self._has_history and spans:
-            waits = [*waits, *_fill_gaps(spans)]
+        waits = [*waits, *_fill_gaps(spans, self._attempts.get(node.node_id, ()))]
         first_batch = node.io.start_when is StartWhen.FIRST_BATCH and node.streams_from
         parents = node.streams_from if first_batch else node.depends_on
         mode = "any" if first_batch else node.fan_in.mode
@@ -446,9 +456,7 @@ class _NodeTimelines:
         own = self._attempts.get(node.node_id, [])
         for attempt, following in zip(own, [*own[1:], None], strict=False):
             known = (attempt.scheduled_at, attempt.started_at, attempt.accepted_at, attempt.ended_at)
-            scheduled_at = next((at for at in known if at is not None), None)
-            if scheduled_at is None:
-                continue
+            scheduled_at = next(at for at in known if at is not None)
             started_at, ended_at = _start_of(attempt), attempt.ended_at
             if ended_at is None and (attempt.outcome not in _OPEN or (following and node.parallel == 1)):
                 ended_at = started_at or scheduled_at
@@ -480,13 +488,14 @@ def _is_reset(before: AttemptView, attempt: AttemptView) -> bool:
     return attempt.attempt > before.attempt + 1 and before.outcome is not AttemptOutcome.REPLACED
 
 
-def _fill_gaps(spans: Sequence[AttemptSpan]) -> Iterator[WaitSpan]:
-    """Yield the time between the attempts of a node as waits for retries, except after those without a known end."""
-    for before, after in pairwise(spans):
-        if before.ended_at is not None and before.ended_at > before.scheduled_at and not after.resets:
-            yield WaitSpan(
-                part=TimePart.RETRY_WAITS, since=before.ended_at, until=after.scheduled_at, keeps_open=True
-            )
+def _fill_gaps(spans: Sequence[AttemptSpan], attempts: Sequence[AttemptView]) -> Iterator[WaitSpan]:
+    """Yield the time before attempts that no history has as waits for retries, if the attempts before have ended."""
+    for (before, after), attempt in zip(pairwise(spans), attempts[1:], strict=False):
+        ended = before.ended_at
+        is_known = ended is not None and ended > before.scheduled_at and attempt.scheduled_at is None
+        if ended is not None and is_known and not after.resets:
+            part, until = TimePart.RETRY_WAITS, after.scheduled_at
+            yield WaitSpan(part=part, since=ended, until=until, keeps_open=True)
 
 
 def _waits_as(node: Node, status: NodeStatus) -> TimePart | None:
@@ -521,7 +530,7 @@ def _find_full(
 
 def _find_saturated(attempts: Sequence[AttemptView], limit: int) -> Iterator[WaitSpan]:
     """Yield when at least `limit` of these attempts were in flight."""
-    if len(attempts) <= limit:
+    if len(attempts) < limit:
         return
     changes = sorted(
         (at, change)
