@@ -88,7 +88,9 @@ async def started(front: Front) -> AsyncIterator[Front]:
     await process.stop()
 
 
-@pytest.mark.parametrize("call", ["tasks", "task/graph", "task/attempts", "task/variables", "task/stream"])
+@pytest.mark.parametrize(
+    "call", ["tasks", "task/graph", "task/attempts", "task/explanation", "task/variables", "task/stream"]
+)
 async def test_reading_needs_a_token_with_the_right_to_read(started: Front, call: str) -> None:
     query = {} if call == "tasks" else {"task_id": TASK}
     found = {name: await started.get(call, name, **query) for name in ("wrong", "flows")}
