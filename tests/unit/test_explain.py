@@ -110,8 +110,11 @@ def run(nodes: list[ModelNode], cut: int | None = None) -> TaskTimeline:
             at = max([started, *reads]) + work
             batch = started + work * node.batch_at
             part = TimePart.FAILED_WORK if attempt.lost else TimePart.WORK
-            times = {"scheduled_at": scheduled, "started_at": started, "ended_at": at}
-            spans.append(AttemptSpan(part=part, first_batch_at=batch, **times))
+            spans.append(
+                AttemptSpan(
+                    scheduled_at=scheduled, started_at=started, ended_at=at, part=part, first_batch_at=batch
+                )
+            )
         batches[index] = spans[0].first_batch_at or at if spans else at
         ends.append(at)
         seen.append(

@@ -152,7 +152,7 @@ def test_external_attempt_queues_until_a_worker_accepts_it(accepted_at: float | 
 
 
 def test_pauses_prerequisites_and_full_windows_hold_nodes() -> None:
-    nodes = [
+    nodes: list[dict[str, Any]] = [
         {"node_id": "a", "type": "r", "status": "queued", "prerequisites": ["data"]},
         {"node_id": "b", "type": "s", "status": "running"},
         {"node_id": "c", "type": "s", "status": "queued"},
