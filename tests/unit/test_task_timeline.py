@@ -180,7 +180,7 @@ def test_pauses_prerequisites_and_full_windows_hold_nodes() -> None:
 def test_task_that_no_engine_has_opened_says_so() -> None:
     timeline, missing = make_timeline({}, [], HistoryWaits([]), 100.0)
     assert timeline.nodes == ()
-    assert missing == ["the task has no document yet, because no engine has opened it"]
+    assert missing == ["the task has no document: no engine has opened it yet, or it was deleted"]
 
 
 @pytest.mark.parametrize("node_id", ["a", "a: b", "x" * 100, "held for a decision"])

@@ -129,8 +129,10 @@ async def explain_task(servers: Servers, task_id: str) -> TaskExplanation:
         attempts, _ = await read_attempts(servers, task_id, None, observed)
     except UnknownTask:  # It was deleted meanwhile.
         attempts = []
-    is_open = not view.status.closed or not document.get("finished_at")
+    is_open = not view.status.closed or (bool(document) and not document.get("finished_at"))
     timeline, missing = make_timeline(document, attempts, observed, time.time())
+    if not document:
+        timeline = replace(timeline, began_at=timeline.ended_at - (view.seconds or 0.0))
     waits_for = describe_waits(view, await reader.hints(view)) if is_open else ""
     return TaskExplanation(
         task_id=task_id,
@@ -286,7 +288,7 @@ def make_timeline(
 ) -> tuple[TaskTimeline, list[str]]:
     """Return the timeline of the latest run of a task, and what is missing in it.
 
-    Without a document, because no engine has opened the task yet, the timeline is empty.
+    Without a document, the timeline is empty.
     """
     graph = normalized(dict(document["graph"])) if document.get("graph") else Graph(nodes=())
     attempts = _leave_out_reserved(graph, attempts)
@@ -334,7 +336,7 @@ def _list_missing(
     is_whole: bool,
 ) -> Iterator[str]:
     if not document:
-        yield "the task has no document yet, because no engine has opened it"
+        yield "the task has no document: no engine has opened it yet, or it was deleted"
         return
     if not is_whole:
         yield _WITHOUT_HISTORY
