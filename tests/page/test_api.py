@@ -130,6 +130,14 @@ async def test_a_read_only_server_has_no_actions(front: Front) -> None:
     await process.stop()
 
 
+async def test_explanation_has_the_parts_of_the_time_and_says_what_is_missing(started: Front) -> None:
+    status, found = await started.get("task/explanation", task_id=TASK)
+    assert (status, found["open"]) == (200, True)
+    assert sum(found["parts"].values()) == pytest.approx(found["seconds"], abs=0.001)
+    assert "no longer has the whole history" in found["missing"][0]
+    assert (await started.get("task/explanation", task_id="other"))[0] == 404
+
+
 async def test_unknown_tasks_and_nodes_are_not_found(started: Front) -> None:
     for call in ("task/graph", "task/stream", "task/variables"):
         status, found = await started.get(call, task_id="other")
