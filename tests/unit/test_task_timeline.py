@@ -55,7 +55,8 @@ async def read_recorded(*names: str) -> tuple[TimeReport, list[str]]:
     nodes = [{**node, "status": "finished"} for node in given["graph"]["nodes"]]
     document = make_document(started_at=started, finished_at=ended)
     document["graph"] = {**given["graph"], "nodes": nodes}
-    timeline, missing = make_timeline(document, merge(found.values(), [], {}), observed, ended)
+    attempts = merge(found.values(), [], {})
+    timeline, missing = make_timeline(document, attempts, observed, ended, complete=True)
     report = explain_timeline(timeline)
     check_parts(timeline, report)
     return report, missing
@@ -83,19 +84,11 @@ async def test_history_has_the_parts_of_a_node(name: str, node_id: str, expected
     assert all("attempt 1 of a is unknown, because they were lost" in each for each in missing)
 
 
-async def test_later_runs_alone_are_not_the_whole_history() -> None:
-    _, missing = await read_recorded("retry")
-    assert missing == []
-    observed = HistoryWaits(["a"])
-    text = (HISTORIES / "decisions-3.json").read_text(encoding="utf-8")
-    await observed.observe(WorkflowHistory.from_json("t", text).events, converter)
-    assert not observed.is_whole
-
-
 def explain_logged(*nodes: dict[str, Any], logged: Sequence[LoggedAttempt]) -> tuple[TimeReport, list[str]]:
     """Return the report of a task that began at 0 and ended at 100 of which only MongoDB has something."""
     document = make_document(*nodes, started_at=0.0, finished_at=100.0)
-    timeline, missing = make_timeline(document, merge([], logged, document), HistoryWaits([]), 100.0)
+    attempts = merge([], logged, document)
+    timeline, missing = make_timeline(document, attempts, HistoryWaits([]), 100.0, complete=False)
     report = explain_timeline(timeline)
     check_parts(timeline, report)
     return report, missing
@@ -147,7 +140,7 @@ def test_external_attempt_queues_until_a_worker_accepts_it(accepted_at: float | 
     accepted = LoggedAttempt(node_id="a", epoch=1, worker="x-1", started_at=accepted_at)
     document = make_document({"node_id": "a", "type": "r", "status": "running"}, started_at=0.0)
     attempts = merge([bridged], [accepted] if accepted_at else [], {})
-    timeline, _ = make_timeline(document, attempts, HistoryWaits([]), 100.0)
+    timeline, _ = make_timeline(document, attempts, HistoryWaits([]), 100.0, complete=True)
     assert explain_timeline(timeline).parts[TimePart.QUEUE] == queue
 
 
@@ -168,7 +161,7 @@ def test_pauses_prerequisites_and_full_windows_hold_nodes() -> None:
     running = [
         AttemptView(node_id="b", attempt=1, scheduled_at=5.0, started_at=5.0, outcome=AttemptOutcome.RUNNING)
     ]
-    timeline, _ = make_timeline(document, running, observed, 100.0)
+    timeline, _ = make_timeline(document, running, observed, 100.0, complete=True)
     held, _, full = timeline.nodes
     assert full.limits == (WaitSpan(part=TimePart.SLOTS, since=5.0),)
     assert [(wait.part, wait.since, wait.until) for wait in held.waits] == [
@@ -178,7 +171,7 @@ def test_pauses_prerequisites_and_full_windows_hold_nodes() -> None:
 
 
 def test_task_that_no_engine_has_opened_says_so() -> None:
-    timeline, missing = make_timeline({}, [], HistoryWaits([]), 100.0)
+    timeline, missing = make_timeline({}, [], HistoryWaits([]), 100.0, complete=True)
     assert timeline.nodes == ()
     assert missing == ["the task has no document: no engine has opened it yet, or it was deleted"]
 

@@ -104,7 +104,7 @@ class HistoryObserver(Protocol):
 async def read_attempts(
     servers: Servers, task_id: str, node_id: str | None, observer: HistoryObserver | None = None
 ) -> tuple[list[AttemptView], bool]:
-    """Return the attempts of a task, or of one of its nodes, and whether Temporal still has its history.
+    """Return the attempts of a task, or of one of its nodes, and whether Temporal still has its whole history.
 
     `observer` reads the same history. Raise UnknownTask, and ConfigError if the task has no such node.
     """
@@ -114,7 +114,9 @@ async def read_attempts(
         raise UnknownTask(task_id)
     if document is not None:
         require_node(document, node_id)
-    recorded = {} if description is None else await _read_history(servers.temporal, task_id, observer)
+    recorded, complete = dict[Key, AttemptView](), False
+    if description is not None:
+        recorded, complete = await read_history(servers.temporal, task_id, observer)
     pending = read_pending(description)
     logged = await servers.catalog.logged_attempts(task_id, node_id)
     found = merge([*recorded.values(), *pending.values()], logged, document or {})
@@ -122,23 +124,24 @@ async def read_attempts(
     versions = await servers.catalog.announced_versions(unknown) if unknown else {}
     wanted = [each for each in found if node_id in (None, each.node_id)]
     shown = [replace(each, version=each.version or versions.get(each.worker or "")) for each in wanted]
-    return shown, description is not None
+    return shown, complete
 
 
 # --- Temporal's history -----------------------------------------------------------------------------------------------
 
 
-async def _read_history(
-    client: Client, task_id: str, observer: HistoryObserver | None
-) -> dict[Key, AttemptView]:
-    """Return the attempts in the history of a task; `{}` if Temporal has none."""
-    found: dict[Key, AttemptView] = {}
+async def read_history(
+    client: Client, task_id: str, observer: HistoryObserver | None = None
+) -> tuple[dict[Key, AttemptView], bool]:
+    """Return the attempts in the history of a task, and whether Temporal still has all of its runs."""
+    found, is_whole = dict[Key, AttemptView](), False
     async for run in _read_runs(client, task_id):
+        is_whole = not run[0].workflow_execution_started_event_attributes.continued_execution_run_id
         if observer is not None:
             await observer.observe(run, client.data_converter)
         for key, attempt in (await read_events(run, client.data_converter)).items():
             found.setdefault(key, attempt)
-    return found
+    return found, is_whole
 
 
 async def _read_runs(client: Client, task_id: str) -> AsyncIterator[list[HistoryEvent]]:

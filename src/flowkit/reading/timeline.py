@@ -126,11 +126,11 @@ async def explain_task(servers: Servers, task_id: str) -> TaskExplanation:
     document = await servers.catalog.document(task_id) or {}
     observed = HistoryWaits(node["node_id"] for node in (document.get("graph") or {}).get("nodes") or ())
     try:
-        attempts, _ = await read_attempts(servers, task_id, None, observed)
+        attempts, complete = await read_attempts(servers, task_id, None, observed)
     except UnknownTask:  # It was deleted meanwhile.
-        attempts = []
+        attempts, complete = [], False
     is_open = not view.status.closed or (bool(document) and not document.get("finished_at"))
-    timeline, missing = make_timeline(document, attempts, observed, time.time())
+    timeline, missing = make_timeline(document, attempts, observed, time.time(), complete=complete)
     if not document:
         timeline = replace(timeline, began_at=timeline.ended_at - (view.seconds or 0.0))
     waits_for = describe_waits(view, await reader.hints(view)) if is_open else ""
@@ -194,14 +194,10 @@ class HistoryWaits:
         """When attempts have stored their first batch, as far as other nodes had to know."""
         self.settings = Settings()
         """The settings of the task."""
-        self.is_whole = False
-        """Whether the first run of the task was among those observed."""
 
     async def observe(self, events: Sequence[HistoryEvent], converter: DataConverter) -> None:
         """Read the events of one run of the workflow."""
         opened: dict[int, _OpenWait] = {}
-        started = events[0].workflow_execution_started_event_attributes
-        self.is_whole = not started.continued_execution_run_id
         for event in events:
             kind, at = event.WhichOneof("attributes") or "", seconds_of(event.event_time)
             attributes: Any = getattr(event, kind, None)
@@ -285,8 +281,12 @@ def make_timeline(
     attempts: Sequence[AttemptView],
     observed: HistoryWaits,
     now: float,
+    *,
+    complete: bool,
 ) -> tuple[TaskTimeline, list[str]]:
     """Return the timeline of the latest run of a task, and what is missing in it.
+
+    `complete` says whether Temporal still has its whole history.
 
     Without a document, the timeline is empty.
     """
@@ -294,7 +294,7 @@ def make_timeline(
     attempts = _leave_out_reserved(graph, attempts)
     actions, ended = read_actions(dict(document)), document.get("finished_at")
     began_at = max([_read_start(document, now), *(each.at for each in actions if each.action == RERUN)])
-    missing = [*_list_missing(document, actions, attempts, is_whole=observed.is_whole)]
+    missing = [*_list_missing(document, actions, attempts, complete=complete)]
     waits = _list_waits(graph, actions, observed, began_at)
     made = _NodeTimelines(graph, document, attempts, observed)
     open_or_finished = document.get("status") not in (TaskStatus.FAILED, TaskStatus.CANCELLED)
@@ -333,12 +333,12 @@ def _list_missing(
     actions: Sequence[AppliedAction],
     attempts: Sequence[AttemptView],
     *,
-    is_whole: bool,
+    complete: bool,
 ) -> Iterator[str]:
     if not document:
         yield "the task has no document: no engine has opened it yet, or it was deleted"
         return
-    if not is_whole:
+    if not complete:
         yield _WITHOUT_HISTORY
     if any(each.action == RERUN for each in actions):
         yield "the task has run more than once; only its latest run is explained"
