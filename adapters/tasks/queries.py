@@ -39,7 +39,7 @@ _SUMMARY = {
 }
 
 
-_MARK = {"_id": 0, "updated_at": 1, "last_event_recv_ms": 1, "status": 1, "run_seq": 1}
+_MARK = {"updated_at": 1, "last_event_recv_ms": 1, "status": 1, "run_seq": 1}
 
 _BATCH = {
     "batch_uid": 1,

@@ -99,6 +99,11 @@ class Stage:
         document = new_task(task_id, fields.pop("params", {}), graph, time.time() - LONG_AGO)
         await self.db.tasks.insert_one(document | fields)
 
+    async def replace(self, task_id: str, nodes: list[dict[str, Any]]) -> None:
+        """Delete the document of a task, and create another one with its id."""
+        await self.db.tasks.delete_one({"id": task_id})
+        await self.add(task_id, nodes)
+
     async def grow(self, task_id: str, nodes: list[dict[str, Any]]) -> None:
         """Give a task another graph, as an action would."""
         graph = new_task(task_id, {}, {"name": "nightly", "nodes": nodes}, time.time())["graph"]

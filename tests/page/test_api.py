@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from flowkit.errors import StoreUnavailable
 from flowkit.page import api, live
 from flowkit.page.process import PageProcess, PageSettings
+from flowkit.server import auth
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
 from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually
@@ -196,6 +198,44 @@ async def test_a_quiet_stream_sends_heartbeats_until_its_lease_is_over(
         async with started.request("GET", f"/api/v1/task/stream?task_id={TASK}") as response:
             found = [line async for line in lines(response)]
     assert any(line.startswith(": ping") for line in found)
+
+
+async def test_a_call_for_the_headers_of_a_stream_leaves_no_viewer(front: Front) -> None:
+    process = await front.start()
+    async with front.request("HEAD", f"/api/v1/task/stream?task_id={TASK}") as response:
+        assert response.status == 200
+    assert process.watched == []
+    await process.stop()
+
+
+async def test_a_stream_lasts_while_its_token_cannot_be_checked(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page says that it is not live; hundreds of pages that connect again would help nobody."""
+    monkeypatch.setattr(api, "CHECK_SEC", 0.01)
+    monkeypatch.setattr(auth, "CACHE_SEC", 0.01)
+    process = await front.start()
+    async with front.request("GET", f"/api/v1/task/stream?task_id={TASK}") as response:
+        stream = lines(response)
+        await anext(stream)
+        find = TokenStore.find
+        refused = asyncio.Event()
+
+        async def fail(self: TokenStore, text: str) -> None:
+            refused.set()
+            raise StoreUnavailable("no server responds")
+
+        monkeypatch.setattr(TokenStore, "find", fail)
+        await refused.wait()
+        monkeypatch.setattr(TokenStore, "find", find)
+        await front.stage.set_node(TASK, 0, status="running")
+        async with asyncio.timeout(EVENT_TIMEOUT_SEC):
+            async for line in stream:
+                if '"running"' in line:
+                    break
+            else:
+                pytest.fail("the stream has ended")
+    await process.stop()
 
 
 async def test_a_viewer_that_leaves_ends_the_feed(front: Front) -> None:

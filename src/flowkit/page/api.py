@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,7 +16,6 @@ from temporalio.service import RPCError
 
 from flowkit import reason_codes
 from flowkit.actions.table import ACTIONS
-from flowkit.core.utils import dumps
 from flowkit.core.version import __version__
 from flowkit.errors import (
     ActionRejected,
@@ -39,10 +39,12 @@ from flowkit.text import one_line, printed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import BaseRoute
+    from starlette.types import Receive, Scope, Send
 
     from flowkit.page.live import Feed, LiveTasks, Update
     from flowkit.reading.state import Servers
@@ -409,16 +411,31 @@ class PageApi:
         query = parse_params(TaskQuery, dict(request.query_params), strict=False)
         watched = self._live.watch(query.task_id)
         feed = await _answered(watched.__aenter__())
-        check = request.scope["check"]
+        return _Stream(_events(feed, request.scope["check"]), watched)
 
-        async def events() -> AsyncIterator[dict[str, str]]:
-            try:
-                async for each in _until_refused(feed, check):
-                    yield {"data": dumps(_event_of(each)).decode()}
-            finally:
-                await watched.__aexit__(None, None, None)
 
-        return EventSourceResponse(events(), ping=HEARTBEAT_SEC)
+class _Stream(EventSourceResponse):
+    """A stream of events that leaves the feed at its end, also if it has sent nothing: to a client that has gone
+    already, or to one that asked for the headers only.
+    """
+
+    def __init__(
+        self, events: AsyncIterator[dict[str, str]], watched: AbstractAsyncContextManager[Feed]
+    ) -> None:
+        super().__init__(events, ping=HEARTBEAT_SEC)
+        self._watched = watched
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._watched.__aexit__(None, None, None)
+
+
+async def _events(feed: Feed, check: Callable[[], Awaitable[Any]]) -> AsyncIterator[dict[str, str]]:
+    async for each in _until_refused(feed, check):
+        yield {"data": each.message(time.time())}
 
 
 def _signature(caller: Caller) -> str:
@@ -430,6 +447,15 @@ def _may_operate(caller: Caller) -> bool:
     return caller.is_operator or Right.TASKS_OPERATE in caller.rights
 
 
+async def _check_token(check: Callable[[], Awaitable[Any]]) -> None:
+    """Raise HttpError if a token is no longer valid. While MongoDB does not say, streams say that they are not live."""
+    try:
+        await check()
+    except HttpError as error:
+        if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+            raise
+
+
 async def _until_refused(feed: Feed, check: Callable[[], Awaitable[Any]]) -> AsyncIterator[Update]:
     """Yield the updates of a feed until its lease is over, or its token is no longer valid."""
     until, updates = time.monotonic() + LEASE_SEC, feed.updates()
@@ -438,7 +464,7 @@ async def _until_refused(feed: Feed, check: Callable[[], Awaitable[Any]]) -> Asy
         while time.monotonic() < until:
             waiting = waiting or asyncio.ensure_future(anext(updates, None))
             done, _ = await asyncio.wait({waiting}, timeout=CHECK_SEC)
-            await check()
+            await _check_token(check)
             if done:
                 if (update := waiting.result()) is None:
                     return
@@ -449,10 +475,6 @@ async def _until_refused(feed: Feed, check: Callable[[], Awaitable[Any]]) -> Asy
     finally:
         if waiting is not None:
             waiting.cancel()
-
-
-def _event_of(update: Update) -> dict[str, Any]:
-    return {**asdict(update), "nodes": {str(index): row for index, row in update.nodes.items()}}
 
 
 def _plain(value: Any) -> Any:

@@ -57,6 +57,8 @@ _OVERDUE = 0.6
 """Part of the heartbeat timeout after which a worker counts as silent."""
 
 _ACTIVE = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
+_OF_ATTEMPTS = ("batches", "shards", "external_runs")
+"""Queries whose results change while attempts run, without a change of the task document or of the workflow."""
 _BEFORE_ATTEMPT = (NodeStatus.QUEUED, NodeStatus.DEFERRED)
 
 _ENDS = {
@@ -145,14 +147,30 @@ class TaskView:
 
 
 class TaskReader:
-    """Reads the state of one task repeatedly."""
+    """Reads the state of one task repeatedly.
+
+    With `keep`, a view reuses what an earlier one has read as long as the history of the workflow has not grown; use
+    another reader once the task document has changed. While attempts run, what they store is read for each view.
+    """
 
     def __init__(
-        self, servers: Servers, task_id: str, description: WorkflowExecutionDescription | None
+        self,
+        servers: Servers,
+        task_id: str,
+        description: WorkflowExecutionDescription | None,
+        *,
+        keep: bool = False,
     ) -> None:
         self._servers = servers
         self._task_id = task_id
         self._description = description
+        self._keep = keep
+        self._kept: dict[str, Any] = {}
+        """What is not read again, by what it is."""
+        self._progress: Any = None
+        """How far the workflow was at the latest view."""
+        self._active = False
+        """Whether the latest view has attempts that run."""
         self._unresponsive = False
         """Whether an engine polls the queue but the last query failed."""
         self._stored = True
@@ -171,6 +189,11 @@ class TaskReader:
         return TaskStore(self._servers.db)
 
     @property
+    def stored(self) -> bool:
+        """Whether the latest view has what MongoDB has."""
+        return self._stored
+
+    @property
     def queue(self) -> str | None:
         """The engine queue of the task; None if Temporal has no workflow for it."""
         return self._description.task_queue if self._description else None
@@ -184,6 +207,7 @@ class TaskReader:
     async def view(self) -> TaskView:
         """Return the state of the task, without what neither the workflow nor the document contains."""
         self._description = await self._describe()
+        self._forget_changed()
         status = self._description.status if self._description else None
         running = status is WorkflowExecutionStatus.RUNNING
         sources = [self._queried, self._read] if running else [self._read, self._queried]
@@ -191,7 +215,19 @@ class TaskReader:
         seen = replace(seen, seconds=seen.seconds or _measure(self._description))
         if status in _ENDS and not seen.status.closed:
             return replace(seen, status=_ENDS[status], reason=seen.reason or CLOSE_REASONS.get(status))
-        return await self._with_waiting(seen)
+        view = await self._with_waiting(seen)
+        self._active = any(node.status in _ACTIVE for node in view.nodes)
+        return view
+
+    def _forget_changed(self) -> None:
+        """Forget what may have changed since the latest view."""
+        progress = _progress_of(self._description)
+        if progress != self._progress or not self._keep:
+            self._kept.clear()
+        elif self._active:
+            for name in _OF_ATTEMPTS:
+                self._kept.pop(name, None)
+        self._progress = progress
 
     async def _with_waiting(self, view: TaskView) -> TaskView:
         """Return `view` with the nodes that wait for a worker.
@@ -231,19 +267,32 @@ class TaskReader:
         self._unresponsive = False
         if self.queue is None or not await recent_pollers(self._servers.temporal, self.queue, workflows=True):
             return None
-        handle = self._servers.tasks.handle(self._task_id)
         try:
-            state = await handle.query(temporal_names.STATUS_QUERY, rpc_timeout=_QUERY_TIMEOUT)
+            view = await self._kept_or_read(self._query)
         except TemporalError:
             self._unresponsive = True
             return None
-        if state.get("nodes_omitted"):
-            return None
-        return read_query(self._task_id, state, await self._batches())
+        return view and add_batches(view, await self._batches())
+
+    async def _query(self, task_id: str) -> TaskView | None:
+        handle = self._servers.tasks.handle(task_id)
+        state = await handle.query(temporal_names.STATUS_QUERY, rpc_timeout=_QUERY_TIMEOUT)
+        return None if state.get("nodes_omitted") else read_query(task_id, state, {})
 
     async def _read(self) -> TaskView | None:
-        document = await self._from_store(self._servers.catalog.document)
-        return read_document(document, await self._batches()) if document else None
+        found = await self._from_store(self._read_stored)
+        if found is None:
+            return None
+        view, times = found
+        return replace(add_batches(view, await self._batches()), seconds=_measure_document(times))
+
+    async def _read_stored(self, task_id: str) -> tuple[TaskView, dict[str, Any]] | None:
+        """Return what the task document says, without batches, and its times. The document itself is large."""
+        document = await self._servers.catalog.document(task_id)
+        if document is None:
+            return None
+        times = {name: document[name] for name in ("started_at", "finished_at") if name in document}
+        return read_document(document, {}), times
 
     async def _batches(self) -> dict[str, int]:
         """Return the number of stored batches by node."""
@@ -253,10 +302,18 @@ class TaskReader:
         if not self._stored:
             return None
         try:
-            return await ask(self._task_id)
+            return await self._kept_or_read(ask)
         except StoreUnavailable:
             self._stored = False
             return None
+
+    async def _kept_or_read(self, ask: Callable[[str], Awaitable[T]]) -> T:
+        """Return what an earlier call of the method has returned; without one, call it."""
+        name = ask.__name__
+        if name not in self._kept:
+            self._kept[name] = await ask(self._task_id)
+        found: T = self._kept[name]
+        return found
 
     async def hints(self, view: TaskView) -> list[str]:
         """Return hints at what is missing: MongoDB, an engine for the task, or workers for its roles."""
@@ -303,16 +360,31 @@ def describe_ran(view: TaskView) -> dict[str, str]:
     }
 
 
-def mark_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
-    """Return `view` with `waiting` set for the running nodes whose attempt no worker has started."""
+def _progress_of(description: WorkflowExecutionDescription | None) -> Any:
+    """Return a value that differs once the state of the workflow may have changed: a history only grows."""
+    if description is None:
+        return None
+    info = description.raw_description.workflow_execution_info
+    return description.run_id, description.status, info.history_length
+
+
+def add_batches(view: TaskView, batches: Mapping[str, int]) -> TaskView:
+    """Return `view` with the numbers of stored batches, by node id."""
     nodes = tuple(
-        replace(
-            node,
-            waiting=node.status == NodeStatus.RUNNING and f"{node.node_id}.{node.attempt}" in not_taken,
-        )
+        replace(node, batches=count) if (count := batches.get(node.node_id, 0)) != node.batches else node
         for node in view.nodes
     )
     return replace(view, nodes=nodes)
+
+
+def mark_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
+    """Return `view` with `waiting` set for the running nodes whose attempt no worker has started."""
+
+    def marked(node: NodeRow) -> NodeRow:
+        waits = node.status == NodeStatus.RUNNING and f"{node.node_id}.{node.attempt}" in not_taken
+        return node if waits == node.waiting else replace(node, waiting=waits)
+
+    return replace(view, nodes=tuple(map(marked, view.nodes)))
 
 
 def add_shards(
