@@ -19,6 +19,7 @@ from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import timedelta
 
     from temporalio.client import Client
 
@@ -32,7 +33,7 @@ class Tasks:
         self.temporal_is_down = False
         self.acted: list[tuple[str, str, Mapping[str, Any]]] = []
 
-    async def look_up(self, task_id: str) -> Found:
+    async def look_up(self, task_id: str, *, rpc_timeout: timedelta) -> Found:
         """Return that there is no workflow."""
         if self.temporal_is_down:
             raise RPCError("down", RPCStatusCode.UNAVAILABLE, b"")

@@ -12,7 +12,7 @@ import pytest
 from flowkit.errors import StoreUnavailable
 from flowkit.page import api, live
 from flowkit.page.process import PageProcess, PageSettings
-from flowkit.server import auth
+from flowkit.server import app, auth
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
 from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually
@@ -115,9 +115,61 @@ async def test_a_preview_changes_nothing_and_a_rejected_action_says_why(started:
     assert started.stage.tasks.acted == []
     status, found = await started.act("resume")
     assert (status, found["error"]["message"]) == (409, "the task is not paused")
+    await started.stage.db.tasks.update_one({"id": TASK}, {"$set": {"status": "finished"}})
     status, found = await started.act("cancel")
     assert (status, found["error"]["code"]) == (409, "action_rejected")
     assert (await started.act("explode"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "field"),
+    [
+        ("rerun", {"nodes": "ab"}, "nodes"),
+        ("rerun", {"failed_batches_of": "a"}, "failed_batches_of"),
+        ("rerun", {"params": [1]}, "params"),
+        ("rerun", {"by": "somebody else"}, "by"),
+        ("cancel", {"reason": {"a": 1}}, "reason"),
+        ("cancel", {"node_id": "a"}, "node_id"),
+    ],
+)
+async def test_a_wrong_input_of_an_action_is_refused_with_its_field(
+    started: Front, name: str, given: dict[str, Any], field: str
+) -> None:
+    for dry_run in (True, False):
+        status, found = await started.act(name, dry_run=dry_run, **given)
+        assert (status, found["error"]["code"]) == (422, "invalid_request")
+        assert found["error"]["message"].startswith(field)
+
+
+async def test_the_preview_of_a_cancellation_says_whether_it_is_possible(started: Front) -> None:
+    assert (await started.act("cancel", dry_run=True))[0] == 200
+    await started.stage.db.tasks.update_one({"id": TASK}, {"$set": {"status": "finished"}})
+    status, found = await started.act("cancel", dry_run=True)
+    assert (status, found["error"]["code"]) == (409, "action_rejected")
+    await started.stage.db.tasks.delete_one({"id": TASK})
+    status, found = await started.act("cancel")
+    assert (status, found["error"]["code"]) == (404, "unknown_task")
+
+
+async def test_a_call_does_not_wait_for_ever_for_frozen_servers(
+    started: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_READ_SEC", 0.05)
+    monkeypatch.setattr(live, "_LONGEST_LOOK_SEC", 0.05)
+    monkeypatch.setattr(app, "CALLER_SEC", 0.05)
+
+    async def hang(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(started.stage.catalog, "document", hang)
+    status, found = await started.get("task/graph", task_id=TASK)
+    assert (status, found["error"]["code"]) == (504, "timeout")
+    monkeypatch.setattr(started.stage.catalog, "change_mark", hang)
+    status, found = await started.get("task/stream", task_id=TASK)
+    assert (status, found["error"]["code"]) == (503, "mongo_unavailable")
+    monkeypatch.setattr(TokenStore, "find", hang)
+    status, found = await started.get("task/graph", "operator", task_id=TASK)
+    assert (status, found["error"]["code"]) == (503, "mongo_unavailable")
 
 
 async def test_a_read_only_server_has_no_actions(front: Front) -> None:
@@ -145,6 +197,29 @@ async def test_ids_may_have_any_character(started: Front) -> None:
     assert (await started.get("task/node", task_id=HOSTILE, node=HOSTILE))[0] == 200
     _, listed = await started.get("tasks", id=HOSTILE[:5])
     assert [each["task_id"] for each in listed["tasks"]] == [HOSTILE]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"status": "hibernating"},
+        {"graph": None},
+        {"graph.name": 5},
+        {"started_at": 5},
+        {"finished_at": "soon"},
+        {"reason": {"a": 1}},
+    ],
+)
+async def test_a_document_that_cannot_be_read_hides_no_other_task(
+    started: Front, broken: dict[str, Any]
+) -> None:
+    """Another program, or a later version, may have written it."""
+    await started.stage.add("broken", nodes("a"))
+    await started.stage.db.tasks.update_one({"id": "broken"}, {"$set": broken})
+    status, found = await started.get("tasks", limit="1")
+    assert (status, found["more"]) == (200, True)
+    _, older = await started.get("tasks", limit="1", skip="1")
+    assert TASK in [each["task_id"] for each in found["tasks"] + older["tasks"]]
 
 
 async def test_the_graph_is_known_without_temporal(started: Front) -> None:
@@ -208,8 +283,9 @@ async def test_a_call_for_the_headers_of_a_stream_leaves_no_viewer(front: Front)
     await process.stop()
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 async def test_a_stream_lasts_while_its_token_cannot_be_checked(
-    front: Front, monkeypatch: pytest.MonkeyPatch
+    front: Front, monkeypatch: pytest.MonkeyPatch, *, frozen: bool
 ) -> None:
     """The page says that it is not live; hundreds of pages that connect again would help nobody."""
     monkeypatch.setattr(api, "CHECK_SEC", 0.01)
@@ -218,16 +294,16 @@ async def test_a_stream_lasts_while_its_token_cannot_be_checked(
     async with front.request("GET", f"/api/v1/task/stream?task_id={TASK}") as response:
         stream = lines(response)
         await anext(stream)
-        find = TokenStore.find
         refused = asyncio.Event()
 
         async def fail(self: TokenStore, text: str) -> None:
             refused.set()
+            if frozen:
+                await asyncio.Event().wait()
             raise StoreUnavailable("no server responds")
 
         monkeypatch.setattr(TokenStore, "find", fail)
         await refused.wait()
-        monkeypatch.setattr(TokenStore, "find", find)
         await front.stage.set_node(TASK, 0, status="running")
         async with asyncio.timeout(EVENT_TIMEOUT_SEC):
             async for line in stream:

@@ -16,6 +16,8 @@ from temporalio.service import RPCError
 
 from flowkit import reason_codes
 from flowkit.actions.table import ACTIONS
+from flowkit.attempt.workflows import WorkflowState
+from flowkit.client import make_summary
 from flowkit.core.version import __version__
 from flowkit.errors import (
     ActionRejected,
@@ -26,10 +28,11 @@ from flowkit.errors import (
     UnknownTask,
 )
 from flowkit.limits import ID_CHARS
-from flowkit.models import TaskStatus
+from flowkit.models import OPEN_TASK_STATUSES, TaskStatus
 from flowkit.reading.attempts import read_attempts
 from flowkit.reading.graphs import view_graph
 from flowkit.reading.results import read_result, require_node
+from flowkit.reading.state import LOOK_UP_TIMEOUT
 from flowkit.server.errors import HttpError
 from flowkit.server.openapi import Operation, mongo_unavailable, operation_routes, parse_params
 from flowkit.server.rights import HttpRoute
@@ -62,6 +65,8 @@ HEARTBEAT_SEC: Final = 10
 """Pause after which a stream without updates sends a comment, so that both ends notice a lost connection."""
 CHECK_SEC: Final = 3.0
 """How often a stream checks its token."""
+_READ_SEC: Final = 30.0
+"""How long a call waits for MongoDB and Temporal, unless it acts. A frozen server would hold calls for ever."""
 _ENGINE_SEC: Final = 30.0
 """How long an action waits for an engine."""
 _HOUR_SEC: Final = 3_600.0
@@ -135,6 +140,23 @@ class ActionCall(Params):
     dry_run: bool = Field(
         default=False, description="Whether the call only returns what the action would affect."
     )
+
+
+class CancelInput(Params):
+    """The input of `cancel`."""
+
+    reason: str = ""
+
+
+class RerunInput(Params):
+    """The input of `rerun`."""
+
+    nodes: list[str] | None = None
+    params: dict[str, Any] | None = None
+    inputs: dict[str, dict[str, Any]] | None = None
+    limits: dict[str, dict[str, Any]] | None = None
+    failed_batches_of: list[str] = Field(default_factory=list)
+    reason: str = ""
 
 
 # --- what pages get -----------------------------------------------------------------------------------------------
@@ -273,7 +295,7 @@ class PageApi:
         """Return tasks, newest first."""
         query: TaskFilter = given.query
         failed_lately = query.show is Show.FAILED_LAST_HOUR
-        found = await self._servers.catalog.list_tasks(
+        found = await self._servers.catalog.newest(
             TaskStatus.FAILED.value if failed_lately else query.status and query.status.value,
             query.limit + 1,
             held=query.show is Show.HELD,
@@ -282,7 +304,8 @@ class PageApi:
             id_prefix=query.id or None,
             skip=query.skip,
         )
-        lines = [TaskLine(**asdict(each)) for each in found[: query.limit]]
+        summaries = map(make_summary, found[: query.limit])
+        lines = [TaskLine(**asdict(each)) for each in summaries if each is not None]
         return TasksFound(tasks=lines, more=len(found) > query.limit)
 
     async def get_task(self, given: Given) -> Structure:
@@ -303,7 +326,9 @@ class PageApi:
 
     async def _run_id(self, task_id: str) -> str | None:
         try:
-            description = (await self._servers.tasks.look_up(task_id)).description
+            description = (
+                await self._servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)
+            ).description
         except RPCError:
             return None
         return description.run_id if description else None
@@ -381,26 +406,41 @@ class PageApi:
         return Affected(affected=found["affected"], notes=found["notes"], revision=found.get("revision"))
 
     async def _cancel(self, task_id: str, call: ActionCall) -> Affected:
-        reason = str(call.input.get("reason") or "") or reason_codes.USER_REQUEST
-        if not call.dry_run and not await self._servers.tasks.cancel_task(task_id, reason=reason):
-            raise HttpError(
-                409,
-                reason_codes.ACTION_REJECTED,
-                f"task {printed(task_id)} has ended, so it cannot be cancelled",
-            )
+        reason = parse_params(CancelInput, call.input, strict=True).reason or reason_codes.USER_REQUEST
+        if call.dry_run:
+            possible = await self._is_open(task_id)
+        else:
+            possible = await self._servers.tasks.cancel_task(task_id, reason=reason)
+        if not possible:
+            await self._require_known(task_id)
+            raise ActionRejected(f"task {printed(task_id)} has ended, so it cannot be cancelled")
         return Affected(
             affected=[], notes=["running attempts are told to stop; nodes that have not started are skipped"]
         )
 
+    async def _is_open(self, task_id: str) -> bool:
+        """Return whether a task can be cancelled, as far as Temporal and its document say."""
+        found = await self._servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)
+        mark = await self._servers.catalog.change_mark(task_id)
+        ended = mark is not None and mark.get("status") not in OPEN_TASK_STATUSES
+        return found.state is WorkflowState.OPEN or (found.state is WorkflowState.ABSENT and not ended)
+
+    async def _require_known(self, task_id: str) -> None:
+        """Raise UnknownTask if there is no such task."""
+        found = await self._servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)
+        if found.state is WorkflowState.ABSENT and await self._servers.catalog.change_mark(task_id) is None:
+            raise UnknownTask(task_id)
+
     async def _rerun(self, task_id: str, call: ActionCall, by: str) -> Affected:
-        given = call.input
+        given = parse_params(RerunInput, call.input, strict=True)
         found = await self._servers.tasks.rerun(
             task_id,
-            given.get("nodes"),
-            params=given.get("params"),
-            inputs=given.get("inputs"),
-            failed_batches_of=given.get("failed_batches_of") or (),
-            reason=str(given.get("reason") or ""),
+            given.nodes,
+            params=given.params,
+            inputs=given.inputs,
+            limits=given.limits,
+            failed_batches_of=given.failed_batches_of,
+            reason=given.reason,
             by=by,
             dry_run=call.dry_run,
         )
@@ -450,7 +490,10 @@ def _may_operate(caller: Caller) -> bool:
 async def _check_token(check: Callable[[], Awaitable[Any]]) -> None:
     """Raise HttpError if a token is no longer valid. While MongoDB does not say, streams say that they are not live."""
     try:
-        await check()
+        async with asyncio.timeout(CHECK_SEC):
+            await check()
+    except TimeoutError:
+        return
     except HttpError as error:
         if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
             raise
@@ -510,10 +553,15 @@ async def _answered(call: Awaitable[Any]) -> Any:
 
 
 def _answering(
-    call: Callable[[PageApi, Given], Awaitable[BaseModel]],
+    call: Callable[[PageApi, Given], Awaitable[BaseModel]], *, reads: bool
 ) -> Callable[[Any, Given], Awaitable[BaseModel]]:
     async def answered(api: PageApi, given: Given) -> BaseModel:
-        result: BaseModel = await _answered(call(api, given))
+        try:
+            async with asyncio.timeout(_READ_SEC if reads else None):
+                result: BaseModel = await _answered(call(api, given))
+        except TimeoutError:
+            text = f"the servers do not respond within {_READ_SEC:g} s; try the call again"
+            raise HttpError(HTTPStatus.GATEWAY_TIMEOUT, reason_codes.TIMEOUT, text) from None
         return result
 
     answered.__name__, answered.__doc__ = call.__name__, call.__doc__
@@ -523,16 +571,17 @@ def _answering(
 def _operations() -> list[Operation]:
     read, task = Right.TASKS_READ, f"{PREFIX}/task"
     unknown: Mapping[int, str] = {404: "There is no such task: `unknown_task`."}
+    late = {504: "MongoDB or Temporal does not respond in time: `timeout`."}
 
     def get(at: str, call: Any, result: type[BaseModel], query: type[Params] | None = None) -> Operation:
         return Operation(
             method="GET",
             path=at,
-            call=_answering(call),
+            call=_answering(call, reads=True),
             result=result,
             needs=read,
             parameters={} if query is None else {"query": query},
-            errors=unknown if query is not None and issubclass(query, TaskQuery) else {},
+            errors=late | (unknown if query is not None and issubclass(query, TaskQuery) else {}),
         )
 
     return [
@@ -546,7 +595,7 @@ def _operations() -> list[Operation]:
         Operation(
             method="POST",
             path=f"{task}/actions/{{action}}",
-            call=_answering(PageApi.act),
+            call=_answering(PageApi.act, reads=False),
             result=Affected,
             needs=Right.TASKS_OPERATE,
             parameters={"path": ActionPath, "query": TaskQuery},

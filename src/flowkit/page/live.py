@@ -41,8 +41,10 @@ _NODES_A_SECOND: Final = 2_000
 _RECENT_SEC: Final = 30.0
 """A document that changed longer ago than this is settled."""
 
+_LONGEST_LOOK_SEC: Final = 5.0
+"""After this time in which MongoDB does not say whether a document has changed, pages say so."""
 _LONGEST_READ_SEC: Final = 15.0
-"""After this time without a response of the servers, pages say so."""
+"""After this time in which the servers do not return the state of a task, pages say so."""
 
 _logger = logging.getLogger("flowkit.page")
 
@@ -140,6 +142,10 @@ def _is_recent(mark: Mapping[str, Any] | None) -> bool:
     return changed_at is not None and time.time() - utc(changed_at).timestamp() < _RECENT_SEC
 
 
+def _too_slow() -> str:
+    return f"the servers do not respond within {_LONGEST_READ_SEC:g} s"
+
+
 class Feed:
     """The state of one task, which is read while it has viewers."""
 
@@ -166,10 +172,14 @@ class Feed:
 
     async def open(self) -> None:
         """Read the state for the first time. Raise UnknownTask, StoreUnavailable or TemporalUnavailable."""
-        self._note_mark(await self._servers.catalog.change_mark(self._task_id))
+        self._note_mark(await self._find_mark())
         self._unsettled = _is_recent(self._mark)
-        await self._check_exists()
-        await self._read()
+        try:
+            async with asyncio.timeout(_LONGEST_READ_SEC):
+                await self._check_exists()
+                await self._read()
+        except TimeoutError:
+            raise StoreUnavailable(_too_slow()) from None
 
     def _note_mark(self, mark: Any) -> None:
         """Note the mark of the document that is read next, which may be that of another document with this id."""
@@ -177,6 +187,13 @@ class Feed:
         if mark is not None and (origin := str(mark["_id"])) != self._state.origin:
             self._state.clear()
             self._state.origin = origin
+
+    async def _find_mark(self) -> Any:
+        try:
+            async with asyncio.timeout(_LONGEST_LOOK_SEC):
+                return await self._servers.catalog.change_mark(self._task_id)
+        except TimeoutError:
+            raise StoreUnavailable(f"MongoDB does not respond within {_LONGEST_LOOK_SEC:g} s") from None
 
     async def _check_exists(self) -> None:
         """Raise UnknownTask if neither server knows the task."""
@@ -206,7 +223,7 @@ class Feed:
             self._state.clear()
             return self._note("the task no longer exists")
         except TimeoutError:
-            return self._note(f"the servers do not respond within {_LONGEST_READ_SEC:g} s")
+            return self._note(_too_slow())
         except FlowKitError as error:
             return self._note(one_line(error))
         except RPCError as error:
@@ -234,7 +251,7 @@ class Feed:
 
     async def _look(self) -> bool:
         """Read the state if it may have changed. Return whether it was read."""
-        mark = await self._servers.catalog.change_mark(self._task_id)
+        mark = await self._find_mark()
         is_new = mark != self._mark
         open_or_failed = not self._state.task["closed"] or self._state.problem is not None
         is_due = open_or_failed and time.monotonic() > self._read_at + _LOOK_AGAIN_SEC

@@ -23,7 +23,7 @@ from flowkit.client import UnknownTask
 from flowkit.models import FailureKind
 from flowkit.models.temporal_names import process_of
 from flowkit.reading.results import require_node
-from flowkit.reading.state import find_workers
+from flowkit.reading.state import LOOK_UP_TIMEOUT, find_workers
 from flowkit.workflows.node import read_failure
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ async def read_attempts(
     Raise UnknownTask, and ConfigError if the task has no such node.
     """
     document = await servers.catalog.document(task_id)
-    description = (await servers.tasks.look_up(task_id)).description
+    description = (await servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)).description
     if document is None and description is None:
         raise UnknownTask(task_id)
     if document is not None:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _QUERY_TIMEOUT = timedelta(seconds=5)
+LOOK_UP_TIMEOUT = timedelta(seconds=5)
+"""How long Temporal may take to describe a workflow; its client waits for 30 seconds by default."""
 
 _A_DECISION = "a decision"
 """How the workflow begins to say what such a node waits for."""
@@ -179,7 +181,7 @@ class TaskReader:
     @classmethod
     async def at(cls, servers: Servers, task_id: str) -> TaskReader:
         """Return a TaskReader for a task. Raise UnknownTask if the task does not exist."""
-        description = (await servers.tasks.look_up(task_id)).description
+        description = (await servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)).description
         if description is None and await servers.catalog.document(task_id) is None:
             raise UnknownTask(task_id)
         return cls(servers, task_id, description)
@@ -201,8 +203,10 @@ class TaskReader:
     async def _describe(self) -> WorkflowExecutionDescription | None:
         """Return the description of the workflow. Without MongoDB, `at` has checked whose it is."""
         if not self._stored:
-            return (await look_up(self._servers.temporal, self._task_id)).description
-        return (await self._servers.tasks.look_up(self._task_id)).description
+            found = await look_up(self._servers.temporal, self._task_id, rpc_timeout=LOOK_UP_TIMEOUT)
+        else:
+            found = await self._servers.tasks.look_up(self._task_id, rpc_timeout=LOOK_UP_TIMEOUT)
+        return found.description
 
     async def view(self) -> TaskView:
         """Return the state of the task, without what neither the workflow nor the document contains."""
