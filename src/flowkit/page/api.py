@@ -29,6 +29,7 @@ from flowkit.errors import (
 )
 from flowkit.limits import ID_CHARS
 from flowkit.models import OPEN_TASK_STATUSES, TaskStatus
+from flowkit.page.shared import SharedReads
 from flowkit.reading.attempts import read_attempts
 from flowkit.reading.graphs import view_graph
 from flowkit.reading.results import read_result, require_node
@@ -277,6 +278,8 @@ class PageApi:
         self._web_ui = web_ui
         self._read_only = read_only
         self._version = version
+        self._attempts = SharedReads(self._read_attempts)
+        """The attempts of whole tasks: each read fetches the whole history from Temporal."""
 
     async def session(self, given: Given) -> Session:
         """Return what the page may do."""
@@ -375,8 +378,19 @@ class PageApi:
 
     async def list_attempts(self, given: Given) -> AttemptsFound:
         """Return the attempts of a task, or of one of its nodes."""
-        found, complete = await read_attempts(self._servers, given.query.task_id, given.query.node)
+        task_id, node_id = given.query.task_id, given.query.node
+        if node_id is None:
+            return await self._attempts.get(task_id)
+        return await self._read_attempts(task_id, node_id)
+
+    async def _read_attempts(self, task_id: str, node_id: str | None = None) -> AttemptsFound:
+        async with asyncio.timeout(_READ_SEC):
+            found, complete = await read_attempts(self._servers, task_id, node_id)
         return AttemptsFound(attempts=[asdict(each) for each in found], complete=complete)
+
+    async def close(self) -> None:
+        """End the reads that run."""
+        await self._attempts.close()
 
     async def get_variables(self, given: Given) -> VariablesFound:
         """Return the variables of a task."""
