@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -224,3 +225,14 @@ async def test_a_purged_task_and_one_with_other_nodes_are_followed(stage: Stage)
         again = await with_nodes(updates)
         assert [each["node_id"] for each in again.nodes.values()] == ["only"]
         assert again.count == 1
+
+
+async def test_a_paused_task_is_one_also_where_only_its_document_says_so(stage: Stage) -> None:
+    """The query of a large workflow omits nodes, and no engine may respond."""
+    paused = {"scope": "task", "since": datetime.now(UTC), "by": "ops", "reason": "deploy", "drained": True}
+    await stage.db.tasks.update_one({"id": TASK}, {"$set": {"coordinator.paused": [paused]}})
+    await stage.set_node(TASK, 0, paused=True)
+    async with LiveTasks(stage.servers).watch(TASK) as feed:
+        first = await following(feed.updates())
+    assert first.task["paused"] == ("task paused by ops: deploy",)
+    assert first.nodes[0]["waits_for"] == "resume"

@@ -31,7 +31,8 @@ async def test_pages_that_ask_at_once_share_one_read_also_if_the_first_one_leave
 
 
 async def test_a_result_is_read_again_after_a_while_and_a_failure_at_once() -> None:
-    now, results = 0.0, [ValueError("first"), 1, 2]
+    now = 0.0
+    results: list[int | Exception] = [ValueError("first"), 1, 2]
 
     async def read(key: str) -> int:
         nonlocal now

@@ -42,7 +42,7 @@ from flowkit.server.tokens import Right
 from flowkit.text import one_line, printed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from starlette.requests import Request
@@ -584,7 +584,7 @@ def _answering(
 
 def _operations() -> list[Operation]:
     read, task = Right.TASKS_READ, f"{PREFIX}/task"
-    unknown: Mapping[int, str] = {404: "There is no such task: `unknown_task`."}
+    unknown = {404: "There is no such task: `unknown_task`."}
     late = {504: "MongoDB or Temporal does not respond in time: `timeout`."}
 
     def get(at: str, call: Any, result: type[BaseModel], query: type[Params] | None = None) -> Operation:

@@ -14,6 +14,7 @@ from temporalio.api.enums.v1 import PendingActivityState, TimeoutType
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import TemporalError
 
+from flowkit.actions.records import RESUME
 from flowkit.adapters.entries import utc
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.worker_registry import (
@@ -29,8 +30,10 @@ from flowkit.config import DEFAULT_QUEUE
 from flowkit.engine.sweep import CLOSE_REASONS
 from flowkit.errors import StoreUnavailable
 from flowkit.models import ENGINE_TYPES, NodeStatus, TaskStatus, temporal_names
+from flowkit.models.actions import PausedScope
 from flowkit.models.temporal_names import other_databases, process_of
 from flowkit.text import count_of, describe_set_aside, format_duration, names, one_line
+from flowkit.workflows.display.details import format_pause
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -295,7 +298,7 @@ class TaskReader:
         document = await self._servers.catalog.document(task_id)
         if document is None:
             return None
-        times = {name: document[name] for name in ("started_at", "finished_at") if name in document}
+        times: dict[str, Any] = {name: document.get(name) for name in ("started_at", "finished_at")}
         return read_document(document, {}), times
 
     async def _batches(self) -> dict[str, int]:
@@ -675,6 +678,7 @@ def read_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) -> 
 
 def read_document(document: dict[str, Any], batches: dict[str, int]) -> TaskView:
     """Return the view from a task document."""
+    coordinator = document.get("coordinator") or {}
     return TaskView(
         task_id=document["id"],
         status=TaskStatus(document["status"]),
@@ -682,8 +686,19 @@ def read_document(document: dict[str, Any], batches: dict[str, int]) -> TaskView
         nodes=tuple(_read_document_nodes(document, batches)),
         reason=document.get("reason"),
         handled_failures=tuple((document.get("result") or {}).get("handled_failures") or ()),
-        revision=(document.get("coordinator") or {}).get("revision") or 0,
+        revision=coordinator.get("revision") or 0,
+        paused=tuple(format_pause(_read_scope(each)) for each in coordinator.get("paused") or ()),
         seconds=_measure_document(document),
+    )
+
+
+def _read_scope(stored: Mapping[str, Any]) -> PausedScope:
+    since = utc(stored["since"]).timestamp() if isinstance(stored.get("since"), datetime) else 0.0
+    return PausedScope(
+        scope=stored.get("scope") or "task",
+        since=since,
+        by=stored.get("by") or "",
+        reason=stored.get("reason") or "",
     )
 
 
@@ -726,9 +741,14 @@ def _read_node(
         batches=batches.get(node["node_id"], 0),
         next_retry_at=retry_at if status == NodeStatus.DEFERRED and not node.get("waits_for") else None,
         note=one_line(error or node.get("skip_reason") or _describe_failed_batches(node)),
-        waits_for=(node.get("waits_for") or "") if status in _BEFORE_ATTEMPT else "",
+        waits_for=_stored_wait(node) if status in _BEFORE_ATTEMPT else "",
         silent=silent,
     )
+
+
+def _stored_wait(node: dict[str, Any]) -> str:
+    """Return what a node waits for before its first attempt. Only documents flag paused nodes."""
+    return node.get("waits_for") or (RESUME if node.get("paused") else "")
 
 
 def _describe_failed_batches(node: dict[str, Any]) -> str:
