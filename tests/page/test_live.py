@@ -236,3 +236,6 @@ async def test_a_paused_task_is_one_also_where_only_its_document_says_so(stage: 
         first = await following(feed.updates())
     assert first.task["paused"] == ("task paused by ops: deploy",)
     assert first.nodes[0]["waits_for"] == "resume"
+    await stage.db.tasks.update_one({"id": TASK}, {"$set": {"status": "cancelled"}})
+    async with LiveTasks(stage.servers).watch(TASK) as feed:
+        assert (await following(feed.updates())).task["paused"] == ()

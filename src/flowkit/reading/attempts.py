@@ -23,7 +23,7 @@ from flowkit.client import UnknownTask
 from flowkit.models import FailureKind
 from flowkit.models.temporal_names import process_of
 from flowkit.reading.results import require_node
-from flowkit.reading.state import LOOK_UP_TIMEOUT, find_workers
+from flowkit.reading.state import LOOK_UP_TIMEOUT, find_workers, key_of
 from flowkit.workflows.node import read_failure
 
 if TYPE_CHECKING:
@@ -160,12 +160,6 @@ async def read_events(events: Iterable[HistoryEvent], converter: DataConverter) 
             changed = await _after(known, kind, attributes, _seconds(event.event_time), converter)
             scheduled[attributes.scheduled_event_id] = changed
     return {(each.node_id, each.attempt): each for each in scheduled.values()} | local
-
-
-def key_of(activity_id: str) -> Key | None:
-    """Return node id and epoch of an attempt's activity; None for any other activity."""
-    node_id, _, epoch = activity_id.rpartition(".")
-    return (node_id, int(epoch)) if node_id and epoch.isdecimal() else None
 
 
 def _new_view(key: Key, **known: Any) -> AttemptView:

@@ -244,7 +244,7 @@ class TaskReader:
         for refresh in (False, True):
             if refresh:
                 self._description = await self._describe()
-            view = mark_waiting(view, find_untaken(self._description))
+            view = mark_waiting(add_pending(view, self._description), find_untaken(self._description))
             if not any(node.waiting for node in view.nodes):
                 break
         view = await self._with_pins(view)
@@ -373,6 +373,29 @@ def _progress_of(description: WorkflowExecutionDescription | None) -> Any:
         return None
     info = description.raw_description.workflow_execution_info
     return description.run_id, description.status, info.history_length
+
+
+def key_of(activity_id: str) -> tuple[str, int] | None:
+    """Return node id and epoch of an attempt's activity; None for any other activity."""
+    node_id, _, epoch = activity_id.rpartition(".")
+    return (node_id, int(epoch)) if node_id and epoch.isdecimal() else None
+
+
+def add_pending(view: TaskView, description: WorkflowExecutionDescription | None) -> TaskView:
+    """Return `view` with the attempts that the workflow has scheduled since.
+
+    The task document has an attempt once a worker has started it.
+    """
+    pending = dict(filter(None, (key_of(each.activity_id) for each in _list_pending(description))))
+
+    def scheduled(node: NodeRow) -> NodeRow:
+        epoch = pending.get(node.node_id, 0)
+        if epoch <= node.attempt or node.status not in _BEFORE_ATTEMPT:
+            return node
+        running = NodeStatus.RUNNING.value
+        return replace(node, status=running, attempt=epoch, waits_for="", next_retry_at=None)
+
+    return replace(view, nodes=tuple(map(scheduled, view.nodes))) if pending else view
 
 
 def add_batches(view: TaskView, batches: Mapping[str, int]) -> TaskView:
@@ -660,10 +683,10 @@ def list_open_roles(view: TaskView) -> list[str]:
 
 def read_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) -> TaskView:
     """Return the view from the result of a workflow's `status` query."""
-    nodes, silent = state["nodes"], state.get("silent_nodes") or ()
+    status, nodes, silent = TaskStatus(state["status"]), state["nodes"], state.get("silent_nodes") or ()
     return TaskView(
         task_id=task_id,
-        status=TaskStatus(state["status"]),
+        status=status,
         source="workflow",
         nodes=tuple(
             _read_node(node, node.get("next_retry_at"), batches, silent=node["node_id"] in silent)
@@ -672,22 +695,23 @@ def read_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) -> 
         reason=state.get("reason"),
         handled_failures=tuple(state.get("handled_failures") or ()),
         revision=state.get("revision", 0),
-        paused=tuple(state.get("paused") or ()),
+        paused=() if status.closed else tuple(state.get("paused") or ()),
     )
 
 
 def read_document(document: dict[str, Any], batches: dict[str, int]) -> TaskView:
     """Return the view from a task document."""
-    coordinator = document.get("coordinator") or {}
+    status, coordinator = TaskStatus(document["status"]), document.get("coordinator") or {}
+    paused = [] if status.closed else coordinator.get("paused") or []
     return TaskView(
         task_id=document["id"],
-        status=TaskStatus(document["status"]),
+        status=status,
         source="document",
         nodes=tuple(_read_document_nodes(document, batches)),
         reason=document.get("reason"),
         handled_failures=tuple((document.get("result") or {}).get("handled_failures") or ()),
         revision=coordinator.get("revision") or 0,
-        paused=tuple(format_pause(_read_scope(each)) for each in coordinator.get("paused") or ()),
+        paused=tuple(format_pause(_read_scope(each)) for each in paused),
         seconds=_measure_document(document),
     )
 
