@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from temporalio.client import Client
 
+    from flowkit.products import PendingTask
+
 LONG_AGO = 3_600.0
 
 
@@ -31,6 +33,7 @@ class Tasks:
 
     def __init__(self) -> None:
         self.temporal_is_down = False
+        self.pending: PendingTask | None = None
         self.acted: list[tuple[str, str, Mapping[str, Any]]] = []
 
     async def look_up(self, task_id: str, *, rpc_timeout: timedelta) -> Found:
@@ -38,6 +41,10 @@ class Tasks:
         if self.temporal_is_down:
             raise RPCError("down", RPCStatusCode.UNAVAILABLE, b"")
         return ABSENT
+
+    async def find_pending(self, task_id: str) -> PendingTask | None:
+        """Return how the task waits for admission."""
+        return self.pending
 
     async def preview(self, task_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Reject `resume`, and accept any other action."""

@@ -12,6 +12,7 @@ import pytest
 from flowkit.errors import StoreUnavailable
 from flowkit.page import api, live
 from flowkit.page.process import PageProcess, PageSettings
+from flowkit.products import PendingTask
 from flowkit.server import app, auth
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
@@ -142,13 +143,17 @@ async def test_a_wrong_input_of_an_action_is_refused_with_its_field(
 
 
 async def test_the_preview_of_a_cancellation_says_whether_it_is_possible(started: Front) -> None:
+    waits = PendingTask(product="admission", state="queued", text="waits", fields={}, started=False)
+    started.stage.tasks.pending = waits
     assert (await started.act("cancel", dry_run=True))[0] == 200
-    await started.stage.db.tasks.update_one({"id": TASK}, {"$set": {"status": "finished"}})
-    status, found = await started.act("cancel", dry_run=True)
-    assert (status, found["error"]["code"]) == (409, "action_rejected")
+    started.stage.tasks.pending = None
+    for dry_run in (True, False):
+        status, found = await started.act("cancel", dry_run=dry_run)
+        assert (status, found["error"]["code"]) == (409, "action_rejected")
     await started.stage.db.tasks.delete_one({"id": TASK})
-    status, found = await started.act("cancel")
-    assert (status, found["error"]["code"]) == (404, "unknown_task")
+    for dry_run in (True, False):
+        status, found = await started.act("cancel", dry_run=dry_run)
+        assert (status, found["error"]["code"]) == (404, "unknown_task")
 
 
 async def test_a_call_does_not_wait_for_ever_for_frozen_servers(

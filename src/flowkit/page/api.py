@@ -28,7 +28,7 @@ from flowkit.errors import (
     UnknownTask,
 )
 from flowkit.limits import ID_CHARS
-from flowkit.models import OPEN_TASK_STATUSES, TaskStatus
+from flowkit.models import TaskStatus
 from flowkit.page.shared import SharedReads
 from flowkit.reading.attempts import read_attempts
 from flowkit.reading.graphs import view_graph
@@ -421,29 +421,24 @@ class PageApi:
 
     async def _cancel(self, task_id: str, call: ActionCall) -> Affected:
         reason = parse_params(CancelInput, call.input, strict=True).reason or reason_codes.USER_REQUEST
-        if call.dry_run:
-            possible = await self._is_open(task_id)
-        else:
+        possible = await self._can_cancel(task_id)
+        if possible and not call.dry_run:
             possible = await self._servers.tasks.cancel_task(task_id, reason=reason)
         if not possible:
-            await self._require_known(task_id)
             raise ActionRejected(f"task {printed(task_id)} has ended, so it cannot be cancelled")
         return Affected(
             affected=[], notes=["running attempts are told to stop; nodes that have not started are skipped"]
         )
 
-    async def _is_open(self, task_id: str) -> bool:
-        """Return whether a task can be cancelled, as far as Temporal and its document say."""
+    async def _can_cancel(self, task_id: str) -> bool:
+        """Return whether a task runs, or waits for its admission. Raise UnknownTask if there is no such task."""
         found = await self._servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)
-        mark = await self._servers.catalog.change_mark(task_id)
-        ended = mark is not None and mark.get("status") not in OPEN_TASK_STATUSES
-        return found.state is WorkflowState.OPEN or (found.state is WorkflowState.ABSENT and not ended)
-
-    async def _require_known(self, task_id: str) -> None:
-        """Raise UnknownTask if there is no such task."""
-        found = await self._servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)
-        if found.state is WorkflowState.ABSENT and await self._servers.catalog.change_mark(task_id) is None:
-            raise UnknownTask(task_id)
+        if found.state is WorkflowState.OPEN:
+            return True
+        pending = await self._servers.tasks.find_pending(task_id)
+        if found.state is WorkflowState.ABSENT and pending is None:
+            await self._document(task_id)
+        return pending is not None and not pending.decided
 
     async def _rerun(self, task_id: str, call: ActionCall, by: str) -> Affected:
         given = parse_params(RerunInput, call.input, strict=True)
