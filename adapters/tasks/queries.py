@@ -242,6 +242,16 @@ class TaskQueries:
         return found
 
     @translate_errors
+    async def variables(self, task_id: str) -> dict[str, Any] | None:
+        """Return the variables of a task without the rest of its document; None if there is none.
+
+        Raise ConfigError if the task id is invalid.
+        """
+        require(task_id_problem(task_id))
+        found = await self._db.tasks.find_one({"id": task_id}, {"_id": 0, "id": 1, "coordinator.vars": 1})
+        return None if found is None else (found.get("coordinator") or {}).get("vars") or {}
+
+    @translate_errors
     async def change_mark(self, task_id: str) -> dict[str, Any] | None:
         """Return a value that differs after most changes of a task document; None if there is none.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -227,6 +228,15 @@ async def test_a_document_that_cannot_be_read_hides_no_other_task(
     assert TASK in [each["task_id"] for each in found["tasks"] + older["tasks"]]
 
 
+async def test_variables_are_read_without_the_rest_of_the_document(started: Front) -> None:
+    own = {"coordinator.vars": {"limit": 5, "by": {"day": [1]}}}
+    await started.stage.db.tasks.update_one({"id": TASK}, {"$set": own})
+    async with started.request("GET", f"/api/v1/task/variables?task_id={TASK}") as response:
+        assert response.headers["cache-control"] == "no-store"
+        assert await response.json() == {"variables": {"limit": 5, "by": {"day": [1]}}}
+    assert started.stage.catalog.reads["document"] == 0
+
+
 async def test_the_graph_is_known_without_temporal(started: Front) -> None:
     started.stage.tasks.temporal_is_down = True
     status, found = await started.get("task/graph", task_id=TASK)
@@ -316,6 +326,25 @@ async def test_a_stream_lasts_while_its_token_cannot_be_checked(
                     break
             else:
                 pytest.fail("the stream has ended")
+    await process.stop()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(180)
+async def test_a_quiet_stream_of_seventy_seconds_is_alive_and_then_shows_a_change(front: Front) -> None:
+    """Longer than any heartbeat and than proxies wait: with the real times of heartbeats and of the token's check."""
+    process = await front.start()
+    began = time.monotonic()
+    pings = 0
+    async with front.request("GET", f"/api/v1/task/stream?task_id={TASK}", timeout=None) as response:
+        stream = lines(response)
+        async with asyncio.timeout(120):
+            while time.monotonic() < began + 70:
+                pings += (await anext(stream)).startswith(": ping")
+            await front.stage.set_node(TASK, 0, status="running")
+            while '"running"' not in await anext(stream):
+                pass
+    assert pings >= 5
     await process.stop()
 
 

@@ -29,6 +29,7 @@ from flowkit.errors import (
 )
 from flowkit.limits import ID_CHARS
 from flowkit.models import TaskStatus
+from flowkit.page.live import describe_outage
 from flowkit.page.shared import SharedReads
 from flowkit.reading.attempts import read_attempts
 from flowkit.reading.graphs import view_graph
@@ -394,8 +395,10 @@ class PageApi:
 
     async def get_variables(self, given: Given) -> VariablesFound:
         """Return the variables of a task."""
-        document = await self._document(given.query.task_id)
-        return VariablesFound(variables=_plain((document.get("coordinator") or {}).get("vars") or {}))
+        task_id = given.query.task_id
+        if (found := await self._servers.catalog.variables(task_id)) is None:
+            raise UnknownTask(task_id)
+        return VariablesFound(variables=_plain(found))
 
     async def act(self, given: Given) -> Affected:
         """Apply an action, or return what it would affect."""
@@ -556,9 +559,7 @@ async def _answered(call: Awaitable[Any]) -> Any:
     except FlowKitError as error:
         raise HttpError(503 if error.retryable else 500, error.code, one_line(error)) from error
     except RPCError as error:
-        raise HttpError(
-            503, reason_codes.TEMPORAL_UNAVAILABLE, f"Temporal does not respond ({error.status.name})"
-        ) from error
+        raise HttpError(503, reason_codes.TEMPORAL_UNAVAILABLE, describe_outage(error)) from error
 
 
 def _answering(

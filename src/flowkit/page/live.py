@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.entries import utc
 from flowkit.client import UnknownTask
@@ -142,6 +142,12 @@ def _is_recent(mark: Mapping[str, Any] | None) -> bool:
     return changed_at is not None and time.time() - utc(changed_at).timestamp() < _RECENT_SEC
 
 
+def describe_outage(error: RPCError) -> str:
+    """Return that Temporal does not respond, and how."""
+    late = error.status in (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED)
+    return f"Temporal does not respond ({'not in time' if late else error.status.name})"
+
+
 def _too_slow() -> str:
     return f"the servers do not respond within {_LONGEST_READ_SEC:g} s"
 
@@ -227,7 +233,7 @@ class Feed:
         except FlowKitError as error:
             return self._note(one_line(error))
         except RPCError as error:
-            return self._note(f"Temporal does not respond ({error.status.name})")
+            return self._note(describe_outage(error))
         except Exception:  # the feed must go on: a page that shows an old state would say that it is live
             is_new = self._note("unexpected error; the log of the server has more")
             _logger.log(
@@ -274,7 +280,7 @@ class Feed:
             view = await reader.view()
         except RPCError as error:
             self._stored_view = view = self._stored_view or await self._document_view()
-            problem = f"Temporal does not respond ({error.status.name}), so this is what MongoDB has"
+            problem = f"{describe_outage(error)}, so this is what MongoDB has"
         else:
             if not reader.stored:
                 raise StoreUnavailable("MongoDB does not respond")
