@@ -64,6 +64,8 @@ _OVERDUE = 0.6
 _ACTIVE = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
 _OF_ATTEMPTS = ("batches", "shards", "external_runs")
 """Queries whose results change while attempts run, without a change of the task document or of the workflow."""
+_KEPT = frozenset({*_OF_ATTEMPTS, "_query", "_read_stored", "node_runs", "sources", "pins"})
+"""Reads of what belongs to one task. Others, such as those of the workers, are never kept."""
 _BEFORE_ATTEMPT = (NodeStatus.QUEUED, NodeStatus.DEFERRED)
 
 _ENDS = {
@@ -315,11 +317,14 @@ class TaskReader:
             return None
 
     async def _kept_or_read(self, ask: Callable[[str], Awaitable[T]]) -> T:
-        """Return what an earlier call of the method has returned; without one, call it."""
+        """Return what an earlier call of the method has returned if that is kept; without one, call it."""
         name = ask.__name__
-        if name not in self._kept:
-            self._kept[name] = await ask(self._task_id)
-        found: T = self._kept[name]
+        if name in self._kept:
+            kept: T = self._kept[name]
+            return kept
+        found = await ask(self._task_id)
+        if name in _KEPT:
+            self._kept[name] = found
         return found
 
     async def hints(self, view: TaskView) -> list[str]:
