@@ -228,6 +228,16 @@ async def test_a_document_that_cannot_be_read_hides_no_other_task(
     assert TASK in [each["task_id"] for each in found["tasks"] + older["tasks"]]
 
 
+@pytest.mark.parametrize("broken", [{"graph": None}, {"graph.nodes": "text"}, {"graph.nodes": [{"x": 1}]}])
+async def test_a_document_that_cannot_be_read_is_named(started: Front, broken: dict[str, Any]) -> None:
+    await started.stage.db.tasks.update_one({"id": TASK}, {"$set": broken})
+    for call in ("graph", "stream", "attempts", "node"):
+        query = {"node": "a"} if call == "node" else {}
+        status, found = await started.get(f"task/{call}", task_id=TASK, **query)
+        assert (call, status, found["error"]["code"]) == (call, 500, "document_unreadable")
+        assert f"the document of task '{TASK}' cannot be read" in found["error"]["message"]
+
+
 async def test_variables_are_read_without_the_rest_of_the_document(started: Front) -> None:
     own = {"coordinator.vars": {"limit": 5, "by": {"day": [1]}}}
     await started.stage.db.tasks.update_one({"id": TASK}, {"$set": own})

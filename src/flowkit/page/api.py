@@ -32,8 +32,9 @@ from flowkit.models import TaskStatus
 from flowkit.page.live import describe_outage
 from flowkit.page.shared import SharedReads
 from flowkit.reading.attempts import read_attempts
+from flowkit.reading.documents import reading
 from flowkit.reading.graphs import view_graph
-from flowkit.reading.results import read_result, require_node
+from flowkit.reading.results import read_result
 from flowkit.reading.state import LOOK_UP_TIMEOUT
 from flowkit.server.errors import HttpError
 from flowkit.server.openapi import Operation, mongo_unavailable, operation_routes, parse_params
@@ -316,7 +317,8 @@ class PageApi:
         """Return a task with its graph."""
         task_id = given.query.task_id
         document = await self._document(task_id)
-        graph = await asyncio.to_thread(view_graph, document["graph"])
+        with reading(task_id):
+            graph = await asyncio.to_thread(view_graph, document["graph"])
         edges = graph.edges
         return Structure(
             task_id=task_id,
@@ -347,7 +349,6 @@ class PageApi:
         """Return the definition of a node, and what it has stored."""
         task_id, node_id = given.query.task_id, given.query.node
         document = await self._document(task_id)
-        require_node(document, node_id)
         view, _ = await read_result(self._servers.catalog, task_id, node_id, 1, 0)
         (result,) = view.nodes
         (entry,) = [each for each in document["graph"]["nodes"] if each["node_id"] == node_id]

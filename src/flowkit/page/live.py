@@ -22,6 +22,7 @@ from flowkit.adapters.entries import utc
 from flowkit.client import UnknownTask
 from flowkit.core.utils import dumps
 from flowkit.errors import FlowKitError, StoreUnavailable
+from flowkit.reading.documents import reading
 from flowkit.reading.state import NodeRow, TaskReader, TaskView, read_document
 from flowkit.server.errors import HttpError
 from flowkit.text import one_line
@@ -295,7 +296,9 @@ class Feed:
         catalog = self._servers.catalog
         if (document := await catalog.document(self._task_id)) is None:
             raise UnknownTask(self._task_id)
-        return read_document(document, await catalog.batches(self._task_id))
+        batches = await catalog.batches(self._task_id)
+        with reading(self._task_id):
+            return read_document(document, batches)
 
     async def updates(self) -> AsyncIterator[Update]:
         """Yield the whole state, then each change, until the feed is closed."""

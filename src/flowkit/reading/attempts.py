@@ -22,6 +22,7 @@ from flowkit.attempt.workflows import is_absent
 from flowkit.client import UnknownTask
 from flowkit.models import FailureKind
 from flowkit.models.temporal_names import process_of
+from flowkit.reading.documents import reading
 from flowkit.reading.results import require_node
 from flowkit.reading.state import LOOK_UP_TIMEOUT, find_workers, key_of
 from flowkit.workflows.node import read_failure
@@ -101,7 +102,8 @@ async def read_attempts(
     if document is None and description is None:
         raise UnknownTask(task_id)
     if document is not None:
-        require_node(document, node_id)
+        with reading(task_id):
+            require_node(document, node_id)
     recorded = {} if description is None else await _read_history(servers.temporal, task_id)
     pending = read_pending(description)
     logged = await servers.catalog.logged_attempts(task_id, node_id)

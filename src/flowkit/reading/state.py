@@ -32,6 +32,7 @@ from flowkit.errors import StoreUnavailable
 from flowkit.models import ENGINE_TYPES, NodeStatus, TaskStatus, temporal_names
 from flowkit.models.actions import PausedScope
 from flowkit.models.temporal_names import other_databases, process_of
+from flowkit.reading.documents import reading
 from flowkit.text import count_of, describe_set_aside, format_duration, names, one_line
 from flowkit.workflows.display.details import format_pause
 
@@ -301,7 +302,8 @@ class TaskReader:
         if document is None:
             return None
         times: dict[str, Any] = {name: document.get(name) for name in ("started_at", "finished_at")}
-        return read_document(document, {}), times
+        with reading(task_id):
+            return read_document(document, {}), times
 
     async def _batches(self) -> dict[str, int]:
         """Return the number of stored batches by node."""
