@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ from tests.page.pages import Stage, nodes
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from playwright.async_api import Browser, Page
+    from playwright.async_api import Browser, Page, Route
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -144,7 +145,17 @@ async def test_a_read_only_server_shows_no_actions(
 async def test_a_graph_of_five_thousand_nodes_is_shown(
     stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
 ) -> None:
-    """Nodes that are alike are one, which opens; each can be found."""
+    """Nodes that are alike are one, which opens; each can be found. The page sends its calls without waiting for
+    one of them.
+    """
+    graph_was_sent = asyncio.Event()
+    page.on("request", lambda request: graph_was_sent.set() if "/task/graph" in request.url else None)
+
+    async def after_the_graph(route: Route) -> None:
+        await graph_was_sent.wait()
+        await route.continue_()
+
+    await page.route("**/session", after_the_graph)
     parts = [{"node_id": f"part-{n}", "type": "part", "depends_on": ["start"]} for n in range(LARGE)]
     end = {"node_id": "end", "type": "end", "depends_on": [each["node_id"] for each in parts]}
     await stage.add("large", [{"node_id": "start", "type": "start"}, *parts, end])
@@ -273,6 +284,28 @@ GROUPS = """async () => {
 }"""
 
 
+DRAWING = """async () => {
+  const { GraphPicture } = await import("/static/graph.js");
+  const container = document.createElement("div");
+  const picture = new GraphPicture(container, {});
+  const node = (node_id) => ({ node_id, role: "x" });
+  const rows = (status) => [0, 1, 2].map((index) => ({ node_id: "abc"[index], status, attempt: 1 }));
+  const shown = () => [...container.querySelectorAll(".node")].map((each) => each.getAttribute("aria-label"));
+  const draw = (count, edges) => {
+    const nodes = ["a", "b", "c"].slice(0, count).map(node);
+    return picture.draw({ nodes, edges }, nodes.map((_, index) => [index]), edges, false);
+  };
+  await draw(1, []);
+  picture.update(rows("running"), null);
+  const before = shown();
+  const overtaken = draw(2, [[0, 1, "plain"]]);
+  const drawing = draw(3, [[0, 1, "plain"], [1, 2, "plain"]]);
+  picture.update(rows("finished"), null);
+  const problems = [await overtaken, await drawing];
+  return { before, problems, after: shown() };
+}"""
+
+
 async def test_old_messages_change_nothing_and_large_graphs_collapse(
     start: Callable[..., Awaitable[PageProcess]], page: Page
 ) -> None:
@@ -287,6 +320,11 @@ async def test_old_messages_change_nothing_and_large_graphs_collapse(
     }
     assert (found["whole"], found["lower"], found["status"]) == ([0], [], "running")
     assert (found["restarted"], found["after"]) == ([0], "finished")
+    assert await page.evaluate(DRAWING) == {
+        "before": ["a, x, running"],
+        "problems": [None, None],
+        "after": ["a, x, finished", "b, x, finished", "c, x, finished"],
+    }
     groups = await page.evaluate(GROUPS)
     assert groups == {
         "large": [True, False, True],

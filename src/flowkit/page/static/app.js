@@ -1,6 +1,6 @@
 // Chooses what the page shows from its address: the list of tasks, or one task.
 
-import { ApiError, get, setToken, takeToken } from "./api.js";
+import { ApiError, get, ofTask, setToken, takeToken } from "./api.js";
 import { byId, h, replace } from "./dom.js";
 import { TaskList } from "./list.js";
 import { TaskPage } from "./task.js";
@@ -14,16 +14,19 @@ async function show() {
   shown = null;
   const query = new URLSearchParams(location.search);
   const main = byId("main");
+  const task = query.get("task");
+  const structure = task && get(ofTask("graph", task));
+  structure?.catch(() => {}); // reported below, after a refused session
   try {
     const session = await get("session");
     if (turn !== turns) return;
     byId("who").textContent = session.read_only ? `${session.actor}, read-only` : session.actor;
-    const task = query.get("task");
     document.title = task ? `${task} – FlowKit` : "FlowKit";
     replace(byId("crumbs"), h("a", { href: "./" }, "Tasks"), task && h("span", {}, "›"), task && h("span", { "aria-current": "page" }, task));
     shown = task ? new TaskPage(main, task, query, session, keep) : new TaskList(main, query, navigate);
-    await shown.start();
+    await shown.start(structure);
   } catch (error) {
+    if (turn === turns) shown?.stop();
     if (turn === turns && error.name !== "AbortError") refuse(main, error);
   }
 }

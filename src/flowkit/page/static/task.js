@@ -31,13 +31,13 @@ export class TaskPage {
     this.stopped = new AbortController();
   }
 
-  async start() {
+  // Show the task, whose structure is on its way.
+  async start(structure) {
     this.frame();
-    const structure = await get(ofTask("graph", this.taskId), this.stopped.signal);
-    if (this.stopped.signal.aborted) return;
-    this.adopt(structure);
-    this.timer = setInterval(() => this.tick(), TICK_MS);
     this.follow();
+    this.adopt(await structure);
+    if (this.stopped.signal.aborted) return;
+    this.timer = setInterval(() => this.tick(), TICK_MS);
     this.followAttempts();
     const chosen = this.places.get(this.query.get("node"));
     if (chosen !== undefined) this.expanded.add(chosen);
@@ -171,6 +171,7 @@ export class TaskPage {
     const before = this.state.task;
     const changed = this.state.take(message);
     if (changed === null) return;
+    if (!this.structure) return;
     if (message.count && message.count !== this.structure.nodes.length) this.refreshStructure();
     this.graph.update(this.state.rows, message.whole ? null : changed);
     if (this.query.get("hide") === "1") this.graph.hideEnded(true);
