@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from flowkit import reason_codes
 from flowkit.graph.description import format_parents
@@ -132,6 +133,15 @@ def render(
     hidden = len(scheduler.nodes) - len(rows)
     last = f"… and {hidden:,} more nodes; the query `status` has them all" if hidden else _EMPTY_LINE
     return "\n".join([*above_rows, *rows, "", last])
+
+
+def add_page_link(details: str, page_url: str | None, task_id: str) -> str:
+    """Return details with a link to the task on FlowKit's page; unchanged if they are empty, or if it is too long."""
+    if not details or page_url is None:
+        return details
+    link = f"[Graph and actions on FlowKit's page]({page_url.rstrip('/')}/?task={quote(task_id, safe='')})"
+    linked = f"{link}{_LINE_BREAK}{details}"
+    return linked if len(linked.encode()) <= BYTES else details
 
 
 @lru_cache(maxsize=4096)
