@@ -208,6 +208,36 @@ async def test_a_task_that_grows_is_drawn_again_and_a_purged_one_is_named(
     await expect(page.get_by_role("alert")).to_contain_text("the task no longer exists")
 
 
+async def test_the_way_back_leads_through_views_and_nodes_and_filters_keep_the_focus(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    await stage.add("t-1", nodes("a", "b"))
+    server = await start()
+    await page.goto(address(server))
+    await expect(page).to_have_title("Tasks – FlowKit")
+    for choice in ("running", "all"):
+        await page.get_by_role("button", name=choice, exact=True).click()
+        await expect(page.get_by_role("button", name=choice, exact=True)).to_be_focused()
+    await page.get_by_role("link", name="t-1").click()
+    await expect(page).to_have_title("▶ nightly – FlowKit")
+    heading = page.get_by_role("complementary").get_by_role("heading").first
+    await box(page, "a").click()
+    await expect(heading).to_have_text("a")
+    await box(page, "b").click()
+    await page.get_by_role("button", name="List", exact=True).click()
+    await expect(page.get_by_role("button", name="b", exact=True)).to_be_visible()
+    await page.go_back()
+    await expect(box(page, "b")).to_be_visible()
+    await page.go_back()
+    await expect(heading).to_have_text("a")
+    await page.go_back()
+    await expect(heading).to_have_count(0)
+    await page.go_back()
+    await expect(page).to_have_title("Tasks – FlowKit")
+    await page.go_back()
+    await expect(page.get_by_role("button", name="running", exact=True)).to_have_attribute("aria-pressed", "true")
+
+
 @pytest.mark.nightly
 async def test_five_hundred_nodes_are_drawn_and_updated_in_time(
     stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page

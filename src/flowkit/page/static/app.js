@@ -21,9 +21,10 @@ async function show() {
     const session = await get("session");
     if (turn !== turns) return;
     byId("who").textContent = session.read_only ? `${session.actor}, read-only` : session.actor;
-    document.title = task ? `${task} – FlowKit` : "FlowKit";
+    document.title = task ? `${task} – FlowKit` : "Tasks – FlowKit";
     replace(byId("crumbs"), h("a", { href: "./" }, "Tasks"), task && h("span", {}, "›"), task && h("span", { "aria-current": "page" }, task));
     shown = task ? new TaskPage(main, task, query, session, keep) : new TaskList(main, query, navigate);
+    if (turn > 1) main.focus();
     await shown.start(structure);
   } catch (error) {
     if (turn === turns) shown?.stop();
@@ -49,17 +50,23 @@ function refuse(main, error) {
 
 function navigate(query) {
   history.pushState(null, "", query.size ? `?${query}` : "./");
-  show();
+  arrive();
 }
 
-// Change the address without leaving what is shown.
-function keep(changes) {
+// What is shown may be able to show another address itself.
+function arrive() {
+  if (!shown?.go(new URLSearchParams(location.search))) show();
+}
+
+// Change the address without leaving what is shown. With `step`, the browser's way back leads here.
+function keep(changes, step = false) {
   const query = new URLSearchParams(location.search);
   for (const [key, value] of Object.entries(changes)) {
     if (value) query.set(key, value);
     else query.delete(key);
   }
-  history.replaceState(null, "", `?${query}`);
+  if (query.toString() !== new URLSearchParams(location.search).toString()) history[step ? "pushState" : "replaceState"](null, "", `?${query}`);
+  return query;
 }
 
 document.addEventListener("click", (event) => {
@@ -69,7 +76,7 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   navigate(new URLSearchParams(link.search));
 });
-addEventListener("popstate", show);
+addEventListener("popstate", arrive);
 takeToken();
 addEventListener("hashchange", () => { takeToken(); show(); });
 show();

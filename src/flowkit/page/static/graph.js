@@ -49,6 +49,7 @@ export class GraphPicture {
     this.layer = s("g", {});
     this.svg.append(arrowheads(), this.layer);
     replace(container, this.svg);
+    container.classList.add("placing"); // until there is a graph
     this.listen();
   }
 
