@@ -47,7 +47,8 @@ export function copyButton(text, what) {
     }
     toast(`${what} is copied`);
   };
-  return h("button", { type: "button", class: "copy", "aria-label": `Copy ${what}`, title: `Copy ${what}`, onclick: copy }, "⧉");
+  return h("button", { type: "button", class: "copy", "aria-label": `Copy ${what}`, title: `Copy ${what}`, onclick: copy },
+    s("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, s("path", { d: "M5.5 5.5h8v8h-8zM3 10.5h-.5v-8h8V3" })));
 }
 
 export const byId = (id) => document.getElementById(id);

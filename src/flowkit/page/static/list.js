@@ -121,11 +121,11 @@ export class TaskList {
     const target = new URLSearchParams({ task: task.task_id });
     return h("tr", {},
       h("td", {}, h("span", { class: `status ${task.status}` }, `${symbolOf(task.status)} ${STATUSES[task.status]?.word || task.status}`)),
-      h("td", {}, h("a", { href: `?${target}` }, task.task_id)),
-      h("td", {}, task.name || ""),
-      h("td", {}, clock(task.started_at)),
+      h("td", { class: "id" }, h("a", { href: `?${target}` }, task.task_id)),
+      h("td", { class: "id" }, task.name || ""),
+      h("td", { class: "when" }, clock(task.started_at)),
       h("td", { class: "number" }, duration(took)),
-      h("td", { class: "reason" }, task.reason || ""));
+      h("td", { class: "reason", title: task.reason }, task.reason && h("span", {}, task.reason)));
   }
 
   stop() {

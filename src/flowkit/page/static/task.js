@@ -87,8 +87,8 @@ export class TaskPage {
     this.tools = h("div", { class: "tools" },
       this.tabs, h("label", {}, "Find", find), this.ids,
       toggle("hide", "hide what has finished", (on) => this.hide(on)),
-      toggle("idle", "show idle time", (on) => { this.timeline.collapsed = !on; this.showAttempts(); }),
-      h("span", { class: "zoom" },
+      this.idle = toggle("idle", "show idle time", (on) => { this.timeline.collapsed = !on; this.showAttempts(); }),
+      this.zoom = h("span", { class: "zoom" },
         h("button", { type: "button", "aria-label": "Zoom in", onclick: () => this.graph?.zoom(1.25) }, "+"),
         h("button", { type: "button", "aria-label": "Zoom out", onclick: () => this.graph?.zoom(0.8) }, "−"),
         h("button", { type: "button", onclick: () => this.graph?.fit() }, "Fit"),
@@ -133,7 +133,8 @@ export class TaskPage {
   showView(name) {
     this.view = name;
     for (const button of this.tabs.children) button.setAttribute("aria-pressed", String(button.dataset.view === name));
-    this.picture.hidden = name !== "graph";
+    this.picture.hidden = this.zoom.hidden = name !== "graph";
+    this.idle.hidden = name !== "timeline";
     this.nodeList.hidden = name !== "list";
     this.timelineBox.hidden = name !== "timeline";
     this.variables.hidden = name !== "variables";
@@ -359,7 +360,7 @@ export class TaskPage {
       : wanted.length || !this.structure ? "" : "All nodes have finished.";
     update(this.listRows, sorted.slice(0, LISTED).map(([node, , row]) => h("tr", {},
       h("td", {}, h("span", { class: `status ${row?.status || "queued"}` }, `${symbolOf(row?.status)} ${STATUSES[row?.status]?.word || ""}`)),
-      h("td", {}, h("button", { class: "link", "data-key": node.node_id, onclick: () => this.choose(this.places.get(node.node_id)) }, node.node_id)),
+      h("td", { class: "id" }, h("button", { class: "link", "data-key": node.node_id, onclick: () => this.choose(this.places.get(node.node_id)) }, node.node_id)),
       h("td", {}, node.function ? `${node.role} ${node.function}` : node.role),
       h("td", { class: "number" }, row?.attempt || ""),
       h("td", { class: "number" }, row?.batches?.toLocaleString() || ""),
@@ -420,7 +421,7 @@ function values(title, given) {
 }
 
 function legend() {
-  const edges = { plain: "starts when the other has finished", streaming: "starts on its first batch", conditional: "a condition decides", success: "after success", failure: "after a failure", "not-taken": "not taken" };
+  const edges = { plain: "starts when the other has finished", streaming: "starts on its first batch", conditional: "a condition decides", success: "after success", failure: "after a failure", "not-taken": "will not start its target" };
   return h("div", {},
     h("ul", {}, Object.entries(STATUSES).map(([status, { symbol, word }]) => h("li", {}, h("span", { class: `status ${status}` }, `${symbol} ${word}`)))),
     h("ul", {}, Object.entries(edges).map(([kind, text]) => h("li", {}, h("span", { class: `swatch ${kind}` }), `${kind.replace("-", " ")}: ${text}`))));
