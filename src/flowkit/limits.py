@@ -171,9 +171,6 @@ VERSION_CHARS = 60
 ID_CHARS = 200
 """Longest node id or task id."""
 
-URL_CHARS = 500
-"""Longest address of the page in the settings of an engine."""
-
 CANCEL_REASON_CHARS = 1_000
 """Longest reason of a cancel request; longer ones are truncated."""
 

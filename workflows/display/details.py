@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from flowkit import reason_codes
 from flowkit.graph.description import format_parents
@@ -76,6 +75,7 @@ _ROLES = 6
 _MARKDOWN = re.compile(r"[\\`*\[\]<>|~&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """Characters that format text or make an address a link. An underscore within a word does not."""
 
+_NOT_IN_URL = re.compile(rb"[^A-Za-z0-9_.~-]")
 _URL_SAFE = re.compile(r"[A-Za-z0-9_.@+-]+")
 
 
@@ -139,9 +139,14 @@ def add_page_link(details: str, page_url: str | None, task_id: str) -> str:
     """Return details with a link to the task on FlowKit's page; unchanged if they are empty, or if it is too long."""
     if not details or page_url is None:
         return details
-    link = f"[Graph and actions on FlowKit's page]({page_url.rstrip('/')}/?task={quote(task_id, safe='')})"
+    link = f"[Graph and actions on FlowKit's page]({page_url.rstrip('/')}/?task={_quote(task_id)})"
     linked = f"{link}{_LINE_BREAK}{details}"
     return linked if len(linked.encode()) <= BYTES else details
+
+
+def _quote(text: str) -> str:
+    """Return a text as a part of a URL. Workflow code imports no module for I/O, which urllib is."""
+    return _NOT_IN_URL.sub(lambda found: b"%%%02X" % ord(found[0]), text.encode()).decode("ascii")
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
-from flowkit.limits import ID_CHARS, URL_CHARS
+from flowkit.limits import ID_CHARS
 from flowkit.models import RESERVED_TYPES
 from flowkit.text import suggestion, truncate
 from flowkit.validation.values import SHORTEST_SEC, YEAR_SEC, is_number, is_role, is_seconds, is_whole
@@ -22,6 +22,7 @@ MOST_SLOTS = 10_000
 _SHOWN_CHARS = 80
 _BROKER = re.compile(r"([^\s:,/@\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_URL_CHARS = 500
 _URL = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?")
 _A_ROLE = "a role: a letter or digit, then at most 99 of letters, digits and . _ -"
 
@@ -85,7 +86,7 @@ def web_address() -> Rule:
     wanted = "a URL without a user, a query or a fragment, such as https://flowkit.example.com/page"
 
     def rule(value: Any) -> Iterator[Problem]:
-        if not isinstance(value, str) or len(value) > URL_CHARS or not _URL.fullmatch(value):
+        if not isinstance(value, str) or len(value) > _URL_CHARS or not _URL.fullmatch(value):
             yield "", _Hidden() if "@" in str(value) else value, wanted
 
     return rule
