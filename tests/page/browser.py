@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync")
-TIMEOUT_MS = 12_000
+TIMEOUT_MS = 60_000
 
 
 @asynccontextmanager
