@@ -261,6 +261,7 @@ async def test_the_way_back_leads_through_views_and_nodes_and_filters_keep_the_f
     await box(page, "a").click()
     await expect(heading).to_have_text("a")
     await box(page, "b").click()
+    await expect(page.get_by_role("complementary").get_by_text("none", exact=True)).to_be_visible()
     await page.get_by_role("button", name="List", exact=True).click()
     await expect(page.get_by_role("button", name="b", exact=True)).to_be_visible()
     await page.go_back()
