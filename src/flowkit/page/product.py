@@ -23,6 +23,10 @@ def _options(ports: Sequence[int], kafka: bool) -> list[str]:
     return ["--port", str(ports[0])]
 
 
+def _address(ports: Sequence[int]) -> str:
+    return f"http://127.0.0.1:{ports[0]}/"
+
+
 PRODUCT = Product(
     name="page",
     commands={"ui": _commands},
@@ -32,6 +36,7 @@ PRODUCT = Product(
         default_ports=(9655,),
         offset=8,
         check=check_installed,
-        address=lambda ports: f"http://127.0.0.1:{ports[0]}/",
+        address=_address,
+        exports=lambda ports: {"FLOWKIT_PAGE_URL": _address(ports)},
     ),
 )
