@@ -575,7 +575,7 @@ class StoredItems:
         progress = await self._stored.read(self._attempt, self._set.token, numbers)
         return [
             {
-                "batch_uid": _uid_of(number),
+                "batch_uid": uid_of_items(number),
                 "meta": {"items": progress[number], "first": number * self._set.batch_size},
             }
             for number in numbers
@@ -607,13 +607,14 @@ class _NumberedBatches(Mapping[str, Entry]):
         return Entry(uid, self._size)
 
     def __iter__(self) -> Iterator[str]:
-        return map(_uid_of, self._numbers)
+        return map(uid_of_items, self._numbers)
 
     def __len__(self) -> int:
         return len(self._numbers)
 
 
-def _uid_of(number: int) -> str:
+def uid_of_items(number: int) -> str:
+    """Return the uid of the batch with this number, from 0, of a node with `map`."""
     return f"{number:07}"
 
 
