@@ -151,6 +151,11 @@ class Debugger:
         assert ended == code, err
         return out, err
 
+    def show(self, command: str, node_id: str) -> str:
+        """Return the standard error of another command for a node."""
+        assert app.run([command, self.run.task_id, node_id]) == 0
+        return self._capsys.readouterr().err
+
     def read(self, node_id: str, *options: str, code: int = 0) -> dict[str, Any]:
         """Return the document of `--json`."""
         out, _ = self(node_id, "--yes", "--json", *options, code=code)
@@ -263,6 +268,9 @@ def failing(**fields: Any) -> dict[str, Any]:
 
 def test_the_error_of_a_batch_is_compared_with_the_stored_one_and_hides_secrets(debug: Debug) -> None:
     debugger = debug(asyncio.run(run_task(node("load", "load"), failing())))
+    command = f"`flowkit debug {debugger.run.task_id} pulled --batch b1 --handler MODULE:CLASS`"
+    assert command in debugger.show("batches", "pulled")
+    assert command in debugger.show("result", "pulled")
     out, _ = debugger("pulled", "--batch", "b1", "--yes", code=1)
     assert PASSWORD not in out
     lines = out.splitlines()
