@@ -300,6 +300,12 @@ def test_a_node_that_sets_batches_aside_says_so_and_keeps_their_errors(debug: De
     assert found["failure"]["same_error"] is True
 
 
+def test_quitting_the_debugger_ends_the_command(debugger: Debugger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal("q\n"))
+    out, _ = debugger("pulled", "--break", "--yes", code=130)
+    assert "error" not in out
+
+
 def test_an_exit_of_the_handler_is_an_error_like_any_other(debugger: Debugger) -> None:
     BROKEN.add("b2")
     found = debugger.read("wide", "--batch", "b2", code=1)["failure"]

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,7 +71,11 @@ def debug(
         problem = ConfigError("`flowkit debug` asks before it runs code, and there is no terminal to ask on")
         raise add_remedy(problem, "pass --yes")
     code = _Code(handlers=handlers or [], functions=functions or [], stops=stops)
-    run = asyncio.run(_run(task, node, batch, code, where, yes=yes))
+    plan = asyncio.run(_prepare(task, node, batch, code, where))
+    _announce(plan)
+    if not yes:
+        typer.confirm("Run it?", abort=True, err=True)
+    run = asyncio.run(_run(plan, code, where))
     _print(run, as_json=as_json)
     if post_mortem and run.outcome.failure is not None:
         _inspect(run.outcome)
@@ -96,37 +101,80 @@ class _Code:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Chosen:
+    """The code of a node."""
+
+    name: str
+    run: Callable[..., Any]
+    """Runs it, with a database and a Debugged."""
+    version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """What is about to run."""
+
+    stored: "StoredNode"
+    batch: str | None
+    chosen: _Chosen
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What the report says about the run."""
+        stored, attempt = self.stored, self.stored.attempt
+        return {
+            "task_id": attempt.task_id,
+            "node_id": attempt.node_id,
+            "role": stored.node.type,
+            "attempt": attempt.epoch,
+            "generation": attempt.generation,
+            "code": self.chosen.name,
+            "version": self.chosen.version,
+            "stored_version": stored.version,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
     """A run, and its report without secrets."""
 
-    header: dict[str, Any]
     document: dict[str, Any]
     outcome: "DebugOutcome"
 
 
-async def _run(task: str, node: str, batch: str | None, code: _Code, where: Where, *, yes: bool) -> _Run:
-    from flowkit.cli.debug import nodes, report
-    from flowkit.cli.debug.executors import Debugged
+async def _prepare(task: str, node: str, batch: str | None, code: _Code, where: Where) -> _Plan:
+    from flowkit.cli.debug import nodes
     from flowkit.cli.servers import database
 
     async with database(where) as db:
         stored = await nodes.read_node(db, task, node)
-        chosen = _choose_code(stored, batch, code)
+        chosen = (
+            _choose_function(stored, batch, code)
+            if stored.node.is_function
+            else _choose_handler(stored, code)
+        )
         await nodes.check_values(db, stored)
-        mask = report.mask_for(stored, await nodes.read_variables(db, task))
-        header = _describe(stored, chosen)
-        _confirm(header, stored, yes=yes)
-        logging.getLogger("flowkit.worker").setLevel(
-            logging.ERROR
-        )  # The report has the error, without secrets.
+    return _Plan(stored=stored, batch=batch, chosen=chosen)
+
+
+async def _run(plan: _Plan, code: _Code, where: Where) -> _Run:
+    from flowkit.cli.debug import nodes, report
+    from flowkit.cli.debug.executors import Debugged
+    from flowkit.cli.servers import database
+
+    stored, batch = plan.stored, plan.batch
+    async with database(where) as db:
+        mask = report.mask_for(stored, await nodes.read_variables(db, stored.attempt.task_id))
         debugged = Debugged(attempt=stored.attempt, params=stored.params, wanted=batch, wrap=code.wrap())
         with _without_warnings():
-            outcome = await chosen.run(db, debugged)
+            outcome = await plan.chosen.run(db, debugged)
+        if isinstance(outcome.error, BdbQuit):
+            raise typer.Abort
         if batch is not None and not outcome.batches and outcome.failure is None:
             raise await nodes.explain_missing(db, stored, batch, outcome.uids)
         known = await nodes.read_stored(db, stored, [run.uid for run in outcome.batches])
         document = report.make_document(stored, outcome, known)
-    return _Run(header=header, document=mask.value(document), outcome=outcome)
+    return _Run(document=mask.value({**plan.header, **document}), outcome=outcome)
 
 
 @contextmanager
@@ -139,22 +187,6 @@ def _without_warnings() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Chosen:
-    """The code of the node."""
-
-    name: str
-    version: str
-    run: Callable[..., Any]
-    """Runs it, with a database and a Debugged."""
-    inline: bool = False
-
-
-def _choose_code(stored: "StoredNode", batch: str | None, code: _Code) -> _Chosen:
-    """Return the code of the node. Raise ConfigError if the command line does not name it."""
-    return _choose_function(stored, batch, code) if stored.node.is_function else _choose_handler(stored, code)
 
 
 def _choose_function(stored: "StoredNode", batch: str | None, code: _Code) -> _Chosen:
@@ -176,7 +208,7 @@ def _choose_function(stored: "StoredNode", batch: str | None, code: _Code) -> _C
             f"node {stored.attempt.node_id!r} calls the function {name!r}, which is not given"
         )
         raise add_remedy(problem, f"pass --function {name}=module:function")
-    return _Chosen(name=f"function {name}", version="", run=partial(run_function, functions=known))
+    return _Chosen(name=f"function {name}", run=partial(run_function, functions=known))
 
 
 def _choose_handler(stored: "StoredNode", code: _Code) -> _Chosen:
@@ -195,7 +227,6 @@ def _choose_handler(stored: "StoredNode", code: _Code) -> _Chosen:
         name=f"{kind.__module__}:{kind.__qualname__}",
         version=version_of(handler),
         run=partial(run_handler, handler=handler),
-        inline=handler.inline,
     )
 
 
@@ -213,23 +244,9 @@ def _explain_unknown(stored: "StoredNode", known: list[str]) -> ConfigError:
     return add_remedy(problem, "pass it with --handler module:CLASS, or print the input with --show-input")
 
 
-def _describe(stored: "StoredNode", chosen: _Chosen) -> dict[str, Any]:
-    attempt = stored.attempt
-    return {
-        "task_id": attempt.task_id,
-        "node_id": attempt.node_id,
-        "role": stored.node.type,
-        "status_of_node": str(stored.status),
-        "attempt": attempt.epoch,
-        "generation": attempt.generation,
-        "code": chosen.name,
-        "version": chosen.version,
-        "stored_version": stored.version,
-    }
-
-
-def _confirm(header: dict[str, Any], stored: "StoredNode", *, yes: bool) -> None:
-    """Print what is about to run, and ask. Raise Abort for a no."""
+def _announce(plan: _Plan) -> None:
+    """Print what is about to run."""
+    header, stored = plan.header, plan.stored
     version = f" (version {header['version']})" if header["version"] else ""
     output.note(
         f"runs {header['code']}{version} in this process, for node {header['node_id']} of task "
@@ -242,15 +259,13 @@ def _confirm(header: dict[str, Any], stored: "StoredNode", *, yes: bool) -> None
         state = "" if source.status.ended else ", may store more"
         output.note(f"source {source.node_id} is {source.status}: {source.batches:,} batches{state}")
     output.note(_WARNING)
-    if not yes:
-        typer.confirm("Run it?", abort=True, err=True)
 
 
 def _print(run: _Run, *, as_json: bool) -> None:
     from flowkit.cli.debug.report import lines_of
 
     if as_json:
-        return output.document({**run.header, **run.document})
+        return output.document(run.document)
     for line in lines_of(run.document):
         output.echo(line)
     if not run.document["batches"] and run.document["failure"] is None and run.outcome.returned is None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from contextlib import suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
 
 WORKER_ID = "flowkit-debug"
 
-_CLOSE_SEC = 1.0
-
 _ENDED = EndedSources(epochs={}, unfinished=frozenset())
 
 
@@ -69,8 +66,9 @@ class StoredBatches(Puller):
     async def _deliver_until_ended(self, subscription: object) -> AsyncGenerator[Delivery, None]:
         while True:
             scan = await self._scanner.scan(complete=True)
-            async for delivery in self._deliver(scan.batches):
-                yield delivery
+            async with aclosing(self._deliver(scan.batches)) as deliveries:
+                async for delivery in deliveries:
+                    yield delivery
             if not self._delivers_items or await self._sources.are_still_ended(_ENDED):
                 return
 
@@ -285,15 +283,3 @@ async def _run(debugged: Debugged, outcome: DebugOutcome, executor: _DebugExecut
         outcome.failure, outcome.error = from_error(error), error
     finally:
         outcome.seconds = time.perf_counter() - began
-    await _close_generators()
-
-
-async def _close_generators() -> None:
-    """Wait for the tasks in which asyncio closes the generators that a failure has left.
-
-    The end of the loop would close them at the same time. Do not wait for tasks that the user's code has left.
-    """
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_CLOSE_SEC):
-            while others := asyncio.all_tasks() - {asyncio.current_task()}:
-                await asyncio.wait(others)
