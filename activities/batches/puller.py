@@ -588,7 +588,7 @@ class StoredItems:
         progress = await self._stored.read(self._attempt, self._set.token, numbers)
         return [
             {
-                "batch_uid": uid_of_items(number),
+                "batch_uid": _uid_of(number),
                 "meta": {"items": progress[number], "first": number * self._set.batch_size},
             }
             for number in numbers
@@ -620,14 +620,13 @@ class _NumberedBatches(Mapping[str, Entry]):
         return Entry(uid, self._size)
 
     def __iter__(self) -> Iterator[str]:
-        return map(uid_of_items, self._numbers)
+        return map(_uid_of, self._numbers)
 
     def __len__(self) -> int:
         return len(self._numbers)
 
 
-def uid_of_items(number: int) -> str:
-    """Return the uid of the batch with this number, from 0, of a node with `map`."""
+def _uid_of(number: int) -> str:
     return f"{number:07}"
 
 

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import sys
 from bdb import BdbQuit
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flowkit.activities.handlers import RoleHandler
     from flowkit.cli.debug.executors import DebugOutcome
     from flowkit.cli.debug.nodes import StoredNode
+    from flowkit.cli.debug.recording import ReadOnly
 
 _WARNING = (
     "FlowKit stores nothing of this run. What the code itself changes elsewhere, such as files, services and other "
@@ -80,6 +81,15 @@ def debug(
     if post_mortem and run.outcome.failure is not None:
         _inspect(run.outcome)
     return Exit.OK if run.outcome.failure is None else Exit.TASK_FAILED
+
+
+@asynccontextmanager
+async def _read_only(where: Where) -> AsyncIterator["ReadOnly"]:
+    from flowkit.cli.debug.recording import ReadOnly
+    from flowkit.cli.servers import database
+
+    async with database(where) as db:
+        yield ReadOnly(db)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,9 +154,8 @@ class _Run:
 
 async def _prepare(task: str, node: str, batch: str | None, code: _Code, where: Where) -> _Plan:
     from flowkit.cli.debug import nodes
-    from flowkit.cli.servers import database
 
-    async with database(where) as db:
+    async with _read_only(where) as db:
         stored = await nodes.read_node(db, task, node)
         chosen = (
             _choose_function(stored, batch, code)
@@ -284,9 +293,8 @@ def _inspect(outcome: "DebugOutcome") -> None:
 
 async def _show_input(task: str, node: str, batch: str | None, where: Where) -> int:
     from flowkit.cli.debug import inputs, nodes, report
-    from flowkit.cli.servers import database
 
-    async with database(where) as db:
+    async with _read_only(where) as db:
         stored = await nodes.read_node(db, task, node)
         await nodes.check_values(db, stored)
         variables = await nodes.read_variables(db, task)

@@ -23,7 +23,6 @@ from flowkit.attempt.failures import from_error
 from flowkit.attempt.storage import resolve
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext
 from flowkit.cli.debug.recording import (
-    ReadOnly,
     RecordedAdapters,
     RecordedArtifacts,
     RecordedStorage,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from flowkit.activities.batches.puller import Delivery
     from flowkit.activities.handlers import Batch, BatchResult, RoleHandler
     from flowkit.adapters.entries import Entry
-    from flowkit.adapters.mongo import Database
+    from flowkit.cli.debug.recording import ReadOnly
     from flowkit.models import AttemptFailure, AttemptInput
 
 WORKER_ID = "flowkit-debug"
@@ -56,9 +55,11 @@ class StoredBatches(Puller):
     With `wanted`, it reads only the batch with this uid, unless the node splits batches into chunks.
     """
 
-    def __init__(self, *, wanted: str | None = None, **given: Any) -> None:
+    def __init__(self, *, wanted: str | None, seen: list[str], **given: Any) -> None:
+        """Add the uids of all batches to `seen` if one is wanted, and none is split into chunks."""
         super().__init__(**given)
         self._wanted = wanted
+        self._seen = seen
 
     async def _find_done(self) -> set[str]:
         return set()
@@ -76,7 +77,9 @@ class StoredBatches(Puller):
         fresh = super()._select_fresh(source, stored)
         if self._wanted is None or self._args.size is not None:
             return fresh
-        return [each for each in fresh if self._own_uid(source, uid_text(each.uid)) == self._wanted]
+        named = {self._own_uid(source, uid_text(each.uid)): each for each in fresh}
+        self._seen.extend(named)
+        return [named[self._wanted]] if self._wanted in named else []
 
     async def _take(self, source: str, stored: Any) -> None:
         self._taken[source].update(uid_text(uid) for uid in stored)
@@ -87,6 +90,8 @@ class StoredInput(Input):
     """The input of an attempt, as far as it is stored by now."""
 
     wanted: str | None = None
+    seen: list[str] = field(default_factory=list)
+    """The uids of the batches that are stored, if one is wanted."""
 
     def _make_puller(self, attempt: AttemptInput, args: Any, items: Any) -> Puller:
         return StoredBatches(
@@ -97,6 +102,7 @@ class StoredInput(Input):
             budget=self.settings.budget,
             items=items,
             wanted=self.wanted,
+            seen=self.seen,
         )
 
 
@@ -118,7 +124,7 @@ class DebugOutcome:
     written: Written = field(default_factory=Written)
     batches: list[BatchRun] = field(default_factory=list)
     uids: list[str] = field(default_factory=list)
-    """The uids of all batches that the input has delivered."""
+    """The uids of the batches of the input, up to the one that ran last."""
     finalized: bool = False
     """Whether `finalize` has returned."""
     final: FinalizeResult | None = None
@@ -170,7 +176,7 @@ class _DebugExecutor(RoleExecutor):
         self._outcome = outcome
         self._outcome.kv = self._ctx.kv
         self._adapters = RecordedAdapters(tasks=tasks, written=outcome.written)
-        self._input_kind = partial(StoredInput, wanted=debugged.wanted)
+        self._input_kind = partial(StoredInput, wanted=debugged.wanted, seen=outcome.uids)
         self._storage = RecordedStorage(tasks, artifacts, attempt, "", WORKER_ID, debugged.params)
         self._act_as(replace(attempt, shard=1) if attempt.parallel > 1 else attempt)
 
@@ -239,22 +245,19 @@ class _FunctionCall(FunctionExecutor):
         self._outcome.returned = await self._await_call()
 
 
-async def run_handler(db: Database, debugged: Debugged, handler: RoleHandler) -> DebugOutcome:
-    """Run a handler with the input of its node, and return what it has done. Change nothing in the database."""
+async def run_handler(db: ReadOnly, debugged: Debugged, handler: RoleHandler) -> DebugOutcome:
+    """Run a handler with the input of its node, and return what it has done."""
     outcome = DebugOutcome()
-    tasks = RecordedTasks(ReadOnly(db), outcome.written)
+    tasks = RecordedTasks(db, outcome.written)
     executor = _DebugExecutor(debugged, handler, tasks, outcome)
     await _run(debugged, outcome, executor)
     return outcome
 
 
-async def run_function(db: Database, debugged: Debugged, functions: Mapping[str, Any]) -> DebugOutcome:
-    """Call the function of a node, and return what it has done. `functions` replace and complete the built-in ones.
-
-    Change nothing in the database; what a function of the user does elsewhere takes effect.
-    """
+async def run_function(db: ReadOnly, debugged: Debugged, functions: Mapping[str, Any]) -> DebugOutcome:
+    """Call the function of a node, and return what it has done. `functions` replace and complete the built-in ones."""
     outcome = DebugOutcome()
-    tasks = RecordedTasks(ReadOnly(db), outcome.written)
+    tasks = RecordedTasks(db, outcome.written)
     adapters = RecordedAdapters(tasks=tasks, written=outcome.written)
     name = debugged.attempt.io.fn
     function = functions[name] if name in functions else getattr(adapters, METHODS[name])

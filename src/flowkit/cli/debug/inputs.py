@@ -13,7 +13,6 @@ from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.storage import resolve
 from flowkit.cli.debug.executors import StoredInput
 from flowkit.cli.debug.nodes import explain_missing
-from flowkit.cli.debug.recording import ReadOnly
 from flowkit.cli.tasks.variables import plain
 
 if TYPE_CHECKING:
@@ -30,11 +29,11 @@ async def read_input(db: Database, stored: StoredNode, uid: str | None) -> dict[
 
     `batches` is None if the node's own code yields them. Raise ConfigError if there is no such batch.
     """
-    tasks = TaskStore(ReadOnly(db))
+    tasks = TaskStore(db)
     attempt, _ = await resolve(tasks, stored.attempt)
-    batches, more = await _read_batches(db, tasks, attempt, uid)
+    batches, more, seen = await _read_batches(db, tasks, attempt, uid)
     if uid is not None and batches == []:
-        raise await explain_missing(db, stored, uid, ())
+        raise await explain_missing(db, stored, uid, seen)
     document: dict[str, Any] = plain(
         {
             "task_id": attempt.task_id,
@@ -56,18 +55,21 @@ async def read_input(db: Database, stored: StoredNode, uid: str | None) -> dict[
 
 async def _read_batches(
     db: Database, tasks: TaskStore, attempt: AttemptInput, uid: str | None
-) -> tuple[list[dict[str, Any]] | None, bool]:
-    """Return the first batches, or only one, and whether more follow; None if the node's code yields them."""
+) -> tuple[list[dict[str, Any]] | None, bool, list[str]]:
+    """Return the first batches, or only one, whether more follow, and the uids of those that were looked at.
+
+    The batches are None if the node's code yields them.
+    """
     inline = attempt.io.input_inline or {}
     if not attempt.maps and not str(inline.get("input_adapter", "")).startswith("pull."):
-        return None, False
+        return None, False, []
     unused: Any = None
     source = StoredInput(
         attempt=attempt,
         handler=RoleHandler(),
         ctx=unused,
         threads=unused,
-        artifacts=ArtifactStore(ReadOnly(db)),
+        artifacts=ArtifactStore(db),
         tasks=tasks,
         settings=InputSettings(),
         ahead=None,
@@ -77,10 +79,11 @@ async def _read_batches(
     async with aclosing(source.batches(None)) as batches:
         async for batch in batches:
             if uid not in (None, batch.batch_uid):
+                source.seen.append(str(batch.batch_uid))
                 continue
             if len(found) == _MOST:
-                return found, True
+                return found, True, source.seen
             found.append({"batch_uid": batch.batch_uid, "payload": batch.payload})
             if uid is not None:
                 break
-    return found, False
+    return found, False, source.seen

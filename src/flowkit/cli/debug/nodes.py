@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flowkit.activities.batches.puller import uid_of_items
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.batch_uids import qualified
 from flowkit.adapters.tasks.fields import graph_of, nodes_of
@@ -177,33 +176,11 @@ def _explain_values(stored: StoredNode) -> str:
     return "they were deleted"
 
 
-async def explain_missing(
-    db: Database, stored: StoredNode, uid: str, delivered: Sequence[str]
-) -> ConfigError:
-    """Return the error for a batch that the input does not have: why, and which batches it has.
-
-    `delivered` are the uids of all batches that were looked at.
-    """
-    attempt = stored.attempt
-    known = [*delivered] or await _list_own_uids(db, stored)
-    why = await _explain_absence(db, stored, uid)
-    problem = ConfigError(f"the input of node {attempt.node_id!r} has no batch {uid!r}: {why}")
-    return add_remedy(problem, did_you_mean(uid, known, otherwise=_describe_uids(known)))
-
-
-async def _list_own_uids(db: Database, stored: StoredNode) -> list[str]:
-    """Return the uids of the stored batches of the input, as the node names them."""
-    if stored.attempt.maps:
-        items = await TaskStore(db).values.item_set(stored.attempt)
-        return [uid_of_items(number) for number in range(items.batches)]
-    artifacts, task_id = ArtifactStore(db), stored.attempt.task_id
-    found = []
-    for source in stored.sources:
-        uids = await artifacts.stored_uids(task_id, source.node_id, source.first_epoch)
-        first = stored.sources[0].node_id
-        qualifies = len(stored.sources) > 1
-        found += [qualified(uid, source.node_id, first=first) if qualifies else uid for uid in uids]
-    return sorted(found)
+async def explain_missing(db: Database, stored: StoredNode, uid: str, known: Sequence[str]) -> ConfigError:
+    """Return the error for a batch that the input does not have: why, and which batches it has (`known`)."""
+    why = await _explain_absence(db, stored, uid, known)
+    problem = ConfigError(f"the input of node {stored.attempt.node_id!r} has no batch {uid!r}: {why}")
+    return add_remedy(problem, did_you_mean(uid, known, otherwise=_describe_uids(sorted(known))))
 
 
 def _describe_uids(known: Sequence[str]) -> str:
@@ -213,14 +190,14 @@ def _describe_uids(known: Sequence[str]) -> str:
     return f"it has {some}" if len(known) <= _SHOWN_UIDS else f"the first of its {len(known):,} are {some}"
 
 
-async def _explain_absence(db: Database, stored: StoredNode, uid: str) -> str:
+async def _explain_absence(db: Database, stored: StoredNode, uid: str, known: Sequence[str]) -> str:
     """Return why the input has no batch with this uid."""
     attempt = stored.attempt
     if attempt.maps:
-        known = uid in await _list_own_uids(db, stored)
-        return "its items were deleted" if known else "uids are the numbers of the batches of items, from 0"
+        items = "uids are the numbers of the batches of items, from 0"
+        return "its items were deleted" if uid in known else items
     for source in stored.sources:
-        if source.first_epoch and await _is_earlier(db, attempt.task_id, source, uid):
+        if source.first_epoch and await _is_earlier(db, stored, source, uid):
             return f"source {source.node_id!r} stored it in an earlier generation"
     if own := await TaskCatalog(db).named_batches(attempt.task_id, attempt.node_id, [uid]):
         stored_by = f"attempt {own[uid].attempt} has processed it"
@@ -233,5 +210,9 @@ async def _explain_absence(db: Database, stored: StoredNode, uid: str) -> str:
     return "no source has stored it" if stored.sources else "the handler does not yield it"
 
 
-async def _is_earlier(db: Database, task_id: str, source: StoredSource, uid: str) -> bool:
-    return uid in await ArtifactStore(db).stored_uids(task_id, source.node_id)
+async def _is_earlier(db: Database, stored: StoredNode, source: StoredSource, uid: str) -> bool:
+    """Return whether any generation of a source has stored a batch that the node names `uid`."""
+    uids = await ArtifactStore(db).stored_uids(stored.attempt.task_id, source.node_id)
+    if len(stored.sources) > 1:
+        uids = {qualified(each, source.node_id, first=stored.sources[0].node_id) for each in uids}
+    return uid in uids

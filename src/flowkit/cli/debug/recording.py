@@ -41,8 +41,10 @@ class ReadOnly:
         self._db = durable(db)
         self.name = db.name
 
-    def __getattr__(self, name: str) -> _ReadOnlyCollection:
+    def __getitem__(self, name: str) -> _ReadOnlyCollection:
         return _ReadOnlyCollection(self._db[name])
+
+    __getattr__ = __getitem__
 
 
 class _ReadOnlyCollection:
