@@ -73,6 +73,19 @@ class Pull(RoleHandler):
         return FinalizeResult(metrics={"batches": len(stored)}, vars={"incr": {"runs": 1}})
 
 
+class Rescue(RoleHandler):
+    """Pulls from the node that has failed, as its handler decides."""
+
+    role = "rescue"
+
+    async def load_input(self, input_ref: Any, input_inline: Any, ctx: RunContext) -> dict[str, Any]:
+        (failed,) = ctx.failed_nodes
+        return {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": [failed["node_id"]]}}
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        return BatchResult(success=True, metrics={"code": ctx.failed_nodes[0]["reason_code"]})
+
+
 class Inline(RoleHandler):
     """Runs in an engine, on a thread."""
 
@@ -121,7 +134,7 @@ async def run_task(*nodes: dict[str, Any], db: Any = None) -> GraphRun:
     for each in graph["nodes"]:
         each["retry_policy"] = {"max": 0}
     params = {"day": "monday", "items": ["a", "b", "c"], "db": {"password": PASSWORD}}
-    handlers = (Load(), Pull(), Inline())
+    handlers = (Load(), Pull(), Rescue(), Inline())
     return await run_graph(graph, *handlers, params=params, functions={"report": report}, db=db)
 
 
@@ -143,7 +156,7 @@ class Debugger:
 
     def __call__(self, node_id: str, *options: str, code: int = 0) -> tuple[str, str]:
         """Return the standard output and the standard error."""
-        names = ("Load", "Pull", "Inline")
+        names = ("Load", "Pull", "Rescue", "Inline")
         known = [option for name in names for option in ("--handler", f"{HERE}:{name}")]
         given = ["debug", self.run.task_id, node_id, *known, "--function", f"report={HERE}:report", *options]
         ended = app.run(given)
@@ -298,6 +311,14 @@ def test_a_node_that_sets_batches_aside_says_so_and_keeps_their_errors(debug: De
     assert [each["uid"] for each in found["batches"]] == ["b0", "b1"]
     assert found["failure"]["decision"] == "the node would set the batch aside after 1 try"
     assert found["failure"]["same_error"] is True
+
+
+def test_a_node_started_by_a_failure_knows_it_and_its_handler_may_choose_the_sources(debug: Debug) -> None:
+    rescued = failing(routing={"on_failure": ["rescue"]})
+    debugger = debug(asyncio.run(run_task(node("load", "load"), rescued, node("rescue", "rescue", "pulled"))))
+    (batch,) = [each for each in debugger.read("rescue")["batches"] if each["uid"] == "b0"]
+    assert (batch["metrics"], batch["differences"]) == ({"code": "bad_input"}, [])
+    assert "did you mean 'own-b0'?" in debugger("rescue", "--yes", "--batch", "own-0", code=2)[1]
 
 
 def test_quitting_the_debugger_ends_the_command(debugger: Debugger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,8 @@ class ReadOnly:
     def __getitem__(self, name: str) -> _ReadOnlyCollection:
         return _ReadOnlyCollection(self._db[name])
 
-    __getattr__ = __getitem__
+    def __getattr__(self, name: str) -> _ReadOnlyCollection:
+        return self[name]
 
 
 class _ReadOnlyCollection:
