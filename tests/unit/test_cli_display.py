@@ -22,7 +22,6 @@ from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.cli.tasks.display import (
     TaskLines,
     format_line,
-    format_note,
     open_task_screen,
     task_table,
     tasks_table,
@@ -33,6 +32,7 @@ from flowkit.cli.tasks.results import debug_command
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
 from flowkit.reading import state as task_view
+from flowkit.reading.notes import format_note
 from flowkit.reading.results import make_view
 from flowkit.reading.state import (
     NodeRow,
