@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from flowkit import products
 from flowkit.cli import output, processes
+from flowkit.cli.debug.command import debug
 from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
 from flowkit.cli.health_check import health
@@ -79,6 +80,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "result": results.result,
     "batches": results.batches,
     "attempts": attempts.attempts,
+    "debug": debug,
     "explain": explain.explain,
     "workers": workers.workers,
     "vars": variables.task_vars,
