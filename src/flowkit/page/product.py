@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowkit.page import check_installed
@@ -23,9 +24,14 @@ def _options(ports: Sequence[int], kafka: bool) -> list[str]:
     return ["--port", str(ports[0])]
 
 
+def _graphviz() -> Path:
+    return Path(__file__).parent / "static" / "vendor" / "graphviz.js"
+
+
 PRODUCT = Product(
     name="page",
     commands={"ui": _commands},
+    graphviz=_graphviz,
     process=UpProcess(
         command=("ui",),
         options=_options,
