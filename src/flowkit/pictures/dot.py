@@ -69,7 +69,7 @@ def _describe_box(box: Box) -> str:
 
 
 def _measure(box: Box) -> float:
-    """Return the smallest width of a box in inches. Graphviz knows a narrower font than those that many viewers have."""
+    """Return the smallest width of a box in inches: many viewers have wider fonts than the one that Graphviz knows."""
     return (max(map(cell_len, (box.heading, *box.details))) * _CHAR_POINTS + _PADDING_POINTS) / 72
 
 
