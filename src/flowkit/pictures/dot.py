@@ -68,6 +68,12 @@ def _describe_box(box: Box) -> str:
     return f'label="{label}", {_attributes({name: value for name, value in given.items() if value})}'
 
 
+def _pad(label: str) -> str:
+    """Return the label of a line with room for wider fonts."""
+    blanks = " " * (1 + len(label) // 6)
+    return f"{blanks}{label}{blanks}" if label else ""
+
+
 def _measure(box: Box) -> float:
     """Return the smallest width of a box in inches: many viewers have wider fonts than the one that Graphviz knows."""
     return (max(map(cell_len, (box.heading, *box.details))) * _CHAR_POINTS + _PADDING_POINTS) / 72
@@ -77,7 +83,7 @@ def _format_line(picture: Picture, line: Line) -> str:
     style = EDGES[line.kind]
     given = {
         "class": line.kind.value if line.taken else f"{line.kind.value} not-taken",
-        "label": line.condition or (style.word if style.line != "solid" else ""),
+        "label": _pad(line.condition or (style.word if style.line != "solid" else "")),
         "color": style.color if line.taken else NOT_TAKEN,
         "style": "" if style.line == "solid" else style.line,
         "penwidth": "2.4" if style.is_wide else "",
