@@ -35,7 +35,7 @@ class Placed:
 
 
 def place(picture: Picture, *, is_sideways: bool) -> Placed | None:
-    """Let the library place boxes and lines. Return None if a line is crooked or crosses a box, which is rare.
+    """Let the library place boxes and lines. Return None if a line is crooked or crosses a box, or if boxes overlap.
 
     It gets boxes that are one cell longer at each end, for the ends of lines, and one cell narrower at each side, so
     that no line ends at a corner.
@@ -55,16 +55,17 @@ def place(picture: Picture, *, is_sideways: bool) -> Placed | None:
 
 
 def _is_clean(placed: Placed) -> bool:
-    boxes = {
+    cells = [
         (column, row)
         for (left, top), (width, height) in zip(placed.corners, placed.sizes, strict=True)
         for column in range(left, left + width)
         for row in range(top, top + height)
-    }
+    ]
+    boxes = {*cells}
     parts = [part for path in placed.paths for part in pairwise(path)]
-    return all(begin[0] == end[0] or begin[1] == end[1] for begin, end in parts) and not any(
-        boxes & {*_cells_between(*part)} for part in parts
-    )
+    straight = all(begin[0] == end[0] or begin[1] == end[1] for begin, end in parts)
+    crossed = any(boxes & {*_cells_between(*part)} for part in parts)
+    return straight and not crossed and len(boxes) == len(cells)
 
 
 def _cells_between(begin: Cell, end: Cell) -> Iterator[Cell]:
@@ -93,7 +94,7 @@ def _options(*, is_sideways: bool) -> dict[str, Any]:
         "port_gap": across,
         "port_stroke_clear": 1,
         "stub": 0,
-        "isolated_gap": across + 2,
+        "isolated_gap": 3,
         "reroute_node_gap": 1,
     }
     return {

@@ -1,4 +1,4 @@
-"""Pictures group nodes, and mark states and edges, as the page does."""
+"""Pictures of graphs group nodes, and mark states and edges, as the page does."""
 
 from __future__ import annotations
 
