@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from code_index.page.tables import node_rows
 from flowkit.errors import ConfigError
@@ -26,13 +26,13 @@ def graph_picture(run: DemoRun, attempts: Sequence[AttemptRun]) -> Picture:
     """Return the picture of the graph with the states of its nodes."""
     task = run.documents.task
     batches = {row.node: row.batches for row in node_rows(run, attempts)}
-    states = read_document(task, batches).nodes
+    states = read_document({**task}, batches).nodes
     return make_picture(view_graph(task["graph"]), {node.node_id: node for node in states})
 
 
 def draw_text(picture: Picture) -> Markup:
     """Return the picture as text, which needs no program."""
-    return Markup('<pre class="graph">{}</pre>').format(escape(to_text(picture).plain))
+    return Markup('<pre class="graph">{}</pre>').format(to_text(picture).plain)
 
 
 def draw_svg(picture: Picture) -> Markup:
