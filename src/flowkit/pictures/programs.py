@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from math import ceil
+from math import ceil, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 GRAPHVIZ: Final = "dot"
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "chrome")
-TIMEOUT_SEC: Final = 120.0
+TIMEOUT_SEC: Final = 300.0
 _MOST_PIXELS: Final = 12_000
 """Longest side of a picture that browsers draw."""
+_MOST_AREA: Final = 4e7
+"""Pixels of a picture that a browser draws in seconds."""
 _FLAGS: Final = (
     "--headless",
     "--disable-gpu",
@@ -128,9 +130,8 @@ def _lay_out(browser: str, module: Path, dot: str, folder: Path) -> str:
 def _take_picture(browser: str, svg: str, folder: Path) -> bytes:
     size = _SIZE.search(svg)
     assert size is not None
-    points = [float(each) for each in size.groups()]
-    scale = min(2.0, _MOST_PIXELS / (max(points) * _PIXELS_PER_POINT))
-    width, height = (ceil(each * _PIXELS_PER_POINT) for each in points)
+    width, height = (ceil(float(each) * _PIXELS_PER_POINT) for each in size.groups())
+    scale = min(2.0, _MOST_PIXELS / max(width, height), sqrt(_MOST_AREA / (width * height)))
     page, picture = folder / "picture.html", folder / "picture.png"
     page.write_text(_SHOWN.format(width=width, height=height, svg=svg[svg.index("<svg") :]), encoding="utf-8")
     window = f"--window-size={width},{height}"
