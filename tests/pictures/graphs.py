@@ -1,4 +1,7 @@
-"""Graphs whose pictures are kept. `PYTHONPATH=. .venv/bin/python -m tests.pictures.graphs` writes the files anew."""
+"""Graphs whose pictures are kept. `PYTHONPATH=. .venv/bin/python -m tests.pictures.graphs` writes the files anew.
+
+The picture in the documentation, which it also writes, needs Graphviz or Chromium.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowkit.pictures.dot import to_dot
+from flowkit.pictures.formats import Format, draw
 from flowkit.pictures.mermaid import to_mermaid
 from flowkit.pictures.model import make_picture
 from flowkit.pictures.text import to_text
 from flowkit.reading.graphs import EdgeKind, GraphEdge, GraphNode, GraphView, view_graph
 from flowkit.reading.state import NodeRow
+from tests.sources import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -156,3 +161,5 @@ if __name__ == "__main__":
     for each in GRAPHS:
         for suffix, text in drawn(each).items():
             (FOLDER / f"{each}.{suffix}").write_text(text, encoding="utf-8")
+    shown = draw(picture_of("pipeline-states"), Format.SVG)
+    (ROOT / "docs" / "img" / "graph.svg").write_bytes(shown)

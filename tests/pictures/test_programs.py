@@ -15,6 +15,7 @@ from flowkit.pictures import programs
 from flowkit.pictures.dot import to_dot
 from flowkit.pictures.formats import Format, draw
 from tests.pictures.graphs import picture_of
+from tests.sources import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +52,7 @@ def test_graphviz_draws_svg() -> None:
         check_svg(draw(picture_of(name), Format.SVG), name)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_graphviz")
 def test_chromium_draws_svg_and_png() -> None:
     check_svg(draw(picture_of("hostile"), Format.SVG), "hostile")
@@ -59,6 +61,10 @@ def test_chromium_draws_svg_and_png() -> None:
     width, height = struct.unpack(">II", png[16:24])
     assert 400 < width < 3_000
     assert 300 < height < 3_000
+
+
+def test_the_picture_of_the_documentation_is_that_of_a_kept_graph() -> None:
+    check_svg((ROOT / "docs" / "img" / "graph.svg").read_bytes(), "pipeline-states")
 
 
 def test_the_error_without_both_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
