@@ -15,7 +15,17 @@ from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
 from flowkit.cli.health_check import health
 from flowkit.cli.project.command import init
 from flowkit.cli.retention.commands import close_orphaned, purge
-from flowkit.cli.tasks import attempts, commands, explain, operate, results, validate, variables, workers
+from flowkit.cli.tasks import (
+    attempts,
+    commands,
+    explain,
+    operate,
+    picture,
+    results,
+    validate,
+    variables,
+    workers,
+)
 from flowkit.cli.up.command import up
 from flowkit.cli.up.logs import logs
 from flowkit.core import version
@@ -86,6 +96,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "vars": variables.task_vars,
     "validate": validate.validate,
     "schema": validate.schema,
+    "graph": picture.graph,
     "doctor": doctor,
     "health": health,
     "init": init,
