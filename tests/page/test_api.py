@@ -88,7 +88,9 @@ async def started(front: Front) -> AsyncIterator[Front]:
     await process.stop()
 
 
-@pytest.mark.parametrize("call", ["tasks", "task/graph", "task/attempts", "task/variables", "task/stream"])
+@pytest.mark.parametrize(
+    "call", ["tasks", "task/graph", "task/attempts", "task/explanation", "task/variables", "task/stream"]
+)
 async def test_reading_needs_a_token_with_the_right_to_read(started: Front, call: str) -> None:
     query = {} if call == "tasks" else {"task_id": TASK}
     found = {name: await started.get(call, name, **query) for name in ("wrong", "flows")}
@@ -126,6 +128,14 @@ async def test_a_read_only_server_has_no_actions(front: Front) -> None:
     assert (session["may_operate"], session["actions"]) == (False, [])
     assert front.stage.tasks.acted == []
     await process.stop()
+
+
+async def test_explanation_has_the_parts_of_the_time_and_says_what_is_missing(started: Front) -> None:
+    status, found = await started.get("task/explanation", task_id=TASK)
+    assert (status, found["open"]) == (200, True)
+    assert sum(found["parts"].values()) == pytest.approx(found["seconds"], abs=0.001)
+    assert "no longer has the whole history" in found["missing"][0]
+    assert (await started.get("task/explanation", task_id="other"))[0] == 404
 
 
 async def test_unknown_tasks_and_nodes_are_not_found(started: Front) -> None:

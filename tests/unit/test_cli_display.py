@@ -22,7 +22,6 @@ from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.cli.tasks.display import (
     TaskLines,
     format_line,
-    format_note,
     open_task_screen,
     task_table,
     tasks_table,
@@ -32,6 +31,7 @@ from flowkit.cli.tasks.results import _print_task as print_results
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
 from flowkit.reading import state as task_view
+from flowkit.reading.notes import format_note
 from flowkit.reading.results import make_view
 from flowkit.reading.state import (
     NodeRow,

@@ -30,6 +30,7 @@ from flowkit.models import TaskStatus
 from flowkit.reading.attempts import read_attempts
 from flowkit.reading.graphs import view_graph
 from flowkit.reading.results import read_result, require_node
+from flowkit.reading.timeline import explain_task, to_json
 from flowkit.server.errors import HttpError
 from flowkit.server.openapi import Operation, mongo_unavailable, operation_routes, parse_params
 from flowkit.server.rights import HttpRoute
@@ -207,6 +208,25 @@ class AttemptsFound(PageResult):
     complete: bool = Field(description="Whether Temporal still has the history, so that none is missing.")
 
 
+class Explained(PageResult):
+    """Where the time of a task went, in seconds."""
+
+    task_id: str
+    status: TaskStatus
+    open: bool = Field(description="Whether the times end now, because the task has not ended.")
+    began_at: str
+    seconds: float
+    parts: dict[str, float] = Field(description="The parts of the time; they sum to `seconds`.")
+    path: list[dict[str, Any]] = Field(
+        description="The legs of the critical path: `node_id`, `since` and `until` after `began_at`, `parts`."
+    )
+    speed_ups: list[dict[str, Any]] = Field(
+        description="The nodes to speed up first: `node_id`, `gain`, `work`."
+    )
+    waits_for: str
+    missing: list[str]
+
+
 class Batches(PageResult):
     """Some batches of a node, oldest first."""
 
@@ -350,6 +370,10 @@ class PageApi:
         """Return the attempts of a task, or of one of its nodes."""
         found, complete = await read_attempts(self._servers, given.query.task_id, given.query.node)
         return AttemptsFound(attempts=[asdict(each) for each in found], complete=complete)
+
+    async def explain(self, given: Given) -> Explained:
+        """Return where the time of a task went, and what it waits for."""
+        return Explained(**to_json(await explain_task(self._servers, given.query.task_id)))
 
     async def get_variables(self, given: Given) -> VariablesFound:
         """Return the variables of a task."""
@@ -520,6 +544,7 @@ def _operations() -> list[Operation]:
         get(f"{task}/node", PageApi.get_node, NodeDetails, NodeQuery),
         get(f"{task}/batches", PageApi.list_batches, Batches, BatchQuery),
         get(f"{task}/attempts", PageApi.list_attempts, AttemptsFound, AttemptQuery),
+        get(f"{task}/explanation", PageApi.explain, Explained, TaskQuery),
         get(f"{task}/variables", PageApi.get_variables, VariablesFound, TaskQuery),
         Operation(
             method="POST",
