@@ -23,8 +23,9 @@ from flowkit.attempt.workflows import is_absent
 from flowkit.client import UnknownTask
 from flowkit.models import FailureKind
 from flowkit.models.temporal_names import process_of
+from flowkit.reading.documents import reading
 from flowkit.reading.results import require_node
-from flowkit.reading.state import find_workers
+from flowkit.reading.state import LOOK_UP_TIMEOUT, find_workers, key_of
 from flowkit.workflows.node import read_failure
 
 if TYPE_CHECKING:
@@ -109,11 +110,12 @@ async def read_attempts(
     `observer` reads the same history. Raise UnknownTask, and ConfigError if the task has no such node.
     """
     document = await servers.catalog.document(task_id)
-    description = (await servers.tasks.look_up(task_id)).description
+    description = (await servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)).description
     if document is None and description is None:
         raise UnknownTask(task_id)
     if document is not None:
-        require_node(document, node_id)
+        with reading(task_id):
+            require_node(document, node_id)
     recorded, complete = dict[Key, AttemptView](), False
     if description is not None:
         recorded, complete = await read_history(servers.temporal, task_id, observer)
@@ -180,12 +182,6 @@ async def read_events(events: Iterable[HistoryEvent], converter: DataConverter) 
             changed = await _after(known, kind, attributes, seconds_of(event.event_time), converter)
             scheduled[attributes.scheduled_event_id] = changed
     return {(each.node_id, each.attempt): each for each in scheduled.values()} | local
-
-
-def key_of(activity_id: str) -> Key | None:
-    """Return node id and epoch of an attempt's activity; None for any other activity."""
-    node_id, _, epoch = activity_id.rpartition(".")
-    return (node_id, int(epoch)) if node_id and epoch.isdecimal() else None
 
 
 def _new_view(key: Key, **known: Any) -> AttemptView:

@@ -29,7 +29,7 @@ from flowkit.errors import ActionRejected
 from flowkit.graph.validation import normalized
 from flowkit.models import Graph, NodeStatus, Settings, StartWhen, TaskStatus, temporal_names
 from flowkit.models.actions import RERUN
-from flowkit.reading.attempts import LOCAL_MARKER, AttemptOutcome, key_of, read_attempts, seconds_of
+from flowkit.reading.attempts import LOCAL_MARKER, AttemptOutcome, read_attempts, seconds_of
 from flowkit.reading.explain import (
     AttemptSpan,
     NodeTimeline,
@@ -40,7 +40,7 @@ from flowkit.reading.explain import (
     explain_timeline,
 )
 from flowkit.reading.notes import describe_waits
-from flowkit.reading.state import TaskReader
+from flowkit.reading.state import TaskReader, key_of
 from flowkit.text import count_of, names
 from flowkit.workflows.display.summaries import TimerKind, read_timer, timer_name
 
