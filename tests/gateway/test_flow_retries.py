@@ -23,6 +23,7 @@ from flowkit.testing import memory_database
 CONTEXT, CALLER, FLOW = 3, 11, 40
 RUN = "flow:1f2e3d4c:3:40/1"
 ENDED = datetime.now(UTC)
+READY, FAILED = NodeStatus.READY, NodeStatus.FAILED
 OPERATOR = Call(caller=Caller(actor=None, rights=frozenset({Right.OPERATOR})))
 OWN = models.InContext(context_id=CONTEXT, id=FLOW)
 
@@ -166,6 +167,28 @@ async def test_a_new_run_never_shows_the_ends_of_the_run_before(world: World) ->
     ends = [NodeStatus.FAILED, NodeStatus.CANCELLED]
     assert await world.statuses() == (f"{RUN}.2", FlowStatus.ERROR, ends)
     assert await world.listed() == (f"{RUN}.2", FlowStatus.ERROR)
+
+
+async def test_a_job_has_failed_for_good_only_when_no_retry_follows(world: World) -> None:
+    await world.put_dispatch(0, outcome="failed")
+    late = {"last_error": "late", "next_retry_at_ms": 5_000}
+    for node, wanted in (
+        ({"first": "running", "attempt_epoch": 1}, (FAILED, None, None, None)),
+        ({"first": "deferred", "attempt_epoch": 1, **late}, (FAILED, None, "late", 5)),
+        (
+            {"first": "running", "attempt_epoch": 2, "failures": 1, "last_error": "late"},
+            (READY, None, None, None),
+        ),
+        (
+            {"first": "failed", "attempt_epoch": 2, "failures": 1, "last_error": "late"},
+            (FAILED, 1, "late", None),
+        ),
+    ):
+        await world.put_task("running", second="queued", **node)
+        found = await world.gateway.flow_status(OPERATOR, OWN)
+        shown = found.nodes["1"]
+        assert (shown.node_status, found.failed_job, shown.error, shown.retry_at) == wanted
+        assert (await world.gateway.flow_dag(OPERATOR, OWN)).failed_job == found.failed_job
 
 
 async def test_a_retry_changes_no_later_run_that_has_begun_meanwhile(world: World) -> None:

@@ -70,6 +70,7 @@ from flowkit.gateway.status import (
 )
 from flowkit.gateway.store import ACTORS, CONTEXTS, FLOWS, JOBS, MESSAGES, RUNNERS, Listing, key
 from flowkit.gateway.transports import SupervisorError
+from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import TaskStatus
 from flowkit.models.ownership import task_owner
 from flowkit.server.connection import MAX_SUBSCRIPTIONS
@@ -283,7 +284,7 @@ class Gateway:
             run_id=latest.id,
             job_id=node.id,
             node_status=state.status,
-            attempt=task_node.epoch,
+            attempt=state.attempt,
             result=(stored or {}).get("result"),
             error=error,
             finished_at=_whole(task_node.finished_at),
@@ -489,7 +490,7 @@ class Gateway:
             run_id=latest.id,
             status=flow_status(latest.run),
             cause=flow_cause(latest.run),
-            failed_job=_failed_job(nodes),
+            failed_job=_failed_job(latest),
             nodes=nodes,
             created_at=flow["created_at"],
             started_at=flow.get("started_at") if latest.run else None,
@@ -1200,23 +1201,21 @@ def _node_views(latest: LatestRun) -> dict[str, NodeView]:
         views[str(node.id)] = NodeView(
             node_status=state.status,
             cause=state.cause,
-            attempt=task_node.epoch,
+            attempt=state.attempt,
             waiting_on=waiting_on(node, latest.run),
             supervisor_url=node.supervisor_url,
-            error=truncate(task_node.error or "", _ERRORS_CHARS // failures) or None if failed else None,
-            retry_at=_whole(task_node.retry_at) if failed else None,
+            error=truncate(task_node.error or "", _ERRORS_CHARS // failures) or None
+            if failed and state.is_decided
+            else None,
+            retry_at=_whole(task_node.retry_at) if failed and state.is_decided else None,
         )
     return views
 
 
-def _failed_job(nodes: Mapping[str, NodeView]) -> int | None:
-    """Return the first job, in the order of the flow, that has failed for good."""
-    failed = (
-        job_id
-        for job_id, node in nodes.items()
-        if node.node_status is NodeStatus.FAILED and node.retry_at is None
-    )
-    return next(map(int, failed), None)
+def _failed_job(latest: LatestRun) -> int | None:
+    """Return the first job, in the order of the flow, that has failed and has no retry left."""
+    failed = (n.id for n in latest.nodes if _task_node(latest, n).status is TaskNodeStatus.FAILED)
+    return next(failed, None)
 
 
 def _dag(latest: LatestRun) -> models.FlowDag:
@@ -1235,7 +1234,7 @@ def _dag(latest: LatestRun) -> models.FlowDag:
         levels=levels(nodes),
         started=[job_id for job_id, each in status.items() if each in begun],
         completed=[job_id for job_id, each in status.items() if each is NodeStatus.COMPLETED],
-        failed_job=_failed_job(views),
+        failed_job=_failed_job(latest),
         nodes=views,
     )
 

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, Final
 
-from flowkit.adapters.tasks.fields import SATISFIED, read_satisfied
+from flowkit.adapters.tasks.fields import FAILURES, SATISFIED, read_satisfied
 from flowkit.gateway.models import FlowStatus, NodeStatus
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import SkipReason, TaskStatus
@@ -127,6 +127,8 @@ class TaskNode:
     skip_reason: str | None = None
     epoch: int = 0
     """Number of attempts that have begun, lost ones included."""
+    failures: int = 0
+    """Number of attempts of the generation that had failed before the latest one began."""
     held: bool = False
     """Whether the node has failed and waits for a decision of an operator."""
     error: str | None = None
@@ -157,6 +159,10 @@ class JobNode:
     cause: str | None = None
     generation: int = 0
     retry: int = 0
+    attempt: int = 0
+    """Number of attempts that have begun, lost ones included."""
+    is_decided: bool = True
+    """Whether the task document shows what follows after this attempt: after a failure, a retry or the end."""
     via: NodeStatus | None = None
     """Of a failed or cancelled node, the status that its latest attempt had reached; None if no attempt began."""
 
@@ -204,21 +210,24 @@ def waiting_on(node: FlowNode, run: FlowRun | None) -> list[str]:
 
 def _node_state(node: TaskNode, dispatches: Sequence[JobDispatch], *, is_open: bool) -> JobNode:
     own = [each for each in dispatches if each.generation == node.generation]
-    latest = max(own, key=lambda each: each.retry, default=None)
-    status = _status_of(node, latest, is_open=is_open)
-    retry = 0 if latest is None else latest.retry
-    after_failure = latest is not None and latest.outcome == "failed" and status is not NodeStatus.FAILED
+    retry = max([node.failures, *(each.retry for each in own)])
+    current = next((each for each in own if each.retry == retry), None)
+    status = _status_of(node, current, is_open=is_open)
+    after_failure = current is not None and current.outcome == "failed" and status is not NodeStatus.FAILED
     has_way = status in (NodeStatus.FAILED, NodeStatus.CANCELLED) and not after_failure
+    attempt = max(node.epoch, 0 if current is None else current.epoch)
     return JobNode(
         status=status,
         cause=_cause_of(node) if status is NodeStatus.CANCELLED else None,
         generation=node.generation,
         retry=retry + after_failure,
-        via=latest.state if has_way and latest is not None else None,
+        attempt=attempt,
+        is_decided=node.status is not TaskNodeStatus.RUNNING and node.epoch == attempt,
+        via=current.state if has_way and current is not None else None,
     )
 
 
-def _status_of(node: TaskNode, latest: JobDispatch | None, *, is_open: bool) -> NodeStatus:
+def _status_of(node: TaskNode, current: JobDispatch | None, *, is_open: bool) -> NodeStatus:
     match node.status:
         case TaskNodeStatus.QUEUED:
             return R if is_open else P
@@ -228,18 +237,21 @@ def _status_of(node: TaskNode, latest: JobDispatch | None, *, is_open: bool) -> 
             return NodeStatus.FAILED
         case TaskNodeStatus.CANCELLED | TaskNodeStatus.SKIPPED:
             return NodeStatus.CANCELLED
-    return _status_of_begun(node, latest)
+    return _status_of_begun(node, current)
 
 
-def _status_of_begun(node: TaskNode, latest: JobDispatch | None) -> NodeStatus:
-    """Return the status of a node that runs, or waits for a retry or a decision."""
+def _status_of_begun(node: TaskNode, current: JobDispatch | None) -> NodeStatus:
+    """Return the status of a node that runs, or waits for a retry or a decision.
+
+    `current` is the dispatch of its latest attempt; None until this attempt has opened it.
+    """
     if node.held:
         return NodeStatus.FAILED
-    if latest is None:
+    if current is None:
         return R
-    if latest.outcome == "failed":
+    if current.outcome == "failed":
         return NodeStatus.FAILED
-    return NodeStatus.RUNNING if latest.outcome == "completed" else latest.state
+    return NodeStatus.RUNNING if current.outcome == "completed" else current.state
 
 
 def _cause_of(node: TaskNode) -> str:
@@ -407,7 +419,10 @@ def read_dispatch(row: Mapping[str, Any]) -> JobDispatch:
 RUN_FIELDS: Final = (
     *("status", "reason", "finished_at", SATISFIED),
     *(f"graph.nodes.{name}" for name in ("node_id", "status", "generation", "skip_reason", "held_until_ms")),
-    *(f"graph.nodes.{name}" for name in ("attempt_epoch", "last_error", "next_retry_at_ms", "finished_at")),
+    *(
+        f"graph.nodes.{name}"
+        for name in ("attempt_epoch", FAILURES, "last_error", "next_retry_at_ms", "finished_at")
+    ),
 )
 """The fields of a task document that `read_run` reads."""
 
@@ -418,6 +433,7 @@ def _read_node(node: Mapping[str, Any]) -> TaskNode:
         status=TaskNodeStatus(node["status"]),
         generation=node.get("generation") or 0,
         epoch=node.get("attempt_epoch") or 0,
+        failures=node.get(FAILURES) or 0,
         skip_reason=node.get("skip_reason"),
         held=node.get("held_until_ms") is not None,
         error=node.get("last_error"),
