@@ -118,6 +118,9 @@ _STARTING_SEC: Final = 60.0
 """How long a start or a retry that was interrupted counts as a run. The next start of the flow completes
 such a start."""
 
+_NOT_RETRYING: Final[Fields] = {"retrying_at": None, "retrying": None}
+"""The fields of a flow that no retry is about to start again."""
+
 _UNOPENED_SEC: Final = 86_400.0
 """How long a list asks Temporal for a run without a document: no engine has opened it yet, or it was deleted."""
 
@@ -358,7 +361,7 @@ class Gateway:
         await self._require_ended(flow, "replaced")
         await self.events.observe(flow)
         cleared = {
-            **dict.fromkeys(("task_id", "run_seq", "renewed", "started_at", "retrying_at")),
+            **dict.fromkeys(("task_id", "run_seq", "renewed", "started_at", "retrying_at", "retrying")),
             "is_starting": False,
         }
         return await self._store.change_flow(flow, {**fields, **cleared}, time.time()) is not None
@@ -548,7 +551,7 @@ class Gateway:
         run = flow["run"] + 1
         at, task_id = time.time(), new_task_id(flow, run, await self._tasks.deployment())
         claim = {"run": run, "task_id": task_id, "started_at": int(at), "is_starting": True}
-        claim |= {"run_seq": 1, "renewed": None, "retrying_at": None}
+        claim |= {"run_seq": 1, "renewed": None, "retrying_at": None, "retrying": None}
         return await self._store.change_flow(flow, claim, at)
 
     async def flow_cancel(self, call: Call, params: models.FlowCancel) -> models.Cancelled:
@@ -578,23 +581,24 @@ class Gateway:
     async def _retry(self, call: Call, flow: Fields, jobs: Sequence[int]) -> models.Started | None:
         """Run jobs of an ended run again. Return None if another call has changed the flow meanwhile.
 
-        The flow notes the attempt before, so that no other call starts or replaces it at the same time.
+        The flow notes the attempt before, so that no other call starts or replaces it at the same time, and so that the
+        new run never shows the ends of the run before.
         """
         try:
-            if await self._run_state(flow) is FlowRunState.OPEN:  # wait for its end if it is ending
-                await self._rerun(call, flow, jobs, dry_run=True)
+            planned = await self._rerun(
+                call, flow, jobs, dry_run=True
+            )  # wait for the end of a run that is ending
             await self.events.observe(flow)
             generations = await self._generations(flow)
             at = time.time()
-            claimed = await self._store.change_flow(flow, {"retrying_at": int(at)}, at)
+            claim = {"retrying_at": int(at), "retrying": _renewed(planned, generations)}
+            claimed = await self._store.change_flow(flow, claim, at)
             if claimed is None:
                 return None
             made = await self._rerun_claimed(call, claimed, jobs)
         except ActionRejected as error:
             raise InvalidTransition(str(error), {"id": flow["id"], "run_id": run_id(flow)}) from None
-        again = [int(each["node_id"]) for each in made["affected"]]
-        renewed = [[job, generations.get(job, 0) + 1] for job in again]
-        await self._note_retry(claimed, made["run_seq"], renewed)
+        await self._note_retry(claimed, _renewed(made, generations))
         return _started({**flow, "run_seq": made["run_seq"]}, begun=True)
 
     async def _rerun_claimed(self, call: Call, flow: Fields, jobs: Sequence[int]) -> Fields:
@@ -604,7 +608,7 @@ class Gateway:
         except (StoreUnavailable, TemporalUnavailable, TemporalError):
             raise
         except Exception:
-            await self._store.change_flow(flow, {"retrying_at": None}, time.time())
+            await self._store.change_flow(flow, _NOT_RETRYING, time.time())
             raise
 
     async def _rerun(self, call: Call, flow: Fields, jobs: Sequence[int], *, dry_run: bool = False) -> Fields:
@@ -619,15 +623,14 @@ class Gateway:
         run = (await self._latest(flow)).run
         return {} if run is None else {job: node.generation for job, node in run.nodes.items()}
 
-    async def _note_retry(self, flow: Fields, run_seq: int, renewed: list[list[int]]) -> None:
+    async def _note_retry(self, flow: Fields, renewed: Fields) -> None:
         """Note the number of the run that a retry has started, and the generations that it starts."""
-        noted = {"run_seq": run_seq, "renewed": renewed, "retrying_at": None}
         for _ in range(_TRIES):
-            if await self._store.change_flow(flow, noted, time.time()) is not None:
+            if await self._store.change_flow(flow, {**renewed, **_NOT_RETRYING}, time.time()) is not None:
                 return
             task_id, flow = flow["task_id"], await self._flow(flow["context_id"], flow["id"])
             if (
-                flow["task_id"] != task_id or flow["run_seq"] >= run_seq
+                flow["task_id"] != task_id or flow["run_seq"] >= renewed["run_seq"]
             ):  # it has ended, and a later one has begun
                 return
         raise _busy(flow["id"])
@@ -1174,6 +1177,15 @@ def _may_start(flow: Mapping[str, Any], state: FlowRunState) -> bool:
     """Return whether the latest run of a flow, which was claimed, may start any moment."""
     is_recent = state is FlowRunState.ABSENT and time.time() < flow["started_at"] + _STARTING_SEC
     return is_recent and bool(flow["is_starting"])
+
+
+def _renewed(rerun: Fields, generations: Mapping[int, int]) -> Fields:
+    """Return the number of the run that a retry starts, and the generations that it starts of which jobs."""
+    again = [int(each["node_id"]) for each in rerun["affected"]]
+    return {
+        "run_seq": rerun["run_seq"],
+        "renewed": [[job, generations.get(job, 0) + 1] for job in again],
+    }
 
 
 def _may_retry(flow: Mapping[str, Any]) -> bool:
