@@ -47,6 +47,14 @@ def status_of(node: TaskNode, *dispatches: JobDispatch) -> NodeStatus:
     return node_states([NODE], FlowRun(nodes={1: node}, dispatches={1: dispatches}))[1].status
 
 
+def test_a_finished_node_stays_completed_when_its_lost_attempt_is_repeated() -> None:
+    done = JobDispatch(generation=0, retry=0, state=RUNNING, outcome="completed", epoch=1)
+    child = FlowNode(id=2, depends=[1])
+    for node in (TaskNode(status=T.FINISHED, epoch=1), TaskNode(status=T.RUNNING, epoch=2)):
+        run = FlowRun(nodes={1: node, 2: TaskNode()}, dispatches={1: [done]})
+        assert [each.status for each in node_states([NODE, child], run).values()] == [COMPLETED, READY]
+
+
 @pytest.mark.parametrize(
     ("node", "dispatch", "wanted"),
     [

@@ -142,10 +142,14 @@ class Play:
             drawn = self.chance.random()
             if drawn < 0.45:
                 await self.leave(work)
-                if drawn < 0.05:
+                if drawn < 0.05 and self.seen[-1][2].status is not NodeStatus.COMPLETED:
                     return "cancelled"
             elif await self.watch(work):
-                return "finished"
+                if self.chance.random() < 0.8:
+                    return "finished"
+                await self.write(
+                    "running", status="finished"
+                )  # and its worker is lost before the engine knows
             else:
                 self.failures += 1
                 await self.write("running", status="deferred")

@@ -187,7 +187,9 @@ def node_states(nodes: Iterable[FlowNode], run: FlowRun | None) -> dict[int, Job
     """Return the state of each node of a flow, by the id of its job."""
     if run is None:
         return {node.id: JobNode(status=P) for node in nodes}
-    completed = {job_id for job_id, node in run.nodes.items() if node.status is TaskNodeStatus.FINISHED}
+    completed = {
+        job for job, node in run.nodes.items() if _is_completed(node, _current(node, run.dispatches.get(job)))
+    }
     return {
         node.id: _node_state(
             run.nodes.get(node.id) or TaskNode(),
@@ -209,9 +211,8 @@ def waiting_on(node: FlowNode, run: FlowRun | None) -> list[str]:
 
 
 def _node_state(node: TaskNode, dispatches: Sequence[JobDispatch], *, is_open: bool) -> JobNode:
-    own = [each for each in dispatches if each.generation == node.generation]
-    retry = max([node.failures, *(each.retry for each in own)])
-    current = next((each for each in own if each.retry == retry), None)
+    current = _current(node, dispatches)
+    retry = node.failures if current is None else current.retry
     status = _status_of(node, current, is_open=is_open)
     after_failure = current is not None and current.outcome == "failed" and status is not NodeStatus.FAILED
     has_way = status in (NodeStatus.FAILED, NodeStatus.CANCELLED) and not after_failure
@@ -225,6 +226,20 @@ def _node_state(node: TaskNode, dispatches: Sequence[JobDispatch], *, is_open: b
         is_decided=node.status is not TaskNodeStatus.RUNNING and node.epoch == attempt,
         via=current.state if has_way and current is not None else None,
     )
+
+
+def _current(node: TaskNode, dispatches: Sequence[JobDispatch] | None) -> JobDispatch | None:
+    """Return the dispatch of the latest attempt of a node; None until this attempt has opened it."""
+    own = [each for each in dispatches or () if each.generation == node.generation]
+    latest = max(own, key=lambda each: each.retry, default=None)
+    return None if latest is None or latest.retry < node.failures else latest
+
+
+def _is_completed(node: TaskNode, current: JobDispatch | None) -> bool:
+    """Return whether a node has finished, or did before its attempt was lost: the next one finishes it again."""
+    if not node.status.begun or current is None:
+        return node.status is TaskNodeStatus.FINISHED
+    return current.outcome == "completed" and current.epoch < node.epoch
 
 
 def _status_of(node: TaskNode, current: JobDispatch | None, *, is_open: bool) -> NodeStatus:
@@ -251,6 +266,8 @@ def _status_of_begun(node: TaskNode, current: JobDispatch | None) -> NodeStatus:
         return R
     if current.outcome == "failed":
         return NodeStatus.FAILED
+    if _is_completed(node, current):
+        return NodeStatus.COMPLETED
     return NodeStatus.RUNNING if current.outcome == "completed" else current.state
 
 
