@@ -18,6 +18,7 @@ from pymongo import ReadPreference, WriteConcern
 from pymongo import errors as pymongo_errors
 from pymongo.read_concern import ReadConcern
 
+from flowkit.adapters.driver_threads import on_own_threads
 from flowkit.errors import (
     ConfigError,
     FlowKitError,
@@ -108,7 +109,7 @@ def durable(db: Database) -> Database:
             "options of the client: FlowKit writes with w=majority"
         )
     _warn_once(", ".join(weaknesses(db)))
-    return db.with_options(
+    return on_own_threads(db).with_options(
         write_concern=durable_concern(given),
         read_concern=_LOCAL,
         read_preference=ReadPreference.PRIMARY,
