@@ -113,8 +113,8 @@ _framework.__dict__.update(
 _Database = create_class_with_framework(AgnosticDatabase, _framework, "motor.motor_asyncio")
 
 
-def on_own_threads(db: Any) -> Any:
+def on_own_threads(given: Any) -> Any:
     """Return a handle on the same database that calls MongoDB on these threads; another driver's as it is."""
-    if not isinstance(db, AgnosticDatabase):
-        return db
-    return _Database(db.client, db.name, _delegate=db.delegate)
+    if not isinstance(given, AgnosticDatabase):
+        return given
+    return _Database(given.client, given.name, _delegate=given.delegate)
