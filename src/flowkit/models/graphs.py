@@ -254,7 +254,7 @@ class Node:
 
 
 def _is_pulling(io: NodeIO) -> bool:
-    return str((io.input_inline or {}).get("input_adapter", "")).startswith("pull.")
+    return bool(io.input_inline) and str(io.input_inline.get("input_adapter", "")).startswith("pull.")
 
 
 def pulled_sources(io: NodeIO) -> tuple[str, ...]:
