@@ -152,4 +152,3 @@ def _freeze_garbage_collector() -> None:
     """Exclude the objects of the startup from garbage collection: they live as long as the process."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000)
