@@ -12,14 +12,27 @@ import typer
 import uvloop
 from motor.motor_asyncio import AsyncIOMotorClient
 
-from benchmarks import actions, admission, batches, external, flows, large, nodes, report, shards, streaming
+from benchmarks import (
+    actions,
+    admission,
+    batches,
+    external,
+    floors,
+    flows,
+    large,
+    nodes,
+    report,
+    shards,
+    streaming,
+)
 from benchmarks.figures import Result, result
 from benchmarks.latencies import Latency
 from benchmarks.processes import Processes, counted_stack
 from benchmarks.rows import ROUNDS, Group, Opened, Row, Setting, Sides, measure
 
 GROUPS: tuple[Group, ...] = tuple(
-    module.GROUP for module in (nodes, batches, streaming, external, flows, actions, shards, admission, large)
+    module.GROUP
+    for module in (nodes, floors, batches, streaming, external, flows, actions, shards, admission, large)
 )
 
 

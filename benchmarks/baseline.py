@@ -52,8 +52,9 @@ class Baseline:
         """Run one node as an activity."""
         lease, longest = timedelta(seconds=45), timedelta(hours=1)
         times: Any = {"start_to_close_timeout": longest, "heartbeat_timeout": lease}
+        queue = f"{workflow.info().task_queue}.node"
         async with gate:
-            await workflow.execute_activity("node", args=[task, index], task_queue=f"{QUEUE}.node", **times)
+            await workflow.execute_activity("node", args=[task, index], task_queue=queue, **times)
 
 
 class Collections:
@@ -110,6 +111,16 @@ class Activities:
         held, now = {"id": task, f"{path}.attempt_epoch": {"$lt": epoch}}, datetime.now(UTC)
         begun = {**self.begun(path, now), f"{path}.attempt_epoch": epoch}
         await self.db.tasks.update_one(held, {"$set": {**begun, **seen(now)}})
+        await self.store_batch(key, epoch)
+        now = datetime.now(UTC)
+        ended = {f"{path}.status": "finished", **ended_at(path, now), **seen(now)}
+        await asyncio.gather(
+            insert_once(self.db.artifacts, {**self.marker(key, now), "attempt_epoch": epoch}),
+            self.db.tasks.update_one({"id": task, f"{path}.attempt_epoch": epoch}, {"$set": ended}),
+        )
+
+    async def store_batch(self, key: dict[str, Any], epoch: int) -> None:
+        """Insert the two rows of a batch."""
         now, meta = datetime.now(UTC), {"n": 1}
         row = {"batch_uid": "b0", "attempt_epoch": epoch, "created_at": now}
         metrics = {"metrics": meta, "failed": False, "reason": None, "ts_ms": milliseconds(now)}
@@ -118,12 +129,6 @@ class Activities:
         await asyncio.gather(
             insert_once(self.db.metrics_raw, {**key, **row, **metrics}),
             insert_once(self.db.artifacts, {**key, **row, **partial, **worker}),
-        )
-        now = datetime.now(UTC)
-        ended = {f"{path}.status": "finished", **ended_at(path, now), **seen(now)}
-        await asyncio.gather(
-            insert_once(self.db.artifacts, {**self.marker(key, now), "attempt_epoch": epoch}),
-            self.db.tasks.update_one({"id": task, f"{path}.attempt_epoch": epoch}, {"$set": ended}),
         )
 
     def begun(self, path: str, now: datetime) -> dict[str, Any]:

@@ -51,8 +51,11 @@ async def sample(case: Case, run_one: Callable[[Case], Awaitable[None]]) -> floa
     return (time.perf_counter() - began) / (case.nodes * case.tasks * case.repeats)
 
 
-def by_workflow(client: Client) -> Callable[[Case], Awaitable[None]]:
-    """Return a function that runs one task of a case on the hand-written workflow."""
+def by_workflow(client: Client, prefix: str = "") -> Callable[[Case], Awaitable[None]]:
+    """Return a function that runs one task of a case on the hand-written workflow.
+
+    `prefix` names other programs that run it: those of `benchmarks.floors`.
+    """
 
     async def run_one(case: Case) -> None:
         comparison: Any = baseline.Baseline.run
@@ -60,7 +63,9 @@ def by_workflow(client: Client) -> Callable[[Case], Awaitable[None]]:
         if case.functions:
             comparison, queue = baseline_functions.BaselineFunctions.run, baseline_functions.QUEUE
         plan = {"nodes": case.nodes, "wide": case.wide}
-        await client.execute_workflow(comparison, plan, id=f"baseline-{uuid.uuid4()}", task_queue=queue)
+        await client.execute_workflow(
+            comparison, plan, id=f"{prefix}baseline-{uuid.uuid4()}", task_queue=prefix + queue
+        )
 
     return run_one
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from flowkit import Admission
 from flowkit.adapters.tasks.store import TaskStore
@@ -182,6 +182,8 @@ async def test_a_start_that_arrives_after_a_cancel_starts_nothing(harness: Harne
     await dispatcher._keep_up()
     await harness.engine({"inline": Inline()})
     await until(queue, harness.queue, State.CANCELLED)
+    with pytest.raises(WorkflowFailureError):  # The queue knows the end before the workflow has ended.
+        await client.get_workflow_handle(harness.queue).result()
     first = await client.get_workflow_handle(harness.queue).describe()
     await dispatcher._start(item)
     last = await client.get_workflow_handle(harness.queue).describe()
