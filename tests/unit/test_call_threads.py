@@ -1,4 +1,4 @@
-"""The threads that call MongoDB: outcomes, context, cancels, and how many there are."""
+"""CallThreads, which call MongoDB: outcomes, context, cancels, and how many there are."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from motor.motor_asyncio import AsyncIOMotorClient
 
-from flowkit.adapters.driver_threads import CallThreads
 from flowkit.adapters.mongo import durable
+from flowkit.core.loop_portal import CallThreads
 
 _variable: ContextVar[int] = ContextVar("variable", default=0)
 
