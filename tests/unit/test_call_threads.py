@@ -49,7 +49,8 @@ async def test_calls_share_a_limited_number_of_threads_and_one_at_a_time_needs_o
 async def test_a_call_that_is_cancelled_before_it_begins_does_not_happen_and_a_later_cancel_ends_the_wait() -> (
     None
 ):
-    threads, loop, go, called = CallThreads(1), asyncio.get_running_loop(), threading.Event(), []
+    threads, loop, go = CallThreads(1), asyncio.get_running_loop(), threading.Event()
+    called: list[int] = []
     running = threads.call(loop, go.wait)
     queued = threads.call(loop, called.append, 1)
 

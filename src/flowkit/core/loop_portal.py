@@ -161,7 +161,7 @@ class CallThreads:
             _run_job(*jobs.get(), idle=idle)
 
 
-class _Outcome:
+class _CallOutcome:
     """Takes over what the block returns or raises, whatever it is."""
 
     __slots__ = ("error", "result")
@@ -190,7 +190,7 @@ def _run_job(
     idle: SimpleQueue[None],
 ) -> None:
     """Call the function. Then note that the thread is idle, and resolve the future on its loop."""
-    with _Outcome() as outcome:
+    with _CallOutcome() as outcome:
         if not future.cancelled():
             outcome.result = context.run(function, *args, **kwargs)
     idle.put(None)
@@ -198,7 +198,7 @@ def _run_job(
         future.get_loop().call_soon_threadsafe(_resolve, future, outcome)
 
 
-def _resolve(future: asyncio.Future[Any], outcome: _Outcome) -> None:
+def _resolve(future: asyncio.Future[Any], outcome: _CallOutcome) -> None:
     if future.done():
         return
     if outcome.error is None:
