@@ -39,7 +39,7 @@ _SUMMARY = {
 }
 
 
-_MARK = {"_id": 0, "updated_at": 1, "last_event_recv_ms": 1, "status": 1, "run_seq": 1}
+_MARK = {"updated_at": 1, "last_event_recv_ms": 1, "status": 1, "run_seq": 1}
 
 _BATCH = {
     "batch_uid": 1,
@@ -240,6 +240,16 @@ class TaskQueries:
         require(task_id_problem(task_id))
         found: dict[str, Any] | None = await self._db.tasks.find_one({"id": task_id}, {"_id": 0})
         return found
+
+    @translate_errors
+    async def variables(self, task_id: str) -> dict[str, Any] | None:
+        """Return the variables of a task without the rest of its document; None if there is none.
+
+        Raise ConfigError if the task id is invalid.
+        """
+        require(task_id_problem(task_id))
+        found = await self._db.tasks.find_one({"id": task_id}, {"_id": 0, "id": 1, "coordinator.vars": 1})
+        return None if found is None else (found.get("coordinator") or {}).get("vars") or {}
 
     @translate_errors
     async def change_mark(self, task_id: str) -> dict[str, Any] | None:

@@ -88,7 +88,7 @@ from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
@@ -184,18 +184,33 @@ class TaskCatalog(TaskQueries):
             id_prefix=id_prefix,
             skip=skip,
         )
-        return [_make_summary(document) for document in found]
+        return [summary for document in found if (summary := make_summary(document)) is not None]
 
 
-def _make_summary(document: dict[str, Any]) -> TaskSummary:
-    return TaskSummary(
-        task_id=document["id"],
-        status=TaskStatus(document["status"]),
-        name=pipeline_name(document.get("graph", {}).get("name"), document.get("params") or {}),
-        started_at=document.get("started_at"),
-        finished_at=_format_time(document.get("finished_at")),
-        reason=document.get("reason"),
-    )
+def make_summary(document: dict[str, Any]) -> TaskSummary | None:
+    """Return the summary of a task; None for a document that no FlowKit of this version has written.
+
+    One such document must not hide the others.
+    """
+    try:
+        graph, params = document.get("graph") or {}, document.get("params") or {}
+        return TaskSummary(
+            task_id=document["id"],
+            status=TaskStatus(document["status"]),
+            name=pipeline_name(_text(graph.get("name")), params),
+            started_at=_text(document.get("started_at")),
+            finished_at=_format_time(document.get("finished_at")),
+            reason=_text(document.get("reason")),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        _logger.warning(
+            "lists omit task %.200r, whose document cannot be read: %r", document.get("id"), error
+        )
+        return None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _format_time(moment: datetime | None) -> str | None:
@@ -505,14 +520,17 @@ class TaskClient:
                 + " has started; choose another id"
             )
 
-    async def look_up(self, task_id: str, owner: Owner | None = None) -> Found:
+    async def look_up(
+        self, task_id: str, owner: Owner | None = None, *, rpc_timeout: timedelta | None = None
+    ) -> Found:
         """Return the latest run of a task. A workflow of another deployment counts as absent.
 
-        With `owner`, a workflow of any other owner counts as absent. Raise RPCError if Temporal does not know, and
-        StoreUnavailable if it is not known whose workflow it is, because MongoDB does not respond.
+        With `owner`, a workflow of any other owner counts as absent. Raise RPCError if Temporal does not know, or
+        not within `rpc_timeout`, and StoreUnavailable if it is not known whose workflow it is, because MongoDB does not
+        respond.
         """
         require(task_id_problem(task_id))
-        found = await look_up(self._client, task_id)
+        found = await look_up(self._client, task_id, rpc_timeout=rpc_timeout)
         own = found.description is None or await self._is_own(task_id, found.description, owner)
         return found if own else ABSENT
 

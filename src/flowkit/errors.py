@@ -133,6 +133,12 @@ class StoreRefused(FlowKitError):
     code = reason_codes.MONGO_REFUSED
 
 
+class DocumentUnreadable(FlowKitError):
+    """A task document has not the form that this version of FlowKit writes."""
+
+    code = reason_codes.DOCUMENT_UNREADABLE
+
+
 class StoreTooLarge(StoreRefused):
     """A document would exceed MongoDB's limit of 16 MB."""
 

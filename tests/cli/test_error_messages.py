@@ -286,6 +286,7 @@ WITH_SERVERS = {
     ),
     "status of an unknown task": Late("status nothing", ["no task 'nothing'", "flowkit list"], 4),
     "watching an unknown task": Late("status nothing --watch", ["no task 'nothing'", "flowkit list"], 4),
+    "explanation of an unknown task": Late("explain nothing", ["no task 'nothing'", "flowkit list"], 4),
     "cancel of an unknown task": Late("cancel nothing", ["no task 'nothing'", "flowkit list"], 4),
     "cancel of an ended task": Late(
         "cancel {ended}", ["task {ended} is already finished", "nothing to cancel"], 2

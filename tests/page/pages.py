@@ -19,8 +19,11 @@ from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import timedelta
 
     from temporalio.client import Client
+
+    from flowkit.products import PendingTask
 
 LONG_AGO = 3_600.0
 
@@ -30,13 +33,18 @@ class Tasks:
 
     def __init__(self) -> None:
         self.temporal_is_down = False
+        self.pending: PendingTask | None = None
         self.acted: list[tuple[str, str, Mapping[str, Any]]] = []
 
-    async def look_up(self, task_id: str) -> Found:
+    async def look_up(self, task_id: str, *, rpc_timeout: timedelta) -> Found:
         """Return that there is no workflow."""
         if self.temporal_is_down:
             raise RPCError("down", RPCStatusCode.UNAVAILABLE, b"")
         return ABSENT
+
+    async def find_pending(self, task_id: str) -> PendingTask | None:
+        """Return how the task waits for admission."""
+        return self.pending
 
     async def preview(self, task_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Reject `resume`, and accept any other action."""
@@ -98,6 +106,11 @@ class Stage:
         graph = {"name": "nightly", "nodes": nodes}
         document = new_task(task_id, fields.pop("params", {}), graph, time.time() - LONG_AGO)
         await self.db.tasks.insert_one(document | fields)
+
+    async def replace(self, task_id: str, nodes: list[dict[str, Any]]) -> None:
+        """Delete the document of a task, and create another one with its id."""
+        await self.db.tasks.delete_one({"id": task_id})
+        await self.add(task_id, nodes)
 
     async def grow(self, task_id: str, nodes: list[dict[str, Any]]) -> None:
         """Give a task another graph, as an action would."""

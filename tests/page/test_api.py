@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 
+from flowkit.errors import StoreUnavailable
 from flowkit.page import api, live
 from flowkit.page.process import PageProcess, PageSettings
+from flowkit.products import PendingTask
+from flowkit.server import app, auth
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
 from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually
@@ -88,7 +92,9 @@ async def started(front: Front) -> AsyncIterator[Front]:
     await process.stop()
 
 
-@pytest.mark.parametrize("call", ["tasks", "task/graph", "task/attempts", "task/variables", "task/stream"])
+@pytest.mark.parametrize(
+    "call", ["tasks", "task/graph", "task/attempts", "task/explanation", "task/variables", "task/stream"]
+)
 async def test_reading_needs_a_token_with_the_right_to_read(started: Front, call: str) -> None:
     query = {} if call == "tasks" else {"task_id": TASK}
     found = {name: await started.get(call, name, **query) for name in ("wrong", "flows")}
@@ -113,9 +119,65 @@ async def test_a_preview_changes_nothing_and_a_rejected_action_says_why(started:
     assert started.stage.tasks.acted == []
     status, found = await started.act("resume")
     assert (status, found["error"]["message"]) == (409, "the task is not paused")
+    await started.stage.db.tasks.update_one({"id": TASK}, {"$set": {"status": "finished"}})
     status, found = await started.act("cancel")
     assert (status, found["error"]["code"]) == (409, "action_rejected")
     assert (await started.act("explode"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "field"),
+    [
+        ("rerun", {"nodes": "ab"}, "nodes"),
+        ("rerun", {"failed_batches_of": "a"}, "failed_batches_of"),
+        ("rerun", {"params": [1]}, "params"),
+        ("rerun", {"by": "somebody else"}, "by"),
+        ("cancel", {"reason": {"a": 1}}, "reason"),
+        ("cancel", {"node_id": "a"}, "node_id"),
+    ],
+)
+async def test_a_wrong_input_of_an_action_is_refused_with_its_field(
+    started: Front, name: str, given: dict[str, Any], field: str
+) -> None:
+    for dry_run in (True, False):
+        status, found = await started.act(name, dry_run=dry_run, **given)
+        assert (status, found["error"]["code"]) == (422, "invalid_request")
+        assert found["error"]["message"].startswith(field)
+
+
+async def test_the_preview_of_a_cancellation_says_whether_it_is_possible(started: Front) -> None:
+    waits = PendingTask(product="admission", state="queued", text="waits", fields={}, started=False)
+    started.stage.tasks.pending = waits
+    assert (await started.act("cancel", dry_run=True))[0] == 200
+    started.stage.tasks.pending = None
+    for dry_run in (True, False):
+        status, found = await started.act("cancel", dry_run=dry_run)
+        assert (status, found["error"]["code"]) == (409, "action_rejected")
+    await started.stage.db.tasks.delete_one({"id": TASK})
+    for dry_run in (True, False):
+        status, found = await started.act("cancel", dry_run=dry_run)
+        assert (status, found["error"]["code"]) == (404, "unknown_task")
+
+
+async def test_a_call_does_not_wait_for_ever_for_frozen_servers(
+    started: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_READ_SEC", 0.05)
+    monkeypatch.setattr(live, "_LONGEST_LOOK_SEC", 0.05)
+    monkeypatch.setattr(app, "CALLER_SEC", 0.05)
+
+    async def hang(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(started.stage.catalog, "document", hang)
+    status, found = await started.get("task/graph", task_id=TASK)
+    assert (status, found["error"]["code"]) == (504, "timeout")
+    monkeypatch.setattr(started.stage.catalog, "change_mark", hang)
+    status, found = await started.get("task/stream", task_id=TASK)
+    assert (status, found["error"]["code"]) == (503, "mongo_unavailable")
+    monkeypatch.setattr(TokenStore, "find", hang)
+    status, found = await started.get("task/graph", "operator", task_id=TASK)
+    assert (status, found["error"]["code"]) == (503, "mongo_unavailable")
 
 
 async def test_a_read_only_server_has_no_actions(front: Front) -> None:
@@ -126,6 +188,14 @@ async def test_a_read_only_server_has_no_actions(front: Front) -> None:
     assert (session["may_operate"], session["actions"]) == (False, [])
     assert front.stage.tasks.acted == []
     await process.stop()
+
+
+async def test_explanation_has_the_parts_of_the_time_and_says_what_is_missing(started: Front) -> None:
+    status, found = await started.get("task/explanation", task_id=TASK)
+    assert (status, found["open"]) == (200, True)
+    assert sum(found["parts"].values()) == pytest.approx(found["seconds"], abs=0.001)
+    assert "no longer has the whole history" in found["missing"][0]
+    assert (await started.get("task/explanation", task_id="other"))[0] == 404
 
 
 async def test_unknown_tasks_and_nodes_are_not_found(started: Front) -> None:
@@ -143,6 +213,48 @@ async def test_ids_may_have_any_character(started: Front) -> None:
     assert (await started.get("task/node", task_id=HOSTILE, node=HOSTILE))[0] == 200
     _, listed = await started.get("tasks", id=HOSTILE[:5])
     assert [each["task_id"] for each in listed["tasks"]] == [HOSTILE]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"status": "hibernating"},
+        {"graph": None},
+        {"graph.name": 5},
+        {"started_at": 5},
+        {"finished_at": "soon"},
+        {"reason": {"a": 1}},
+    ],
+)
+async def test_a_document_that_cannot_be_read_hides_no_other_task(
+    started: Front, broken: dict[str, Any]
+) -> None:
+    """Another program, or a later version, may have written it."""
+    await started.stage.add("broken", nodes("a"))
+    await started.stage.db.tasks.update_one({"id": "broken"}, {"$set": broken})
+    status, found = await started.get("tasks", limit="1")
+    assert (status, found["more"]) == (200, True)
+    _, older = await started.get("tasks", limit="1", skip="1")
+    assert TASK in [each["task_id"] for each in found["tasks"] + older["tasks"]]
+
+
+@pytest.mark.parametrize("broken", [{"graph": None}, {"graph.nodes": "text"}, {"graph.nodes": [{"x": 1}]}])
+async def test_a_document_that_cannot_be_read_is_named(started: Front, broken: dict[str, Any]) -> None:
+    await started.stage.db.tasks.update_one({"id": TASK}, {"$set": broken})
+    for call in ("graph", "stream", "attempts", "node"):
+        query = {"node": "a"} if call == "node" else {}
+        status, found = await started.get(f"task/{call}", task_id=TASK, **query)
+        assert (call, status, found["error"]["code"]) == (call, 500, "document_unreadable")
+        assert f"the document of task '{TASK}' cannot be read" in found["error"]["message"]
+
+
+async def test_variables_are_read_without_the_rest_of_the_document(started: Front) -> None:
+    own = {"coordinator.vars": {"limit": 5, "by": {"day": [1]}}}
+    await started.stage.db.tasks.update_one({"id": TASK}, {"$set": own})
+    async with started.request("GET", f"/api/v1/task/variables?task_id={TASK}") as response:
+        assert response.headers["cache-control"] == "no-store"
+        assert await response.json() == {"variables": {"limit": 5, "by": {"day": [1]}}}
+    assert started.stage.catalog.reads["document"] == 0
 
 
 async def test_the_graph_is_known_without_temporal(started: Front) -> None:
@@ -196,6 +308,64 @@ async def test_a_quiet_stream_sends_heartbeats_until_its_lease_is_over(
         async with started.request("GET", f"/api/v1/task/stream?task_id={TASK}") as response:
             found = [line async for line in lines(response)]
     assert any(line.startswith(": ping") for line in found)
+
+
+async def test_a_call_for_the_headers_of_a_stream_leaves_no_viewer(front: Front) -> None:
+    process = await front.start()
+    async with front.request("HEAD", f"/api/v1/task/stream?task_id={TASK}") as response:
+        assert response.status == 200
+    assert process.watched == []
+    await process.stop()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+async def test_a_stream_lasts_while_its_token_cannot_be_checked(
+    front: Front, monkeypatch: pytest.MonkeyPatch, *, frozen: bool
+) -> None:
+    """The page says that it is not live; hundreds of pages that connect again would help nobody."""
+    monkeypatch.setattr(api, "CHECK_SEC", 0.01)
+    monkeypatch.setattr(auth, "CACHE_SEC", 0.01)
+    process = await front.start()
+    async with front.request("GET", f"/api/v1/task/stream?task_id={TASK}") as response:
+        stream = lines(response)
+        await anext(stream)
+        refused = asyncio.Event()
+
+        async def fail(self: TokenStore, text: str) -> None:
+            refused.set()
+            if frozen:
+                await asyncio.Event().wait()
+            raise StoreUnavailable("no server responds")
+
+        monkeypatch.setattr(TokenStore, "find", fail)
+        await refused.wait()
+        await front.stage.set_node(TASK, 0, status="running")
+        async with asyncio.timeout(EVENT_TIMEOUT_SEC):
+            async for line in stream:
+                if '"running"' in line:
+                    break
+            else:
+                pytest.fail("the stream has ended")
+    await process.stop()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(180)
+async def test_a_quiet_stream_of_seventy_seconds_is_alive_and_then_shows_a_change(front: Front) -> None:
+    """Longer than any heartbeat and than proxies wait: with the real times of heartbeats and of the token's check."""
+    process = await front.start()
+    began = time.monotonic()
+    pings = 0
+    async with front.request("GET", f"/api/v1/task/stream?task_id={TASK}", timeout=None) as response:
+        stream = lines(response)
+        async with asyncio.timeout(120):
+            while time.monotonic() < began + 70:
+                pings += (await anext(stream)).startswith(": ping")
+            await front.stage.set_node(TASK, 0, status="running")
+            while '"running"' not in await anext(stream):
+                pass
+    assert pings >= 5
+    await process.stop()
 
 
 async def test_a_viewer_that_leaves_ends_the_feed(front: Front) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -77,7 +78,9 @@ async def test_two_hundred_viewers_of_a_task_cost_one_poll(
         streams = [feed.updates() for feed in feeds]
         assert {(await following(each)).poll for each in streams} == {1}
         await stage.set_node(TASK, 0, status="running")
-        assert {(await with_nodes(each)).nodes[0]["status"] for each in streams} == {"running"}
+        changes = [await with_nodes(each) for each in streams]
+        assert {each.nodes[0]["status"] for each in changes} == {"running"}
+        assert len({id(each) for each in changes}) == len({each.poll for each in changes})
     assert tasks.task_ids == []
 
 
@@ -90,6 +93,51 @@ async def test_an_unchanged_document_of_an_ended_task_is_read_once(stage: Stage)
     async with LiveTasks(stage.servers).watch("ended"):
         await eventually(has_looked)
         assert stage.catalog.reads["document"] == 1
+
+
+async def test_an_unchanged_document_of_an_open_task_is_read_once_also_without_temporal(stage: Stage) -> None:
+    """What may have changed without it is looked up: the workflow, and what running attempts have stored."""
+    await stage.set_node(TASK, 0, status="running", attempt_epoch=1)
+    async with LiveTasks(stage.servers).watch(TASK) as feed:
+        updates = feed.updates()
+        polls = [await following(updates) for _ in range(5)]
+        assert stage.catalog.reads["document"] == 1
+        batch = {"task_id": TASK, "node_id": "a", "batch_uid": "1", "status": "partial", "attempt_epoch": 1}
+        await stage.db.artifacts.insert_one(batch)
+        assert (await with_nodes(updates)).nodes[0]["batches"] == 1
+        stage.tasks.temporal_is_down = True
+        await with_problem(updates, some=True)
+        polls += [await following(updates) for _ in range(5)]
+        assert stage.catalog.reads["document"] == 2
+        await stage.set_node(TASK, 0, status="finished")
+        while (await with_nodes(updates)).nodes[0]["status"] != "finished":
+            pass
+    assert {each.task["closed"] for each in polls} == {False}
+
+
+async def test_a_page_that_comes_back_gets_higher_numbers_from_the_same_server(stage: Stage) -> None:
+    tasks = LiveTasks(stage.servers)
+    seen = []
+    for _ in range(2):
+        async with tasks.watch(TASK) as feed:
+            updates = feed.updates()
+            seen.append([await following(updates) for _ in range(3)])
+    assert seen[1][0].server == seen[0][0].server
+    assert seen[1][0].whole
+    assert seen[1][0].poll > seen[0][-1].poll
+
+
+async def test_a_task_that_is_created_again_between_two_polls_has_another_origin(stage: Stage) -> None:
+    """Its attempts begin again at 1, which pages take only for another document."""
+    await stage.set_node(TASK, 0, status="running", attempt_epoch=5)
+    async with LiveTasks(stage.servers).watch(TASK) as feed:
+        updates = feed.updates()
+        first = await following(updates)
+        await stage.replace(TASK, nodes("a", "b"))
+        again = await with_nodes(updates)
+        while again.origin == first.origin:
+            again = await with_nodes(updates)
+        assert [each["attempt"] for each in again.nodes.values()] == [0, 0]
 
 
 async def test_a_task_that_nobody_watches_is_not_polled(stage: Stage) -> None:
@@ -177,3 +225,17 @@ async def test_a_purged_task_and_one_with_other_nodes_are_followed(stage: Stage)
         again = await with_nodes(updates)
         assert [each["node_id"] for each in again.nodes.values()] == ["only"]
         assert again.count == 1
+
+
+async def test_a_paused_task_is_one_also_where_only_its_document_says_so(stage: Stage) -> None:
+    """The query of a large workflow omits nodes, and no engine may respond."""
+    paused = {"scope": "task", "since": datetime.now(UTC), "by": "ops", "reason": "deploy", "drained": True}
+    await stage.db.tasks.update_one({"id": TASK}, {"$set": {"coordinator.paused": [paused]}})
+    await stage.set_node(TASK, 0, paused=True)
+    async with LiveTasks(stage.servers).watch(TASK) as feed:
+        first = await following(feed.updates())
+    assert first.task["paused"] == ("task paused by ops: deploy",)
+    assert first.nodes[0]["waits_for"] == "resume"
+    await stage.db.tasks.update_one({"id": TASK}, {"$set": {"status": "cancelled"}})
+    async with LiveTasks(stage.servers).watch(TASK) as feed:
+        assert (await following(feed.updates())).task["paused"] == ()

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from temporalio.client import WorkflowHistory
 from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.tasks.queries import LoggedAttempt
 from flowkit.models import FailureKind
-from flowkit.reading.attempts import AttemptOutcome, AttemptView, merge, read_events
+from flowkit.reading.attempts import AttemptOutcome, AttemptView, merge, read_events, read_history
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from temporalio.client import Client
 
 HISTORIES = Path(__file__).parents[1] / "replay" / "histories"
 
@@ -87,3 +93,31 @@ def test_attempt_that_the_deadline_of_its_node_cancelled_says_so() -> None:
     assert (seen.outcome, seen.error) == (AttemptOutcome.CANCELLED, late)
     [stopped] = merge([cancelled], [], document(status="cancelled", last_error="flaky: an earlier attempt"))
     assert stopped.error is None
+
+
+class LaterRuns:
+    """A client of a Temporal that has deleted all runs of a task but the last one."""
+
+    data_converter = pydantic_data_converter
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def get_workflow_handle(self, task_id: str, *, run_id: str | None) -> LaterRuns:
+        """Return the handle of the task, or of one of its runs."""
+        return LaterRuns("" if run_id else self._name)
+
+    async def fetch_history_events(self) -> AsyncIterator[Any]:
+        """Yield the events of the last run; raise RPCError for an earlier one."""
+        if not self._name:
+            raise RPCError("workflow execution not found for workflow ID", RPCStatusCode.NOT_FOUND, b"")
+        text = (HISTORIES / f"{self._name}.json").read_text(encoding="utf-8")
+        for event in WorkflowHistory.from_json("t", text).events:
+            yield event
+
+
+@pytest.mark.parametrize(("name", "complete"), [("retry", True), ("continue_as_new-2", False)])
+async def test_history_is_whole_only_with_the_first_run(name: str, complete: bool) -> None:
+    found, is_whole = await read_history(cast("Client", LaterRuns(name)), "t")
+    assert found
+    assert is_whole is complete

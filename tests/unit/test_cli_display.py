@@ -22,7 +22,6 @@ from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.cli.tasks.display import (
     TaskLines,
     format_line,
-    format_note,
     open_task_screen,
     task_table,
     tasks_table,
@@ -32,11 +31,13 @@ from flowkit.cli.tasks.results import _print_task as print_results
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
 from flowkit.reading import state as task_view
+from flowkit.reading.notes import format_note
 from flowkit.reading.results import make_view
 from flowkit.reading.state import (
     NodeRow,
     TaskView,
     add_external,
+    add_pending,
     add_runs,
     add_waits,
     add_workers,
@@ -80,6 +81,31 @@ def test_only_a_running_node_waits_for_a_worker(status: str) -> None:
 def test_node_taken_by_a_worker_no_longer_waits() -> None:
     once = mark_waiting(task(node("a")), frozenset({"a.1"}))
     assert not mark_waiting(once, frozenset()).nodes[0].waiting
+
+
+def test_an_attempt_that_no_worker_has_started_is_known_although_the_document_lacks_it() -> None:
+    """The document is what commands see of a large task, whose query omits nodes."""
+    started = PendingActivityInfo(activity_id="b.3")
+    untaken = PendingActivityInfo(
+        activity_id="a.1", state=PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+    )
+    others = [PendingActivityInfo(activity_id=each) for each in ("c.1", "d.1", "record", "elsewhere.1")]
+    description: Any = SimpleNamespace(
+        raw_description=SimpleNamespace(pending_activities=[untaken, started, *others])
+    )
+    stored = task(
+        node("a", "queued", attempt=0),
+        node("b", "deferred", attempt=2),
+        node("c", "queued", attempt=1),
+        node("d", "finished", attempt=1),
+    )
+    seen = mark_waiting(add_pending(stored, description), find_untaken(description))
+    assert [(each.status, each.attempt, each.waiting) for each in seen.nodes] == [
+        ("running", 1, True),
+        ("running", 3, False),
+        ("queued", 1, False),
+        ("finished", 1, False),
+    ]
 
 
 def heartbeat(activity_id: str, *details: Any) -> PendingActivityInfo:

@@ -16,12 +16,12 @@ from flowkit.activities import handlers
 from flowkit.activities.handlers import EchoHandler, version_of
 from flowkit.adapters.worker_registry import RegisteredWorker
 from flowkit.attempt.failures import failed_attempt, from_error
-from flowkit.cli.tasks.display import format_note
 from flowkit.cli.tasks.workers import ProcessKind, ProcessState, ProcessView, format_versions
 from flowkit.errors import ConfigError, GraphError, VersionPinned
 from flowkit.graph.validation import parse_graph
 from flowkit.limits import LAST_ERROR_CHARS
 from flowkit.models import AttemptFailure, FailureKind, NodeState, RetryPolicy, TaskStatus
+from flowkit.reading.notes import format_note
 from flowkit.reading.state import NodeRow, TaskView, add_pins, describe_ran
 from flowkit.testing import memory_database
 from flowkit.worker import RoleHandler

@@ -1,14 +1,15 @@
-"""Format the summaries of attempts and retry timers, which Temporal's Web UI shows beside their events. Pure."""
+"""Format and read the summaries of attempts and timers, which Temporal's Web UI shows beside their events. Pure."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from flowkit import reason_codes
 from flowkit.text import format_duration, truncate, truncate_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from flowkit.models import Node, NodeState, Slot
 
@@ -18,6 +19,8 @@ _SUMMARY_BYTES = 200
 
 _ID_CHARS = 60
 _ID_BYTES = 120
+
+_HELD, _DELAY = "held for a decision", "delay"
 
 
 def next_attempt(node: Node, state: NodeState) -> str:
@@ -39,14 +42,44 @@ def timer_summary(node: Node, state: NodeState, seconds: float) -> str:
 
 def hold_summary(node: Node, seconds: float) -> str:
     """Return the summary of the timer after which a held node fails."""
-    return fit_summary(
-        f"{_shorten_id(node.node_id)}: held for a decision, at most {format_duration(seconds)}"
-    )
+    return fit_summary(f"{_shorten_id(node.node_id)}: {_HELD}, at most {format_duration(seconds)}")
 
 
 def delay_summary(node: Node, seconds: float) -> str:
     """Return the summary of the timer of a node of the type `delay`."""
-    return fit_summary(f"{_shorten_id(node.node_id)}: delay of {format_duration(seconds)}")
+    return fit_summary(f"{_shorten_id(node.node_id)}: {_DELAY} of {format_duration(seconds)}")
+
+
+class TimerKind(StrEnum):
+    """What a node waits for while a timer runs."""
+
+    RETRY = "retry"
+    """Its next attempt, or that of one of its shards."""
+    HOLD = "hold"
+    """The decision about its failure."""
+    DELAY = "delay"
+    """The end of a node of the type `delay`."""
+
+
+def timer_name(node_id: str) -> str:
+    """Return how the summaries of a node's timers begin, before the colon. Long ids may share it."""
+    return fit_summary(_shorten_id(node_id))
+
+
+def read_timer(summary: str, node_ids: Mapping[str, str]) -> tuple[str, TimerKind] | None:
+    """Return the node of a timer, and what it waits for; None for a timer of no node. For display only.
+
+    `node_ids` has the ids by `timer_name`.
+    """
+    name, colon, rest = summary.partition(": ")
+    while colon:
+        if name in node_ids:
+            kinds = {_HELD: TimerKind.HOLD, _DELAY: TimerKind.DELAY}
+            kind = next((kinds[text] for text in kinds if rest.startswith(text)), TimerKind.RETRY)
+            return node_ids[name], kind
+        more, colon, rest = rest.partition(": ")
+        name = f"{name}: {more}"
+    return None
 
 
 def deadline_summary(limits: str, seconds: float) -> str:

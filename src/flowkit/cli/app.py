@@ -14,7 +14,7 @@ from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
 from flowkit.cli.health_check import health
 from flowkit.cli.project.command import init
 from flowkit.cli.retention.commands import close_orphaned, purge
-from flowkit.cli.tasks import attempts, commands, operate, results, validate, variables, workers
+from flowkit.cli.tasks import attempts, commands, explain, operate, results, validate, variables, workers
 from flowkit.cli.up.command import up
 from flowkit.cli.up.logs import logs
 from flowkit.core import version
@@ -79,6 +79,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "result": results.result,
     "batches": results.batches,
     "attempts": attempts.attempts,
+    "explain": explain.explain,
     "workers": workers.workers,
     "vars": variables.task_vars,
     "validate": validate.validate,

@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,7 +16,8 @@ from temporalio.service import RPCError
 
 from flowkit import reason_codes
 from flowkit.actions.table import ACTIONS
-from flowkit.core.utils import dumps
+from flowkit.attempt.workflows import WorkflowState
+from flowkit.client import make_summary
 from flowkit.core.version import __version__
 from flowkit.errors import (
     ActionRejected,
@@ -27,9 +29,14 @@ from flowkit.errors import (
 )
 from flowkit.limits import ID_CHARS
 from flowkit.models import TaskStatus
+from flowkit.page.live import describe_outage
+from flowkit.page.shared import SharedReads
 from flowkit.reading.attempts import read_attempts
+from flowkit.reading.documents import reading
 from flowkit.reading.graphs import view_graph
-from flowkit.reading.results import read_result, require_node
+from flowkit.reading.results import read_result
+from flowkit.reading.state import LOOK_UP_TIMEOUT
+from flowkit.reading.timeline import explain_task, to_json
 from flowkit.server.errors import HttpError
 from flowkit.server.openapi import Operation, mongo_unavailable, operation_routes, parse_params
 from flowkit.server.rights import HttpRoute
@@ -38,11 +45,13 @@ from flowkit.server.tokens import Right
 from flowkit.text import one_line, printed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import BaseRoute
+    from starlette.types import Receive, Scope, Send
 
     from flowkit.page.live import Feed, LiveTasks, Update
     from flowkit.reading.state import Servers
@@ -60,6 +69,8 @@ HEARTBEAT_SEC: Final = 10
 """Pause after which a stream without updates sends a comment, so that both ends notice a lost connection."""
 CHECK_SEC: Final = 3.0
 """How often a stream checks its token."""
+_READ_SEC: Final = 30.0
+"""How long a call waits for MongoDB and Temporal, unless it acts. A frozen server would hold calls for ever."""
 _ENGINE_SEC: Final = 30.0
 """How long an action waits for an engine."""
 _HOUR_SEC: Final = 3_600.0
@@ -135,6 +146,23 @@ class ActionCall(Params):
     )
 
 
+class CancelInput(Params):
+    """The input of `cancel`."""
+
+    reason: str = ""
+
+
+class RerunInput(Params):
+    """The input of `rerun`."""
+
+    nodes: list[str] | None = None
+    params: dict[str, Any] | None = None
+    inputs: dict[str, dict[str, Any]] | None = None
+    limits: dict[str, dict[str, Any]] | None = None
+    failed_batches_of: list[str] = Field(default_factory=list)
+    reason: str = ""
+
+
 # --- what pages get -----------------------------------------------------------------------------------------------
 
 
@@ -207,6 +235,25 @@ class AttemptsFound(PageResult):
     complete: bool = Field(description="Whether Temporal still has the history, so that none is missing.")
 
 
+class Explained(PageResult):
+    """Where the time of a task went, in seconds."""
+
+    task_id: str
+    status: TaskStatus
+    open: bool = Field(description="Whether the times end now, because the task has not ended.")
+    began_at: str
+    seconds: float
+    parts: dict[str, float] = Field(description="The parts of the time; they sum to `seconds`.")
+    path: list[dict[str, Any]] = Field(
+        description="The legs of the critical path: `node_id`, `since` and `until` after `began_at`, `parts`."
+    )
+    speed_ups: list[dict[str, Any]] = Field(
+        description="The nodes to speed up first: `node_id`, `gain`, `work`."
+    )
+    waits_for: str
+    missing: list[str]
+
+
 class Batches(PageResult):
     """Some batches of a node, oldest first."""
 
@@ -253,6 +300,8 @@ class PageApi:
         self._web_ui = web_ui
         self._read_only = read_only
         self._version = version
+        self._attempts = SharedReads(self._read_attempts)
+        """The attempts of whole tasks: each read fetches the whole history from Temporal."""
 
     async def session(self, given: Given) -> Session:
         """Return what the page may do."""
@@ -271,7 +320,7 @@ class PageApi:
         """Return tasks, newest first."""
         query: TaskFilter = given.query
         failed_lately = query.show is Show.FAILED_LAST_HOUR
-        found = await self._servers.catalog.list_tasks(
+        found = await self._servers.catalog.newest(
             TaskStatus.FAILED.value if failed_lately else query.status and query.status.value,
             query.limit + 1,
             held=query.show is Show.HELD,
@@ -280,14 +329,16 @@ class PageApi:
             id_prefix=query.id or None,
             skip=query.skip,
         )
-        lines = [TaskLine(**asdict(each)) for each in found[: query.limit]]
+        summaries = map(make_summary, found[: query.limit])
+        lines = [TaskLine(**asdict(each)) for each in summaries if each is not None]
         return TasksFound(tasks=lines, more=len(found) > query.limit)
 
     async def get_task(self, given: Given) -> Structure:
         """Return a task with its graph."""
         task_id = given.query.task_id
         document = await self._document(task_id)
-        graph = await asyncio.to_thread(view_graph, document["graph"])
+        with reading(task_id):
+            graph = await asyncio.to_thread(view_graph, document["graph"])
         edges = graph.edges
         return Structure(
             task_id=task_id,
@@ -301,7 +352,9 @@ class PageApi:
 
     async def _run_id(self, task_id: str) -> str | None:
         try:
-            description = (await self._servers.tasks.look_up(task_id)).description
+            description = (
+                await self._servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)
+            ).description
         except RPCError:
             return None
         return description.run_id if description else None
@@ -316,7 +369,6 @@ class PageApi:
         """Return the definition of a node, and what it has stored."""
         task_id, node_id = given.query.task_id, given.query.node
         document = await self._document(task_id)
-        require_node(document, node_id)
         view, _ = await read_result(self._servers.catalog, task_id, node_id, 1, 0)
         (result,) = view.nodes
         (entry,) = [each for each in document["graph"]["nodes"] if each["node_id"] == node_id]
@@ -348,13 +400,30 @@ class PageApi:
 
     async def list_attempts(self, given: Given) -> AttemptsFound:
         """Return the attempts of a task, or of one of its nodes."""
-        found, complete = await read_attempts(self._servers, given.query.task_id, given.query.node)
+        task_id, node_id = given.query.task_id, given.query.node
+        if node_id is None:
+            return await self._attempts.get(task_id)
+        return await self._read_attempts(task_id, node_id)
+
+    async def _read_attempts(self, task_id: str, node_id: str | None = None) -> AttemptsFound:
+        async with asyncio.timeout(_READ_SEC):
+            found, complete = await read_attempts(self._servers, task_id, node_id)
         return AttemptsFound(attempts=[asdict(each) for each in found], complete=complete)
+
+    async def explain(self, given: Given) -> Explained:
+        """Return where the time of a task went, and what it waits for."""
+        return Explained(**to_json(await explain_task(self._servers, given.query.task_id)))
+
+    async def close(self) -> None:
+        """End the reads that run."""
+        await self._attempts.close()
 
     async def get_variables(self, given: Given) -> VariablesFound:
         """Return the variables of a task."""
-        document = await self._document(given.query.task_id)
-        return VariablesFound(variables=_plain((document.get("coordinator") or {}).get("vars") or {}))
+        task_id = given.query.task_id
+        if (found := await self._servers.catalog.variables(task_id)) is None:
+            raise UnknownTask(task_id)
+        return VariablesFound(variables=_plain(found))
 
     async def act(self, given: Given) -> Affected:
         """Apply an action, or return what it would affect."""
@@ -379,26 +448,36 @@ class PageApi:
         return Affected(affected=found["affected"], notes=found["notes"], revision=found.get("revision"))
 
     async def _cancel(self, task_id: str, call: ActionCall) -> Affected:
-        reason = str(call.input.get("reason") or "") or reason_codes.USER_REQUEST
-        if not call.dry_run and not await self._servers.tasks.cancel_task(task_id, reason=reason):
-            raise HttpError(
-                409,
-                reason_codes.ACTION_REJECTED,
-                f"task {printed(task_id)} has ended, so it cannot be cancelled",
-            )
+        reason = parse_params(CancelInput, call.input, strict=True).reason or reason_codes.USER_REQUEST
+        possible = await self._can_cancel(task_id)
+        if possible and not call.dry_run:
+            possible = await self._servers.tasks.cancel_task(task_id, reason=reason)
+        if not possible:
+            raise ActionRejected(f"task {printed(task_id)} has ended, so it cannot be cancelled")
         return Affected(
             affected=[], notes=["running attempts are told to stop; nodes that have not started are skipped"]
         )
 
+    async def _can_cancel(self, task_id: str) -> bool:
+        """Return whether a task runs, or waits for its admission. Raise UnknownTask if there is no such task."""
+        found = await self._servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)
+        if found.state is WorkflowState.OPEN:
+            return True
+        pending = await self._servers.tasks.find_pending(task_id)
+        if found.state is WorkflowState.ABSENT and pending is None:
+            await self._document(task_id)
+        return pending is not None and not pending.decided
+
     async def _rerun(self, task_id: str, call: ActionCall, by: str) -> Affected:
-        given = call.input
+        given = parse_params(RerunInput, call.input, strict=True)
         found = await self._servers.tasks.rerun(
             task_id,
-            given.get("nodes"),
-            params=given.get("params"),
-            inputs=given.get("inputs"),
-            failed_batches_of=given.get("failed_batches_of") or (),
-            reason=str(given.get("reason") or ""),
+            given.nodes,
+            params=given.params,
+            inputs=given.inputs,
+            limits=given.limits,
+            failed_batches_of=given.failed_batches_of,
+            reason=given.reason,
             by=by,
             dry_run=call.dry_run,
         )
@@ -409,16 +488,31 @@ class PageApi:
         query = parse_params(TaskQuery, dict(request.query_params), strict=False)
         watched = self._live.watch(query.task_id)
         feed = await _answered(watched.__aenter__())
-        check = request.scope["check"]
+        return _Stream(_events(feed, request.scope["check"]), watched)
 
-        async def events() -> AsyncIterator[dict[str, str]]:
-            try:
-                async for each in _until_refused(feed, check):
-                    yield {"data": dumps(_event_of(each)).decode()}
-            finally:
-                await watched.__aexit__(None, None, None)
 
-        return EventSourceResponse(events(), ping=HEARTBEAT_SEC)
+class _Stream(EventSourceResponse):
+    """A stream of events that leaves the feed at its end, also if it has sent nothing: to a client that has gone
+    already, or to one that asked for the headers only.
+    """
+
+    def __init__(
+        self, events: AsyncIterator[dict[str, str]], watched: AbstractAsyncContextManager[Feed]
+    ) -> None:
+        super().__init__(events, ping=HEARTBEAT_SEC)
+        self._watched = watched
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._watched.__aexit__(None, None, None)
+
+
+async def _events(feed: Feed, check: Callable[[], Awaitable[Any]]) -> AsyncIterator[dict[str, str]]:
+    async for each in _until_refused(feed, check):
+        yield {"data": each.message(time.time())}
 
 
 def _signature(caller: Caller) -> str:
@@ -430,6 +524,18 @@ def _may_operate(caller: Caller) -> bool:
     return caller.is_operator or Right.TASKS_OPERATE in caller.rights
 
 
+async def _check_token(check: Callable[[], Awaitable[Any]]) -> None:
+    """Raise HttpError if a token is no longer valid. While MongoDB does not say, streams say that they are not live."""
+    try:
+        async with asyncio.timeout(CHECK_SEC):
+            await check()
+    except TimeoutError:
+        return
+    except HttpError as error:
+        if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+            raise
+
+
 async def _until_refused(feed: Feed, check: Callable[[], Awaitable[Any]]) -> AsyncIterator[Update]:
     """Yield the updates of a feed until its lease is over, or its token is no longer valid."""
     until, updates = time.monotonic() + LEASE_SEC, feed.updates()
@@ -438,7 +544,7 @@ async def _until_refused(feed: Feed, check: Callable[[], Awaitable[Any]]) -> Asy
         while time.monotonic() < until:
             waiting = waiting or asyncio.ensure_future(anext(updates, None))
             done, _ = await asyncio.wait({waiting}, timeout=CHECK_SEC)
-            await check()
+            await _check_token(check)
             if done:
                 if (update := waiting.result()) is None:
                     return
@@ -449,10 +555,6 @@ async def _until_refused(feed: Feed, check: Callable[[], Awaitable[Any]]) -> Asy
     finally:
         if waiting is not None:
             waiting.cancel()
-
-
-def _event_of(update: Update) -> dict[str, Any]:
-    return {**asdict(update), "nodes": {str(index): row for index, row in update.nodes.items()}}
 
 
 def _plain(value: Any) -> Any:
@@ -482,16 +584,19 @@ async def _answered(call: Awaitable[Any]) -> Any:
     except FlowKitError as error:
         raise HttpError(503 if error.retryable else 500, error.code, one_line(error)) from error
     except RPCError as error:
-        raise HttpError(
-            503, reason_codes.TEMPORAL_UNAVAILABLE, f"Temporal does not respond ({error.status.name})"
-        ) from error
+        raise HttpError(503, reason_codes.TEMPORAL_UNAVAILABLE, describe_outage(error)) from error
 
 
 def _answering(
-    call: Callable[[PageApi, Given], Awaitable[BaseModel]],
+    call: Callable[[PageApi, Given], Awaitable[BaseModel]], *, reads: bool
 ) -> Callable[[Any, Given], Awaitable[BaseModel]]:
     async def answered(api: PageApi, given: Given) -> BaseModel:
-        result: BaseModel = await _answered(call(api, given))
+        try:
+            async with asyncio.timeout(_READ_SEC if reads else None):
+                result: BaseModel = await _answered(call(api, given))
+        except TimeoutError:
+            text = f"the servers do not respond within {_READ_SEC:g} s; try the call again"
+            raise HttpError(HTTPStatus.GATEWAY_TIMEOUT, reason_codes.TIMEOUT, text) from None
         return result
 
     answered.__name__, answered.__doc__ = call.__name__, call.__doc__
@@ -500,17 +605,18 @@ def _answering(
 
 def _operations() -> list[Operation]:
     read, task = Right.TASKS_READ, f"{PREFIX}/task"
-    unknown: Mapping[int, str] = {404: "There is no such task: `unknown_task`."}
+    unknown = {404: "There is no such task: `unknown_task`."}
+    late = {504: "MongoDB or Temporal does not respond in time: `timeout`."}
 
     def get(at: str, call: Any, result: type[BaseModel], query: type[Params] | None = None) -> Operation:
         return Operation(
             method="GET",
             path=at,
-            call=_answering(call),
+            call=_answering(call, reads=True),
             result=result,
             needs=read,
             parameters={} if query is None else {"query": query},
-            errors=unknown if query is not None and issubclass(query, TaskQuery) else {},
+            errors=late | (unknown if query is not None and issubclass(query, TaskQuery) else {}),
         )
 
     return [
@@ -520,11 +626,12 @@ def _operations() -> list[Operation]:
         get(f"{task}/node", PageApi.get_node, NodeDetails, NodeQuery),
         get(f"{task}/batches", PageApi.list_batches, Batches, BatchQuery),
         get(f"{task}/attempts", PageApi.list_attempts, AttemptsFound, AttemptQuery),
+        get(f"{task}/explanation", PageApi.explain, Explained, TaskQuery),
         get(f"{task}/variables", PageApi.get_variables, VariablesFound, TaskQuery),
         Operation(
             method="POST",
             path=f"{task}/actions/{{action}}",
-            call=_answering(PageApi.act),
+            call=_answering(PageApi.act, reads=False),
             result=Affected,
             needs=Right.TASKS_OPERATE,
             parameters={"path": ActionPath, "query": TaskQuery},

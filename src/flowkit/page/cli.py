@@ -14,7 +14,7 @@ from flowkit.cli.running import run_until_stopped
 from flowkit.core.loops import run
 from flowkit.page import check_installed
 
-ui = typer.Typer(invoke_without_command=True, epilog=EPILOG)
+ui = typer.Typer(invoke_without_command=True, epilog=EPILOG, subcommand_metavar="")
 
 
 @ui.callback(epilog=EPILOG)

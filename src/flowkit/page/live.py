@@ -7,26 +7,30 @@ drops a message, and a page that has seen another id takes the next whole state.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 import uuid
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.entries import utc
 from flowkit.client import UnknownTask
-from flowkit.errors import FlowKitError
-from flowkit.reading.state import TaskReader, read_document
+from flowkit.core.utils import dumps
+from flowkit.errors import FlowKitError, StoreUnavailable
+from flowkit.reading.documents import reading
+from flowkit.reading.state import NodeRow, TaskReader, TaskView, read_document
 from flowkit.server.errors import HttpError
 from flowkit.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
-    from flowkit.reading.state import NodeRow, Servers, TaskView
+    from flowkit.reading.state import Servers
 
 POLL_SEC: Final = 0.5
 """How often a watched task is looked at."""
@@ -38,8 +42,10 @@ _NODES_A_SECOND: Final = 2_000
 _RECENT_SEC: Final = 30.0
 """A document that changed longer ago than this is settled."""
 
+_LONGEST_LOOK_SEC: Final = 5.0
+"""After this time in which MongoDB does not say whether a document has changed, pages say so."""
 _LONGEST_READ_SEC: Final = 15.0
-"""After this time without a response of the servers, pages say so."""
+"""After this time in which the servers do not return the state of a task, pages say so."""
 
 _logger = logging.getLogger("flowkit.page")
 
@@ -47,18 +53,21 @@ Row = dict[str, Any]
 """The state of a node, as pages get it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Update:
-    """What a page gets: the task, and the nodes that have changed since the poll that it knows."""
+    """What a page gets: the task, and the nodes that have changed since the poll that it knows.
+
+    All pages that know the same poll share one instance.
+    """
 
     server: str
     poll: int
     whole: bool
     """Whether `nodes` has all nodes."""
+    origin: str | None
+    """Which document the state is of: a task that was deleted may have been created again, with the same id."""
     at: float
     """When the state was read, in seconds since the epoch."""
-    now: float
-    """The clock of the server, from which that of the page may differ."""
     task: Mapping[str, Any]
     count: int
     """Number of nodes of the graph, as far as they are known."""
@@ -67,45 +76,65 @@ class Update:
     problem: str | None = None
     """Why the state could not be read. The rest is then the last known state."""
 
+    @cached_property
+    def _text(self) -> str:
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return dumps({**given, "nodes": {str(index): row for index, row in self.nodes.items()}}).decode()
+
+    def message(self, now: float) -> str:
+        """Return the update as a JSON object with the clock of the server, from which that of a page may differ."""
+        return f'{{"now":{now:.3f},{self._text[1:]}'
+
 
 @dataclass(slots=True)
 class _State:
     """The latest state of a task, and since which poll each part has been as it is."""
 
     task: Row = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    nodes: list[NodeRow] = field(default_factory=list)
     since: list[int] = field(default_factory=list)
+    origin: str | None = None
     at: float = 0.0
     problem: str | None = None
 
+    def clear(self) -> None:
+        """Forget the nodes."""
+        self.nodes, self.since = [], []
+
     def take(self, view: TaskView, poll: int, at: float) -> None:
         """Note what a view says."""
-        rows = [row_of(node) for node in view.nodes]
-        if len(rows) < len(self.rows):
-            self.rows, self.since = [], []
-        known = len(self.rows)
-        for index, row in enumerate(rows):
+        if len(view.nodes) < len(self.nodes):
+            self.clear()
+        known = len(self.nodes)
+        for index, node in enumerate(view.nodes):
             if index >= known:
-                self.rows.append(row)
+                self.nodes.append(node)
                 self.since.append(poll)
-            elif row != self.rows[index]:
-                self.rows[index], self.since[index] = row, poll
+            elif node != self.nodes[index]:
+                self.nodes[index], self.since[index] = node, poll
         self.task = task_fields(view)
         self.at, self.problem = at, None
 
 
+_TASK_FIELDS: Final = tuple(each.name for each in fields(TaskView) if each.name != "nodes")
+_ROW_FIELDS: Final = tuple(each.name for each in fields(NodeRow))
+_IN_EVERY_ROW: Final = frozenset({"node_id", "status", "attempt"})
+
+
 def task_fields(view: TaskView) -> Row:
     """Return what a page gets about a task beside its nodes."""
-    fields = asdict(view)
-    del fields["nodes"]
-    return {**fields, "status": view.status.value, "closed": view.status.closed}
+    given = {name: getattr(view, name) for name in _TASK_FIELDS}
+    return {**given, "status": view.status.value, "closed": view.status.closed}
 
 
 def row_of(node: NodeRow) -> Row:
     """Return the state of a node without what is empty."""
-    given = asdict(node) | {"awaits_decision": node.awaits_decision}
-    kept = ("node_id", "status", "attempt")
-    return {key: value for key, value in given.items() if key in kept or value not in (None, "", 0, False)}
+    given = {name: getattr(node, name) for name in _ROW_FIELDS} | {"awaits_decision": node.awaits_decision}
+    return {
+        name: value
+        for name, value in given.items()
+        if name in _IN_EVERY_ROW or value not in (None, "", 0, False)
+    }
 
 
 def _is_recent(mark: Mapping[str, Any] | None) -> bool:
@@ -114,15 +143,33 @@ def _is_recent(mark: Mapping[str, Any] | None) -> bool:
     return changed_at is not None and time.time() - utc(changed_at).timestamp() < _RECENT_SEC
 
 
+def describe_outage(error: RPCError) -> str:
+    """Return that Temporal does not respond, and how."""
+    late = error.status in (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED)
+    return f"Temporal does not respond ({'not in time' if late else error.status.name})"
+
+
+def _too_slow() -> str:
+    return f"the servers do not respond within {_LONGEST_READ_SEC:g} s"
+
+
 class Feed:
     """The state of one task, which is read while it has viewers."""
 
-    def __init__(self, servers: Servers, task_id: str, server: str) -> None:
+    def __init__(self, servers: Servers, task_id: str, server: str, polls: Iterator[int]) -> None:
+        """Read a task. `polls` yields the numbers of the polls, each higher than those that pages know."""
         self._servers = servers
         self._task_id = task_id
         self._server = server
+        self._polls = polls
         self._state = _State()
         self._poll = 0
+        self._updates: dict[int, Update] = {}
+        """What pages get from the latest poll, by the poll that they know."""
+        self._reader: TaskReader | None = None
+        """Knows what the document of the latest mark says; None if that has to be read."""
+        self._stored_view: TaskView | None = None
+        """What the document of the latest mark says, if it was needed because Temporal does not respond."""
         self._changed = asyncio.Condition()
         self._closed = False
         self._mark: Any = None
@@ -132,10 +179,28 @@ class Feed:
 
     async def open(self) -> None:
         """Read the state for the first time. Raise UnknownTask, StoreUnavailable or TemporalUnavailable."""
-        self._mark = await self._servers.catalog.change_mark(self._task_id)
+        self._note_mark(await self._find_mark())
         self._unsettled = _is_recent(self._mark)
-        await self._check_exists()
-        await self._read()
+        try:
+            async with asyncio.timeout(_LONGEST_READ_SEC):
+                await self._check_exists()
+                await self._read()
+        except TimeoutError:
+            raise StoreUnavailable(_too_slow()) from None
+
+    def _note_mark(self, mark: Any) -> None:
+        """Note the mark of the document that is read next, which may be that of another document with this id."""
+        self._mark = mark
+        if mark is not None and (origin := str(mark["_id"])) != self._state.origin:
+            self._state.clear()
+            self._state.origin = origin
+
+    async def _find_mark(self) -> Any:
+        try:
+            async with asyncio.timeout(_LONGEST_LOOK_SEC):
+                return await self._servers.catalog.change_mark(self._task_id)
+        except TimeoutError:
+            raise StoreUnavailable(f"MongoDB does not respond within {_LONGEST_LOOK_SEC:g} s") from None
 
     async def _check_exists(self) -> None:
         """Raise UnknownTask if neither server knows the task."""
@@ -162,14 +227,14 @@ class Feed:
             async with asyncio.timeout(_LONGEST_READ_SEC):
                 return await self._look()
         except UnknownTask:
-            self._state.rows, self._state.since = [], []
+            self._state.clear()
             return self._note("the task no longer exists")
         except TimeoutError:
-            return self._note(f"the servers do not respond within {_LONGEST_READ_SEC:g} s")
+            return self._note(_too_slow())
         except FlowKitError as error:
             return self._note(one_line(error))
         except RPCError as error:
-            return self._note(f"Temporal does not respond ({error.status.name})")
+            return self._note(describe_outage(error))
         except Exception:  # the feed must go on: a page that shows an old state would say that it is live
             is_new = self._note("unexpected error; the log of the server has more")
             _logger.log(
@@ -181,46 +246,59 @@ class Feed:
             return is_new
 
     def _pause_sec(self) -> float:
-        return max(POLL_SEC, len(self._state.rows) / _NODES_A_SECOND)
+        return max(POLL_SEC, len(self._state.nodes) / _NODES_A_SECOND)
 
     def _note(self, problem: str) -> bool:
         if problem == self._state.problem:
             return False
-        self._poll += 1
         self._state.problem = problem
+        self._poll = next(self._polls)
+        self._updates.clear()
         return True
 
     async def _look(self) -> bool:
         """Read the state if it may have changed. Return whether it was read."""
-        mark = await self._servers.catalog.change_mark(self._task_id)
+        mark = await self._find_mark()
         is_new = mark != self._mark
         open_or_failed = not self._state.task["closed"] or self._state.problem is not None
         is_due = open_or_failed and time.monotonic() > self._read_at + _LOOK_AGAIN_SEC
         if not (is_new or is_due or self._unsettled):
             return False
-        self._mark, self._unsettled = mark, is_new
+        if is_new or self._unsettled:
+            self._reader, self._stored_view = None, None
+        self._unsettled = is_new
+        self._note_mark(mark)
         await self._check_exists()
         await self._read()
         return True
 
     async def _read(self) -> None:
-        """Read the state with a reader of its own: one that has missed MongoDB once does not ask it again."""
+        """Read the state. A reader that has failed is not used again: it would not ask MongoDB."""
+        reader, self._reader = self._reader, None
+        reader = reader or TaskReader(self._servers, self._task_id, None, keep=True)
         problem = None
         try:
-            view = await TaskReader(self._servers, self._task_id, None).view()
+            view = await reader.view()
         except RPCError as error:
-            view = await self._document_view()
-            problem = f"Temporal does not respond ({error.status.name}), so this is what MongoDB has"
-        self._poll += 1
-        self._read_at = time.monotonic()
-        self._state.take(view, self._poll, time.time())
+            self._stored_view = view = self._stored_view or await self._document_view()
+            problem = f"{describe_outage(error)}, so this is what MongoDB has"
+        else:
+            if not reader.stored:
+                raise StoreUnavailable("MongoDB does not respond")
+            self._reader = reader
+        poll = next(self._polls)
+        self._state.take(view, poll, time.time())
         self._state.problem = problem
+        self._poll, self._read_at = poll, time.monotonic()
+        self._updates.clear()
 
     async def _document_view(self) -> TaskView:
         catalog = self._servers.catalog
         if (document := await catalog.document(self._task_id)) is None:
             raise UnknownTask(self._task_id)
-        return read_document(document, await catalog.batches(self._task_id))
+        batches = await catalog.batches(self._task_id)
+        with reading(self._task_id):
+            return read_document(document, batches)
 
     async def updates(self) -> AsyncIterator[Update]:
         """Yield the whole state, then each change, until the feed is closed."""
@@ -238,17 +316,23 @@ class Feed:
                 await self._changed.wait()
 
     def _update_since(self, poll: int) -> Update:
+        """Return what a page gets that knows a poll. It is found once for all pages."""
+        if poll not in self._updates:
+            self._updates[poll] = self._make_update(poll)
+        return self._updates[poll]
+
+    def _make_update(self, poll: int) -> Update:
         state = self._state
-        rows = {index: state.rows[index] for index, since in enumerate(state.since) if since > poll}
+        changed = [index for index, since in enumerate(state.since) if since > poll]
         return Update(
             server=self._server,
             poll=self._poll,
             whole=not poll,
+            origin=state.origin,
             at=state.at,
-            now=time.time(),
             task=state.task,
-            count=len(state.rows),
-            nodes=rows,
+            count=len(state.nodes),
+            nodes={index: row_of(state.nodes[index]) for index in changed},
             problem=state.problem,
         )
 
@@ -285,6 +369,7 @@ class LiveTasks:
         self._servers = servers
         self.server = uuid.uuid4().hex
         """The id of this start of the server."""
+        self._polls = itertools.count(1)
         self._watched: dict[str, _Watched] = {}
         self._closed = False
 
@@ -303,7 +388,9 @@ class LiveTasks:
             raise HttpError(503, "stopping", "the server stops; try again")
         watched = self._watched.get(task_id)
         if watched is None:
-            watched = self._watched[task_id] = _Watched(Feed(self._servers, task_id, self.server))
+            watched = self._watched[task_id] = _Watched(
+                Feed(self._servers, task_id, self.server, self._polls)
+            )
         watched.viewers += 1
         try:
             yield await watched.opened()

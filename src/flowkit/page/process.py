@@ -38,6 +38,7 @@ class PageProcess:
         self._settings = settings
         self._live = LiveTasks(servers)
         self._server: HttpServer | None = None
+        self._api: PageApi | None = None
 
     @property
     def ports(self) -> list[int]:
@@ -53,7 +54,7 @@ class PageProcess:
         """Listen. Raise ConfigError if that is not possible."""
         settings = self._settings
         web_ui = settings.web_ui.rstrip("/") if settings.web_ui else None
-        api = PageApi(self._servers, self._live, web_ui=web_ui, read_only=settings.read_only)
+        api = self._api = PageApi(self._servers, self._live, web_ui=web_ui, read_only=settings.read_only)
         await self._servers.catalog.prepare()
         self._server = await serve(
             [*static_routes(), *page_routes(api)],
@@ -70,6 +71,8 @@ class PageProcess:
         await self._live.close()
         if server is not None:
             await server.stop()
+        if self._api is not None:
+            await self._api.close()
 
     async def wait_stopped(self) -> None:
         """Wait until the server ends on its own, and raise its error."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.exceptions import FailureError
@@ -18,16 +18,18 @@ from temporalio.service import RPCError
 
 from flowkit import reason_codes
 from flowkit.adapters.entries import utc
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.workflows import is_absent
 from flowkit.client import UnknownTask
 from flowkit.models import FailureKind
 from flowkit.models.temporal_names import process_of
+from flowkit.reading.documents import reading
 from flowkit.reading.results import require_node
-from flowkit.reading.state import find_workers
+from flowkit.reading.state import LOOK_UP_TIMEOUT, find_workers, key_of
 from flowkit.workflows.node import read_failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from temporalio.api.history.v1 import HistoryEvent
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.queries import LoggedAttempt
     from flowkit.reading.state import Servers
 
-_LOCAL_MARKER = "core_local_activity"
+LOCAL_MARKER = "core_local_activity"
 """The marker with which Temporal's SDK records a local activity."""
 
 
@@ -71,7 +73,11 @@ class AttemptView:
     worker: str | None = None
     version: str | None = None
     """The version of the handler; of an external worker, the version that it announces."""
+    scheduled_at: float | None = None
+    """When the workflow scheduled it, according to Temporal's history."""
     started_at: float | None = None
+    accepted_at: float | None = None
+    """When the external worker accepted it, if `started_at` is when the bridge received it."""
     ended_at: float | None = None
     outcome: AttemptOutcome = AttemptOutcome.UNKNOWN
     code: str | None = None
@@ -89,20 +95,30 @@ class AttemptView:
 Key = tuple[str, int]
 
 
-async def read_attempts(
-    servers: Servers, task_id: str, node_id: str | None
-) -> tuple[list[AttemptView], bool]:
-    """Return the attempts of a task, or of one of its nodes, and whether Temporal still has its history.
+class HistoryObserver(Protocol):
+    """Reads more than the attempts from the history of a task."""
 
-    Raise UnknownTask, and ConfigError if the task has no such node.
+    async def observe(self, events: Sequence[HistoryEvent], converter: DataConverter) -> None:
+        """Read the events of one run of the workflow. The newest run comes first."""
+
+
+async def read_attempts(
+    servers: Servers, task_id: str, node_id: str | None, observer: HistoryObserver | None = None
+) -> tuple[list[AttemptView], bool]:
+    """Return the attempts of a task, or of one of its nodes, and whether Temporal still has its whole history.
+
+    `observer` reads the same history. Raise UnknownTask, and ConfigError if the task has no such node.
     """
     document = await servers.catalog.document(task_id)
-    description = (await servers.tasks.look_up(task_id)).description
+    description = (await servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)).description
     if document is None and description is None:
         raise UnknownTask(task_id)
     if document is not None:
-        require_node(document, node_id)
-    recorded = {} if description is None else await _read_history(servers.temporal, task_id)
+        with reading(task_id):
+            require_node(document, node_id)
+    recorded, complete = dict[Key, AttemptView](), False
+    if description is not None:
+        recorded, complete = await read_history(servers.temporal, task_id, observer)
     pending = read_pending(description)
     logged = await servers.catalog.logged_attempts(task_id, node_id)
     found = merge([*recorded.values(), *pending.values()], logged, document or {})
@@ -110,19 +126,24 @@ async def read_attempts(
     versions = await servers.catalog.announced_versions(unknown) if unknown else {}
     wanted = [each for each in found if node_id in (None, each.node_id)]
     shown = [replace(each, version=each.version or versions.get(each.worker or "")) for each in wanted]
-    return shown, description is not None
+    return shown, complete
 
 
 # --- Temporal's history -----------------------------------------------------------------------------------------------
 
 
-async def _read_history(client: Client, task_id: str) -> dict[Key, AttemptView]:
-    """Return the attempts in the history of a task; `{}` if Temporal has none."""
-    found: dict[Key, AttemptView] = {}
+async def read_history(
+    client: Client, task_id: str, observer: HistoryObserver | None = None
+) -> tuple[dict[Key, AttemptView], bool]:
+    """Return the attempts in the history of a task, and whether Temporal still has all of its runs."""
+    found, is_whole = dict[Key, AttemptView](), False
     async for run in _read_runs(client, task_id):
+        is_whole = not run[0].workflow_execution_started_event_attributes.continued_execution_run_id
+        if observer is not None:
+            await observer.observe(run, client.data_converter)
         for key, attempt in (await read_events(run, client.data_converter)).items():
             found.setdefault(key, attempt)
-    return found
+    return found, is_whole
 
 
 async def _read_runs(client: Client, task_id: str) -> AsyncIterator[list[HistoryEvent]]:
@@ -151,21 +172,16 @@ async def read_events(events: Iterable[HistoryEvent], converter: DataConverter) 
         attributes: Any = getattr(event, kind, None)
         if kind == "activity_task_scheduled_event_attributes":
             if (key := key_of(attributes.activity_id)) is not None:
-                scheduled[event.event_id] = _new_view(key, outcome=AttemptOutcome.WAITING)
+                at = seconds_of(event.event_time)
+                scheduled[event.event_id] = _new_view(key, scheduled_at=at, outcome=AttemptOutcome.WAITING)
         elif kind == "marker_recorded_event_attributes":
             if (attempt := await _read_marker(attributes, converter)) is not None:
                 local[attempt.node_id, attempt.attempt] = attempt
         elif kind.startswith("activity_task_") and attributes.scheduled_event_id in scheduled:
             known = scheduled[attributes.scheduled_event_id]
-            changed = await _after(known, kind, attributes, _seconds(event.event_time), converter)
+            changed = await _after(known, kind, attributes, seconds_of(event.event_time), converter)
             scheduled[attributes.scheduled_event_id] = changed
     return {(each.node_id, each.attempt): each for each in scheduled.values()} | local
-
-
-def key_of(activity_id: str) -> Key | None:
-    """Return node id and epoch of an attempt's activity; None for any other activity."""
-    node_id, _, epoch = activity_id.rpartition(".")
-    return (node_id, int(epoch)) if node_id and epoch.isdecimal() else None
 
 
 def _new_view(key: Key, **known: Any) -> AttemptView:
@@ -226,14 +242,15 @@ async def _read_marker(marker: Any, converter: DataConverter) -> AttemptView | N
 
     After a timeout, an ordinary attempt follows, which uses no retry.
     """
-    if marker.marker_name != _LOCAL_MARKER or "data" not in marker.details:
+    if marker.marker_name != LOCAL_MARKER or "data" not in marker.details:
         return None
     data = json.loads(marker.details["data"].payloads[0].data)
     key = key_of(data["activity_id"])
     if key is None:
         return None
     started_at, ended_at = _local_time(data["original_schedule_time"]), _local_time(data["complete_time"])
-    attempt = _new_view(key, started_at=started_at, ended_at=ended_at, outcome=AttemptOutcome.FINISHED)
+    times = {"scheduled_at": started_at, "started_at": started_at, "ended_at": ended_at}
+    attempt = _new_view(key, **times, outcome=AttemptOutcome.FINISHED)
     if marker.HasField("failure"):
         if marker.failure.HasField("timeout_failure_info"):
             return replace(attempt, outcome=AttemptOutcome.HANDED_OVER, code=reason_codes.NOT_LOCAL)
@@ -252,7 +269,8 @@ async def _read_runner(result: Any, converter: DataConverter) -> tuple[str | Non
     return known.get("worker_id"), known.get("version") or None
 
 
-def _seconds(moment: Any) -> float:
+def seconds_of(moment: Any) -> float:
+    """Return a timestamp of Temporal in seconds since the epoch."""
     return float(moment.ToNanoseconds() / 1e9)
 
 
@@ -277,7 +295,7 @@ def read_pending(description: WorkflowExecutionDescription | None) -> dict[Key, 
                 error="no worker has replaced it yet",
             )
         elif each.state != PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED:
-            started_at = _seconds(each.last_started_time)
+            started_at = seconds_of(each.last_started_time)
             identity = process_of(each.last_worker_identity)
             attempt = replace(attempt, outcome=AttemptOutcome.RUNNING, started_at=started_at, worker=identity)
         pending[key] = attempt
@@ -296,10 +314,18 @@ def merge(
     the workers of external attempts, for which Temporal knows only the bridge. The task document adds the latest
     attempt of each node.
     """
-    merged = {(each.node_id, each.attempt): each for each in recorded}
+    merged: dict[Key, AttemptView] = {}
+    for each in recorded:
+        key = each.node_id, each.attempt
+        known = merged.get(key, each)
+        merged[key] = replace(each, scheduled_at=_first(known.scheduled_at, each.scheduled_at))
+    bridged = {key for key, each in merged.items() if (each.worker or "").startswith(BRIDGE_PREFIX)}
     for entry in logged:
         key = entry.node_id, entry.epoch
         merged[key] = _add_logged(merged.get(key, _new_view(key)), entry)
+        if key in bridged:
+            accepted_at = _first(merged[key].accepted_at, entry.started_at)
+            merged[key] = replace(merged[key], accepted_at=accepted_at)
     nodes = (document.get("graph") or {}).get("nodes") or []
     for node in nodes:
         if epoch := node.get("attempt_epoch"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit.client import UnknownTask
 from flowkit.errors import ConfigError
 from flowkit.models import TaskStatus
+from flowkit.reading.documents import reading
 from flowkit.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -74,8 +75,10 @@ async def read_result(
     document = await catalog.document(task_id)
     if document is None:
         raise UnknownTask(task_id)
-    require_node(document, node_id)
-    view = make_view(document, await catalog.results(task_id), await catalog.batches(task_id), node_id)
+    stored, batches = await catalog.results(task_id), await catalog.batches(task_id)
+    with reading(task_id):
+        require_node(document, node_id)
+        view = make_view(document, stored, batches, node_id)
     if node_id is None:
         return view, None
     found, total = await catalog.batch_page(task_id, node_id, offset, limit, failed=failed)

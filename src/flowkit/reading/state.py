@@ -14,6 +14,7 @@ from temporalio.api.enums.v1 import PendingActivityState, TimeoutType
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import TemporalError
 
+from flowkit.actions.records import RESUME
 from flowkit.adapters.entries import utc
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.worker_registry import (
@@ -29,8 +30,11 @@ from flowkit.config import DEFAULT_QUEUE
 from flowkit.engine.sweep import CLOSE_REASONS
 from flowkit.errors import StoreUnavailable
 from flowkit.models import ENGINE_TYPES, NodeStatus, TaskStatus, temporal_names
+from flowkit.models.actions import PausedScope
 from flowkit.models.temporal_names import other_databases, process_of
+from flowkit.reading.documents import reading
 from flowkit.text import count_of, describe_set_aside, format_duration, names, one_line
+from flowkit.workflows.display.details import format_pause
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -48,6 +52,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _QUERY_TIMEOUT = timedelta(seconds=5)
+LOOK_UP_TIMEOUT = timedelta(seconds=5)
+"""How long Temporal may take to describe a workflow; its client waits for 30 seconds by default."""
 
 _A_DECISION = "a decision"
 """How the workflow begins to say what such a node waits for."""
@@ -57,6 +63,10 @@ _OVERDUE = 0.6
 """Part of the heartbeat timeout after which a worker counts as silent."""
 
 _ACTIVE = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
+_OF_ATTEMPTS = ("batches", "shards", "external_runs")
+"""Queries whose results change while attempts run, without a change of the task document or of the workflow."""
+_KEPT = frozenset({*_OF_ATTEMPTS, "_query", "_read_stored", "node_runs", "sources", "pins"})
+"""Reads of what belongs to one task. Others, such as those of the workers, are never kept."""
 _BEFORE_ATTEMPT = (NodeStatus.QUEUED, NodeStatus.DEFERRED)
 
 _ENDS = {
@@ -145,14 +155,30 @@ class TaskView:
 
 
 class TaskReader:
-    """Reads the state of one task repeatedly."""
+    """Reads the state of one task repeatedly.
+
+    With `keep`, a view reuses what an earlier one has read as long as the history of the workflow has not grown; use
+    another reader once the task document has changed. While attempts run, what they store is read for each view.
+    """
 
     def __init__(
-        self, servers: Servers, task_id: str, description: WorkflowExecutionDescription | None
+        self,
+        servers: Servers,
+        task_id: str,
+        description: WorkflowExecutionDescription | None,
+        *,
+        keep: bool = False,
     ) -> None:
         self._servers = servers
         self._task_id = task_id
         self._description = description
+        self._keep = keep
+        self._kept: dict[str, Any] = {}
+        """What is not read again, by what it is."""
+        self._progress: Any = None
+        """How far the workflow was at the latest view."""
+        self._active = False
+        """Whether the latest view has attempts that run."""
         self._unresponsive = False
         """Whether an engine polls the queue but the last query failed."""
         self._stored = True
@@ -161,7 +187,7 @@ class TaskReader:
     @classmethod
     async def at(cls, servers: Servers, task_id: str) -> TaskReader:
         """Return a TaskReader for a task. Raise UnknownTask if the task does not exist."""
-        description = (await servers.tasks.look_up(task_id)).description
+        description = (await servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)).description
         if description is None and await servers.catalog.document(task_id) is None:
             raise UnknownTask(task_id)
         return cls(servers, task_id, description)
@@ -171,6 +197,11 @@ class TaskReader:
         return TaskStore(self._servers.db)
 
     @property
+    def stored(self) -> bool:
+        """Whether the latest view has what MongoDB has."""
+        return self._stored
+
+    @property
     def queue(self) -> str | None:
         """The engine queue of the task; None if Temporal has no workflow for it."""
         return self._description.task_queue if self._description else None
@@ -178,12 +209,15 @@ class TaskReader:
     async def _describe(self) -> WorkflowExecutionDescription | None:
         """Return the description of the workflow. Without MongoDB, `at` has checked whose it is."""
         if not self._stored:
-            return (await look_up(self._servers.temporal, self._task_id)).description
-        return (await self._servers.tasks.look_up(self._task_id)).description
+            found = await look_up(self._servers.temporal, self._task_id, rpc_timeout=LOOK_UP_TIMEOUT)
+        else:
+            found = await self._servers.tasks.look_up(self._task_id, rpc_timeout=LOOK_UP_TIMEOUT)
+        return found.description
 
     async def view(self) -> TaskView:
         """Return the state of the task, without what neither the workflow nor the document contains."""
         self._description = await self._describe()
+        self._forget_changed()
         status = self._description.status if self._description else None
         running = status is WorkflowExecutionStatus.RUNNING
         sources = [self._queried, self._read] if running else [self._read, self._queried]
@@ -191,7 +225,19 @@ class TaskReader:
         seen = replace(seen, seconds=seen.seconds or _measure(self._description))
         if status in _ENDS and not seen.status.closed:
             return replace(seen, status=_ENDS[status], reason=seen.reason or CLOSE_REASONS.get(status))
-        return await self._with_waiting(seen)
+        view = await self._with_waiting(seen)
+        self._active = any(node.status in _ACTIVE for node in view.nodes)
+        return view
+
+    def _forget_changed(self) -> None:
+        """Forget what may have changed since the latest view."""
+        progress = _progress_of(self._description)
+        if progress != self._progress or not self._keep:
+            self._kept.clear()
+        elif self._active:
+            for name in _OF_ATTEMPTS:
+                self._kept.pop(name, None)
+        self._progress = progress
 
     async def _with_waiting(self, view: TaskView) -> TaskView:
         """Return `view` with the nodes that wait for a worker.
@@ -201,7 +247,7 @@ class TaskReader:
         for refresh in (False, True):
             if refresh:
                 self._description = await self._describe()
-            view = mark_waiting(view, find_untaken(self._description))
+            view = mark_waiting(add_pending(view, self._description), find_untaken(self._description))
             if not any(node.waiting for node in view.nodes):
                 break
         view = await self._with_pins(view)
@@ -231,19 +277,33 @@ class TaskReader:
         self._unresponsive = False
         if self.queue is None or not await recent_pollers(self._servers.temporal, self.queue, workflows=True):
             return None
-        handle = self._servers.tasks.handle(self._task_id)
         try:
-            state = await handle.query(temporal_names.STATUS_QUERY, rpc_timeout=_QUERY_TIMEOUT)
+            view = await self._kept_or_read(self._query)
         except TemporalError:
             self._unresponsive = True
             return None
-        if state.get("nodes_omitted"):
-            return None
-        return read_query(self._task_id, state, await self._batches())
+        return view and add_batches(view, await self._batches())
+
+    async def _query(self, task_id: str) -> TaskView | None:
+        handle = self._servers.tasks.handle(task_id)
+        state = await handle.query(temporal_names.STATUS_QUERY, rpc_timeout=_QUERY_TIMEOUT)
+        return None if state.get("nodes_omitted") else read_query(task_id, state, {})
 
     async def _read(self) -> TaskView | None:
-        document = await self._from_store(self._servers.catalog.document)
-        return read_document(document, await self._batches()) if document else None
+        found = await self._from_store(self._read_stored)
+        if found is None:
+            return None
+        view, times = found
+        return replace(add_batches(view, await self._batches()), seconds=_measure_document(times))
+
+    async def _read_stored(self, task_id: str) -> tuple[TaskView, dict[str, Any]] | None:
+        """Return what the task document says, without batches, and its times. The document itself is large."""
+        document = await self._servers.catalog.document(task_id)
+        if document is None:
+            return None
+        times: dict[str, Any] = {name: document.get(name) for name in ("started_at", "finished_at")}
+        with reading(task_id):
+            return read_document(document, {}), times
 
     async def _batches(self) -> dict[str, int]:
         """Return the number of stored batches by node."""
@@ -253,10 +313,21 @@ class TaskReader:
         if not self._stored:
             return None
         try:
-            return await ask(self._task_id)
+            return await self._kept_or_read(ask)
         except StoreUnavailable:
             self._stored = False
             return None
+
+    async def _kept_or_read(self, ask: Callable[[str], Awaitable[T]]) -> T:
+        """Return what an earlier call of the method has returned if that is kept; without one, call it."""
+        name = ask.__name__
+        if name in self._kept:
+            kept: T = self._kept[name]
+            return kept
+        found = await ask(self._task_id)
+        if name in _KEPT:
+            self._kept[name] = found
+        return found
 
     async def hints(self, view: TaskView) -> list[str]:
         """Return hints at what is missing: MongoDB, an engine for the task, or workers for its roles."""
@@ -303,16 +374,54 @@ def describe_ran(view: TaskView) -> dict[str, str]:
     }
 
 
-def mark_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
-    """Return `view` with `waiting` set for the running nodes whose attempt no worker has started."""
+def _progress_of(description: WorkflowExecutionDescription | None) -> Any:
+    """Return a value that differs once the state of the workflow may have changed: a history only grows."""
+    if description is None:
+        return None
+    info = description.raw_description.workflow_execution_info
+    return description.run_id, description.status, info.history_length
+
+
+def key_of(activity_id: str) -> tuple[str, int] | None:
+    """Return node id and epoch of an attempt's activity; None for any other activity."""
+    node_id, _, epoch = activity_id.rpartition(".")
+    return (node_id, int(epoch)) if node_id and epoch.isdecimal() else None
+
+
+def add_pending(view: TaskView, description: WorkflowExecutionDescription | None) -> TaskView:
+    """Return `view` with the attempts that the workflow has scheduled since.
+
+    The task document has an attempt once a worker has started it.
+    """
+    pending = dict(filter(None, (key_of(each.activity_id) for each in _list_pending(description))))
+
+    def scheduled(node: NodeRow) -> NodeRow:
+        epoch = pending.get(node.node_id, 0)
+        if epoch <= node.attempt or node.status not in _BEFORE_ATTEMPT:
+            return node
+        running = NodeStatus.RUNNING.value
+        return replace(node, status=running, attempt=epoch, waits_for="", next_retry_at=None)
+
+    return replace(view, nodes=tuple(map(scheduled, view.nodes))) if pending else view
+
+
+def add_batches(view: TaskView, batches: Mapping[str, int]) -> TaskView:
+    """Return `view` with the numbers of stored batches, by node id."""
     nodes = tuple(
-        replace(
-            node,
-            waiting=node.status == NodeStatus.RUNNING and f"{node.node_id}.{node.attempt}" in not_taken,
-        )
+        replace(node, batches=count) if (count := batches.get(node.node_id, 0)) != node.batches else node
         for node in view.nodes
     )
     return replace(view, nodes=nodes)
+
+
+def mark_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
+    """Return `view` with `waiting` set for the running nodes whose attempt no worker has started."""
+
+    def marked(node: NodeRow) -> NodeRow:
+        waits = node.status == NodeStatus.RUNNING and f"{node.node_id}.{node.attempt}" in not_taken
+        return node if waits == node.waiting else replace(node, waiting=waits)
+
+    return replace(view, nodes=tuple(map(marked, view.nodes)))
 
 
 def add_shards(
@@ -581,10 +690,10 @@ def list_open_roles(view: TaskView) -> list[str]:
 
 def read_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) -> TaskView:
     """Return the view from the result of a workflow's `status` query."""
-    nodes, silent = state["nodes"], state.get("silent_nodes") or ()
+    status, nodes, silent = TaskStatus(state["status"]), state["nodes"], state.get("silent_nodes") or ()
     return TaskView(
         task_id=task_id,
-        status=TaskStatus(state["status"]),
+        status=status,
         source="workflow",
         nodes=tuple(
             _read_node(node, node.get("next_retry_at"), batches, silent=node["node_id"] in silent)
@@ -593,21 +702,34 @@ def read_query(task_id: str, state: dict[str, Any], batches: dict[str, int]) -> 
         reason=state.get("reason"),
         handled_failures=tuple(state.get("handled_failures") or ()),
         revision=state.get("revision", 0),
-        paused=tuple(state.get("paused") or ()),
+        paused=() if status.closed else tuple(state.get("paused") or ()),
     )
 
 
 def read_document(document: dict[str, Any], batches: dict[str, int]) -> TaskView:
     """Return the view from a task document."""
+    status, coordinator = TaskStatus(document["status"]), document.get("coordinator") or {}
+    paused = [] if status.closed else coordinator.get("paused") or []
     return TaskView(
         task_id=document["id"],
-        status=TaskStatus(document["status"]),
+        status=status,
         source="document",
         nodes=tuple(_read_document_nodes(document, batches)),
         reason=document.get("reason"),
         handled_failures=tuple((document.get("result") or {}).get("handled_failures") or ()),
-        revision=(document.get("coordinator") or {}).get("revision") or 0,
+        revision=coordinator.get("revision") or 0,
+        paused=tuple(format_pause(_read_scope(each)) for each in paused),
         seconds=_measure_document(document),
+    )
+
+
+def _read_scope(stored: Mapping[str, Any]) -> PausedScope:
+    since = utc(stored["since"]).timestamp() if isinstance(stored.get("since"), datetime) else 0.0
+    return PausedScope(
+        scope=stored.get("scope") or "task",
+        since=since,
+        by=stored.get("by") or "",
+        reason=stored.get("reason") or "",
     )
 
 
@@ -650,9 +772,14 @@ def _read_node(
         batches=batches.get(node["node_id"], 0),
         next_retry_at=retry_at if status == NodeStatus.DEFERRED and not node.get("waits_for") else None,
         note=one_line(error or node.get("skip_reason") or _describe_failed_batches(node)),
-        waits_for=(node.get("waits_for") or "") if status in _BEFORE_ATTEMPT else "",
+        waits_for=_stored_wait(node) if status in _BEFORE_ATTEMPT else "",
         silent=silent,
     )
+
+
+def _stored_wait(node: dict[str, Any]) -> str:
+    """Return what a node waits for before its first attempt. Only documents flag paused nodes."""
+    return node.get("waits_for") or (RESUME if node.get("paused") else "")
 
 
 def _describe_failed_batches(node: dict[str, Any]) -> str:

@@ -43,6 +43,9 @@ BODY_LIMIT = 4_000_000
 BODY_SEC = 30.0
 """Within this time, a client must have sent the body of its request."""
 
+CALLER_SEC = 10.0
+"""How long the check of a token may take."""
+
 MAX_CALLS = 500
 """Maximum number of calls in flight, WebSocket connections included; beyond it, the server returns status 503."""
 
@@ -187,10 +190,15 @@ class _Entrance:
         """Return the caller. Raise HttpError if there is none, or if it is not `still` the same one."""
         given = headers.get(b"authorization")
         try:
-            caller = await self._authenticator.find_caller(None if given is None else given.decode("latin-1"))
-        except StoreUnavailable as error:
+            async with asyncio.timeout(CALLER_SEC):
+                caller = await self._authenticator.find_caller(
+                    None if given is None else given.decode("latin-1")
+                )
+        except (StoreUnavailable, TimeoutError) as error:
             _logger.warning("tokens cannot be checked (%s)", type(error).__name__)
-            raise HttpError(503, error.code, "MongoDB is unavailable; try the call again") from None
+            raise HttpError(
+                503, StoreUnavailable.code, "MongoDB is unavailable; try the call again"
+            ) from None
         if still is not None and caller != still:
             raise Unauthorized("the token has changed; connect again")
         return caller

@@ -37,6 +37,9 @@ MAX_PROBLEMS: Final = 5
 RETRY_SEC: Final = 1
 """After this time, a client can repeat a call that failed because MongoDB was unavailable."""
 
+_HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+"""Browsers keep no copy of what is known about tasks on their disks, and take it for nothing but JSON."""
+
 _COMMON_ERRORS: Final[Mapping[int, str]] = {
     401: "There is no token, or an unknown, expired or revoked one: `unauthorized`.",
     403: "The token does not permit the call: `permission_denied`.",
@@ -115,7 +118,8 @@ def _endpoint(operation: Operation, api: object) -> Callable[[Request], Awaitabl
     async def respond(request: Request) -> Response:
         caller: Caller = request.user
         given = Given(caller=caller, **_parameters(operation, request), body=await _body(operation, request))
-        return Response(dumps(await _call(operation, api, given)), media_type="application/json")
+        content = dumps(await _call(operation, api, given))
+        return Response(content, headers=_HEADERS, media_type="application/json")
 
     return respond
 

@@ -61,7 +61,7 @@ async def _read(task_id: str, node_id: str | None, where: Where) -> tuple[list[A
 
 def _to_json(attempt: AttemptView, now: float) -> dict[str, Any]:
     shown = asdict(attempt) | {"seconds": _measure(attempt, now)}
-    for name in ("started_at", "ended_at"):
+    for name in ("scheduled_at", "started_at", "accepted_at", "ended_at"):
         at = shown[name]
         shown[name] = None if at is None else datetime.fromtimestamp(at, UTC).isoformat()
     return shown

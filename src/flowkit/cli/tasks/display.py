@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,8 @@ from rich.text import Text
 
 from flowkit.cli.screen import add_names, open_screen, plain_table
 from flowkit.graph.description import group_rows
-from flowkit.models import DELAY, NodeStatus
+from flowkit.models import NodeStatus
+from flowkit.reading.notes import format_note
 from flowkit.text import format_duration, one_line
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ _DISPLAY_ORDER = ("failed", "cancelling", "deferred", "running", "cancelled", "s
 """Order of the rows when they do not all fit."""
 
 _ACTIVE = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
-"""Statuses in which the last error of a node is from an earlier attempt."""
 
 _PROGRESS_SEC = 10.0
 """Seconds between two rounds of lines about progress."""
@@ -185,38 +184,6 @@ def _format_cells(node: NodeRow) -> Iterator[Text]:
 def status_text(status: str) -> Text:
     """Return the status of a node in its color."""
     return Text(status, style=_STYLES.get(status, ""))
-
-
-def format_note(node: NodeRow) -> str:
-    """Return what the node waits for, and its last error."""
-    if node.next_retry_at is not None:
-        wait = format_duration(max(0, round(node.next_retry_at - time.time())))
-        return f"{'ends' if node.role == DELAY else 'retry'} in {wait}" + (
-            f": {node.note}" if node.note else ""
-        )
-    if node.status not in _ACTIVE and not node.waits_for:
-        return node.note
-    waits = ["no worker has started it yet"] if node.waiting else []
-    for_other = [f"waits for {node.waits_for}"] if node.waits_for else []
-    worker = [_format_worker(node)] if node.worker else []
-    silent = ["sends no heartbeats"] if node.silent and node.heard_at is None else []
-    before = [f"last attempt: {node.note}"] if node.note else []
-    shards = [node.shards] if node.shards else []
-    return "; ".join([*waits, *shards, *worker, *silent, *for_other, *before])
-
-
-def _format_worker(node: NodeRow) -> str:
-    """Return the worker of a node and, if it is silent, since when, and when another attempt replaces it."""
-    name = f"external worker {node.worker}" if node.external else f"worker {node.worker}"
-    if node.heard_at is None:
-        return name
-    since = datetime.fromtimestamp(node.heard_at, UTC).strftime("%H:%M:%S UTC")
-    age = format_duration(max(0, round(time.time() - node.heard_at)))
-    silence = f"silent since {since} ({age})"
-    if node.lost or node.replaced_at is None:
-        return f"{name} is lost: {silence}; the next free worker replaces it"
-    wait = format_duration(max(0, round(node.replaced_at - time.time())))
-    return f"{name} is {silence}; replaced in {wait} unless it responds"
 
 
 def format_line(node: NodeRow) -> str:

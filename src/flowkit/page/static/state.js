@@ -9,6 +9,7 @@ export class TaskState {
     this.task = null;
     this.rows = [];
     this.problem = null;
+    this.origin = undefined; // Which document it is: a task that was deleted may have been created again.
   }
 
   // Take a message, and return the positions of the nodes that have changed; null if the message is old.
@@ -17,6 +18,8 @@ export class TaskState {
     if (isNew && !message.whole) return null;
     if (!isNew && message.poll < this.poll) return null;
     if (!isNew && message.poll === this.poll && !message.whole) return null;
+    if (message.origin !== this.origin) this.rows = [];
+    this.origin = message.origin;
     this.server = message.server;
     this.poll = message.poll;
     this.at = message.at;

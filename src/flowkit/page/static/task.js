@@ -168,10 +168,11 @@ export class TaskPage {
   }
 
   take(message) {
-    const before = this.state.task;
+    const { task: before, origin } = this.state;
     const changed = this.state.take(message);
     if (changed === null) return;
-    if (message.count && message.count !== this.structure.nodes.length) this.refreshStructure();
+    const isOther = before !== null && message.origin !== origin;
+    if (isOther || message.count && message.count !== this.structure.nodes.length) this.refreshStructure();
     this.graph.update(this.state.rows, message.whole ? null : changed);
     if (this.query.get("hide") === "1") this.graph.hideEnded(true);
     this.showHeadline();
