@@ -204,6 +204,8 @@ class BatchFailed(Exception):
 class RoleExecutor:
     """Runs a handler for one attempt, on the handler's own loop."""
 
+    _input_kind: Callable[..., Input] = Input
+
     def __init__(
         self,
         *,
@@ -428,6 +430,9 @@ class RoleExecutor:
     async def _call_hooks(self) -> FinalizeResult:
         await self._process_batches()
         await self._check_quarantine(is_last=True)
+        return await self._call_finalize()
+
+    async def _call_finalize(self) -> FinalizeResult:
         return _check_final(await self._threads.call(self._handler.finalize, self._ctx))
 
     async def _call_hooks_of_shard(self) -> bool:
@@ -443,7 +448,7 @@ class RoleExecutor:
             handler.load_input, ctx.input_ref, ctx.input_inline, **context_for(handler.load_input, ctx)
         )
         with self._backpressure() as self._ahead:
-            source = self._input = Input(
+            source = self._input = self._input_kind(
                 attempt=attempt,
                 handler=handler,
                 ctx=ctx,
@@ -498,7 +503,7 @@ class RoleExecutor:
         }
 
     async def _process(self, batch: Batch) -> None:
-        uid = batch.batch_uid or _hash_payload(batch)
+        uid = uid_of(batch)
         check_uid(uid)
         if self._uids is not None:
             self._uids.add(uid, batch)
@@ -663,8 +668,13 @@ def _describe_lost(count: int) -> AttemptFailure:
     return failure(reason_codes.WORKER_PROCESS_DIED, text, permanent=True)
 
 
-def _hash_payload(batch: Batch) -> str:
-    """Return the uid for a batch that has none: a hash of its payload. Raise TypeError if JSON cannot hold it."""
+def uid_of(batch: Batch) -> str:
+    """Return the uid of a batch. For one that has none, it is a hash of the payload.
+
+    Raise TypeError if JSON cannot hold this payload.
+    """
+    if batch.batch_uid:
+        return batch.batch_uid
     try:
         return stable_hash({"payload": batch.payload})
     except (TypeError, ValueError, RecursionError) as error:

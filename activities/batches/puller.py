@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from heapq import nlargest
@@ -101,12 +101,14 @@ class Puller:
         attempt, artifacts = self._attempt, self._artifacts
         self._done = await self._find_done()
         with artifacts.notifier.listener(attempt.task_id, self._names) as subscription:
-            async for delivery in self._deliver_until_ended(subscription):
-                yield delivery
-                del delivery
-            async for delivery in self._deliver_left():
-                yield delivery
-                del delivery
+            async with aclosing(self._deliver_until_ended(subscription)) as deliveries:
+                async for delivery in deliveries:
+                    yield delivery
+                    del delivery
+            async with aclosing(self._deliver_left()) as deliveries:
+                async for delivery in deliveries:
+                    yield delivery
+                    del delivery
 
     async def _find_done(self) -> set[str]:
         """Return the uids of the batches whose results are stored, or that are set aside."""
@@ -127,18 +129,20 @@ class Puller:
                 self._scanner.scan(complete=ended is not None), self._sources.are_still_ended(ended)
             )
             took, has_new = time.monotonic() - began, False
-            async for delivery in self._deliver(scan.batches):
-                has_new = True
-                yield delivery
-                del delivery
+            async with aclosing(self._deliver(scan.batches)) as deliveries:
+                async for delivery in deliveries:
+                    has_new = True
+                    yield delivery
+                    del delivery
             if still_ended and self._all_taken(scan):
                 return
             self._schedule.note_scan(began, took, found=has_new)
             ended = await self._find_end(scan)
             if ended is None or (still_ended and not has_new):
-                async for delivery in self._deliver_until_next_scan(subscription):
-                    yield delivery
-                    del delivery
+                async with aclosing(self._deliver_until_next_scan(subscription)) as deliveries:
+                    async for delivery in deliveries:
+                        yield delivery
+                        del delivery
 
     async def _find_end(self, scan: Scan) -> EndedSources | None:
         if not self._args.eof_on_task_done:
@@ -159,9 +163,10 @@ class Puller:
             stored, must_scan = subscription.take()
             if must_scan:
                 self._schedule.hasten()
-            async for delivery in self._deliver(_group_by_source(stored)):
-                yield delivery
-                del delivery
+            async with aclosing(self._deliver(_group_by_source(stored))) as deliveries:
+                async for delivery in deliveries:
+                    yield delivery
+                    del delivery
             if self.more:
                 return
         await self._sources.check_idle()
@@ -173,13 +178,14 @@ class Puller:
         """Claim and yield those of the batches, by source and uid, that this attempt has not yielded yet."""
         try:
             for source, stored in batches.items():
-                async for partial in self._claim(source, self._select_fresh(source, stored)):
-                    deliveries = self._split_into_deliveries(source, partial)
-                    del partial
-                    for delivery in deliveries:
-                        if delivery[0] not in self._done:
-                            yield delivery
-                        del delivery
+                async with aclosing(self._claim(source, self._select_fresh(source, stored))) as partials:
+                    async for partial in partials:
+                        deliveries = self._split_into_deliveries(source, partial)
+                        del partial
+                        for delivery in deliveries:
+                            if delivery[0] not in self._done:
+                                yield delivery
+                            del delivery
         except StoreUnavailable as error:
             _logger.warning("%s; node %s scans again", error, self._attempt.node_id)
             self._scanner.restart()
@@ -214,9 +220,10 @@ class Puller:
         """
         while fresh:
             page, fresh = self._cut(fresh)
-            async for partial in self._read(source, page):
-                yield partial
-                del partial
+            async with aclosing(self._read(source, page)) as partials:
+                async for partial in partials:
+                    yield partial
+                    del partial
 
     async def _read(self, source: str, page: Sequence[Entry]) -> AsyncGenerator[_Partial, None]:
         """Read batches of one source, take them, and yield them."""
@@ -293,12 +300,14 @@ class SharedPuller(Puller):
     async def _deliver(self, batches: Mapping[str, Mapping[str, Entry]]) -> AsyncGenerator[Delivery, None]:
         if not self._is_resumed:
             self._is_resumed = True
-            async for delivery in self._deliver_left():
+            async with aclosing(self._deliver_left()) as deliveries:
+                async for delivery in deliveries:
+                    yield delivery
+                    del delivery
+        async with aclosing(super()._deliver(batches)) as deliveries:
+            async for delivery in deliveries:
                 yield delivery
                 del delivery
-        async for delivery in super()._deliver(batches):
-            yield delivery
-            del delivery
 
     async def _deliver_left(self) -> AsyncGenerator[Delivery, None]:
         """Take over, and yield, the batches that lost shards have claimed and not stored, or whose claims
@@ -314,18 +323,20 @@ class SharedPuller(Puller):
                 fence = await self._take_over(claim)
                 if fence is not None:
                     self._fences[claim.from_node, uid_text(claim.batch_uid)] = fence
-                    async for delivery in self._deliver_claimed(claim):
-                        yield delivery
-                        del delivery
+                    async with aclosing(self._deliver_claimed(claim)) as deliveries:
+                        async for delivery in deliveries:
+                            yield delivery
+                            del delivery
 
     async def _deliver_claimed(self, claim: Claim) -> AsyncGenerator[Delivery, None]:
         source, uid = claim.from_node, uid_text(claim.batch_uid)
         try:
-            async for partial in self._read(source, [Entry(claim.batch_uid, None)]):
-                for delivery in self._split_into_deliveries(source, partial):
-                    if delivery[0] not in self._done:
-                        yield delivery
-                    del delivery
+            async with aclosing(self._read(source, [Entry(claim.batch_uid, None)])) as partials:
+                async for partial in partials:
+                    for delivery in self._split_into_deliveries(source, partial):
+                        if delivery[0] not in self._done:
+                            yield delivery
+                        del delivery
             self._taken[source].add(uid)
             self._uncertain.discard((source, uid))
         except StoreUnavailable as error:
@@ -371,9 +382,10 @@ class SharedPuller(Puller):
             page = page[: fitting(page, self._budget.share)]
             fresh = fresh[len(page) :]
             won = await self._make_claims(source, page)
-            async for partial in self._read(source, won):
-                yield partial
-                del partial
+            async with aclosing(self._read(source, won)) as partials:
+                async for partial in partials:
+                    yield partial
+                    del partial
             if len(won) < len(page):
                 fresh = self._spread(await self._skip_claimed(source, stored))
 
@@ -415,9 +427,10 @@ class SharedPuller(Puller):
 
     async def _read(self, source: str, page: Sequence[Entry]) -> AsyncGenerator[_Partial, None]:
         try:
-            async for partial in super()._read(source, page):
-                yield partial
-                del partial
+            async with aclosing(super()._read(source, page)) as partials:
+                async for partial in partials:
+                    yield partial
+                    del partial
         except StoreUnavailable:
             self._note_uncertain(source, page)
             raise

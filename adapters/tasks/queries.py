@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import DESCENDING
 
 from flowkit import reason_codes
-from flowkit.adapters.batch_uids import uid_text
+from flowkit.adapters.batch_uids import uid_filters, uid_text
 from flowkit.adapters.dispatches import ACTIVE_STATES, OutcomeKind
 from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
 from flowkit.adapters.input_values import InputValues
@@ -360,6 +360,28 @@ class TaskQueries:
         ids = [row["_id"] for row in every[offset : offset + limit]]
         found = {row["_id"]: row async for row in self._db.artifacts.find({"_id": {"$in": ids}}, _BATCH)}
         return [_stored_batch(found[each]) for each in ids if each in found], len(every)
+
+    @translate_errors
+    async def named_batches(
+        self, task_id: str, node_id: str, batch_uids: Collection[str]
+    ) -> dict[str, StoredBatch]:
+        """Return those of these batches of a node that are stored, also failed ones, by uid."""
+        require(task_id_problem(task_id))
+        earlier = await self._earlier_generations_filter(task_id)
+        found: dict[str, StoredBatch] = {}
+        for some in uid_filters([*batch_uids]):
+            rows = self._db.artifacts.find(
+                {"task_id": task_id, "node_id": node_id, **some, **earlier}, _BATCH
+            )
+            found |= {batch.uid: batch async for row in rows if (batch := _stored_batch(row))}
+        return found
+
+    @translate_errors
+    async def was_dispatched(self, task_id: str, node_id: str) -> bool:
+        """Return whether a bridge has dispatched an attempt of a node to external workers."""
+        require(task_id_problem(task_id))
+        own = {"task_id": task_id, "node_id": node_id}
+        return await self._db.dispatches.find_one(own, {"_id": 1}) is not None
 
     @translate_errors
     async def logged_attempts(self, task_id: str, node_id: str | None) -> list[LoggedAttempt]:

@@ -135,6 +135,8 @@ class CoordinatorConfig(_Kafka):
     function_timeout_sec: float = 300
     function_slots: int = 100
     """Maximum number of calls of user-defined functions that one engine process runs concurrently."""
+    page_url: str | None = None
+    """Address of the page that shows tasks, to which the details of a task in Temporal's Web UI link."""
     sweep_sec: float = 60
     """How often the sweep compares open task documents with their workflows."""
     worker_events_ttl_sec: float = 30 * 86_400
@@ -163,7 +165,7 @@ class CoordinatorConfig(_Kafka):
     def load(cls, path: str | Path | None = None, *, overrides: dict[str, Any] | None = None) -> Self:
         """Load the settings. Each layer overrides the previous one.
 
-        The layers are: defaults, JSON file, environment (`KAFKA_…`, `WORKER_TYPES`), `overrides`.
+        The layers are: defaults, JSON file, environment (`KAFKA_…`, `WORKER_TYPES`, `FLOWKIT_PAGE_URL`), `overrides`.
         The file may be missing. Raise TypeError for an unknown key, and ConfigError for an invalid value.
         """
         return cls(
@@ -269,6 +271,7 @@ RULES = {
     "max_nodes": settings.whole(1, 20_000),
     "function_timeout_sec": settings.seconds(),
     "function_slots": settings.whole(1, settings.MOST_SLOTS),
+    "page_url": settings.optional(settings.web_address()),
     "sweep_sec": settings.seconds(),
     "worker_events_ttl_sec": settings.seconds(0),
     "hold_starts_events": settings.whole(1, 50_000),
@@ -358,6 +361,7 @@ _VARIABLES = {
     "KAFKA_SSL_CERTFILE": "kafka_ssl_certfile",
     "KAFKA_SSL_KEYFILE": "kafka_ssl_keyfile",
     "KAFKA_SSL_PASSWORD": "kafka_ssl_password",
+    "FLOWKIT_PAGE_URL": "page_url",
 }
 
 

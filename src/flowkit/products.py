@@ -1,4 +1,4 @@
-"""What products add to the core: commands, processes, tasks that start later, and what follows the end of a task.
+"""What products add to the core: commands, processes, tasks that start later, what follows the end of a task, Graphviz.
 
 A product names its record in the entry points `flowkit.products` of its distribution, so the core imports none of
 them and works without them. Loading a record is cheap: it imports the code behind it only when that is called.
@@ -18,6 +18,8 @@ from flowkit.errors import ConfigError, FlowKitError
 from flowkit.models import CloseTask
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import typer
 
     from flowkit.adapters.mongo import Database
@@ -114,6 +116,8 @@ class Product:
     """Returns what submits tasks of a database to a queue."""
     on_closed: Callable[[Database], OnClosed] | None = None
     """Returns what an engine calls for each task of a database that has closed."""
+    graphviz: Callable[[], Path] | None = None
+    """Returns the file of a Graphviz in WebAssembly, an ES module with which a browser draws pictures of graphs."""
 
 
 @cache
@@ -175,6 +179,12 @@ def is_ready(name: str) -> bool:
 def submissions(db: Database, queue: str) -> Submissions | None:
     """Return what submits tasks to a queue; None if no installed product does."""
     return next((each.submissions(db, queue) for each in installed() if each.submissions), None)
+
+
+def graphviz() -> Path | None:
+    """Return the file of a Graphviz in WebAssembly; None if no installed product has one."""
+    files = (each.graphviz() for each in installed() if each.graphviz)
+    return next((file for file in files if file.is_file()), None)
 
 
 def on_closed(db: Database) -> list[OnClosed]:

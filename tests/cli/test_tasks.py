@@ -136,6 +136,9 @@ async def test_status_shows_nodes_retries_and_reasons(harness: Harness, program:
     assert output.out.splitlines()[0].startswith(f"task {task_id} deferred (for ")
     assert "retry in " in output.out
     assert "flaky: as ordered" in output.out
+    drawn = await program.call("graph", task_id, env=harness.environment)
+    assert (drawn.code, drawn.err) == (0, "")
+    assert [line.strip(" │") for line in drawn.out.splitlines()[1:-1]] == ["◷ a", "failing", "deferred"]
 
 
 async def test_status_reads_the_document_if_no_engine_responds(harness: Harness, program: Program) -> None:
@@ -144,6 +147,10 @@ async def test_status_reads_the_document_if_no_engine_responds(harness: Harness,
     view = json.loads(output.out)
     assert (view["source"], view["status"]) == ("document", "queued")
     assert "no engine polls" in view["hints"][0]
+    drawn = await program.call("graph", task_id, "--format", "mermaid", env=harness.environment)
+    assert 'n0("○ a<br/>quick<br/>queued"):::queued' in drawn.out
+    unknown = await program.call("graph", f"{task_id}x", env=harness.environment)
+    assert (unknown.code, "or give the path of a JSON file" in unknown.err) == (4, True)
 
 
 async def test_list_shows_the_newest_first_and_reports_that_there_are_more(

@@ -115,6 +115,19 @@ async def test_batch_that_grows_before_it_is_read_is_reserved_with_its_new_size(
     assert artifacts.most <= 40_000
 
 
+async def test_an_input_that_is_closed_frees_its_budget_before_anything_else_runs(
+    artifacts: Measured, pull: Pull
+) -> None:
+    await source(artifacts, 10_000, 20_000)
+    budget = ByteBudget(40_000, 1)
+    batches = pull.puller("u", budget=budget).batches()
+    await anext(batches)
+    await batches.aclose()
+    hold = budget.hold(40_000).__aenter__()
+    with pytest.raises(StopIteration):
+        hold.send(None)
+
+
 async def test_batch_larger_than_the_budget_is_delivered_alone(artifacts: Measured, pull: Pull) -> None:
     await source(artifacts, 1_000, 3 * LIMIT, 1_000)
     assert [len(uids) for uids in await all_readers(artifacts, pull)] == [3] * READERS

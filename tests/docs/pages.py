@@ -7,6 +7,7 @@ Readers do not see these comments, neither on GitHub nor on the site:
     <!-- press: Ctrl-C in up -->        without a block: the reader presses Ctrl-C in that terminal
     <!-- exit: 1 -->                    the exit code of the last command in the block
     <!-- not run: REASON -->            the block is not run; only its syntax and options are checked
+    <!-- picture: 100 -->               the block is the picture of the graph before it, in a terminal of 100 columns
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples/second_hour/README.md"),
 ]
 SHELL = ("sh", "bash")
-MARKS = ("file", "terminal", "until", "press", "exit", "not run")
+MARKS = ("file", "terminal", "until", "press", "exit", "not run", "picture")
 
 _COMMENT = re.compile(r"<!-- (.*?) -->", re.DOTALL)
 _MARK = re.compile(rf"(?:^|, )({'|'.join(MARKS)}): (.*?)(?=, (?:{'|'.join(MARKS)}): |$)", re.DOTALL)

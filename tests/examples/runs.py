@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from code_index.chaos import Incident
@@ -122,10 +123,13 @@ def documents(tree: Mapping[str, bytes] = TREE, source: str = "/src") -> Documen
         node_document(ANALYZE, 1, 9.3, 9.6, "worker-2"),
     ]
     nodes[0]["io"]["input_inline"]["source"] = source
+    for before, node in pairwise(nodes):
+        node["depends_on"] = [before["node_id"]]
     batches = _batches(len(tree))
     return Documents(
         task={
             "id": TASK,
+            "status": "finished",
             "started_at": START.isoformat(),
             "finished_at": at(10),
             "graph": {"nodes": nodes},

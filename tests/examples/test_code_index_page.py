@@ -306,6 +306,13 @@ def test_unknown_web_ui_is_not_a_link() -> None:
     assert "&lt;its Web UI&gt;" in page(unknown)
 
 
+def test_graph_is_drawn_with_the_states_of_its_nodes() -> None:
+    drawn = re.search(r'<pre class="graph">(.*?)</pre>', page(run()), re.DOTALL)
+    assert drawn is not None
+    assert "│ ✓ enrich                       │" in drawn[1]
+    assert drawn[1].count("──▶") == 3
+
+
 def test_rendering_is_deterministic() -> None:
     assert page(run()) == page(run())
 

@@ -38,7 +38,8 @@ async def names(harness: Harness, task_id: str) -> dict[str, list[str]]:
     return found
 
 
-async def test_running_node_links_to_the_workers_of_its_role(harness: Harness) -> None:
+async def test_details_link_to_the_page_and_to_the_workers_of_a_running_role(harness: Harness) -> None:
+    harness.settings["page_url"] = "http://127.0.0.1:9655/"
     await harness.engine()
     task_id = await harness.create(node("a", "nobody"), node("b", "quick", "a"))
 
@@ -49,7 +50,8 @@ async def test_running_node_links_to_the_workers_of_its_role(harness: Harness) -
     reported = await eventually(running)
     assert f"[nobody](namespaces/default/task-queues/{harness.queue}.nobody)" in reported
     rows = ["| a | nobody | running | 1 |  |", "| b | quick | queued |  | waits for a |"]
-    assert reported.rstrip().splitlines()[5:] == rows
+    assert reported.rstrip().splitlines()[6:] == rows
+    assert f"(http://127.0.0.1:9655/?task={task_id})" in reported.splitlines()[0]
 
 
 async def test_details_of_a_large_graph_include_its_last_change(harness: Harness) -> None:

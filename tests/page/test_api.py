@@ -54,9 +54,12 @@ class Front:
         self.port = process.ports[0]
         return process
 
-    def request(self, method: str, path: str, token: str | None = "reads", **options: Any) -> Any:
-        """Send a request with one of the tokens."""
+    def request(
+        self, method: str, path: str, token: str | None = "reads", *, known: str | None = None, **options: Any
+    ) -> Any:
+        """Send a request with one of the tokens, and the tag of what is known already."""
         headers = {"Authorization": f"Bearer {self.tokens.get(token, token)}"} if token else {}
+        headers |= {"If-None-Match": known} if known else {}
         return self.client.request(method, f"http://127.0.0.1:{self.port}{path}", headers=headers, **options)
 
     async def get(self, call: str, token: str | None = "reads", **query: str) -> tuple[int, Any]:
@@ -271,6 +274,9 @@ async def test_only_the_files_of_the_page_are_public(started: Front) -> None:
             policy = response.headers["content-security-policy"]
             assert "default-src 'none'" in policy
             assert "unsafe-inline" not in policy
+            tag = response.headers["etag"]
+        async with started.request("GET", path, None, known=tag) as response:
+            assert (response.status, await response.read()) == (304, b"")
     for path in ("/static/", "/static/../api.py", "/static/%2e%2e/api.py", "/static", "/api/v1/openapi.json"):
         async with started.request("GET", path, None) as response:
             assert response.status in {401, 404}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from flowkit.page import api
+from flowkit.page import api, live
 from flowkit.page.process import PageProcess, PageSettings
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
@@ -21,7 +22,7 @@ from tests.page.pages import Stage, nodes
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from playwright.async_api import Browser, Page
+    from playwright.async_api import Browser, Page, Route
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -130,6 +131,43 @@ async def test_a_task_is_accessible_and_operable_with_the_keyboard(
     assert await serious(page) == []
 
 
+async def test_a_dialog_is_accessible_and_operable_with_the_keyboard(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    """Axe-core finds nothing serious in it or in the variables. Escape closes it, and Enter confirms what it shows."""
+    await stage.add("t-1", nodes("a"), params={"day": "today"})
+    server = await start()
+    await page.goto(address(server, task="t-1", node="a", view="variables"))
+    await expect(page.get_by_role("region", name="Variables").get_by_text('"today"')).to_be_visible()
+    retry = page.get_by_role("group", name="Actions of the node").get_by_role(
+        "button", name="Retry", exact=True
+    )
+    dialog = page.get_by_role("dialog", name="Retry a")
+    for key in ("Escape", "Enter"):
+        await retry.focus()
+        await page.keyboard.press("Enter")
+        await expect(dialog.get_by_text("a note")).to_be_visible()
+        await expect(dialog.get_by_label("Changed keys of the input")).to_be_focused()
+        if key == "Escape":
+            assert await serious(page) == []
+            await page.keyboard.type("[1")
+            await expect(dialog.get_by_role("status")).to_contain_text("this is no JSON object")
+            await expect(dialog.get_by_role("button", name="Retry")).to_be_disabled()
+        else:
+            await page.keyboard.type('{"limit": 5}')
+            await page.keyboard.press("Tab")
+            await page.keyboard.press("Tab")
+            await page.keyboard.type("too slow")
+            await expect(dialog.get_by_role("button", name="Retry")).to_be_enabled()
+        await page.keyboard.press(key)
+        await expect(dialog).to_be_hidden()
+        await expect(retry).to_be_focused()
+    await expect(page.locator(".toast")).to_have_text("Retry: done")
+    given = {"input_inline": {"limit": 5}, "reason": "too slow"}
+    [(_, _, sent)] = stage.tasks.acted
+    assert {name: sent[name] for name in given} == given
+
+
 async def test_a_read_only_server_shows_no_actions(
     stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
 ) -> None:
@@ -144,7 +182,17 @@ async def test_a_read_only_server_shows_no_actions(
 async def test_a_graph_of_five_thousand_nodes_is_shown(
     stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
 ) -> None:
-    """Nodes that are alike are one, which opens; each can be found."""
+    """Nodes that are alike are one, which opens; each can be found. The page sends its calls without waiting for
+    one of them.
+    """
+    graph_was_sent = asyncio.Event()
+    page.on("request", lambda request: graph_was_sent.set() if "/task/graph" in request.url else None)
+
+    async def after_the_graph(route: Route) -> None:
+        await graph_was_sent.wait()
+        await route.continue_()
+
+    await page.route("**/session", after_the_graph)
     parts = [{"node_id": f"part-{n}", "type": "part", "depends_on": ["start"]} for n in range(LARGE)]
     end = {"node_id": "end", "type": "end", "depends_on": [each["node_id"] for each in parts]}
     await stage.add("large", [{"node_id": "start", "type": "start"}, *parts, end])
@@ -195,6 +243,77 @@ async def test_a_task_that_grows_is_drawn_again_and_a_purged_one_is_named(
     await expect(box(page, "b")).to_have_class(re.compile("queued"))
     await stage.db.tasks.delete_one({"id": "t-1"})
     await expect(page.get_by_role("alert")).to_contain_text("the task no longer exists")
+
+
+async def test_the_way_back_leads_through_views_and_nodes_and_filters_keep_the_focus(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    await stage.add("t-1", nodes("a", "b"))
+    server = await start()
+    await page.goto(address(server))
+    await expect(page).to_have_title("Tasks – FlowKit")
+    for choice in ("running", "all"):
+        await page.get_by_role("button", name=choice, exact=True).click()
+        await expect(page.get_by_role("button", name=choice, exact=True)).to_be_focused()
+    await page.get_by_role("link", name="t-1").click()
+    await expect(page).to_have_title(re.compile(". nightly – FlowKit"))
+    heading = page.get_by_role("complementary").get_by_role("heading").first
+    await box(page, "a").click()
+    await expect(heading).to_have_text("a")
+    await box(page, "b").click()
+    await expect(page.get_by_role("complementary").get_by_text("none", exact=True)).to_be_visible()
+    await page.get_by_role("button", name="List", exact=True).click()
+    await expect(page.get_by_role("button", name="b", exact=True)).to_be_visible()
+    await page.go_back()
+    await expect(box(page, "b")).to_be_visible()
+    await page.go_back()
+    await expect(heading).to_have_text("a")
+    await page.go_back()
+    await expect(heading).to_have_count(0)
+    await page.go_back()
+    await expect(page).to_have_title("Tasks – FlowKit")
+    await page.go_back()
+    await expect(page.get_by_role("button", name="running", exact=True)).to_have_attribute(
+        "aria-pressed", "true"
+    )
+
+
+HIDE = """(hidden) => {
+  Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange", { bubbles: true }));
+}"""
+
+
+async def test_updates_leave_no_memory_behind_and_a_page_in_the_background_draws_none(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its title follows the task. When it is seen again, it shows the state of now."""
+    monkeypatch.setattr(live, "POLL_SEC", 0.01)
+    await stage.add("t-1", nodes("a", "b"))
+    server = await start()
+    await page.goto(address(server, task="t-1", node="a"))
+    devtools = await page.context.new_cdp_session(page)
+
+    async def follow(first: int) -> tuple[float, float]:
+        for number in range(first, first + 60):
+            error = f"error {number} " + "x" * 1000
+            await stage.set_node("t-1", 0, status="running", attempt_epoch=number, last_error=error)
+            await expect(box(page, "a")).to_have_attribute("aria-label", re.compile(f"attempt {number},"))
+        await devtools.send("HeapProfiler.collectGarbage")
+        counters = await devtools.send("Memory.getDOMCounters")
+        heap = await devtools.send("Runtime.getHeapUsage")
+        return counters["nodes"], heap["usedSize"]
+
+    before, after = await follow(2), await follow(62)
+    assert after[0] < before[0] + 200
+    assert after[1] < before[1] + 500_000
+    await page.evaluate(HIDE, True)
+    await stage.set_node("t-1", 1, status="running", attempt_epoch=1)
+    await stage.db.tasks.update_one({"id": "t-1"}, {"$set": {"status": "failed"}})
+    await expect(page).to_have_title("✕ nightly – FlowKit")
+    assert "queued" in str(await box(page, "b").get_attribute("class"))
+    await page.evaluate(HIDE, False)
+    await expect(box(page, "b")).to_have_class(re.compile("running"))
 
 
 @pytest.mark.nightly
@@ -273,6 +392,54 @@ GROUPS = """async () => {
 }"""
 
 
+DRAWING = """async () => {
+  const { GraphPicture } = await import("/static/graph.js");
+  const container = document.createElement("div");
+  const picture = new GraphPicture(container, {});
+  const node = (node_id) => ({ node_id, role: "x" });
+  const rows = (status) => [0, 1, 2].map((index) => ({ node_id: "abc"[index], status, attempt: 1 }));
+  const shown = () => [...container.querySelectorAll(".node")].map((each) => each.getAttribute("aria-label"));
+  const draw = (count, edges) => {
+    const nodes = ["a", "b", "c"].slice(0, count).map(node);
+    return picture.draw({ nodes, edges }, nodes.map((_, index) => [index]), edges, false);
+  };
+  await draw(1, []);
+  picture.update(rows("running"), null);
+  const before = shown();
+  const overtaken = draw(2, [[0, 1, "plain"]]);
+  const drawing = draw(3, [[0, 1, "plain"], [1, 2, "plain"]]);
+  picture.update(rows("finished"), null);
+  const problems = [await overtaken, await drawing];
+  return { before, problems, after: shown() };
+}"""
+
+
+TIMELINE = """async () => {
+  const { Timeline } = await import("/static/timeline.js");
+  const container = document.createElement("div");
+  container.style.cssText = "height: 400px; display: flex";
+  document.body.replaceChildren(container);
+  const timeline = new Timeline(container, () => {});
+  const attempts = Array.from({ length: 10000 }, (_, n) => ({
+    node_id: `n${n}`, attempt: 1, outcome: "finished", started_at: 100 * n, ended_at: n < 9999 ? 100 * n + 50 : null,
+  }));
+  const began = performance.now();
+  let most = 0;
+  for (let second = 0; second < 5; second += 1) {
+    timeline.show(attempts, 1000000 + second);
+    most = Math.max(most, document.querySelectorAll(".timeline-row").length);
+  }
+  const milliseconds = (performance.now() - began) / 5;
+  timeline.scroller.querySelector("button").focus();
+  timeline.show(attempts, 1000100);
+  const focused = document.activeElement.textContent;
+  timeline.scroller.scrollTop = 24 * 9000;
+  timeline.draw();
+  const seen = document.querySelector(".timeline").textContent.includes("n9005 ");
+  return { most, milliseconds, focused, seen };
+}"""
+
+
 async def test_old_messages_change_nothing_and_large_graphs_collapse(
     start: Callable[..., Awaitable[PageProcess]], page: Page
 ) -> None:
@@ -287,6 +454,15 @@ async def test_old_messages_change_nothing_and_large_graphs_collapse(
     }
     assert (found["whole"], found["lower"], found["status"]) == ([0], [], "running")
     assert (found["restarted"], found["after"]) == ([0], "finished")
+    assert await page.evaluate(DRAWING) == {
+        "before": ["a, x, running"],
+        "problems": [None, None],
+        "after": ["a, x, finished", "b, x, finished", "c, x, finished"],
+    }
+    timeline = await page.evaluate(TIMELINE)
+    assert timeline["most"] < 60
+    assert timeline["milliseconds"] < 500
+    assert (timeline["focused"], timeline["seen"]) == ("n0 · 1", True)
     groups = await page.evaluate(GROUPS)
     assert groups == {
         "large": [True, False, True],

@@ -28,6 +28,7 @@ from flowkit.cli.tasks.display import (
 )
 from flowkit.cli.tasks.operations import _print_task, decision_hints
 from flowkit.cli.tasks.results import _print_task as print_results
+from flowkit.cli.tasks.results import debug_command
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
 from flowkit.reading import state as task_view
@@ -343,6 +344,15 @@ def test_status_ends_with_the_hints_at_decisions(capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr()
     assert "waits for a decision: failed with bad_input; last attempt: bad_input: no day" in printed.out
     assert printed.err.splitlines() == [f"  {hint}" for hint in decision_hints(WAITING)]
+
+
+def test_status_names_the_command_that_debugs_the_first_failed_node(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _print_task(task(node("call", "failed", attempt=1), node("re view", "failed"), node("c")))
+    hint = "  run a failed node here: `flowkit debug orders call --handler MODULE:CLASS`"
+    assert capsys.readouterr().err.splitlines() == [hint]
+    assert debug_command("a b", "n", "-1") == "flowkit debug 'a b' n --batch=-1 --handler MODULE:CLASS"
 
 
 def test_nodes_that_wait_for_a_decision_come_first_if_not_all_fit() -> None:

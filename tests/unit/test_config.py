@@ -389,6 +389,23 @@ def test_switch_is_true_or_false() -> None:
         assert "true or false" in refused("strict_input_adapters", value)
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["page.example", "ftp://page.example", "https://page/?a=1", "https://p/#a", "https://p/)b", 7, ""],
+)
+def test_address_of_the_page_is_a_plain_url(value: Any) -> None:
+    with pytest.raises(ConfigError, match="must be none, or a URL without a user, a query or a fragment"):
+        CoordinatorConfig(page_url=value)
+
+
+def test_address_of_the_page_contains_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWKIT_PAGE_URL", "https://me:secret@page.example")
+    with pytest.raises(ConfigError, match="^FLOWKIT_PAGE_URL: .*page_url is a hidden value"):
+        CoordinatorConfig.load()
+    monkeypatch.setenv("FLOWKIT_PAGE_URL", "http://127.0.0.1:9655/")
+    assert CoordinatorConfig.load().page_url == "http://127.0.0.1:9655/"
+
+
 def test_brokers_are_hosts_with_ports() -> None:
     for value in ["", " ", "kafka:9092,", "PLAINTEXT://kafka:9092", "kafka:port", ["kafka:9092"], 7]:
         assert "host:port" in refused("kafka_bootstrap", value)

@@ -12,7 +12,7 @@ from tests.unit.property_examples import examples
 
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SkipReason, TaskStatus
-from flowkit.workflows.display.details import BYTES, ROWS, TaskQueues
+from flowkit.workflows.display.details import BYTES, ROWS, TaskQueues, add_page_link
 from flowkit.workflows.display.details import render as render_at
 from flowkit.workflows.scheduling.scheduler import Scheduler
 
@@ -41,6 +41,16 @@ def test_silent_node_has_a_note() -> None:
     states = [NodeState(status=NodeStatus.RUNNING, epoch=1), NodeState(status=NodeStatus.RUNNING, epoch=1)]
     text = render_at(TaskStatus.DEFERRED, scheduler_of(*states), QUEUES, silent_nodes={"n1"})
     assert [row[-1] for row in rows(text)] == ["", "sends no heartbeats"]
+
+
+def test_details_link_to_the_page_if_its_address_is_known_and_the_link_fits() -> None:
+    assert add_page_link("Task", None, "t") == "Task"
+    assert add_page_link("", "https://page", "t") == ""
+    linked = add_page_link("Task", "https://page/sub/", "a/b) [c](d")
+    link = "[Graph and actions on FlowKit's page](https://page/sub/?task=a%2Fb%29%20%5Bc%5D%28d)"
+    assert linked == f"{link}  \nTask"
+    full = "x" * BYTES
+    assert add_page_link(full, "https://page", "t") == full
 
 
 def only_row(state: NodeState, **fields: Any) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -55,6 +57,18 @@ def test_two_products_of_one_name_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     register(monkeypatch, {each: products.Product(name="same") for each in ("one:PRODUCT", "two:PRODUCT")})
     with pytest.raises(ConfigError, match="the name 'same': one:PRODUCT and two:PRODUCT; uninstall one"):
         products.installed()
+
+
+def test_graphviz_is_that_of_the_first_product_that_has_its_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    has, lacks = tmp_path / "graphviz.js", tmp_path / "gone.js"
+    has.touch()
+    known = [products.Product(name=path.name, graphviz=partial(Path, path)) for path in (lacks, has)]
+    monkeypatch.setattr(products, "installed", lambda: (products.Product(name="a"), *known))
+    assert products.graphviz() == has
+    has.unlink()
+    assert products.graphviz() is None
 
 
 def register(monkeypatch: pytest.MonkeyPatch, loaded: dict[str, Any]) -> None:

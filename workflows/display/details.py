@@ -75,6 +75,7 @@ _ROLES = 6
 _MARKDOWN = re.compile(r"[\\`*\[\]<>|~&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """Characters that format text or make an address a link. An underscore within a word does not."""
 
+_NOT_IN_URL = re.compile(rb"[^A-Za-z0-9_.~-]")
 _URL_SAFE = re.compile(r"[A-Za-z0-9_.@+-]+")
 
 
@@ -132,6 +133,20 @@ def render(
     hidden = len(scheduler.nodes) - len(rows)
     last = f"… and {hidden:,} more nodes; the query `status` has them all" if hidden else _EMPTY_LINE
     return "\n".join([*above_rows, *rows, "", last])
+
+
+def add_page_link(details: str, page_url: str | None, task_id: str) -> str:
+    """Return details with a link to the task on FlowKit's page; unchanged if they are empty, or if it is too long."""
+    if not details or page_url is None:
+        return details
+    link = f"[Graph and actions on FlowKit's page]({page_url.rstrip('/')}/?task={_quote(task_id)})"
+    linked = f"{link}{_LINE_BREAK}{details}"
+    return linked if len(linked.encode()) <= BYTES else details
+
+
+def _quote(text: str) -> str:
+    """Return a text as a part of a URL. Workflow code imports no module for I/O, which urllib is."""
+    return _NOT_IN_URL.sub(lambda found: b"%%%02X" % ord(found[0]), text.encode()).decode("ascii")
 
 
 @lru_cache(maxsize=4096)

@@ -16,23 +16,25 @@ from plotly.offline import get_plotlyjs
 
 from code_index.page import figures, text, timeline
 from code_index.page.attempts import build_attempts
+from code_index.page.picture import draw_svg, draw_text, graph_picture
 from code_index.page.tables import node_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from code_index.page.attempts import AttemptRun
     from code_index.page.data import DemoRun
+    from flowkit.pictures.model import Picture
 
 HERE = Path(__file__).parent
 
 
 def write_page(run: DemoRun, path: Path) -> None:
     """Write the report of `run` to `path`."""
-    path.write_text(page(run), encoding="utf-8")
+    path.write_text(page(run, draw_svg), encoding="utf-8")
 
 
-def page(run: DemoRun) -> str:
+def page(run: DemoRun, draw_graph: Callable[[Picture], Markup] = draw_text) -> str:
     """Return the report of `run` as HTML. Everything that comes from the source tree is escaped."""
     attempts = build_attempts(run)
     # The page allows only these two scripts, by their hashes, so a script in the name of a file cannot run.
@@ -44,6 +46,7 @@ def page(run: DemoRun) -> str:
         source_findings=text.source_findings(run),
         run_findings=text.run_findings(run, attempts),
         attempts=attempts,
+        graph=draw_graph(graph_picture(run, attempts)),
         nodes=node_rows(run, attempts),
         figures=build_figures(run, attempts),
         problems=run.documents.problems,

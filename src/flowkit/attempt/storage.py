@@ -273,11 +273,14 @@ class AttemptStorage:
 
     async def _finish_with(self, increments: VarsChange, at: float) -> None:
         write = FinalWrite(attempt=self._attempt, run_id=self._run_id, at=at)
-        variables, task_id = Variables(self._tasks), self._attempt.task_id
+        variables, task_id = self._variables(), self._attempt.task_id
         try:
             await retry_while_unavailable(lambda: variables.write(task_id, increments, write))
         except AdapterError as error:
             raise _bad_vars(error) from None
+
+    def _variables(self) -> Variables:
+        return Variables(self._tasks)
 
 
 def _checked_increments(variables: Any) -> VarsChange | None:

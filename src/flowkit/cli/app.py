@@ -9,12 +9,23 @@ from typer.core import TyperGroup
 
 from flowkit import products
 from flowkit.cli import output, processes
+from flowkit.cli.debug.command import debug
 from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
 from flowkit.cli.health_check import health
 from flowkit.cli.project.command import init
 from flowkit.cli.retention.commands import close_orphaned, purge
-from flowkit.cli.tasks import attempts, commands, explain, operate, results, validate, variables, workers
+from flowkit.cli.tasks import (
+    attempts,
+    commands,
+    explain,
+    operate,
+    picture,
+    results,
+    validate,
+    variables,
+    workers,
+)
 from flowkit.cli.up.command import up
 from flowkit.cli.up.logs import logs
 from flowkit.core import version
@@ -79,11 +90,13 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "result": results.result,
     "batches": results.batches,
     "attempts": attempts.attempts,
+    "debug": debug,
     "explain": explain.explain,
     "workers": workers.workers,
     "vars": variables.task_vars,
     "validate": validate.validate,
     "schema": validate.schema,
+    "graph": picture.graph,
     "doctor": doctor,
     "health": health,
     "init": init,

@@ -29,6 +29,12 @@ def engine(
     *,
     where: Where,
     config: Annotated[str | None, typer.Option(help="JSON file with CoordinatorConfig settings.")] = None,
+    page_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of the page, to which the details of tasks in Temporal's Web UI link. (FLOWKIT_PAGE_URL)"
+        ),
+    ] = None,
     functions: Functions = None,
     roles: HostedRoles = None,
     processes: Processes = 1,
@@ -40,6 +46,7 @@ def engine(
     command = EngineCommand(
         where=where,
         config=config,
+        page_url=page_url,
         functions=functions or [],
         handlers=roles or [],
         verbose=verbose,

@@ -44,6 +44,7 @@ class EngineCommand:
 
     where: Where
     config: str | None
+    page_url: str | None
     functions: list[str]
     handlers: list[str]
     """Handlers that the engine hosts."""
@@ -51,7 +52,8 @@ class EngineCommand:
 
     def load(self) -> tuple[CoordinatorConfig, dict[str, Any], dict[str, RoleHandler]]:
         """Return the settings, functions, and hosted handlers by role. Raise ConfigError if an option is invalid."""
-        settings = load_config(self.config, {"queue": self.where.queue} if self.where.queue else {})
+        given = {"queue": self.where.queue, "page_url": self.page_url}
+        settings = load_config(self.config, {name: value for name, value in given.items() if value})
         return settings, load_functions(self.functions), load_handlers(self.handlers)
 
     def __call__(self, reports: HealthOptions, number: int) -> None:

@@ -142,7 +142,7 @@ class EngineComponent(WorkerComponent):
     def configured(self, config: WorkerConfig) -> WorkerConfig:
         """Return the worker's settings with the Task workflow, its interceptor and the activities added."""
         config["workflows"] = add_task(config.get("workflows"))
-        config["interceptors"] = [*(config.get("interceptors") or ()), TaskInterceptor()]
+        config["interceptors"] = [*(config.get("interceptors") or ()), TaskInterceptor(self._config.page_url)]
         if not config.get("tuner") and not config.get("max_concurrent_workflow_tasks"):
             config["max_concurrent_workflow_tasks"] = count_workflow_tasks(self._inline.inline_roles)
         return super().configured(limit_heartbeats(config))

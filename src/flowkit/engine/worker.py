@@ -238,7 +238,7 @@ def create_workers(
         workflows=[Task],
         activities=[*activities, inline],
         workflow_runner=OrderedRunner(UnsandboxedWorkflowRunner()),
-        interceptors=[TaskInterceptor()],
+        interceptors=[TaskInterceptor(config.page_url)],
         identity=engine_identity(identity, settings.deployment),
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import BaseRoute
     from starlette.types import Receive, Scope, Send
+    from temporalio.client import WorkflowExecutionDescription
 
     from flowkit.page.live import Feed, LiveTasks, Update
     from flowkit.reading.state import Servers
@@ -180,6 +181,7 @@ class Session(PageResult):
     read_only: bool
     web_ui: str | None = Field(description="Address of Temporal's Web UI, without a slash at its end.")
     namespace: str
+    database: str
     version: str
     actions: list[str]
 
@@ -210,6 +212,7 @@ class Structure(PageResult):
     run_id: str | None = Field(
         description="The run of its workflow; null if Temporal does not know it any more, or does not respond."
     )
+    queue: str | None = Field(description="The task queue of its engines; null in the same cases.")
     params: dict[str, Any]
     nodes: list[dict[str, Any]] = Field(
         description="`node_id`, `role`, `function`, `parallel`, `is_map`, `when`."
@@ -312,6 +315,7 @@ class PageApi:
             read_only=self._read_only,
             web_ui=self._web_ui,
             namespace=self._servers.temporal.namespace,
+            database=self._servers.db.name,
             version=self._version,
             actions=[*ACTIONS, CANCEL, RERUN] if may else [],
         )
@@ -336,28 +340,26 @@ class PageApi:
     async def get_task(self, given: Given) -> Structure:
         """Return a task with its graph."""
         task_id = given.query.task_id
-        document = await self._document(task_id)
+        document, found = await asyncio.gather(self._document(task_id), self._describe(task_id))
         with reading(task_id):
             graph = await asyncio.to_thread(view_graph, document["graph"])
         edges = graph.edges
         return Structure(
             task_id=task_id,
             name=graph.name,
-            run_id=await self._run_id(task_id),
+            run_id=found and found.run_id,
+            queue=found and found.task_queue,
             params=_plain(document.get("params") or {}),
             nodes=[asdict(each) for each in graph.nodes],
             edges=[(each.source, each.target, each.kind.value) for each in edges],
             conditions={str(index): each.condition for index, each in enumerate(edges) if each.condition},
         )
 
-    async def _run_id(self, task_id: str) -> str | None:
+    async def _describe(self, task_id: str) -> WorkflowExecutionDescription | None:
         try:
-            description = (
-                await self._servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)
-            ).description
+            return (await self._servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)).description
         except RPCError:
             return None
-        return description.run_id if description else None
 
     async def _document(self, task_id: str) -> dict[str, Any]:
         document = await self._servers.catalog.document(task_id)

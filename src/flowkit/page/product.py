@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowkit.page import check_installed
@@ -23,15 +24,25 @@ def _options(ports: Sequence[int], kafka: bool) -> list[str]:
     return ["--port", str(ports[0])]
 
 
+def _address(ports: Sequence[int]) -> str:
+    return f"http://127.0.0.1:{ports[0]}/"
+
+
+def _graphviz() -> Path:
+    return Path(__file__).parent / "static" / "vendor" / "graphviz.js"
+
+
 PRODUCT = Product(
     name="page",
     commands={"ui": _commands},
+    graphviz=_graphviz,
     process=UpProcess(
         command=("ui",),
         options=_options,
         default_ports=(9655,),
         offset=8,
         check=check_installed,
-        address=lambda ports: f"http://127.0.0.1:{ports[0]}/",
+        address=_address,
+        exports=lambda ports: {"FLOWKIT_PAGE_URL": _address(ports)},
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
@@ -52,7 +53,12 @@ def _routes() -> Iterator[BaseRoute]:
 
 
 def _route(path: str, content: bytes, media_type: str) -> BaseRoute:
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {**_HEADERS, "etag": tag}
+
     async def respond(request: Request) -> Response:
-        return Response(content, media_type=media_type, headers=_HEADERS)
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=media_type, headers=headers)
 
     return HttpRoute(path, respond, needs=Open.NOTHING)

@@ -66,11 +66,15 @@ class GraphView:
 
 def view_graph(graph: dict[str, Any]) -> GraphView:
     """Return a valid graph, or that of a task document, as people see it."""
-    parsed = normalized(graph)
+    return view_nodes(normalized(graph))
+
+
+def view_nodes(graph: Graph) -> GraphView:
+    """Return a parsed graph as people see it."""
     return GraphView(
-        name=parsed.name,
-        nodes=tuple(map(_view_node, parsed.nodes)),
-        edges=tuple(_edges_of(parsed)),
+        name=graph.name,
+        nodes=tuple(map(_view_node, graph.nodes)),
+        edges=tuple(_edges_of(graph)),
     )
 
 

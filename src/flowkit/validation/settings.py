@@ -22,6 +22,8 @@ MOST_SLOTS = 10_000
 _SHOWN_CHARS = 80
 _BROKER = re.compile(r"([^\s:,/@\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_URL_CHARS = 500
+_URL = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?")
 _A_ROLE = "a role: a letter or digit, then at most 99 of letters, digits and . _ -"
 
 
@@ -77,6 +79,17 @@ def text() -> Rule:
     return _make_rule(
         _is_name, f"a string of 1 to {ID_CHARS} printable characters without leading or trailing spaces"
     )
+
+
+def web_address() -> Rule:
+    """Return a rule for the address of a web page. It contains no password: everybody sees the links that use it."""
+    wanted = "a URL without a user, a query or a fragment, such as https://flowkit.example.com/page"
+
+    def rule(value: Any) -> Iterator[Problem]:
+        if not isinstance(value, str) or len(value) > _URL_CHARS or not _URL.fullmatch(value):
+            yield "", _Hidden() if "@" in str(value) else value, wanted
+
+    return rule
 
 
 def secret() -> Rule:

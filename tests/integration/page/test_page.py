@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,11 +37,22 @@ class Hostile(Quick):
         return BatchResult(success=False, reason_code="bad", permanent=True, error=f"{HOSTILE}\n{HOSTILE}")
 
 
-async def apply(page: Page, action: str) -> None:
-    """Choose an action of the task, and confirm it."""
-    await page.get_by_role("group", name="Actions of the task").get_by_role("button", name=action).click()
-    await page.get_by_role("dialog").get_by_role("button", name=action).click()
-    await expect(page.get_by_role("dialog")).to_be_hidden()
+def act(page: Page, whose: str, action: str) -> Any:
+    """Return the button of an action of the task or of the selected node."""
+    return page.get_by_role("group", name=f"Actions of the {whose}").get_by_role(
+        "button", name=action, exact=True
+    )
+
+
+async def confirm(page: Page, whose: str, action: str, effect: str, **fields: str) -> None:
+    """Choose an action, fill in its form, read what it would affect, and confirm it."""
+    await act(page, whose, action).click()
+    dialog = page.get_by_role("dialog")
+    for label, value in fields.items():
+        await dialog.get_by_label(label.replace("_", " ")).fill(value)
+    await expect(dialog.get_by_role("status")).to_contain_text(effect)
+    await dialog.get_by_role("button", name=action, exact=True).click()
+    await expect(dialog).to_be_hidden()
 
 
 async def test_nodes_change_while_a_task_runs_and_a_held_node_is_decided_on_the_page(
@@ -61,18 +72,10 @@ async def test_nodes_change_while_a_task_runs_and_a_held_node_is_decided_on_the_
     await page.goto(address(server, task=task_id, node="second"))
     await expect(box(page, "first")).to_have_class(re.compile("running"))
     await expect(box(page, "third")).to_have_class(re.compile("queued"))
-    await apply(page, "Pause")
-    await expect(page.locator("p.paused")).to_contain_text("operator on the page")
-    await apply(page, "Resume")
-    await expect(page.locator("p.paused")).to_be_hidden()
     gated.gate("first").set()
     await expect(box(page, "first")).to_have_class(re.compile("finished"))
     await expect(box(page, "second")).to_have_class(re.compile("decides"))
-    await page.get_by_role("group", name="Actions of the node").get_by_role("button", name="Complete").click()
-    dialog = page.get_by_role("dialog")
-    await expect(dialog.get_by_text(re.compile("second: .* → finished"))).to_be_visible()
-    await dialog.get_by_label("Final metrics").fill('{"rows": 7}')
-    await dialog.get_by_role("button", name="Complete").click()
+    await confirm(page, "node", "Complete", "second: held → finished", Final_metrics='{"rows": 7}')
     await expect(box(page, "third")).to_have_class(re.compile("finished"))
     await expect(page.locator(".headline .status")).to_have_text(re.compile("finished"))
     document = await harness.document(task_id)
@@ -125,4 +128,63 @@ async def test_no_content_of_a_task_is_read_as_markup(
     await expect(page.locator("aside .attempts pre")).to_contain_text(HOSTILE)
     await expect(page.locator("aside pre").filter(has_text='"text"')).to_contain_text("<img src=x")
     assert await page.locator("img").count() == 0
-    assert await page.title() == f"{task_id} – FlowKit"
+    assert await page.title() == f"✕ {HOSTILE} – FlowKit"
+
+
+async def test_each_action_is_applied_on_the_page(
+    harness: Harness, start_page: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    """Each is clicked, shows what it would affect, and changes a running task. One that the rules reject says why."""
+    bad, gated = {"failures": 9, "permanent": True}, Gated()
+    await harness.engine()
+    await harness.worker({"gated": gated, "failing": Failing()})
+    task_id = await harness.create(
+        *(node(name, "failing", inline=bad) for name in ("retried", "skipped", "completed")),
+        node("approved", "approval"),
+        node("rejected", "approval", allow_failure=True),
+        node("runs", "gated", allow_failure=True),
+        node("ends", "gated"),
+        on_node_failure="hold",
+    )
+    server = await start_page()
+    await page.goto(address(server, task=task_id, node="retried"))
+    await expect(box(page, "retried")).to_have_class(re.compile("decides"))
+    await expect(act(page, "task", "Resume")).to_have_attribute("title", re.compile("nothing is paused"))
+    await act(page, "task", "Resume").click(force=True)  # Playwright waits for enabled ones only
+    await expect(page.locator(".toast.error")).to_contain_text("Resume: ")
+    changed = {"Changed_keys_of_the_input": '{"failures": 0}'}
+    await confirm(page, "node", "Retry", "retried: held → queued", **changed)
+    await expect(box(page, "retried")).to_have_class(re.compile("finished"))
+    steps = {
+        "skipped": ("Skip", "→ skipped", "skipped", {}),
+        "completed": ("Complete", "→ finished", "finished", {"Final_metrics": '{"rows": 7}'}),
+        "approved": ("Approve", "→ finished", "finished", {"Comment": "looks good"}),
+        "rejected": ("Reject", "→ failed", "failed|decides", {"Comment": "no"}),
+        "runs": ("Fail", "→ ", "failed|decides", {"Reason": "took too long"}),
+    }
+    for name, (action, effect, state, fields) in steps.items():
+        await box(page, name).click()
+        await expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
+        if name == "runs":
+            await act(page, "node", action).click()
+            await page.get_by_role("dialog").get_by_label("stop attempts that run").check()
+            await page.get_by_role("dialog").get_by_role("button", name=action, exact=True).click()
+        else:
+            await confirm(page, "node", action, effect, **fields)
+        await expect(box(page, name)).to_have_class(re.compile(state))
+    await confirm(page, "task", "Pause", "Affects")
+    await expect(page.locator("p.paused")).to_contain_text("operator on the page")
+    await confirm(page, "task", "Resume", "Affects")
+    await expect(page.locator("p.paused")).to_be_hidden()
+    await confirm(page, "task", "Cancel", "told to stop", Reason="enough")
+    await expect(page.locator(".headline .status")).to_have_text(re.compile("cancelled"))
+    gated.gate("ends").set()
+    again = {
+        "Nodes_that_run_again": "completed\nends",
+        "Changed_params": '{"day": "tomorrow"}',
+        "Changed_keys_of_the_inputs": '{"completed": {"failures": 0}}',
+    }
+    await confirm(page, "task", "Run again", "completed: finished → queued", **again)
+    await expect(page.locator(".headline .status")).to_have_text(re.compile("finished"))
+    document = await harness.document(task_id)
+    assert document["params"]["day"] == "tomorrow"

@@ -12,6 +12,7 @@ from rich.text import Text
 from flowkit.cli.screen import add_names, open_screen, plain_table
 from flowkit.graph.description import group_rows
 from flowkit.models import NodeStatus
+from flowkit.pictures.styles import style_of
 from flowkit.reading.notes import format_note
 from flowkit.text import format_duration, one_line
 
@@ -26,16 +27,6 @@ if TYPE_CHECKING:
     from flowkit.graph.description import NodeDescription, Row
     from flowkit.reading.state import NodeRow, TaskView
 
-_STYLES = {
-    "running": "cyan",
-    "deferred": "yellow",
-    "cancelling": "yellow",
-    "finished": "green",
-    "failed": "red",
-    "cancelled": "red",
-    "queued": "dim",
-    "skipped": "dim",
-}
 _DISPLAY_ORDER = ("failed", "cancelling", "deferred", "running", "cancelled", "skipped", "queued", "finished")
 """Order of the rows when they do not all fit."""
 
@@ -183,7 +174,7 @@ def _format_cells(node: NodeRow) -> Iterator[Text]:
 
 def status_text(status: str) -> Text:
     """Return the status of a node in its color."""
-    return Text(status, style=_STYLES.get(status, ""))
+    return Text(status, style=style_of(status).terminal)
 
 
 def format_line(node: NodeRow) -> str:

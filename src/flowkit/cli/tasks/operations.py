@@ -19,10 +19,11 @@ from flowkit.cli.errors import Exit, add_remedy
 from flowkit.cli.following import follow, interruptible
 from flowkit.cli.servers import accepts_connections, database, servers
 from flowkit.cli.tasks.display import open_task_screen, task_table, tasks_table
+from flowkit.cli.tasks.results import debug_command
 from flowkit.client import TaskCancelled, TaskCatalog, TaskFailed, TaskStillOpen, UnknownTask, cancel_reason
 from flowkit.connection import temporal_address
 from flowkit.errors import ConfigError, FlowKitError, TaskIdTaken
-from flowkit.models import APPROVAL, TaskStatus
+from flowkit.models import APPROVAL, ENGINE_TYPES, NodeStatus, TaskStatus
 from flowkit.reading.state import (
     TaskReader,
     describe_unknown_roles,
@@ -172,7 +173,7 @@ def _print_task(view: TaskView) -> None:
     if view.nodes:
         console = output.console()
         console.print(task_table(view, wide=console.is_terminal))
-    for hint in decision_hints(view):
+    for hint in (*decision_hints(view), *debug_hints(view)):
         output.note(f"  {hint}")
 
 
@@ -331,6 +332,14 @@ def decision_hints(view: TaskView) -> list[str]:
     if len(waiting) > len(hints):
         hints.append(f"{len(waiting) - len(hints):,} more nodes wait for a decision")
     return hints
+
+
+def debug_hints(view: TaskView) -> list[str]:
+    """Return a hint that names the command which debugs the first failed node of a role; `[]` if there is none."""
+    failed = [
+        node for node in view.nodes if node.status == NodeStatus.FAILED and node.role not in ENGINE_TYPES
+    ]
+    return [f"run a failed node here: `{debug_command(view.task_id, each.node_id)}`" for each in failed[:1]]
 
 
 def _suggest_decision(task_id: str, node: NodeRow) -> str:

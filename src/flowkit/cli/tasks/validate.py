@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from flowkit.cli import output
-from flowkit.cli.errors import Exit, shown_problems
+from flowkit.cli.errors import Exit, add_remedy, shown_problems
 from flowkit.cli.json_files import read_task
 from flowkit.cli.options import (
     AsJson,
@@ -14,9 +14,12 @@ from flowkit.cli.options import (
     Where,
     with_options,
 )
-from flowkit.errors import GraphError
+from flowkit.cli.tasks.picture import print_picture
+from flowkit.errors import ConfigError, GraphError
 from flowkit.graph.description import describe, describe_graph
 from flowkit.models import Graph
+from flowkit.pictures.model import make_picture
+from flowkit.reading.graphs import view_nodes
 from flowkit.schema import graph_schema
 from flowkit.text import count_of
 
@@ -30,6 +33,9 @@ GraphFile = Annotated[
 def validate(
     graph: GraphFile,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
+    picture: Annotated[
+        bool, typer.Option("--picture", help="Draw a valid graph, instead of listing its nodes.")
+    ] = False,
     as_json: AsJson = False,
     *,
     where: Where,
@@ -39,6 +45,8 @@ def validate(
 
     If they run, it also names the roles that no worker has ever polled.
     """
+    if picture and as_json:
+        raise add_remedy(ConfigError("--picture and --json exclude each other"), "leave one of them out")
     problems: list[str] = []
     hints: list[str] = []
     checked: Graph | None = None
@@ -66,7 +74,7 @@ def validate(
         for problem in problems:
             output.error(problem)
         if checked and valid:
-            _print_graph(graph, checked)
+            _print_graph(graph, checked, picture=picture)
         for hint in hints:
             output.warn(hint)
     raise typer.Exit(Exit.OK if valid else Exit.USAGE)
@@ -86,7 +94,7 @@ def _describe_as_json(graph: Graph | None) -> dict[str, Any]:
     return {**properties, "nodes": [node.as_json for node in describe(graph)]}
 
 
-def _print_graph(path: str, graph: Graph) -> None:
+def _print_graph(path: str, graph: Graph, *, picture: bool) -> None:
     nodes = len(graph.nodes)
     output.echo(f"{'stdin' if path == '-' else path} is valid: {count_of(nodes, 'node')}")
     for each in describe_graph(graph):
@@ -95,7 +103,10 @@ def _print_graph(path: str, graph: Graph) -> None:
 
     console = output.console()
     console.print()
+    if picture:
+        return print_picture(make_picture(view_nodes(graph)))
     console.print(graph_table(describe(graph), wide=console.is_terminal))
+    return None
 
 
 def schema() -> None:

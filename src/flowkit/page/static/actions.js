@@ -5,13 +5,14 @@ import { h, replace, toast } from "./dom.js";
 import { ENDED } from "./words.js";
 
 const LOOK_MS = 600;
+const TYPING_MS = 300;
 
 // What can be done with a task and with a node: the name of the action, a label, and fields of its form.
 const TASK_ACTIONS = [
   { name: "pause", label: "Pause", open: true, fields: ["interrupt"] },
   { name: "resume", label: "Resume", open: true },
   { name: "cancel", label: "Cancel", open: true, danger: true, blind: true },
-  { name: "rerun", label: "Run again", open: false },
+  { name: "rerun", label: "Run again", open: false, fields: ["nodes", "params", "inputs"] },
 ];
 const NODE_ACTIONS = [
   { name: "retry_node", label: "Retry", fields: ["input_inline", "interrupt"] },
@@ -26,13 +27,26 @@ const DECISIONS = [
   { name: "decide", label: "Reject", given: { decision: "reject" }, fields: ["comment"], danger: true },
 ];
 
+// The fields of the forms. An empty one is not sent.
+const FIELDS = {
+  interrupt: { label: "stop attempts that run", kind: "switch" },
+  input_inline: { label: "Changed keys of the input, as JSON", kind: "object", example: '{"limit": 5}' },
+  metrics: { label: "Final metrics, as JSON", kind: "object", example: '{"rows": 7}' },
+  nodes: { label: "Nodes that run again, with what depends on them: one id a line", kind: "lines", example: "all that did not finish" },
+  params: { label: "Changed params, as JSON", kind: "object", example: '{"day": "2026-01-31"}' },
+  inputs: { label: "Changed keys of the inputs of nodes, as JSON by node id", kind: "object", example: '{"load": {"limit": 5}}' },
+  comment: { label: "Comment", kind: "text" },
+};
+
 const call = (taskId, name, input, dryRun) => post(ofTask(`actions/${name}`, taskId), { input, dry_run: dryRun });
 
 // Buttons of actions, which are disabled with the reason if the rules reject them.
 class Buttons {
-  constructor(taskId, session, label) {
+  // `now()` returns the values that fields of a form would change.
+  constructor(taskId, session, label, now) {
     this.taskId = taskId;
     this.session = session;
+    this.now = now;
     this.element = h("div", { class: "actions", role: "group", "aria-label": label });
     this.element.hidden = !session.may_operate;
     this.looks = 0;
@@ -62,15 +76,15 @@ class Buttons {
     const focused = document.activeElement?.dataset?.action;
     replace(this.element, offered.map(({ action, why }) => h("button", {
       type: "button", class: action.danger ? "danger" : null, "aria-disabled": why ? "true" : null, title: why || null, "data-action": action.label,
-      onclick: () => (why ? toast(`${action.label}: ${why}`, "error") : confirmAction(this.taskId, action, given)),
+      onclick: () => (why ? toast(`${action.label}: ${why}`, "error") : confirmAction(this.taskId, action, given, this.now())),
     }, action.label)));
     if (focused) this.element.querySelector(`[data-action="${CSS.escape(focused)}"]`)?.focus();
   }
 }
 
 export class ActionBar extends Buttons {
-  constructor(taskId, session, stateOf) {
-    super(taskId, session, "Actions of the task");
+  constructor(taskId, session, stateOf, now) {
+    super(taskId, session, "Actions of the task", now);
     this.stateOf = stateOf;
   }
 
@@ -84,8 +98,8 @@ export class ActionBar extends Buttons {
 }
 
 export class NodeActions extends Buttons {
-  constructor(taskId, node, session) {
-    super(taskId, session, "Actions of the node");
+  constructor(taskId, node, session, now) {
+    super(taskId, session, "Actions of the node", now);
     this.node = node;
   }
 
@@ -98,40 +112,54 @@ export class NodeActions extends Buttons {
   }
 }
 
-function field(name) {
-  switch (name) {
-    case "interrupt": return h("label", { class: "toggle" }, h("input", { type: "checkbox", name }), "stop attempts that run");
-    case "input_inline": return h("label", {}, "Changed keys of the input, as JSON", h("textarea", { name, rows: 4, placeholder: '{"limit": 5}', spellcheck: "false" }));
-    case "metrics": return h("label", {}, "Final metrics, as JSON", h("textarea", { name, rows: 3, placeholder: '{"rows": 7}', spellcheck: "false" }));
-    default: return h("label", {}, "Comment", h("input", { name, maxlength: 500 }));
-  }
+function field(name, now) {
+  const { label, kind, example } = FIELDS[name];
+  if (kind === "switch") return h("label", { class: "toggle" }, h("input", { type: "checkbox", name }), label);
+  if (kind === "text") return h("label", {}, label, h("input", { name, maxlength: 500 }));
+  const known = now && Object.keys(now).length > 0;
+  return [
+    h("label", {}, label, h("textarea", { name, rows: 3, placeholder: example, spellcheck: "false" })),
+    known && h("details", {}, h("summary", {}, "What it is now"), h("pre", { tabindex: "0" }, JSON.stringify(now, null, 2)))];
+}
+
+// Return the value of a field; undefined if it is empty. Throw an error with a remedy.
+function valueOf(name, element) {
+  const { label, kind, example } = FIELDS[name];
+  if (kind === "switch") return element.checked || undefined;
+  const text = element.value.trim();
+  if (!text) return undefined;
+  if (kind === "text") return text;
+  if (kind === "lines") return text.split("\n").map((line) => line.trim()).filter(Boolean);
+  let parsed;
+  try {
+    parsed = JSON.parse(text);
+  } catch { /* reported below */ }
+  if (typeof parsed !== "object" || parsed === null || Array.isArray(parsed)) throw new Error(`${label}: this is no JSON object; write, for example, ${example}`);
+  return parsed;
 }
 
 function read(form, action) {
   const given = {};
-  for (const name of action.fields || []) {
+  for (const name of [...(action.fields || []), "reason"]) {
     const element = form.elements.namedItem(name);
-    if (name === "interrupt") {
-      if (element.checked) given.interrupt = true;
-    } else if (name === "comment") {
-      if (element.value) given.comment = element.value;
-    } else if (element.value.trim()) given[name] = JSON.parse(element.value);
+    const value = name === "reason" ? element.value.trim() || undefined : valueOf(name, element);
+    if (value !== undefined) given[name] = value;
   }
-  const reason = form.elements.namedItem("reason").value.trim();
-  return reason ? { ...given, reason } : given;
+  return given;
 }
 
 // Show what the action would affect, and apply it when the user confirms.
-function confirmAction(taskId, action, given) {
-  const preview = h("div", { class: "preview", role: "status" });
-  const apply = h("button", { type: "submit", class: action.danger ? "danger" : "primary" }, action.label);
+function confirmAction(taskId, action, given, now) {
+  const preview = h("div", { class: "preview", role: "status" }, h("p", { class: "note" }, "…"));
+  const apply = h("button", { type: "submit", class: action.danger ? "danger" : "primary", disabled: true }, action.label);
+  const title = h("h2", { id: "dialog-title" }, given.node_id ? `${action.label} ${given.node_id}` : `${action.label} the task`);
   const form = h("form", { method: "dialog" },
-    h("h2", {}, given.node_id ? `${action.label} ${given.node_id}` : `${action.label} the task`),
-    (action.fields || []).map(field),
+    title,
+    (action.fields || []).map((name) => field(name, now[name])),
     h("label", {}, "Reason", h("input", { name: "reason", maxlength: 500 })),
     preview,
     h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => dialog.close() }, "Back"), apply));
-  const dialog = h("dialog", {}, form);
+  const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
   const input = () => ({ ...given, ...action.given, ...read(form, action) });
   let looks = 0;
   const look = async () => {
@@ -142,12 +170,16 @@ function confirmAction(taskId, action, given) {
       apply.disabled = false;
       replace(preview, affected(found));
     } catch (error) {
-      if (number !== looks) return;
-      apply.disabled = true;
-      replace(preview, h("p", { class: "reason" }, error instanceof SyntaxError ? `This is not JSON: ${error.message}` : error.message));
+      if (number === looks) replace(preview, h("p", { class: "reason" }, error.message));
     }
   };
-  form.addEventListener("input", () => { clearTimeout(dialog.timer); dialog.timer = setTimeout(look, 300); });
+  // What is shown must be what is applied, so a change takes the button until its effect is known.
+  form.addEventListener("input", () => {
+    apply.disabled = true;
+    looks += 1;
+    clearTimeout(dialog.timer);
+    dialog.timer = setTimeout(look, TYPING_MS);
+  });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     apply.disabled = true;
@@ -157,9 +189,10 @@ function confirmAction(taskId, action, given) {
       dialog.close();
     } catch (error) {
       replace(preview, h("p", { class: "reason", role: "alert" }, error.message));
+      apply.disabled = false;
     }
   });
-  dialog.addEventListener("close", () => dialog.remove());
+  dialog.addEventListener("close", () => { clearTimeout(dialog.timer); dialog.remove(); });
   document.body.append(dialog);
   dialog.showModal();
   look();

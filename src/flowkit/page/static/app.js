@@ -1,6 +1,6 @@
 // Chooses what the page shows from its address: the list of tasks, or one task.
 
-import { ApiError, get, setToken, takeToken } from "./api.js";
+import { ApiError, get, ofTask, setToken, takeToken } from "./api.js";
 import { byId, h, replace } from "./dom.js";
 import { TaskList } from "./list.js";
 import { TaskPage } from "./task.js";
@@ -14,16 +14,20 @@ async function show() {
   shown = null;
   const query = new URLSearchParams(location.search);
   const main = byId("main");
+  const task = query.get("task");
+  const structure = task && get(ofTask("graph", task));
+  structure?.catch(() => {}); // reported below, after a refused session
   try {
     const session = await get("session");
     if (turn !== turns) return;
     byId("who").textContent = session.read_only ? `${session.actor}, read-only` : session.actor;
-    const task = query.get("task");
-    document.title = task ? `${task} – FlowKit` : "FlowKit";
+    document.title = task ? `${task} – FlowKit` : "Tasks – FlowKit";
     replace(byId("crumbs"), h("a", { href: "./" }, "Tasks"), task && h("span", {}, "›"), task && h("span", { "aria-current": "page" }, task));
     shown = task ? new TaskPage(main, task, query, session, keep) : new TaskList(main, query, navigate);
-    await shown.start();
+    if (turn > 1) main.focus();
+    await shown.start(structure);
   } catch (error) {
+    if (turn === turns) shown?.stop();
     if (turn === turns && error.name !== "AbortError") refuse(main, error);
   }
 }
@@ -46,17 +50,23 @@ function refuse(main, error) {
 
 function navigate(query) {
   history.pushState(null, "", query.size ? `?${query}` : "./");
-  show();
+  arrive();
 }
 
-// Change the address without leaving what is shown.
-function keep(changes) {
+// What is shown may be able to show another address itself.
+function arrive() {
+  if (!shown?.go(new URLSearchParams(location.search))) show();
+}
+
+// Change the address without leaving what is shown. With `step`, the browser's way back leads here.
+function keep(changes, step = false) {
   const query = new URLSearchParams(location.search);
   for (const [key, value] of Object.entries(changes)) {
     if (value) query.set(key, value);
     else query.delete(key);
   }
-  history.replaceState(null, "", `?${query}`);
+  if (query.toString() !== new URLSearchParams(location.search).toString()) history[step ? "pushState" : "replaceState"](null, "", `?${query}`);
+  return query;
 }
 
 document.addEventListener("click", (event) => {
@@ -66,7 +76,7 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   navigate(new URLSearchParams(link.search));
 });
-addEventListener("popstate", show);
+addEventListener("popstate", arrive);
 takeToken();
 addEventListener("hashchange", () => { takeToken(); show(); });
 show();

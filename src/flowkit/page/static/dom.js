@@ -8,15 +8,47 @@ function fill(element, attributes, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat(Infinity).filter((each) => each !== null && each !== undefined && each !== false));
+  element.append(...present(children));
   return element;
 }
 
 export const h = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
 export const s = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
+const present = (children) => children.flat(Infinity).filter((each) => each !== null && each !== undefined && each !== false);
+
 export function replace(parent, ...children) {
-  parent.replaceChildren(...children.flat(Infinity).filter((each) => each !== null && each !== undefined && each !== false));
+  parent.replaceChildren(...present(children));
+}
+
+// Show these children instead. One that looks as before stays, with its focus and what is selected in it.
+export function update(parent, ...children) {
+  const wanted = present(children).map((each) => (typeof each === "string" ? document.createTextNode(each) : each));
+  const focused = parent.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+  wanted.forEach((child, place) => {
+    const old = parent.childNodes[place];
+    if (!old) parent.append(child);
+    else if (!old.isEqualNode(child)) old.replaceWith(child);
+  });
+  while (parent.childNodes.length > wanted.length) parent.lastChild.remove();
+  if (focused && !parent.contains(document.activeElement)) parent.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+}
+
+// A button that copies a text. Pages that come without HTTPS from another machine have no clipboard, but a selection.
+export function copyButton(text, what) {
+  const copy = async () => {
+    if (navigator.clipboard) await navigator.clipboard.writeText(text);
+    else {
+      const field = h("textarea", { class: "copied" }, text);
+      document.body.append(field);
+      field.select();
+      document.execCommand("copy");
+      field.remove();
+    }
+    toast(`${what} is copied`);
+  };
+  return h("button", { type: "button", class: "copy", "aria-label": `Copy ${what}`, title: `Copy ${what}`, onclick: copy },
+    s("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, s("path", { d: "M5.5 5.5h8v8h-8zM3 10.5h-.5v-8h8V3" })));
 }
 
 export const byId = (id) => document.getElementById(id);

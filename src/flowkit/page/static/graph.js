@@ -1,6 +1,7 @@
 // Draws a graph as SVG. The structure is drawn once; updates change classes and texts.
 
 import { s, replace } from "./dom.js";
+import { placing } from "./placing.js";
 import { ENDED, symbolOf } from "./words.js";
 
 const HEIGHT = 44;
@@ -8,9 +9,18 @@ const CHAR = 7.2;
 const SMALL_CHAR = 6.2;
 const MIN_WIDTH = 120;
 const MAX_CHARS = 32;
+const READABLE = 0.35; // Below this scale, boxes show only their symbol.
+const TINY = 0.12;
 const SETTLED = ["failed", "cancelling", "running", "deferred", "queued", "cancelled", "skipped", "finished"];
 
 const short = (text) => (text.length > MAX_CHARS ? `${text.slice(0, MAX_CHARS - 1)}…` : text);
+
+const titleOf = (nodes, members) => (members.length === 1 ? nodes[members[0]].node_id : `${members.length.toLocaleString()} × ${nodes[members[0]].role}`);
+
+function widthOf(node, title, count, streams) {
+  const below = count > 1 ? 24 : short(node.role).length + (streams ? 24 : 15);
+  return Math.max(MIN_WIDTH, Math.round((short(title).length + 3) * CHAR) + 24, Math.round(below * SMALL_CHAR) + 24);
+}
 
 // The status of a group is the one of its nodes that needs most attention.
 export function statusOf(rows) {
@@ -30,74 +40,52 @@ export class GraphPicture {
     this.container = container;
     this.onSelect = onSelect;
     this.onExpand = onExpand;
-    this.worker = new Worker(new URL("./layout.js", import.meta.url), { type: "module" });
-    this.worker.addEventListener("message", ({ data }) => this.place(data));
-    this.request = 0;
     this.boxes = [];
     this.groupAt = new Map();
     this.chosen = -1;
     this.view = { x: 0, y: 0, scale: 1 };
+    this.size = { width: 0, height: 0 };
     this.svg = s("svg", { class: "graph", role: "group", "aria-label": "Graph of the task", tabindex: "-1" });
     this.layer = s("g", {});
     this.svg.append(arrowheads(), this.layer);
     replace(container, this.svg);
+    container.classList.add("placing"); // until there is a graph
     this.listen();
   }
 
-  // Draw `groups` (lists of positions in `nodes`) and the edges between them.
-  draw(structure, groups, edges, sideways) {
-    this.nodes = structure.nodes;
-    this.groups = groups;
-    this.edges = edges;
-    this.streams = new Map();
+  // Draw `groups` (lists of positions in `nodes`) and the edges between them. Return why that fails, if it does.
+  async draw(structure, groups, edges, sideways) {
+    const streams = new Map();
     for (const [from, to, kind] of structure.edges) {
-      if (kind === "streaming") this.streams.set(to, [...(this.streams.get(to) || []), from]);
+      if (kind === "streaming") streams.set(to, [...(streams.get(to) || []), from]);
     }
-    this.sizes = groups.map((members) => [this.widthOf(members), HEIGHT]);
-    this.request += 1;
+    const titles = groups.map((members) => titleOf(structure.nodes, members));
+    const sizes = groups.map((members, index) => [widthOf(structure.nodes[members[0]], titles[index], members.length, streams.has(members[0])), HEIGHT]);
     this.container.classList.add("placing");
-    this.worker.postMessage({ request: this.request, sizes: this.sizes, edges, sideways });
-    return new Promise((resolve) => {
-      this.drawn = resolve;
-    });
-  }
-
-  widthOf(members) {
-    const node = this.nodes[members[0]];
-    const below = members.length > 1 ? 24 : short(node.role).length + (this.streams.has(members[0]) ? 24 : 15);
-    return Math.max(MIN_WIDTH, Math.round((short(this.titleOf(members)).length + 3) * CHAR) + 24, Math.round(below * SMALL_CHAR) + 24);
-  }
-
-  titleOf(members) {
-    return members.length === 1 ? this.nodes[members[0]].node_id : `${members.length.toLocaleString()} × ${this.nodes[members[0]].role}`;
-  }
-
-  place({ request, placed, error }) {
-    if (request !== this.request) return;
+    const found = await placing.place({ sizes, edges, sideways });
+    if (!found) return null;
     this.container.classList.remove("placing");
-    if (error) {
-      this.container.classList.add("unplaced");
-      this.drawn?.(error);
-      return;
-    }
-    this.placed = placed;
+    if (found.error) return found.error;
+    Object.assign(this, { nodes: structure.nodes, groups, edges, streams, titles, sizes, placed: found.placed });
+    this.show();
+    return null;
+  }
+
+  show() {
+    const { placed } = this;
     this.groupAt = new Map();
-    const edges = this.edges.map(([from, to, kind], index) => edgeShape(placed.splines[index], kind));
+    const edges = this.edges.map(([from, to, kind], index) => edgeShape(placed.paths[index], kind));
     this.boxes = this.groups.map((members, index) => this.box(members, index, placed.nodes[index]));
+    this.fit();
     replace(this.layer, s("g", { class: "edges", "aria-hidden": "true" }, edges), s("g", { class: "nodes" }, this.boxes.map((box) => box.element)));
     this.edgeShapes = edges;
-    this.fit();
     if (this.rows) this.update(this.rows, null);
     if (this.chosen >= 0) this.select(this.chosen);
-    this.drawn?.(null);
   }
 
   box(members, index, [x, y]) {
     const [width, height] = this.sizes[index];
-    const title = this.titleOf(members);
     const symbol = s("text", { class: "symbol", x: 10, y: 18 });
-    const state = s("text", { class: "state", x: width - 8, y: 35, "text-anchor": "end" });
-    const bar = s("rect", { class: "bar", x: 1, y: height - 4, width: 0, height: 3 });
     const tip = s("title", {});
     const element = s(
       "g",
@@ -110,26 +98,41 @@ export class GraphPicture {
       },
       members.length > 1 ? s("rect", { class: "behind", x: 4, y: -4, width, height, rx: 6 }) : null,
       s("rect", { class: "body", width, height, rx: 6 }),
-      bar,
-      // The blanks keep the words apart for programs that read them in a row.
-      symbol, " ",
-      s("text", { class: "name", x: 28, y: 18 }, short(title)), " ",
-      s("text", { class: "role", x: 10, y: 35 }, members.length > 1 ? "" : short(this.nodes[members[0]].role)), " ",
-      state,
+      symbol,
     );
     for (const member of members) this.groupAt.set(member, index);
     // The tooltip exists only under the pointer: it would be a second text beside the label.
     element.addEventListener("pointerenter", () => element.prepend(tip));
     element.addEventListener("pointerleave", () => tip.remove());
-    const open = () => (members.length === 1 ? this.onSelect(members[0]) : this.onExpand(members));
-    element.addEventListener("click", () => this.moved || open());
-    element.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" || event.key === " ") {
-        event.preventDefault();
-        open();
-      } else this.step(event, index);
+    return { element, symbol, tip, width, height, members, title: this.titles[index] };
+  }
+
+  // Add the texts of a box. A box that is too small to read them, or out of view, has none.
+  addTexts(box) {
+    box.bar = s("rect", { class: "bar", x: 1, y: box.height - 4, width: 0, height: 3 });
+    box.state = s("text", { class: "state", x: box.width - 8, y: 35, "text-anchor": "end" });
+    const role = box.members.length > 1 ? "" : short(this.nodes[box.members[0]].role);
+    // The blanks keep the words apart for programs that read them in a row.
+    box.element.append(" ", s("text", { class: "name", x: 28, y: 18 }, short(box.title)), " ", s("text", { class: "role", x: 10, y: 35 }, role), " ", box.state, box.bar);
+    if (this.rows) this.updateBox(box);
+  }
+
+  addVisibleTexts() {
+    const { x: dx, y: dy, scale } = this.view;
+    if (scale < READABLE) return;
+    const [left, top] = [-dx / scale, -dy / scale];
+    const [right, bottom] = [left + this.size.width / scale, top + this.size.height / scale];
+    this.placed.nodes.forEach(([x, y], index) => {
+      const box = this.boxes[index];
+      const isOut = x + box.width / 2 < left || x - box.width / 2 > right || y + HEIGHT < top || y - HEIGHT > bottom;
+      if (!box.state && !isOut) this.addTexts(box);
     });
-    return { element, symbol, state, bar, tip, width, members, title };
+  }
+
+  open(index) {
+    const { members } = this.boxes[index];
+    if (members.length === 1) this.onSelect(members[0]);
+    else this.onExpand(members);
   }
 
   // Show the states of nodes. `changed` are positions; null means all.
@@ -157,11 +160,12 @@ export class GraphPicture {
     const text = single
       ? [row.attempt > 1 ? `attempt ${row.attempt}` : "", batchesText(row, above)].filter(Boolean).join(", ")
       : counts.map(([name, count]) => `${symbolOf(name)} ${count.toLocaleString()}`).join("  ");
-    box.state.textContent = text;
     const words = single ? `${row.status}${text ? `, ${text}` : ""}` : counts.map(([name, count]) => `${count} ${name}`).join(", ");
     box.tip.textContent = `${box.title}: ${words}${single && row.note ? `\n${row.note}` : ""}`;
     const label = single ? [short(box.title), short(this.nodes[box.members[0]].role), text, row.status] : [box.title, words];
     box.element.setAttribute("aria-label", [...label, decides && "waits for a decision"].filter(Boolean).join(", "));
+    if (!box.state) return;
+    box.state.textContent = text;
     const done = rows.filter((each) => ENDED.has(each.status)).length / box.members.length;
     const part = single ? progressOf(row, above) : done;
     box.bar.setAttribute("width", String(Math.max(0, Math.min(1, part)) * (box.width - 2)));
@@ -214,42 +218,54 @@ export class GraphPicture {
 
   reveal(index) {
     const [x, y] = this.placed.nodes[index];
-    const { width, height } = this.svg.getBoundingClientRect();
+    const { width, height } = this.size;
     const at = [x * this.view.scale + this.view.x, y * this.view.scale + this.view.y];
     if (at[0] < 60 || at[0] > width - 60 || at[1] < 40 || at[1] > height - 40) {
       this.view.x += width / 2 - at[0];
       this.view.y += height / 2 - at[1];
-      this.show();
+      this.move();
     }
   }
 
   fit() {
-    const { width, height } = this.svg.getBoundingClientRect();
+    const { width, height } = this.size;
     if (!width || !this.placed) return;
     const scale = Math.min(1.25, (width - 32) / this.placed.width, (height - 32) / this.placed.height);
     this.view.scale = Math.max(0.02, scale);
     this.view.x = (width - this.placed.width * this.view.scale) / 2;
     this.view.y = (height - this.placed.height * this.view.scale) / 2;
-    this.show();
+    this.move();
   }
 
   zoom(factor, x, y) {
-    const box = this.svg.getBoundingClientRect();
-    const [cx, cy] = [x ?? box.width / 2, y ?? box.height / 2];
+    const [cx, cy] = [x ?? this.size.width / 2, y ?? this.size.height / 2];
     const scale = Math.min(4, Math.max(0.02, this.view.scale * factor));
     const ratio = scale / this.view.scale;
     this.view = { scale, x: cx - (cx - this.view.x) * ratio, y: cy - (cy - this.view.y) * ratio };
-    this.show();
+    this.move();
   }
 
-  show() {
+  // Show the part of the picture that `view` says.
+  move() {
     const { x, y, scale } = this.view;
     this.layer.setAttribute("transform", `translate(${x.toFixed(1)} ${y.toFixed(1)}) scale(${scale.toFixed(4)})`);
-    this.svg.classList.toggle("far", scale < 0.35);
+    this.svg.classList.toggle("far", scale < READABLE);
+    this.svg.classList.toggle("tiny", scale < TINY);
+    if (this.boxes.length) this.addVisibleTexts();
   }
 
   listen() {
     let from = null;
+    const indexOf = (event) => event.target.closest(".node")?.dataset.group;
+    this.svg.addEventListener("click", (event) => indexOf(event) && !this.moved && this.open(Number(indexOf(event))));
+    this.svg.addEventListener("keydown", (event) => {
+      const index = indexOf(event);
+      if (!index) return;
+      if (event.key === "Enter" || event.key === " ") {
+        event.preventDefault();
+        this.open(Number(index));
+      } else this.step(event, Number(index));
+    });
     this.svg.addEventListener("wheel", (event) => {
       event.preventDefault();
       const box = this.svg.getBoundingClientRect();
@@ -265,15 +281,20 @@ export class GraphPicture {
       if (!this.moved && Math.abs(dx) + Math.abs(dy) < 5) return;
       this.moved = true;
       this.view = { ...from.view, x: from.view.x + dx, y: from.view.y + dy };
-      this.show();
+      this.move();
     });
     for (const name of ["pointerup", "pointerleave"]) this.svg.addEventListener(name, () => { from = null; });
-    this.resize = new ResizeObserver(() => this.placed && this.show());
+    // The observer knows the size without making the browser compute a layout of all nodes at once.
+    this.resize = new ResizeObserver(([{ contentRect: { width, height } }]) => {
+      const appears = !this.size.width;
+      this.size = { width, height };
+      if (appears) this.fit();
+    });
     this.resize.observe(this.svg);
   }
 
   close() {
-    this.worker.terminate();
+    placing.cancel();
     this.resize.disconnect();
   }
 }
@@ -291,12 +312,7 @@ function progressOf(row, above) {
   return known ? Number(known[1].replaceAll(",", "")) / Number(known[2].replaceAll(",", "")) : above ? (row.batches || 0) / above : 0;
 }
 
-function edgeShape(points, kind) {
-  if (!points || !points.length) return s("path", { class: `edge ${kind}`, d: "" });
-  const [first, ...rest] = points;
-  const at = ([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`;
-  return s("path", { class: `edge ${kind}`, d: `M${at(first)} C${rest.map(at).join(" ")}`, "marker-end": `url(#arrow-${kind})` });
-}
+const edgeShape = (path, kind) => s("path", { class: `edge ${kind}`, d: path, "marker-end": path && `url(#arrow-${kind})` });
 
 function arrowheads() {
   const kinds = ["plain", "streaming", "conditional", "success", "failure"];

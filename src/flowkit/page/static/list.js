@@ -1,7 +1,7 @@
 // The list of tasks, with filters that are in the address.
 
 import { ApiError, get } from "./api.js";
-import { h, replace } from "./dom.js";
+import { h, replace, update } from "./dom.js";
 import { clock, duration, STATUSES, symbolOf } from "./words.js";
 
 const PAGE = 50;
@@ -25,15 +25,15 @@ export class TaskList {
 
   async start() {
     this.table = h("tbody", {});
-    this.note = h("p", { class: "note", role: "status" });
+    this.note = h("p", { class: "note", role: "status" }, "loading…");
     this.pages = h("nav", { class: "pages", "aria-label": "Pages of the list" });
     replace(
       this.main,
       h("h1", {}, "Tasks"),
       this.filters(),
-      h("table", { class: "tasks" },
+      h("div", { class: "tasks-scroll", role: "region", tabindex: "0", "aria-label": "Tasks" }, h("table", { class: "tasks" },
         h("thead", {}, h("tr", {}, ["status", "task", "name", "started", "time", "reason"].map((each) => h("th", { scope: "col" }, each)))),
-        this.table),
+        this.table)),
       this.note,
       this.pages,
       h("p", { class: "note" }, "Everybody who may open this page sees all tasks of the database: tasks are not separated by tenant."),
@@ -46,8 +46,16 @@ export class TaskList {
     }
   }
 
+  // Show what another address has, without taking the focus. Return false if it is not a list.
+  go(query) {
+    if (query.has("task")) return false;
+    this.query = query;
+    this.showFilters();
+    this.refresh();
+    return true;
+  }
+
   filters() {
-    const active = new URLSearchParams([...this.query].filter(([key]) => key === "status" || key === "show")).toString();
     const change = (changes) => {
       const next = new URLSearchParams(this.query);
       next.delete("skip");
@@ -57,41 +65,54 @@ export class TaskList {
       }
       this.navigate(next);
     };
-    const search = (name, label) => h("label", {}, label, h("input", {
-      type: "search", name, value: this.query.get(name) || "", placeholder: name === "id" ? "begins with" : "",
-      onchange: (event) => change({ [name]: event.target.value.trim() }),
-    }));
+    this.choices = CHOICES.map(([text, label]) => h("button", {
+      type: "button", "data-filter": text,
+      onclick: () => change({ status: null, show: null, ...Object.fromEntries(new URLSearchParams(text)) }),
+    }, label));
+    this.searches = [["id", "Id", "begins with"], ["name", "Name", "exactly"]].map(([name, label, placeholder]) => h("label", {}, label, h("input", {
+      type: "search", name, placeholder, onchange: (event) => change({ [name]: event.target.value.trim() }),
+    })));
+    this.showFilters();
     return h("form", { class: "filters", role: "search", onsubmit: (event) => event.preventDefault() },
-      h("div", { class: "choices", role: "group", "aria-label": "Which tasks" }, CHOICES.map(([text, label]) => {
-        const [[key, value] = ["", ""]] = [...new URLSearchParams(text)];
-        return h("button", {
-          type: "button", "aria-pressed": String(active === text),
-          onclick: () => change({ status: null, show: null, ...(key ? { [key]: value } : {}) }),
-        }, label);
-      })),
-      search("id", "Id"), search("name", "Name"));
+      h("div", { class: "choices", role: "group", "aria-label": "Which tasks" }, this.choices), this.searches);
+  }
+
+  showFilters() {
+    const active = new URLSearchParams([...this.query].filter(([key]) => key === "status" || key === "show")).toString();
+    for (const button of this.choices) button.setAttribute("aria-pressed", String(button.dataset.filter === active));
+    for (const { lastElementChild: field } of this.searches) field.value = this.query.get(field.name) || "";
   }
 
   async refresh() {
+    const turn = (this.turns = (this.turns || 0) + 1);
     const skip = Number(this.query.get("skip") || 0);
     const asked = new URLSearchParams([...this.query].filter(([key]) => ["status", "show", "name", "id", "skip"].includes(key)));
     asked.set("limit", PAGE);
     try {
       const { tasks, more } = await get(`tasks?${asked}`, this.stopped.signal);
-      replace(this.table, tasks.map((task) => this.row(task)));
-      this.note.textContent = tasks.length ? "" : "No task matches.";
+      if (turn !== this.turns) return;
+      this.lostAt = null;
+      update(this.table, tasks.map((task) => this.row(task)));
+      this.note.textContent = tasks.length ? "" : this.nothing();
       const page = (to, label) => {
         const next = new URLSearchParams(this.query);
         if (to) next.set("skip", to);
         else next.delete("skip");
-        return h("button", { onclick: () => this.navigate(next) }, label);
+        return h("button", { "data-key": label, onclick: () => this.navigate(next) }, label);
       };
       replace(this.pages, skip > 0 && page(Math.max(0, skip - PAGE), "newer"), more && page(skip + PAGE, "older"));
     } catch (error) {
       if (error.name === "AbortError") return;
       if (error instanceof ApiError && (error.status === 401 || error.status === 403)) throw error;
-      this.note.textContent = `${error.message}; trying again`;
+      if (turn !== this.turns) return;
+      this.lostAt ??= Date.now() / 1000;
+      this.note.textContent = `Not live since ${clock(this.lostAt)}: ${error.message}; trying again.`;
     }
+  }
+
+  nothing() {
+    const filtered = ["status", "show", "name", "id", "skip"].some((key) => this.query.has(key));
+    return filtered ? "No task matches." : "There are no tasks yet. `flowkit run graph.json` starts one, and it appears here.";
   }
 
   row(task) {
@@ -100,11 +121,11 @@ export class TaskList {
     const target = new URLSearchParams({ task: task.task_id });
     return h("tr", {},
       h("td", {}, h("span", { class: `status ${task.status}` }, `${symbolOf(task.status)} ${STATUSES[task.status]?.word || task.status}`)),
-      h("td", {}, h("a", { href: `?${target}` }, task.task_id)),
-      h("td", {}, task.name || ""),
-      h("td", {}, clock(task.started_at)),
+      h("td", { class: "id" }, h("a", { href: `?${target}` }, task.task_id)),
+      h("td", { class: "id" }, task.name || ""),
+      h("td", { class: "when" }, clock(task.started_at)),
       h("td", { class: "number" }, duration(took)),
-      h("td", { class: "reason" }, task.reason || ""));
+      h("td", { class: "reason", title: task.reason }, task.reason && h("span", {}, task.reason)));
   }
 
   stop() {

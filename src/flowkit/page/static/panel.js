@@ -2,10 +2,12 @@
 
 import { get, ofTask } from "./api.js";
 import { NodeActions } from "./actions.js";
-import { h, replace } from "./dom.js";
+import { copyButton, h, replace, update } from "./dom.js";
 import { clock, duration, sentenceOf, STATUSES, symbolOf } from "./words.js";
 
 const PAGE = 20;
+const ATTEMPTS = 100;
+const REFRESH_MS = 2000;
 
 export class NodePanel {
   constructor(side, taskId, session, onClose) {
@@ -24,15 +26,17 @@ export class NodePanel {
   open(node, row, now) {
     this.node = node;
     this.skip = 0;
+    this.shown = null;
     this.failedOnly = false;
     this.state = h("div", { class: "node-state" });
-    this.attempts = h("div", {});
+    this.attempts = h("div", {}, h("p", { class: "note" }, "loading…"));
     this.details = h("div", {});
-    this.batches = h("div", {});
-    this.actions = new NodeActions(this.taskId, node, this.session);
+    this.batches = h("div", {}, h("p", { class: "note" }, "loading…"));
+    this.actions = new NodeActions(this.taskId, node, this.session, () => ({ input_inline: this.io?.input_inline }));
+    this.io = null;
     const about = [node.role, node.function, node.parallel > 1 ? `up to ${node.parallel} shards` : "", node.is_map ? "maps items" : ""].filter(Boolean).join(" · ");
     replace(this.side,
-      h("div", { class: "side-title" }, h("h2", {}, node.node_id), h("button", { "aria-label": "Close", onclick: () => { this.empty(); this.onClose(); } }, "×")),
+      h("div", { class: "side-title" }, h("h2", {}, node.node_id), copyButton(node.node_id, "the id of the node"), h("button", { "aria-label": "Close", onclick: () => { this.empty(); this.onClose(); } }, "×")),
       h("p", { class: "note" }, about),
       node.when && h("p", { class: "note" }, "starts when ", h("code", {}, node.when)),
       this.state, this.actions.element,
@@ -47,17 +51,16 @@ export class NodePanel {
     if (!this.node || !row) return;
     this.tick(row, now);
     this.actions.update(row);
-    if (this.shownStatus !== row.status || this.shownBatches !== row.batches) {
-      this.shownStatus = row.status;
-      this.shownBatches = row.batches;
-      this.loadBatches();
-    }
+    const shown = `${row.status} ${row.batches || 0}`;
+    if (this.shown === shown) return;
+    this.shown = shown;
+    this.refreshBatches();
   }
 
   tick(row, now) {
     if (!this.node || !row) return;
     const sentence = sentenceOf(row, now);
-    replace(this.state,
+    update(this.state,
       h("p", {}, h("span", { class: `status ${row.status}` }, `${symbolOf(row.status)} ${STATUSES[row.status]?.word || row.status}`),
         row.attempt ? ` attempt ${row.attempt}` : "", row.seconds ? `, ${duration(row.seconds)}` : "", row.version ? `, version ${row.version}` : ""),
       sentence && h("p", { class: row.status === "failed" ? "reason" : "sentence" }, sentence));
@@ -65,8 +68,9 @@ export class NodePanel {
 
   showAttempts(attempts, complete) {
     if (!this.node) return;
-    replace(this.attempts,
-      attempts.length ? h("ol", { class: "attempts" }, attempts.slice(-100).map((each) => h("li", {},
+    update(this.attempts,
+      attempts.length > ATTEMPTS && h("p", { class: "note" }, `The latest ${ATTEMPTS} of ${attempts.length.toLocaleString()}:`),
+      attempts.length ? h("ol", { class: "attempts" }, attempts.slice(-ATTEMPTS).map((each) => h("li", {},
         h("strong", {}, `${each.attempt}`), ` ${each.outcome}`,
         each.started_at ? `, ${clock(each.started_at)}` : "",
         each.started_at && each.ended_at ? `, ${duration(each.ended_at - each.started_at)}` : "",
@@ -81,6 +85,7 @@ export class NodePanel {
       const found = await get(ofTask("node", this.taskId, { node: node.node_id }));
       if (node !== this.node) return;
       const { io = {}, ...definition } = found.definition;
+      this.io = io;
       replace(this.details,
         value("Inputs", io),
         value("Result", found.result),
@@ -90,25 +95,42 @@ export class NodePanel {
     }
   }
 
+  // Batches may arrive all the time, so what they change is read once in a while.
+  refreshBatches() {
+    clearTimeout(this.timer);
+    const left = (this.loadedAt || 0) + REFRESH_MS - Date.now();
+    if (left > 0 && this.loadedNode === this.node) this.timer = setTimeout(() => this.loadBatches(), left);
+    else this.loadBatches();
+  }
+
   async loadBatches() {
-    const node = this.node;
-    const asked = { node: node.node_id, limit: PAGE, skip: this.skip, failed: this.failedOnly };
+    const { node } = this;
+    if (!node) return;
+    const turn = (this.turns = (this.turns || 0) + 1);
+    this.loadedAt = Date.now();
+    this.loadedNode = node;
     try {
-      const { batches, total, skip } = await get(ofTask("batches", this.taskId, asked));
-      if (node !== this.node) return;
-      const turn = (to) => { this.skip = to; this.loadBatches(); };
-      replace(this.batches,
-        h("label", { class: "toggle" }, h("input", { type: "checkbox", checked: this.failedOnly, onchange: (event) => { this.failedOnly = event.target.checked; turn(0); } }), "only failed ones"),
-        batches.length ? h("table", { class: "batches" }, h("tbody", {}, batches.map((each) => h("tr", {},
-          h("td", {}, h("span", { class: `status ${each.status === "ok" ? "finished" : each.status}` }, each.status)),
-          h("td", {}, each.uid),
-          h("td", {}, h("code", {}, each.error || JSON.stringify(each.metrics))))))) : h("p", { class: "note" }, "none"),
-        total > PAGE && h("p", {}, `${skip + 1} to ${skip + batches.length} of ${total.toLocaleString()} `,
-          skip > 0 && h("button", { onclick: () => turn(Math.max(0, skip - PAGE)) }, "back"),
-          skip + batches.length < total && h("button", { onclick: () => turn(skip + PAGE) }, "next")));
+      const found = await get(ofTask("batches", this.taskId, { node: node.node_id, limit: PAGE, skip: this.skip, failed: this.failedOnly }));
+      if (node === this.node && turn === this.turns) this.showBatches(found);
     } catch (error) {
-      if (node === this.node) replace(this.batches, h("p", { class: "note" }, error.message));
+      if (node === this.node) update(this.batches, h("p", { class: "note" }, error.message));
     }
+  }
+
+  showBatches({ batches, total, skip }) {
+    const open = (to) => { this.skip = to; this.loadBatches(); };
+    const last = Math.floor(Math.max(0, total - 1) / PAGE) * PAGE;
+    const page = (label, to, possible) => h("button", { "data-key": label, disabled: !possible, onclick: () => open(to) }, label);
+    update(this.batches,
+      h("label", { class: "toggle" }, h("input", { type: "checkbox", "data-key": "failed", checked: this.failedOnly, onchange: (event) => { this.failedOnly = event.target.checked; open(0); } }), "only failed ones"),
+      batches.length ? h("table", { class: "batches" }, h("tbody", {}, batches.map((each) => h("tr", {},
+        h("td", {}, h("span", { class: `status ${each.status === "ok" ? "finished" : each.status}` }, each.status)),
+        h("td", {}, each.uid),
+        h("td", {}, h("code", {}, each.error || JSON.stringify(each.metrics))))))) : h("p", { class: "note" }, "none"),
+      total > PAGE && h("p", { class: "pages" },
+        page("first", 0, skip > 0), page("back", Math.max(0, skip - PAGE), skip > 0),
+        h("span", {}, `${(skip + 1).toLocaleString()} to ${(skip + batches.length).toLocaleString()} of ${total.toLocaleString()}`),
+        page("next", skip + PAGE, skip < last), page("last", last, skip < last)));
   }
 }
 

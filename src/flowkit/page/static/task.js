@@ -2,7 +2,7 @@
 
 import { ApiError, get, ofTask, stream } from "./api.js";
 import { ActionBar } from "./actions.js";
-import { byId, h, replace } from "./dom.js";
+import { byId, copyButton, h, replace, toast, update } from "./dom.js";
 import { GraphPicture } from "./graph.js";
 import { collapse, isLarge } from "./groups.js";
 import { NodePanel } from "./panel.js";
@@ -31,13 +31,13 @@ export class TaskPage {
     this.stopped = new AbortController();
   }
 
-  async start() {
+  // Show the task, whose structure is on its way.
+  async start(structure) {
     this.frame();
-    const structure = await get(ofTask("graph", this.taskId), this.stopped.signal);
-    if (this.stopped.signal.aborted) return;
-    this.adopt(structure);
-    this.timer = setInterval(() => this.tick(), TICK_MS);
     this.follow();
+    this.adopt(await structure);
+    if (this.stopped.signal.aborted) return;
+    this.timer = setInterval(() => this.tick(), TICK_MS);
     this.followAttempts();
     const chosen = this.places.get(this.query.get("node"));
     if (chosen !== undefined) this.expanded.add(chosen);
@@ -52,6 +52,10 @@ export class TaskPage {
     this.parents = [];
     for (const [from, to] of structure.edges) (this.parents[to] ||= []).push(from);
     this.large = isLarge(structure.nodes, structure.edges);
+    this.showTitle();
+    update(this.about,
+      [["graph", structure.name], ["queue", structure.queue], ["namespace", this.session.namespace], ["database", this.session.database]]
+        .map(([label, text]) => text && h("span", {}, `${label} `, h("b", {}, text))));
     const link = this.session.web_ui && structure.run_id
       ? `${this.session.web_ui}/namespaces/${encodeURIComponent(this.session.namespace)}/workflows/${encodeURIComponent(this.taskId)}/${structure.run_id}`
       : null;
@@ -61,50 +65,86 @@ export class TaskPage {
   frame() {
     this.headline = h("div", { class: "headline" });
     this.links = h("span", { class: "links" });
+    this.about = h("p", { class: "about note" });
     this.picture = h("div", { class: "picture" });
-    this.nodeList = h("div", { class: "node-list" });
+    this.listRows = h("tbody", {});
+    this.listNote = h("p", { class: "note" });
+    this.nodeList = h("div", { class: "node-list", role: "region", tabindex: "0", "aria-label": "Nodes" },
+      h("table", { class: "nodes" },
+        h("thead", {}, h("tr", {}, ["status", "node", "role", "attempt", "batches", "time", "what it does or waits for"].map((each) => h("th", { scope: "col" }, each)))),
+        this.listRows),
+      this.listNote);
     this.side = h("aside", { class: "side", "aria-label": "Selected node" });
     this.timelineBox = h("div", { class: "timeline-box" });
-    this.variables = h("div", { class: "node-list", role: "region", "aria-label": "Variables" });
-    this.actions = new ActionBar(this.taskId, this.session, () => this.state);
+    this.variables = h("div", { class: "node-list", role: "region", tabindex: "0", "aria-label": "Variables" }, h("p", { class: "note" }, "loading…"));
+    this.actions = new ActionBar(this.taskId, this.session, () => this.state, () => ({ params: this.structure?.params }));
     const view = this.query.get("view") || "graph";
-    const tab = (name, label) => h("button", { type: "button", "aria-pressed": String(view === name), "data-view": name, onclick: () => this.showView(name) }, label);
+    const tab = (name, label) => h("button", { type: "button", "aria-pressed": String(view === name), "data-view": name, onclick: () => { this.address({ view: name === "graph" ? null : name }, true); this.showView(name); } }, label);
     this.tabs = h("div", { class: "choices", role: "group", "aria-label": "View" }, tab("graph", "Graph"), tab("list", "List"), tab("timeline", "Timeline"), tab("variables", "Variables"));
     const find = h("input", { type: "search", list: "node-ids", placeholder: "node id", onchange: (event) => this.find(event.target.value) });
     this.ids = h("datalist", { id: "node-ids" });
-    const toggle = (name, label, change) => h("label", { class: "toggle" }, h("input", { type: "checkbox", checked: this.query.get(name) === "1", onchange: (event) => { this.keep({ [name]: event.target.checked ? "1" : null }); change(event.target.checked); } }), label);
+    const toggle = (name, label, change) => h("label", { class: "toggle" }, h("input", { type: "checkbox", checked: this.query.get(name) === "1", onchange: (event) => { this.address({ [name]: event.target.checked ? "1" : null }); change(event.target.checked); } }), label);
     this.tools = h("div", { class: "tools" },
       this.tabs, h("label", {}, "Find", find), this.ids,
       toggle("hide", "hide what has finished", (on) => this.hide(on)),
-      toggle("idle", "show idle time", (on) => { this.timeline.collapsed = !on; this.showAttempts(); }),
-      h("span", { class: "zoom" },
+      this.idle = toggle("idle", "show idle time", (on) => { this.timeline.collapsed = !on; this.showAttempts(); }),
+      this.zoom = h("span", { class: "zoom" },
         h("button", { type: "button", "aria-label": "Zoom in", onclick: () => this.graph?.zoom(1.25) }, "+"),
         h("button", { type: "button", "aria-label": "Zoom out", onclick: () => this.graph?.zoom(0.8) }, "−"),
         h("button", { type: "button", onclick: () => this.graph?.fit() }, "Fit"),
         this.collapseButton = h("button", { type: "button", hidden: true, onclick: () => { this.expanded.clear(); this.draw(); } }, "Collapse")),
       h("details", { class: "legend" }, h("summary", {}, "Legend"), legend()));
     replace(this.main,
-      h("div", { class: "title" }, h("h1", {}, this.taskId), this.links),
-      this.headline, this.actions.element, this.tools,
+      h("div", { class: "title" }, h("h1", {}, this.taskId), copyButton(this.taskId, "the id of the task"), this.links),
+      this.about, this.headline, this.actions.element, this.tools,
       h("div", { class: "columns" }, h("div", { class: "stage" }, this.picture, this.nodeList, this.timelineBox, this.variables), this.side));
-    this.graph = new GraphPicture(this.picture, { onSelect: (index) => this.select(index), onExpand: (members) => this.expand(members) });
-    this.timeline = new Timeline(this.timelineBox, (node) => this.places.has(node) && this.select(this.places.get(node)));
+    this.graph = new GraphPicture(this.picture, { onSelect: (index) => this.choose(index), onExpand: (members) => this.expand(members) });
+    this.timeline = new Timeline(this.timelineBox, (node) => this.places.has(node) && this.choose(this.places.get(node)));
     this.timeline.collapsed = this.query.get("idle") !== "1";
-    this.panel = new NodePanel(this.side, this.taskId, this.session, () => this.deselect());
+    this.panel = new NodePanel(this.side, this.taskId, this.session, () => this.address({ node: null }, true) && this.deselect());
     this.showView(view);
+    addEventListener("visibilitychange", () => this.showHidden(), { signal: this.stopped.signal });
+  }
+
+  // Note changes in the address. A step is one from which the browser leads back.
+  address(changes, step = false) {
+    this.query = this.keep(changes, step);
+    return this.query;
+  }
+
+  // Show what another address of this task has. Return false if it is not one.
+  go(query) {
+    if (query.get("task") !== this.taskId || !this.structure) return false;
+    this.query = query;
+    this.showView(query.get("view") || "graph");
+    const index = this.places.get(query.get("node"));
+    if (index === undefined) {
+      this.panel.empty();
+      this.deselect();
+    } else if (index !== this.selected) this.select(index);
+    return true;
+  }
+
+  showTitle() {
+    const { task } = this.state;
+    document.title = `${task ? `${symbolOf(task.status)} ` : ""}${this.structure?.name || this.taskId} – FlowKit`;
   }
 
   showView(name) {
     this.view = name;
-    this.keep({ view: name === "graph" ? null : name });
     for (const button of this.tabs.children) button.setAttribute("aria-pressed", String(button.dataset.view === name));
-    this.picture.hidden = name !== "graph";
+    this.picture.hidden = this.zoom.hidden = name !== "graph";
+    this.idle.hidden = name !== "timeline";
     this.nodeList.hidden = name !== "list";
     this.timelineBox.hidden = name !== "timeline";
     this.variables.hidden = name !== "variables";
     if (name === "variables") this.loadVariables();
     if (name === "list") this.listNodes();
-    if (name === "timeline") { this.showAttempts(); }
+    if (name === "timeline") {
+      this.showAttempts();
+      this.attemptsStale = true;
+      this.wake?.();
+    }
     if (name === "graph") requestAnimationFrame(() => this.graph.placed && this.graph.fit());
   }
 
@@ -112,9 +152,9 @@ export class TaskPage {
     this.variablesStale = false;
     try {
       const { variables } = await get(ofTask("variables", this.taskId), this.stopped.signal);
-      replace(this.variables, values("Params", this.structure?.params), values("Variables", variables));
+      update(this.variables, values("Params", this.structure?.params), values("Variables", variables));
     } catch (error) {
-      if (error.name !== "AbortError") replace(this.variables, h("p", { class: "note" }, error.message));
+      if (error.name !== "AbortError") update(this.variables, h("p", { class: "note" }, error.message));
     }
   }
 
@@ -171,16 +211,34 @@ export class TaskPage {
     const { task: before, origin } = this.state;
     const changed = this.state.take(message);
     if (changed === null) return;
+    if (!this.structure) return;
     const isOther = before !== null && message.origin !== origin;
-    if (isOther || message.count && message.count !== this.structure.nodes.length) this.refreshStructure();
-    this.graph.update(this.state.rows, message.whole ? null : changed);
+    const runsAgain = before?.closed && !this.state.task.closed;
+    const isMore = message.count && message.count !== this.structure.nodes.length;
+    if (isOther || runsAgain || isMore) this.refreshStructure();
+    this.attemptsStale = true;
+    this.variablesStale = true;
+    if (before?.status !== this.state.task.status) this.showTitle();
+    if (document.hidden) this.stale = true;
+    else this.show(message.whole ? null : changed);
+  }
+
+  // Show the state. `changed` are positions of nodes; null means all.
+  show(changed) {
+    this.graph.update(this.state.rows, changed);
     if (this.query.get("hide") === "1") this.graph.hideEnded(true);
     this.showHeadline();
     if (this.view === "list") this.listNodes();
-    if (this.selected !== null && (message.whole || changed.includes(this.selected))) this.panel.update(this.described(this.selected), this.now);
-    if (!before || before.status !== this.state.task.status || changed.length) this.actions.update();
-    this.attemptsStale = true;
-    this.variablesStale = true;
+    if (this.selected !== null && (changed === null || changed.includes(this.selected))) this.panel.update(this.described(this.selected), this.now);
+    this.actions.update();
+  }
+
+  // A page in the background takes states without drawing them, and draws the last one when it is seen again.
+  showHidden() {
+    if (document.hidden || !this.stale) return;
+    this.stale = false;
+    this.show(null);
+    this.wake?.();
   }
 
   async refreshStructure() {
@@ -210,10 +268,10 @@ export class TaskPage {
   }
 
   tick() {
-    if (!this.state.task || !this.connected) return;
+    if (!this.state.task || !this.connected || document.hidden) return;
     this.showHeadline();
     if (this.selected !== null) this.panel.tick(this.described(this.selected), this.now);
-    if (this.view === "timeline") this.timeline.show(this.shownAttempts(), this.now);
+    this.showAttempts();
     if (this.view === "variables" && this.variablesStale) this.loadVariables();
   }
 
@@ -223,7 +281,7 @@ export class TaskPage {
     for (const row of rows) counts.set(row.status, (counts.get(row.status) || 0) + 1);
     const seconds = task.seconds === null ? null : task.seconds + (task.closed ? 0 : Math.max(0, this.now - at));
     const waiting = rows.filter((row) => row.awaits_decision);
-    replace(this.headline,
+    update(this.headline,
       h("p", { class: "summary" },
         h("span", { class: `status ${task.status}` }, `${symbolOf(task.status)} ${STATUSES[task.status]?.word || task.status}`),
         h("span", {}, task.closed ? `took ${duration(seconds)}` : `for ${duration(seconds)}`),
@@ -232,45 +290,53 @@ export class TaskPage {
       task.reason && h("p", { class: "reason" }, task.reason),
       task.paused?.length ? h("p", { class: "paused" }, `‖ paused: ${task.paused.join("; ")}`) : null,
       waiting.length ? h("p", { class: "decides" }, `◆ ${waiting.length === 1 ? "one node waits" : `${waiting.length} nodes wait`} for a decision: `,
-        waiting.slice(0, 5).map((row, place) => [place ? ", " : "", h("button", { class: "link", onclick: () => this.select(this.places.get(row.node_id)) }, row.node_id)]),
+        waiting.slice(0, 5).map((row, place) => [place ? ", " : "", h("button", { class: "link", "data-key": row.node_id, onclick: () => this.choose(this.places.get(row.node_id)) }, row.node_id)]),
         waiting.length > 5 && `, and ${waiting.length - 5} more`) : null,
       problem && h("p", { class: "reason", role: "alert" }, `Not live since ${clock(at)}: ${problem}`));
   }
 
   // --- attempts
 
+  // Attempts are read when something has changed, for the timeline or for the selected node, and rarely if that takes long.
   async followAttempts() {
     this.attemptsStale = true;
     while (!this.stopped.signal.aborted) {
-      if (this.attemptsStale && (this.view === "timeline" || this.selected !== null)) {
+      const began = performance.now();
+      const node = this.selected === null ? null : this.structure.nodes[this.selected].node_id;
+      if (this.attemptsStale && !document.hidden && (this.view === "timeline" || node)) {
         this.attemptsStale = false;
         try {
-          const { attempts, complete } = await get(ofTask("attempts", this.taskId), this.stopped.signal);
-          this.attempts = attempts;
-          this.complete = complete;
-          this.showAttempts();
-          if (this.selected !== null) this.panel.showAttempts(this.attemptsOf(this.selected), complete);
+          await this.loadAttempts(this.view === "timeline" ? null : node);
         } catch (error) {
           if (error.name === "AbortError") return;
           this.attemptsStale = true;
         }
       }
-      await new Promise((resolve) => setTimeout(resolve, ATTEMPTS_MS));
+      await new Promise((resolve) => {
+        this.wake = resolve;
+        setTimeout(resolve, Math.max(ATTEMPTS_MS, 5 * (performance.now() - began)));
+      });
     }
   }
 
-  shownAttempts() {
-    const hide = this.query.get("hide") === "1";
-    return (this.attempts || []).filter((each) => !hide || each.outcome !== "finished");
+  async loadAttempts(node) {
+    const { attempts, complete } = await get(ofTask("attempts", this.taskId, node ? { node } : {}), this.stopped.signal);
+    this.attempts = { node, list: attempts, complete };
+    this.showAttempts();
+    this.showNodeAttempts();
   }
 
   showAttempts() {
-    if (this.view === "timeline") this.timeline.show(this.shownAttempts(), this.now);
+    if (this.view !== "timeline" || !this.attempts || this.attempts.node) return;
+    const hide = this.query.get("hide") === "1";
+    this.timeline.show(hide ? this.attempts.list.filter((each) => each.outcome !== "finished") : this.attempts.list, this.now);
   }
 
-  attemptsOf(index) {
-    const id = this.structure.nodes[index].node_id;
-    return (this.attempts || []).filter((each) => each.node_id === id);
+  showNodeAttempts() {
+    if (this.selected === null || !this.attempts) return;
+    const { node, list, complete } = this.attempts;
+    const id = this.structure.nodes[this.selected].node_id;
+    if (!node || node === id) this.panel.showAttempts(node ? list : list.filter((each) => each.node_id === id), complete);
   }
 
   // --- nodes
@@ -291,45 +357,50 @@ export class TaskPage {
     const wanted = rows.filter(([, , row]) => !hide || !row || !ENDED.has(row.status));
     const order = { failed: 0, running: 1, cancelling: 1, deferred: 2, queued: 3 };
     const sorted = wanted.length > LISTED ? wanted.sort((a, b) => (order[a[2]?.status] ?? 4) - (order[b[2]?.status] ?? 4)) : wanted;
-    replace(this.nodeList,
-      h("table", { class: "nodes" },
-        h("thead", {}, h("tr", {}, ["status", "node", "role", "attempt", "batches", "time", "what it does or waits for"].map((each) => h("th", { scope: "col" }, each)))),
-        h("tbody", {}, sorted.slice(0, LISTED).map(([node, index, row]) => h("tr", {},
-          h("td", {}, h("span", { class: `status ${row?.status || "queued"}` }, `${symbolOf(row?.status)} ${STATUSES[row?.status]?.word || ""}`)),
-          h("td", {}, h("button", { class: "link", onclick: () => this.select(index) }, node.node_id)),
-          h("td", {}, node.function ? `${node.role} ${node.function}` : node.role),
-          h("td", { class: "number" }, row?.attempt || ""),
-          h("td", { class: "number" }, row?.batches?.toLocaleString() || ""),
-          h("td", { class: "number" }, duration(row?.seconds)),
-          h("td", {}, sentenceOf(row, this.now)))))),
-      wanted.length > LISTED && h("p", { class: "note" }, `${(wanted.length - LISTED).toLocaleString()} more nodes; use Find to open one.`));
+    this.listNote.textContent = wanted.length > LISTED
+      ? `${(wanted.length - LISTED).toLocaleString()} more nodes; use Find to open one.`
+      : wanted.length || !this.structure ? "" : "All nodes have finished.";
+    update(this.listRows, sorted.slice(0, LISTED).map(([node, , row]) => h("tr", {},
+      h("td", {}, h("span", { class: `status ${row?.status || "queued"}` }, `${symbolOf(row?.status)} ${STATUSES[row?.status]?.word || ""}`)),
+      h("td", { class: "id" }, h("button", { class: "link", "data-key": node.node_id, onclick: () => this.choose(this.places.get(node.node_id)) }, node.node_id)),
+      h("td", {}, node.function ? `${node.role} ${node.function}` : node.role),
+      h("td", { class: "number" }, row?.attempt || ""),
+      h("td", { class: "number" }, row?.batches?.toLocaleString() || ""),
+      h("td", { class: "number" }, duration(row?.seconds)),
+      h("td", { class: "what" }, sentenceOf(row, this.now)))));
   }
 
   find(id) {
+    if (!id || !this.structure) return;
     const exact = this.places.get(id);
     const index = exact ?? this.structure.nodes.findIndex((node) => node.node_id.includes(id));
-    if (index >= 0) this.select(index);
+    if (index >= 0) this.choose(index);
+    else toast(`No node has “${id}” in its id.`, "error");
+  }
+
+  // Select a node as a step of the user.
+  choose(index) {
+    this.address({ node: this.structure.nodes[index].node_id }, true);
+    this.select(index);
   }
 
   select(index) {
     this.selected = index;
     const node = this.structure.nodes[index];
-    this.keep({ node: node.node_id });
     if (this.graph.groups?.[this.graph.groupAt.get(index)]?.length > 1) this.expand([index]);
     this.graph.select(index);
     this.panel.open(node, this.described(index), this.now);
-    if (this.attempts) this.panel.showAttempts(this.attemptsOf(index), this.complete);
+    this.showNodeAttempts();
     this.attemptsStale = true;
+    this.wake?.();
   }
 
   deselect() {
     this.selected = null;
-    this.keep({ node: null });
     this.graph.select(-1);
   }
 
   hide(on) {
-    this.query.set("hide", on ? "1" : "0");
     this.graph.hideEnded(on);
     this.listNodes();
     this.showAttempts();
@@ -352,7 +423,7 @@ function values(title, given) {
 }
 
 function legend() {
-  const edges = { plain: "starts when the other has finished", streaming: "starts on its first batch", conditional: "a condition decides", success: "after success", failure: "after a failure", "not-taken": "not taken" };
+  const edges = { plain: "starts when the other has finished", streaming: "starts on its first batch", conditional: "a condition decides", success: "after success", failure: "after a failure", "not-taken": "will not start its target" };
   return h("div", {},
     h("ul", {}, Object.entries(STATUSES).map(([status, { symbol, word }]) => h("li", {}, h("span", { class: `status ${status}` }, `${symbol} ${word}`)))),
     h("ul", {}, Object.entries(edges).map(([kind, text]) => h("li", {}, h("span", { class: `swatch ${kind}` }), `${kind.replace("-", " ")}: ${text}`))));

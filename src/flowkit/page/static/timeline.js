@@ -1,6 +1,6 @@
 // A timeline of attempts: one row each. Only the rows in view exist, so ten thousand attempts stay smooth.
 
-import { h, replace } from "./dom.js";
+import { h, replace, update } from "./dom.js";
 import { clock, duration } from "./words.js";
 
 const ROW = 24;
@@ -29,8 +29,12 @@ export function scaleOf(attempts, now, collapsed) {
   });
   length -= gap;
   const place = (at) => {
-    let index = busy.length - 1;
-    while (index > 0 && at < busy[index][0]) index -= 1;
+    let [index, above] = [0, busy.length];
+    while (above - index > 1) {
+      const middle = (index + above) >> 1;
+      if (busy[middle][0] <= at) index = middle;
+      else above = middle;
+    }
     const inside = Math.min(Math.max(at - busy[index][0], 0), busy[index][1] - busy[index][0] + gap);
     return Math.min(1, Math.max(0, (starts[index] + inside) / length));
   };
@@ -51,9 +55,11 @@ export class Timeline {
   }
 
   show(attempts, now) {
+    const still = this.attempts === attempts && this.scaled === this.collapsed && attempts.every((each) => each.ended_at);
+    if (!still) this.scale = scaleOf(attempts, now, this.collapsed);
+    this.scaled = this.collapsed;
     this.attempts = attempts;
     this.now = now;
-    this.scale = scaleOf(attempts, now, this.collapsed);
     this.space.style.height = `${attempts.length * ROW}px`;
     this.draw();
   }
@@ -62,7 +68,7 @@ export class Timeline {
     const first = Math.max(0, Math.floor(this.scroller.scrollTop / ROW) - EXTRA);
     const count = Math.ceil((this.scroller.clientHeight || 300) / ROW) + 2 * EXTRA;
     this.rows.style.transform = `translateY(${first * ROW}px)`;
-    replace(this.rows, this.attempts.slice(first, first + count).map((each) => this.row(each)));
+    update(this.rows, this.attempts.length ? this.attempts.slice(first, first + count).map((each) => this.row(each)) : h("p", { class: "note" }, "No attempt has started."));
   }
 
   row(attempt) {
@@ -78,7 +84,7 @@ export class Timeline {
     return h(
       "div",
       { class: "timeline-row", role: "listitem" },
-      h("button", { class: "link", title: text, "aria-label": text, onclick: () => this.onSelect(attempt.node_id) }, `${attempt.node_id} · ${attempt.attempt}`),
+      h("button", { class: "link", "data-key": `${attempt.node_id} ${attempt.attempt} ${attempt.started_at}`, title: text, "aria-label": text, onclick: () => this.onSelect(attempt.node_id) }, `${attempt.node_id} · ${attempt.attempt}`),
       h("span", { class: "track", title: `${clock(attempt.started_at)} ${text}` }, bar),
       h("span", { class: "took" }, took === null ? attempt.outcome : duration(took)),
     );

@@ -1,0 +1,79 @@
+"""Hides secrets in what `flowkit debug` prints. The handler receives the true values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flowkit.graph.expressions import HIDDEN, hide
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SECRET_KEY = re.compile(
+    r"passw(or)?d|passphrase|secret|token|api_?key|access_?key|private_?key|authorization|credential|cookie",
+    re.IGNORECASE,
+)
+_SECRET_TEXT = re.compile(
+    r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"  # a JSON web token
+    r"|AKIA[A-Z0-9]{16}"  # an AWS access key
+    r"|AIza[\w-]{35}"  # a Google API key
+    r"|xox[baprs]-[\w-]+"  # a Slack token
+    r"|gh[pousr]_\w{30,}"  # a GitHub token
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]+-----|$)"
+    r"|(?<=(?i:bearer) )[\w.~+/=-]{16,}"
+    r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"  # the user and the password of an address
+)
+
+
+class Mask:
+    """Hides texts of well-known forms, the values of keys such as `password`, and these values in other texts.
+
+    `given` are the values in which to look for such keys.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        self._secrets = [*_list_secrets(given, named=False)]
+
+    def text(self, text: str) -> str:
+        """Return a text without secrets."""
+        return hide(_SECRET_TEXT.sub(HIDDEN, text), self._secrets)
+
+    def value(self, value: Any) -> Any:
+        """Return a value of JSON without secrets."""
+        match value:
+            case Mapping():
+                return {key: self._hold(key, held) for key, held in value.items()}
+            case list() | tuple():
+                return [self.value(held) for held in value]
+            case str():
+                return self.text(value)
+        return value
+
+    def _hold(self, key: object, held: Any) -> Any:
+        return _hide_texts(held) if _SECRET_KEY.search(str(key)) else self.value(held)
+
+
+def _hide_texts(held: Any) -> Any:
+    """Return a value with all its texts hidden. Numbers stay: they count tokens, for example."""
+    match held:
+        case Mapping():
+            return {key: _hide_texts(each) for key, each in held.items()}
+        case list() | tuple():
+            return [_hide_texts(each) for each in held]
+        case str() | bytes() if held:
+            return HIDDEN
+    return held
+
+
+def _list_secrets(value: Any, *, named: bool) -> Iterator[str]:
+    match value:
+        case Mapping():
+            for key, held in value.items():
+                yield from _list_secrets(held, named=named or bool(_SECRET_KEY.search(str(key))))
+        case list() | tuple():
+            for held in value:
+                yield from _list_secrets(held, named=named)
+        case str() if named:
+            yield value

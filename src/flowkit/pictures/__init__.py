@@ -1,0 +1,1 @@
+"""Pictures of graphs: as text, Mermaid, DOT, SVG and PNG, with the states of their nodes."""
