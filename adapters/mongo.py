@@ -9,21 +9,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 from datetime import UTC, datetime
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
-from motor.core import AgnosticDatabase
-from motor.frameworks import asyncio as motors
-from motor.metaprogramming import create_class_with_framework
 from pymongo import ReadPreference, WriteConcern
 from pymongo import errors as pymongo_errors
 from pymongo.read_concern import ReadConcern
 
-from flowkit.core.loop_portal import CallThreads
 from flowkit.errors import (
     ConfigError,
     FlowKitError,
@@ -114,35 +108,11 @@ def durable(db: Database) -> Database:
             "options of the client: FlowKit writes with w=majority"
         )
     _warn_once(", ".join(weaknesses(db)))
-    return _on_own_threads(db).with_options(
+    return db.with_options(
         write_concern=durable_concern(given),
         read_concern=_LOCAL,
         read_preference=ReadPreference.PRIMARY,
     )
-
-
-_threads = CallThreads(motors.max_workers)
-os.register_at_fork(after_in_child=_threads.forget)
-
-
-def _with_own_threads() -> ModuleType:
-    """Return Motor's own framework for asyncio with other threads, on which FlowKit calls MongoDB."""
-    framework = ModuleType("flowkit_motor_framework")
-    inherited = {name: value for name, value in vars(motors).items() if not name.startswith("__")}
-    framework.__dict__.update(inherited, run_on_executor=_threads.call)
-    return framework
-
-
-_MotorDatabase: Any = create_class_with_framework(
-    AgnosticDatabase, _with_own_threads(), "motor.motor_asyncio"
-)
-
-
-def _on_own_threads(given: Any) -> Any:
-    """Return a handle on the same database that calls MongoDB on these threads; another driver's as it is."""
-    if not isinstance(given, AgnosticDatabase):
-        return given
-    return _MotorDatabase(given.client, given.name, _delegate=given.delegate)
 
 
 def undecoded(collection: Any) -> Any:

@@ -36,7 +36,6 @@ to the layer of their caller."""
 _WAITING = (
     *(
         "_worker (concurrent/futures/thread.py",
-        "_serve (flowkit/core/loop_portal.py",
         "Runner.run (asyncio/runners.py",
         "_run (pymongo/periodic_executor",
     ),

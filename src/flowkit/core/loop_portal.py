@@ -1,23 +1,13 @@
-"""Runs code across event loops and threads.
-
-Temporal's worker has a loop of its own; the database and handlers use the caller's. `CallThreads` calls functions that
-block, such as those of the MongoDB driver.
-"""
+"""Runs code across two event loops: Temporal's worker has its own; the database and handlers use the caller's."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from contextlib import suppress
-from contextvars import Context, copy_context
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from types import TracebackType
-
-    Job = tuple[asyncio.Future[Any], Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+    from collections.abc import Coroutine
 
 T = TypeVar("T")
 
@@ -111,97 +101,3 @@ class _RemoteTask(asyncio.Future[T]):
             self.set_exception(error)
         else:
             self.set_result(task.result())
-
-
-class CallThreads:
-    """Calls functions on at most `limit` threads, which start when they are needed and never end.
-
-    A thread resolves the future of the event loop itself. An executor of the standard library has futures of its own,
-    with a lock each, which takes a fifth of the processor time of a small write to MongoDB.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.forget()
-
-    def forget(self) -> None:
-        """Start anew, in a process that a fork has made: it has none of the threads."""
-        self._jobs: SimpleQueue[Job] = SimpleQueue()
-        self._idle: SimpleQueue[None] = SimpleQueue()
-        """Has an item for each thread that waits for a job."""
-        self._threads = 0
-        self._starting = threading.Lock()
-
-    def call(
-        self, loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> asyncio.Future[Any]:
-        """Call a function on a thread, in the context of the caller. Return its outcome, on the caller's `loop`.
-
-        After a cancel before the call has begun, it does not happen. A later cancel only ends the wait.
-        """
-        future = loop.create_future()
-        self._jobs.put((future, copy_context(), function, args, kwargs))
-        try:
-            self._idle.get_nowait()
-        except Empty:
-            self._start_thread()
-        return future
-
-    def _start_thread(self) -> None:
-        with self._starting:
-            if self._threads == self._limit:
-                return
-            self._threads += 1
-            name = f"flowkit-call_{self._threads}"
-        threading.Thread(target=self._serve, name=name, daemon=True).start()
-
-    def _serve(self) -> None:
-        jobs, idle = self._jobs, self._idle
-        while True:
-            _run_job(*jobs.get(), idle=idle)
-
-
-class _CallOutcome:
-    """Takes over what the block returns or raises, whatever it is."""
-
-    __slots__ = ("error", "result")
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-        self.result: Any = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        self.error = error
-        return True
-
-
-def _run_job(
-    future: asyncio.Future[Any],
-    context: Context,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    idle: SimpleQueue[None],
-) -> None:
-    """Call the function. Then note that the thread is idle, and resolve the future on its loop."""
-    with _CallOutcome() as outcome:
-        if not future.cancelled():
-            outcome.result = context.run(function, *args, **kwargs)
-    idle.put(None)
-    with suppress(RuntimeError):  # The loop is closed.
-        future.get_loop().call_soon_threadsafe(_resolve, future, outcome)
-
-
-def _resolve(future: asyncio.Future[Any], outcome: _CallOutcome) -> None:
-    if future.done():
-        return
-    if outcome.error is None:
-        future.set_result(outcome.result)
-    else:
-        future.set_exception(outcome.error)
