@@ -68,6 +68,14 @@ export const ofTask = (call, taskId, query = {}) => `task/${call}?${new URLSearc
 
 const SILENT_MS = 30_000; // The server sends a comment at least each ten seconds.
 
+function parse(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new ApiError(0, "unreadable", "an update of the server cannot be read");
+  }
+}
+
 // Yields the events of a stream until it ends. An EventSource could send no header with the token.
 export async function* stream(path, signal) {
   const stop = new AbortController();
@@ -92,7 +100,7 @@ export async function* stream(path, signal) {
       rest = parts.pop();
       for (const part of parts) {
         const data = part.split(/\r?\n/).filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart());
-        if (data.length) yield JSON.parse(data.join("\n"));
+        if (data.length) yield parse(data.join("\n"));
       }
     }
   } finally {

@@ -14,7 +14,7 @@ const TINY = 0.12;
 const SETTLED = ["failed", "cancelling", "running", "deferred", "queued", "cancelled", "skipped", "finished"];
 
 // The end is cut between two characters, not within one.
-const short = (text) => (text.length > MAX_CHARS ? `${text.slice(0, MAX_CHARS - 1).replace(/[\uD800-\uDBFF]$/, "")}…` : text);
+const short = (text, most = MAX_CHARS) => (text.length > most ? `${text.slice(0, Math.max(0, most - 1)).replace(/[\uD800-\uDBFF]$/, "")}…` : text);
 
 const titleOf = (nodes, members) => (members.length === 1 ? nodes[members[0]].node_id : `${members.length.toLocaleString()} × ${nodes[members[0]].role}`);
 
@@ -117,7 +117,9 @@ export class GraphPicture {
     box.state = s("text", { class: "state", x: box.width - 8, y: 35, "text-anchor": "end" });
     const role = box.members.length > 1 ? "" : short(this.nodes[box.members[0]].role);
     // The blanks keep the words apart for programs that read them in a row.
-    box.element.append(" ", s("text", { class: "name", x: 28, y: 18 }, short(box.title)), " ", s("text", { class: "role", x: 10, y: 35 }, role), " ", box.state, box.bar);
+    box.role = s("text", { class: "role", x: 10, y: 35 }, role);
+    box.roleText = role;
+    box.element.append(" ", s("text", { class: "name", x: 28, y: 18 }, short(box.title)), " ", box.role, " ", box.state, box.bar);
     if (this.rows) this.updateBox(box);
   }
 
@@ -171,6 +173,7 @@ export class GraphPicture {
     box.element.setAttribute("aria-label", [...label, decides && "waits for a decision", path].filter(Boolean).join(", "));
     if (!box.state) return;
     box.state.textContent = text;
+    box.role.textContent = short(box.roleText, Math.floor((box.width - 24) / SMALL_CHAR) - text.length);
     const done = rows.filter((each) => ENDED.has(each.status)).length / box.members.length;
     const part = single ? progressOf(row, above) : done;
     box.bar.setAttribute("width", String(Math.max(0, Math.min(1, part)) * (box.width - 2)));
@@ -350,13 +353,16 @@ function progressOf(row, above) {
   return known ? Number(known[1].replaceAll(",", "")) / Number(known[2].replaceAll(",", "")) : above ? (row.batches || 0) / above : 0;
 }
 
+const PATH_ARROW = 2.5; // Arrowheads grow with the stroke, and that of the critical path is thick.
+
 const edgeShape = (path, kind) => s("path", { class: `edge ${kind}`, d: path, "marker-end": path && `url(#arrow-${kind})` });
 
 function arrowheads() {
   const kinds = ["plain", "streaming", "conditional", "success", "failure"];
-  return s("defs", {}, kinds.map((kind) => s(
+  const head = (kind, size) => s(
     "marker",
-    { id: `arrow-${kind}`, class: `arrow ${kind}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" },
+    { id: `arrow-${kind}`, class: `arrow ${kind}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: size, markerHeight: size, orient: "auto-start-reverse" },
     s("path", { d: "M0 0 L8 4 L0 8 z" }),
-  )));
+  );
+  return s("defs", {}, kinds.map((kind) => head(kind, 7)), head("critical", PATH_ARROW));
 }

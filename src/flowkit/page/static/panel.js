@@ -91,6 +91,11 @@ export class NodePanel {
       !complete && h("p", { class: "note" }, "Temporal no longer has the history of this task, so attempts may be missing."));
   }
 
+  // Show why the attempts are not known, as far as none are shown.
+  refuseAttempts(why) {
+    if (this.node && !this.attempts.querySelector("ol")) update(this.attempts, h("p", { class: "note" }, why));
+  }
+
   async load() {
     const { node } = this;
     const turn = (this.loads = (this.loads || 0) + 1);

@@ -89,7 +89,7 @@ export class TaskPage {
     this.nodeList = h("div", { class: "node-list", role: "region", tabindex: "0", "aria-label": "Nodes" },
       h("table", { class: "nodes" },
         h("thead", {}, h("tr", {}, ["status", "node", "role", "attempt", "batches", "time"].map((each) => h("th", { scope: "col" }, each)),
-          this.shareHead = h("th", { scope: "col", hidden: true }, "share of the time"),
+          this.shareHead = h("th", { scope: "col", hidden: true }, "share"),
           h("th", { scope: "col" }, "what it does or waits for"))),
         this.listRows),
       this.listNote);
@@ -204,8 +204,8 @@ export class TaskPage {
     const problem = await this.graph.draw(this.structure, grouped.groups, grouped.edges, nodes.length > 12);
     this.unplaced?.remove();
     if (problem) {
-      this.picture.append((this.unplaced = h("p", { class: "note" }, `The graph cannot be drawn (${problem}). The list has all nodes.`)));
-      this.showView("list");
+      this.tools.after((this.unplaced = h("p", { class: "reason", role: "alert" }, `The graph cannot be drawn (${problem}). The list has all nodes.`)));
+      if (this.view === "graph") this.showView("list");
     }
     if (this.state.task) this.graph.update(this.state.rows, null);
     if (this.query.get("hide") === "1") this.graph.hideEnded(true);
@@ -323,6 +323,7 @@ export class TaskPage {
       this.panel.open(this.structure.nodes[this.selected], this.described(this.selected), this.now);
     } else if (node !== null) {
       toast(`The task has no node “${node}” any more.`);
+      this.address({ node: null });
       this.panel.empty();
     }
   }
@@ -394,6 +395,8 @@ export class TaskPage {
         } catch (error) {
           if (error.name === "AbortError") return;
           this.attemptsStale = true;
+          if (node) this.panel.refuseAttempts(error.message);
+          if (this.view === "timeline") this.timeline.refuse(error.message);
         }
       }
       await new Promise((resolve) => {
@@ -452,7 +455,7 @@ export class TaskPage {
       h("td", { class: "number" }, row?.batches?.toLocaleString() || ""),
       h("td", { class: "number" }, duration(row?.seconds)),
       this.shares && h("td", { class: "number" }, this.shares.has(node.node_id) && `★ ${percent(this.shares.get(node.node_id))}`),
-      h("td", { class: "what" }, sentenceOf(row, this.now)))));
+      h("td", { class: "what" }, h("div", {}, sentenceOf(row, this.now))))));
   }
 
   find(id) {
