@@ -64,7 +64,7 @@ async def fake(start: Callable[..., Awaitable[PageProcess]], page: Page) -> Open
 
 
 async def until(page: Page, condition: str) -> None:
-    """Wait until a condition holds. The page permits no script that Playwright could evaluate again and again itself."""
+    """Wait until a condition holds. The page permits no scripts with which Playwright could wait itself."""
 
     async def holds() -> bool:
         return bool(await page.evaluate(condition))
@@ -111,7 +111,7 @@ async def test_an_explanation_is_read_when_asked_for_and_marks_the_critical_path
     await expect(
         page.get_by_role("complementary").get_by_role("heading", name="c", exact=True)
     ).to_be_visible()
-    await page.get_by_label("critical path").uncheck()
+    await page.get_by_role("checkbox", name="critical path").uncheck()
     await expect(page.locator(".on-path")).to_have_count(0)
 
 
