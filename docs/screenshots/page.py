@@ -18,10 +18,10 @@ from flowkit.page.process import PageProcess, PageSettings
 from flowkit.reading.state import Servers
 from flowkit.worker import Batch, BatchResult, RoleHandler, Worker
 from screenshots.browser import open_page
-from screenshots.states import DATABASE, wait_until
+from screenshots.states import DATABASE, TIMEOUT_SEC, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from flowkit.worker.handlers.base import RunContext
@@ -70,7 +70,7 @@ def _graph() -> dict[str, Any]:
     enrich["io"]["start_when"] = "first_batch"
     check = {**_node("check_totals", "group", "extract_customers"), "routing": {"on_failure": ["repair"]}}
     nodes = [
-        _node("extract_orders", "extract", batches=60, sec=0.5),
+        _node("extract_orders", "extract", batches=36, sec=0.5),
         _node("extract_customers", "extract", batches=6),
         _node("exchange_rates", "enrich", fails=True),
         enrich,
@@ -87,8 +87,8 @@ def _graph() -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _running(mongo_url: str, web_ui: str) -> AsyncIterator[str]:
-    """Run the task until enough is enriched; yields the address of the page."""
+async def _running(mongo_url: str, web_ui: str) -> AsyncIterator[tuple[str, Callable[[], Awaitable[None]]]]:
+    """Run the task until enough is enriched; yields the address of the page, and what ends the task."""
     mongo: Any = AsyncIOMotorClient(mongo_url, tz_aware=True)
     db, client = mongo[DATABASE], await connect()
     engine = Coordinator(db=db, cfg=CoordinatorConfig(queue=QUEUE), client=client)
@@ -105,8 +105,13 @@ async def _running(mongo_url: str, web_ui: str) -> AsyncIterator[str]:
         async def is_enriched() -> bool:
             return (await catalog.batches(TASK)).get("enrich_orders", 0) >= ENRICHED
 
+        async def end() -> None:
+            for node_id in ("release", "exchange_rates"):
+                await tasks.act(TASK, "complete_node", {"node_id": node_id, "by": "ada"})
+            await engine.wait(TASK, timeout=TIMEOUT_SEC)
+
         await wait_until(is_enriched)
-        yield f"http://127.0.0.1:{page.ports[0]}/"
+        yield f"http://127.0.0.1:{page.ports[0]}/", end
     finally:
         for each in (page, worker, engine):
             await each.stop()
@@ -115,17 +120,19 @@ async def _running(mongo_url: str, web_ui: str) -> AsyncIterator[str]:
 
 async def page_pictures(mongo_url: str, web_ui: str, folder: Path) -> None:
     """Save the pictures of docs/ui.md to `folder`."""
-    views = {
-        "graph": ({"node": "enrich_orders"}, "g.node.selected .state"),
-        "path": ({"node": "enrich_orders", "path": "1"}, "g.node.on-path .share"),
-        "timeline": ({"node": "exchange_rates", "view": "timeline"}, ".timeline-row"),
-        "explain": ({"node": "enrich_orders", "view": "explain"}, ".parts-bar"),
-    }
-    async with _running(mongo_url, web_ui) as address, open_page() as page:
+    async with _running(mongo_url, web_ui) as (address, end), open_page() as page:
         await page.set_viewport_size({"width": _SIZE[0], "height": _SIZE[1]})
-        for name, (query, part) in views.items():
+
+        async def take(name: str, part: str, **query: str) -> None:
             await page.goto(f"{address}?{urlencode({'task': TASK, **query})}")
             await expect(page.locator(part).first).to_be_visible()
             await expect(page.locator("aside .attempts")).to_be_visible()
-            await expect(page.locator(".actions button").nth(8)).to_be_visible()
+            await expect(page.locator("aside .actions button").first).to_be_visible()
+            await expect(page.locator(".actions button").first).to_be_visible()
             await page.screenshot(path=folder / f"ui-{name}.png", animations="disabled")
+
+        await take("graph", "g.node.selected .state", node="enrich_orders")
+        await take("timeline", ".timeline-row", node="exchange_rates", view="timeline")
+        await end()
+        await take("path", "g.node.on-path .share", node="enrich_orders", path="1")
+        await take("explain", ".parts-bar", node="enrich_orders", view="explain")
