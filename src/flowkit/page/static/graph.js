@@ -196,7 +196,7 @@ export class GraphPicture {
     this.boxes.forEach((box, place) => {
       box.share = on.get(place) ?? null;
       box.badge?.remove();
-      box.badge = box.share === null ? null : s("text", { class: "share", x: box.width - 2, y: box.members.length > 1 ? -8 : -5, "text-anchor": "end" }, `★ ${percent(box.share)}`);
+      box.badge = box.share === null ? null : badge(`★ ${percent(box.share)}`, box.width, box.members.length > 1 ? -20 : -14);
       if (box.badge) box.element.append(box.badge);
       box.element.classList.toggle("on-path", box.share !== null);
     });
@@ -351,6 +351,13 @@ function progressOf(row, above) {
   if (ENDED.has(row.status)) return row.status === "finished" ? 1 : 0;
   const known = /([\d,]+) of ([\d,]+)/.exec(row.shards || "");
   return known ? Number(known[1].replaceAll(",", "")) / Number(known[2].replaceAll(",", "")) : above ? (row.batches || 0) / above : 0;
+}
+
+// A label over the upper right corner of a box. Its ground hides the edges under it.
+function badge(text, right, y) {
+  const width = Math.round(text.length * CHAR) + 8;
+  return s("g", { class: "share", transform: `translate(${right - width - 4} ${y})` },
+    s("rect", { width, height: 16, rx: 5 }), s("text", { x: width / 2, y: 12, "text-anchor": "middle" }, text));
 }
 
 const PATH_ARROW = 2.5; // Arrowheads grow with the stroke, and that of the critical path is thick.
