@@ -121,7 +121,7 @@ interop: setup ## Run a public worker, unchanged, in mixed graphs: make interop 
 histories: setup ## Record the histories that later versions must replay.
 	@PYTHONPATH=. $(BIN)/python -m tests.replay.record
 
-screenshots: setup ## Take new screenshots for docs/web-ui.md; needs Chromium.
+screenshots: setup ## Take new screenshots for docs/web-ui.md and docs/ui.md; needs Chromium.
 	@$(BIN)/pip install --quiet --group screenshots
 	@PYTHONPATH=docs $(BIN)/python -m screenshots
 

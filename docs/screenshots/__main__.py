@@ -1,4 +1,5 @@
-"""`make screenshots`: take the screenshots of docs/web-ui.md, from real tasks on servers started for them."""
+"""`make screenshots`: take the screenshots of docs/web-ui.md and docs/ui.md, from real tasks on servers started for
+them."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import typer
 from flowkit.errors import FlowKitError
 from flowkit.local import Stack
 from screenshots.browser import NoChromium, web_ui
+from screenshots.page import page_pictures
 from screenshots.pipeline import FORECAST
 from screenshots.states import DATABASE, QUEUE, pipeline
 from screenshots.tour import tour
@@ -35,8 +37,11 @@ def screenshots(
         bool, typer.Option("--keep", help="Keep tasks and servers running until Ctrl-C.")
     ] = False,
     take: Annotated[bool, typer.Option(help="Take the screenshots; --no-take needs no browser.")] = True,
+    only_page: Annotated[
+        bool, typer.Option("--only-page", help="Take only those of FlowKit's page.")
+    ] = False,
 ) -> None:
-    """Bring one task into each state and take a screenshot of it in Temporal's Web UI."""
+    """Bring one task into each state and take a screenshot of it in Temporal's Web UI, and some of FlowKit's page."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.getLogger("flowkit.worker").setLevel(logging.ERROR)  # the failures are intentional
     for name in _SERVERS:
@@ -44,7 +49,10 @@ def screenshots(
     with tempfile.TemporaryDirectory(prefix="flowkit-screenshots-") as folder, Stack(Path(folder)) as stack:
         os.environ.update(stack.exports)
         assert stack.temporal is not None
-        asyncio.run(_run(stack, stack.temporal.ui_url, Path(folder), keep=keep, take=take))
+        if take:
+            asyncio.run(page_pictures(stack.mongo_url, stack.temporal.ui_url, PICTURES))
+        if not only_page:
+            asyncio.run(_run(stack, stack.temporal.ui_url, Path(folder), keep=keep, take=take))
 
 
 async def _run(stack: Stack, url: str, folder: Path, *, keep: bool, take: bool) -> None:

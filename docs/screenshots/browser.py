@@ -115,8 +115,8 @@ class WebUI:
 
 
 @asynccontextmanager
-async def web_ui(url: str, folder: Path) -> AsyncIterator[WebUI]:
-    """Open the Web UI at `url` and save screenshots to `folder`; raises NoChromium without a browser."""
+async def open_page() -> AsyncIterator[Page]:
+    """Open an empty page; raises NoChromium without a browser."""
     program = next((found for name in _PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
         raise NoChromium(NoChromium.__doc__)
@@ -128,6 +128,13 @@ async def web_ui(url: str, folder: Path) -> AsyncIterator[WebUI]:
             )
             page.set_default_timeout(_TIMEOUT_MS)
             expect.set_options(timeout=_TIMEOUT_MS)
-            yield WebUI(page, url, folder)
+            yield page
         finally:
             await chromium.close()
+
+
+@asynccontextmanager
+async def web_ui(url: str, folder: Path) -> AsyncIterator[WebUI]:
+    """Open the Web UI at `url` and save screenshots to `folder`; raises NoChromium without a browser."""
+    async with open_page() as page:
+        yield WebUI(page, url, folder)

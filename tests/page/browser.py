@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync")
 TIMEOUT_MS = 60_000
+AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 
 
 @asynccontextmanager
@@ -67,3 +69,14 @@ def address(process: PageProcess, **query: str) -> str:
 def box(page: Page, name: str) -> Any:
     """Return the node with this id in the graph."""
     return page.locator(f'svg.graph g.node[aria-label^="{name},"]')
+
+
+async def serious(page: Page) -> list[str]:
+    """Return what axe-core finds that is serious."""
+    await page.evaluate(AXE)
+    found = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{each['id']}: {[one['html'][:120] for one in each['nodes'][:3]]}"
+        for each in found["violations"]
+        if each["impact"] in {"serious", "critical"}
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -123,6 +124,12 @@ class Stage:
         changes = {f"graph.nodes.{place}.{key}": value for key, value in fields.items()}
         stamp = {"last_event_recv_ms": time.time_ns()}
         await self.db.tasks.update_one({"id": task_id}, {"$set": changes | stamp})
+
+    async def store_batch(self, task_id: str, node_id: str, uid: str, status: str = "complete") -> None:
+        """Store a batch, as a worker would."""
+        named = {"task_id": task_id, "node_id": node_id, "batch_uid": uid}
+        given = {"status": status, "meta": {"rows": 1}, "updated_at": datetime.now(UTC)}
+        await self.db.artifacts.insert_one(named | given)
 
 
 def nodes(*names: str) -> list[dict[str, Any]]:

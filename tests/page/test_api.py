@@ -14,6 +14,7 @@ from flowkit.errors import StoreUnavailable
 from flowkit.page import api, live
 from flowkit.page.process import PageProcess, PageSettings
 from flowkit.products import PendingTask
+from flowkit.reading.results import debug_command
 from flowkit.server import app, auth
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
@@ -199,6 +200,21 @@ async def test_explanation_has_the_parts_of_the_time_and_says_what_is_missing(st
     assert sum(found["parts"].values()) == pytest.approx(found["seconds"], abs=0.001)
     assert "no longer has the whole history" in found["missing"][0]
     assert (await started.get("task/explanation", task_id="other"))[0] == 404
+
+
+async def test_a_failed_batch_and_a_node_with_a_handler_have_the_command_that_debugs_them(
+    started: Front,
+) -> None:
+    await started.stage.store_batch(TASK, "a", "b 1", "failed")
+    await started.stage.store_batch(TASK, "a", "b2")
+    _, found = await started.get("task/batches", task_id=TASK, node="a")
+    commands = {each["uid"]: each.get("debug") for each in found["batches"]}
+    assert commands == {"b 1": debug_command(TASK, "a", "b 1"), "b2": None}
+    _, node = await started.get("task/node", task_id=TASK, node="a")
+    assert node["debug"] == debug_command(TASK, "a")
+    await started.stage.add("held", [{"node_id": "go", "type": "approval"}])
+    _, node = await started.get("task/node", task_id="held", node="go")
+    assert node["debug"] is None
 
 
 async def test_unknown_tasks_and_nodes_are_not_found(started: Front) -> None:

@@ -5,76 +5,28 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import pytest_asyncio
 
 from flowkit.page import api, live
-from flowkit.page.process import PageProcess, PageSettings
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
 from tests.integration.harness import eventually
-from tests.page.browser import address, box, expect, open_browser, open_page
-from tests.page.pages import Stage, nodes
+from tests.page.browser import address, box, expect, serious
+from tests.page.pages import nodes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
-    from playwright.async_api import Browser, Page, Route
+    from playwright.async_api import Page, Route
+
+    from flowkit.page.process import PageProcess
+    from tests.page.pages import Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
-AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 LARGE = 5_000
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    """The browser of this module."""
-    async with open_browser() as chromium:
-        yield chromium
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def page(browser: Browser) -> AsyncIterator[Page]:
-    """A page of the browser."""
-    async with open_page(browser) as opened:
-        yield opened
-
-
-@pytest.fixture
-def stage() -> Stage:
-    """A database without tasks."""
-    return Stage()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def start(stage: Stage) -> AsyncIterator[Callable[..., Awaitable[PageProcess]]]:
-    """Start page servers, which stop after the test."""
-    started: list[PageProcess] = []
-
-    async def start_one(**settings: Any) -> PageProcess:
-        process = PageProcess(stage.servers, PageSettings(addresses=[("127.0.0.1", 0)], **settings))
-        await process.start()
-        started.append(process)
-        return process
-
-    yield start_one
-    for process in started:
-        await process.stop()
-
-
-async def serious(page: Page) -> list[str]:
-    """Return what axe-core finds that is serious."""
-    await page.evaluate(AXE)
-    found = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    return [
-        f"{each['id']}: {[one['html'][:120] for one in each['nodes'][:3]]}"
-        for each in found["violations"]
-        if each["impact"] in {"serious", "critical"}
-    ]
 
 
 async def test_a_token_opens_the_page_and_filters_stay_in_the_address(

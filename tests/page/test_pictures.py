@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from flowkit.cli.tasks.explain import LABELS
 from flowkit.pictures.groups import collapse
 from flowkit.pictures.styles import EDGES, STATUSES
 
@@ -62,3 +63,10 @@ def test_symbols_and_colors_are_those_of_the_page() -> None:
         fill = colors[f"{status}-fill"]
         assert (style.stroke, style.fill) == (colors[status], full.get(fill, fill))
     assert {EDGES[kind].color for kind in EDGES} <= {*colors.values()}
+
+
+def test_parts_of_the_time_have_the_words_and_colors_of_the_page() -> None:
+    parts = (STATIC / "explain.js").read_text(encoding="utf-8").partition("PARTS = {")[2].partition("}")[0]
+    assert dict(re.findall(r'(\w+): "(.+)"', parts)) == LABELS
+    sheet = (STATIC / "style.css").read_text(encoding="utf-8")
+    assert all(f".part.{part} {{ background:" in sheet for part in LABELS)

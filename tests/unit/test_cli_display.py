@@ -28,12 +28,11 @@ from flowkit.cli.tasks.display import (
 )
 from flowkit.cli.tasks.operations import _print_task, decision_hints
 from flowkit.cli.tasks.results import _print_task as print_results
-from flowkit.cli.tasks.results import debug_command
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
 from flowkit.reading import state as task_view
 from flowkit.reading.notes import format_note
-from flowkit.reading.results import make_view
+from flowkit.reading.results import debug_command, make_view
 from flowkit.reading.state import (
     NodeRow,
     TaskView,

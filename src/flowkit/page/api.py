@@ -34,7 +34,7 @@ from flowkit.page.shared import SharedReads
 from flowkit.reading.attempts import read_attempts
 from flowkit.reading.documents import reading
 from flowkit.reading.graphs import view_graph
-from flowkit.reading.results import read_result
+from flowkit.reading.results import debug_command, debug_node_command, read_result
 from flowkit.reading.state import LOOK_UP_TIMEOUT
 from flowkit.reading.timeline import explain_task, to_json
 from flowkit.server.errors import HttpError
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
     from temporalio.client import WorkflowExecutionDescription
 
+    from flowkit.adapters.tasks.queries import StoredBatch
     from flowkit.page.live import Feed, LiveTasks, Update
     from flowkit.reading.state import Servers
     from flowkit.server.auth import Caller
@@ -229,6 +230,9 @@ class NodeDetails(PageResult):
     result: dict[str, Any]
     batches: int
     failed_batches: int
+    debug: str | None = Field(
+        description="The command that runs the node in the user's own process; null if the engine executes it."
+    )
 
 
 class AttemptsFound(PageResult):
@@ -260,7 +264,9 @@ class Explained(PageResult):
 class Batches(PageResult):
     """Some batches of a node, oldest first."""
 
-    batches: list[dict[str, Any]]
+    batches: list[dict[str, Any]] = Field(
+        description="A failed one has `debug`, the command that runs it in the user's own process."
+    )
     total: int
     skip: int
 
@@ -304,7 +310,8 @@ class PageApi:
         self._read_only = read_only
         self._version = version
         self._attempts = SharedReads(self._read_attempts)
-        """The attempts of whole tasks: each read fetches the whole history from Temporal."""
+        self._explanations = SharedReads(self._explain)
+        """Each read of attempts of a whole task, and of an explanation, fetches the whole history from Temporal."""
 
     async def session(self, given: Given) -> Session:
         """Return what the page may do."""
@@ -382,6 +389,7 @@ class PageApi:
             ),
             batches=result.batches,
             failed_batches=result.failed_batches,
+            debug=debug_node_command(task_id, node_id, str(entry.get("type"))),
         )
 
     async def list_batches(self, given: Given) -> Batches:
@@ -389,7 +397,7 @@ class PageApi:
         query: BatchQuery = given.query
         _, page = await read_result(
             self._servers.catalog,
-            given.query.task_id,
+            query.task_id,
             query.node,
             query.limit,
             query.skip,
@@ -397,7 +405,9 @@ class PageApi:
         )
         assert page is not None
         return Batches(
-            batches=[_plain(asdict(each)) for each in page.batches], total=page.total, skip=query.skip
+            batches=[_batch(query.task_id, query.node, each) for each in page.batches],
+            total=page.total,
+            skip=query.skip,
         )
 
     async def list_attempts(self, given: Given) -> AttemptsFound:
@@ -414,11 +424,15 @@ class PageApi:
 
     async def explain(self, given: Given) -> Explained:
         """Return where the time of a task went, and what it waits for."""
-        return Explained(**to_json(await explain_task(self._servers, given.query.task_id)))
+        return await self._explanations.get(given.query.task_id)
+
+    async def _explain(self, task_id: str) -> Explained:
+        async with asyncio.timeout(_READ_SEC):
+            return Explained(**to_json(await explain_task(self._servers, task_id)))
 
     async def close(self) -> None:
         """End the reads that run."""
-        await self._attempts.close()
+        await asyncio.gather(self._attempts.close(), self._explanations.close())
 
     async def get_variables(self, given: Given) -> VariablesFound:
         """Return the variables of a task."""
@@ -557,6 +571,12 @@ async def _until_refused(feed: Feed, check: Callable[[], Awaitable[Any]]) -> Asy
     finally:
         if waiting is not None:
             waiting.cancel()
+
+
+def _batch(task_id: str, node_id: str, batch: StoredBatch) -> dict[str, Any]:
+    """Return a batch as pages get it."""
+    debug = {"debug": debug_command(task_id, node_id, batch.uid)} if batch.status == "failed" else {}
+    return {**_plain(asdict(batch)), **debug}
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.client import UnknownTask
 from flowkit.errors import ConfigError
-from flowkit.models import TaskStatus
+from flowkit.models import ENGINE_TYPES, TaskStatus
 from flowkit.reading.documents import reading
 from flowkit.text import did_you_mean
 
@@ -129,3 +129,17 @@ def make_view(
         handled_failures=(document.get("result") or {}).get("handled_failures") or [],
         nodes=nodes,
     )
+
+
+def debug_command(task_id: str, node_id: str, batch_uid: str | None = None) -> str:
+    """Return the command that runs a node, or one of its batches, in the user's own process."""
+    batch = [] if batch_uid is None else ["--batch", batch_uid]
+    if batch_uid is not None and batch_uid.startswith("-"):
+        batch = [f"--batch={batch_uid}"]
+    named = [task_id, node_id, *batch]
+    return f"flowkit debug {shlex.join(named)} --handler MODULE:CLASS"
+
+
+def debug_node_command(task_id: str, node_id: str, role: str) -> str | None:
+    """Return the command that runs a node in the user's own process; None if the engine executes the node itself."""
+    return None if role in ENGINE_TYPES else debug_command(task_id, node_id)

@@ -24,7 +24,7 @@ MOST_LEGS = 25
 _LEAST_SHARE = 0.01
 """Smallest share of a leg that its row names."""
 
-_LABELS = {
+LABELS = {
     "work": "work",
     "failed_work": "failed attempts",
     "queue": "queue",
@@ -106,14 +106,14 @@ def _parts_table(parts: Mapping[str, float], *, wide: bool) -> Table:
 
     table = plain_table("Where the time went", wide=wide)
     table.expand = False
-    table.add_column("part", width=max(map(len, _LABELS.values())), no_wrap=True)
+    table.add_column("part", width=max(map(len, LABELS.values())), no_wrap=True)
     table.add_column("time", justify="right", min_width=len("9 h 59 min"), no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
     whole = sum(parts.values())
     for part, seconds in parts.items():
         if seconds > 0:
             share = f"{100 * seconds / whole:.0f} %"
-            table.add_row(Text(_LABELS[part], style=_STYLES[part]), Text(_format(seconds)), Text(share))
+            table.add_row(Text(LABELS[part], style=_STYLES[part]), Text(_format(seconds)), Text(share))
     return table
 
 
@@ -131,7 +131,7 @@ def _path_table(path: Sequence[PathLeg], began_at: float, *, wide: bool) -> Tabl
     for leg in shown:
         longest_first = sorted(leg.parts().items(), key=lambda each: -each[1])
         spent = [
-            f"{_LABELS[part]} {_format(seconds)}"
+            f"{LABELS[part]} {_format(seconds)}"
             for part, seconds in longest_first
             if seconds >= leg.seconds * _LEAST_SHARE
         ]

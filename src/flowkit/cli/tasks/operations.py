@@ -19,11 +19,11 @@ from flowkit.cli.errors import Exit, add_remedy
 from flowkit.cli.following import follow, interruptible
 from flowkit.cli.servers import accepts_connections, database, servers
 from flowkit.cli.tasks.display import open_task_screen, task_table, tasks_table
-from flowkit.cli.tasks.results import debug_command
 from flowkit.client import TaskCancelled, TaskCatalog, TaskFailed, TaskStillOpen, UnknownTask, cancel_reason
 from flowkit.connection import temporal_address
 from flowkit.errors import ConfigError, FlowKitError, TaskIdTaken
-from flowkit.models import APPROVAL, ENGINE_TYPES, NodeStatus, TaskStatus
+from flowkit.models import APPROVAL, NodeStatus, TaskStatus
+from flowkit.reading.results import debug_node_command
 from flowkit.reading.state import (
     TaskReader,
     describe_unknown_roles,
@@ -336,10 +336,9 @@ def decision_hints(view: TaskView) -> list[str]:
 
 def debug_hints(view: TaskView) -> list[str]:
     """Return a hint that names the command which debugs the first failed node of a role; `[]` if there is none."""
-    failed = [
-        node for node in view.nodes if node.status == NodeStatus.FAILED and node.role not in ENGINE_TYPES
-    ]
-    return [f"run a failed node here: `{debug_command(view.task_id, each.node_id)}`" for each in failed[:1]]
+    failed = [node for node in view.nodes if node.status == NodeStatus.FAILED]
+    commands = [debug_node_command(view.task_id, node.node_id, node.role) for node in failed]
+    return [f"run a failed node here: `{each}`" for each in commands if each is not None][:1]
 
 
 def _suggest_decision(task_id: str, node: NodeRow) -> str:

@@ -140,16 +140,9 @@ def _note_debugging(task_id: str, node_id: str, page: "BatchPage") -> None:
     """Print the command that debugs the first failed batch of a page, if there is one."""
     uid = next((batch.uid for batch in page.batches if batch.status == "failed"), None)
     if uid is not None:
+        from flowkit.reading.results import debug_command
+
         output.note(f"run a failed batch here: `{debug_command(task_id, node_id, uid)}`")
-
-
-def debug_command(task_id: str, node_id: str, batch_uid: str | None = None) -> str:
-    """Return the command that runs a node, or one of its batches, in the user's own process."""
-    batch = [] if batch_uid is None else ["--batch", batch_uid]
-    if batch_uid is not None and batch_uid.startswith("-"):
-        batch = [f"--batch={batch_uid}"]
-    named = [task_id, node_id, *batch]
-    return f"flowkit debug {shlex.join(named)} --handler MODULE:CLASS"
 
 
 def describe_result(node: "NodeResult") -> list[str]:

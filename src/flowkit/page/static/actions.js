@@ -68,8 +68,14 @@ class Buttons {
       await call(this.taskId, action.name, { ...given, ...action.given, ...(action.fields?.includes("interrupt") ? { interrupt: true } : {}) }, true);
       return "";
     } catch (error) {
-      return error.message;
+      // Without a response of the rules, the action is offered: its dialog asks again.
+      return error.status === 0 || error.status >= 500 ? "" : error.message;
     }
+  }
+
+  stop() {
+    clearTimeout(this.timer);
+    this.looks += 1;
   }
 
   show(offered, given) {
@@ -162,15 +168,16 @@ function confirmAction(taskId, action, given, now) {
   const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
   const input = () => ({ ...given, ...action.given, ...read(form, action) });
   let looks = 0;
+  let applying = false;
   const look = async () => {
     const number = (looks += 1);
     try {
       const found = await call(taskId, action.name, input(), true);
-      if (number !== looks) return;
+      if (number !== looks || applying) return;
       apply.disabled = false;
       replace(preview, affected(found));
     } catch (error) {
-      if (number === looks) replace(preview, h("p", { class: "reason" }, error.message));
+      if (number === looks && !applying) replace(preview, h("p", { class: "reason" }, error.message));
     }
   };
   // What is shown must be what is applied, so a change takes the button until its effect is known.
@@ -182,14 +189,16 @@ function confirmAction(taskId, action, given, now) {
   });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    apply.disabled = true;
+    if (applying) return;
+    applying = apply.disabled = true;
     try {
       await call(taskId, action.name, input(), false);
       toast(`${action.label}: done`);
       dialog.close();
     } catch (error) {
+      if (!dialog.open) toast(`${action.label}: ${error.message}`, "error");
       replace(preview, h("p", { class: "reason", role: "alert" }, error.message));
-      apply.disabled = false;
+      applying = apply.disabled = false;
     }
   });
   dialog.addEventListener("close", () => { clearTimeout(dialog.timer); dialog.remove(); });

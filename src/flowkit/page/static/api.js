@@ -2,12 +2,13 @@
 
 const KEY = "flowkit-token";
 
-// The token comes in the fragment, which browsers send to nobody, and leaves the address at once.
+// The token comes in the fragment, which browsers send to nobody, and leaves the address at once. Return whether there is one.
 export function takeToken() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (!given) return;
+  if (!given) return false;
   sessionStorage.setItem(KEY, given);
   history.replaceState(null, "", location.pathname + location.search);
+  return true;
 }
 
 export const setToken = (token) => sessionStorage.setItem(KEY, token);
@@ -34,6 +35,8 @@ async function failure(response) {
   }
 }
 
+const GET_MS = 40_000; // The server itself ends a call that only reads after 30 seconds.
+
 async function reach(path, options) {
   try {
     return await fetch(path, options);
@@ -44,7 +47,8 @@ async function reach(path, options) {
 }
 
 export async function get(path, signal) {
-  const response = await reach(`api/v1/${path}`, { headers: headers(), signal });
+  const late = AbortSignal.timeout(GET_MS);
+  const response = await reach(`api/v1/${path}`, { headers: headers(), signal: signal ? AbortSignal.any([signal, late]) : late });
   if (!response.ok) throw await failure(response);
   return response.json();
 }
@@ -64,10 +68,19 @@ export const ofTask = (call, taskId, query = {}) => `task/${call}?${new URLSearc
 
 const SILENT_MS = 30_000; // The server sends a comment at least each ten seconds.
 
+function parse(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new ApiError(0, "unreadable", "an update of the server cannot be read");
+  }
+}
+
 // Yields the events of a stream until it ends. An EventSource could send no header with the token.
 export async function* stream(path, signal) {
   const stop = new AbortController();
-  signal.addEventListener("abort", () => stop.abort(), { once: true });
+  const leave = () => stop.abort();
+  signal.addEventListener("abort", leave, { once: true });
   let watchdog = setTimeout(() => stop.abort(), SILENT_MS);
   try {
     const response = await reach(`api/v1/${path}`, {
@@ -87,11 +100,12 @@ export async function* stream(path, signal) {
       rest = parts.pop();
       for (const part of parts) {
         const data = part.split(/\r?\n/).filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart());
-        if (data.length) yield JSON.parse(data.join("\n"));
+        if (data.length) yield parse(data.join("\n"));
       }
     }
   } finally {
     clearTimeout(watchdog);
+    signal.removeEventListener("abort", leave);
     stop.abort();
   }
 }

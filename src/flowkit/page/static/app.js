@@ -15,6 +15,12 @@ async function show() {
   const query = new URLSearchParams(location.search);
   const main = byId("main");
   const task = query.get("task");
+  const fail = (error) => {
+    if (turn !== turns) return;
+    shown?.stop();
+    shown = null;
+    if (error.name !== "AbortError") refuse(main, error);
+  };
   const structure = task && get(ofTask("graph", task));
   structure?.catch(() => {}); // reported below, after a refused session
   try {
@@ -23,12 +29,11 @@ async function show() {
     byId("who").textContent = session.read_only ? `${session.actor}, read-only` : session.actor;
     document.title = task ? `${task} – FlowKit` : "Tasks – FlowKit";
     replace(byId("crumbs"), h("a", { href: "./" }, "Tasks"), task && h("span", {}, "›"), task && h("span", { "aria-current": "page" }, task));
-    shown = task ? new TaskPage(main, task, query, session, keep) : new TaskList(main, query, navigate);
+    shown = task ? new TaskPage(main, task, query, session, keep, fail) : new TaskList(main, query, navigate);
     if (turn > 1) main.focus();
     await shown.start(structure);
   } catch (error) {
-    if (turn === turns) shown?.stop();
-    if (turn === turns && error.name !== "AbortError") refuse(main, error);
+    fail(error);
   }
 }
 
@@ -49,12 +54,14 @@ function refuse(main, error) {
 }
 
 function navigate(query) {
-  history.pushState(null, "", query.size ? `?${query}` : "./");
+  const target = query.size ? `?${query}` : "./";
+  if (new URL(target, location).search !== location.search) history.pushState(null, "", target);
   arrive();
 }
 
 // What is shown may be able to show another address itself.
 function arrive() {
+  document.querySelector("dialog")?.close(); // it belongs to what was shown before
   if (!shown?.go(new URLSearchParams(location.search))) show();
 }
 
@@ -78,5 +85,5 @@ document.addEventListener("click", (event) => {
 });
 addEventListener("popstate", arrive);
 takeToken();
-addEventListener("hashchange", () => { takeToken(); show(); });
+addEventListener("hashchange", () => takeToken() && show());
 show();

@@ -37,13 +37,15 @@ export function update(parent, ...children) {
 // A button that copies a text. Pages that come without HTTPS from another machine have no clipboard, but a selection.
 export function copyButton(text, what) {
   const copy = async () => {
-    if (navigator.clipboard) await navigator.clipboard.writeText(text);
-    else {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch { // there is none, or the browser does not permit it
       const field = h("textarea", { class: "copied" }, text);
       document.body.append(field);
       field.select();
-      document.execCommand("copy");
+      const copied = document.execCommand("copy");
       field.remove();
+      if (!copied) return toast(`${what} cannot be copied; select it instead`, "error");
     }
     toast(`${what} is copied`);
   };

@@ -2,7 +2,7 @@
 
 import { s, replace } from "./dom.js";
 import { placing } from "./placing.js";
-import { ENDED, symbolOf } from "./words.js";
+import { ENDED, percent, symbolOf } from "./words.js";
 
 const HEIGHT = 44;
 const CHAR = 7.2;
@@ -13,7 +13,8 @@ const READABLE = 0.35; // Below this scale, boxes show only their symbol.
 const TINY = 0.12;
 const SETTLED = ["failed", "cancelling", "running", "deferred", "queued", "cancelled", "skipped", "finished"];
 
-const short = (text) => (text.length > MAX_CHARS ? `${text.slice(0, MAX_CHARS - 1)}…` : text);
+// The end is cut between two characters, not within one.
+const short = (text, most = MAX_CHARS) => (text.length > most ? `${text.slice(0, Math.max(0, most - 1)).replace(/[\uD800-\uDBFF]$/, "")}…` : text);
 
 const titleOf = (nodes, members) => (members.length === 1 ? nodes[members[0]].node_id : `${members.length.toLocaleString()} × ${nodes[members[0]].role}`);
 
@@ -57,7 +58,9 @@ export class GraphPicture {
   async draw(structure, groups, edges, sideways) {
     const streams = new Map();
     for (const [from, to, kind] of structure.edges) {
-      if (kind === "streaming") streams.set(to, [...(streams.get(to) || []), from]);
+      if (kind !== "streaming") continue;
+      if (!streams.has(to)) streams.set(to, []);
+      streams.get(to).push(from);
     }
     const titles = groups.map((members) => titleOf(structure.nodes, members));
     const sizes = groups.map((members, index) => [widthOf(structure.nodes[members[0]], titles[index], members.length, streams.has(members[0])), HEIGHT]);
@@ -79,6 +82,7 @@ export class GraphPicture {
     this.fit();
     replace(this.layer, s("g", { class: "edges", "aria-hidden": "true" }, edges), s("g", { class: "nodes" }, this.boxes.map((box) => box.element)));
     this.edgeShapes = edges;
+    this.drawPath();
     if (this.rows) this.update(this.rows, null);
     if (this.chosen >= 0) this.select(this.chosen);
   }
@@ -104,7 +108,7 @@ export class GraphPicture {
     // The tooltip exists only under the pointer: it would be a second text beside the label.
     element.addEventListener("pointerenter", () => element.prepend(tip));
     element.addEventListener("pointerleave", () => tip.remove());
-    return { element, symbol, tip, width, height, members, title: this.titles[index] };
+    return { element, symbol, tip, width, height, members, title: this.titles[index], share: null };
   }
 
   // Add the texts of a box. A box that is too small to read them, or out of view, has none.
@@ -113,7 +117,9 @@ export class GraphPicture {
     box.state = s("text", { class: "state", x: box.width - 8, y: 35, "text-anchor": "end" });
     const role = box.members.length > 1 ? "" : short(this.nodes[box.members[0]].role);
     // The blanks keep the words apart for programs that read them in a row.
-    box.element.append(" ", s("text", { class: "name", x: 28, y: 18 }, short(box.title)), " ", s("text", { class: "role", x: 10, y: 35 }, role), " ", box.state, box.bar);
+    box.role = s("text", { class: "role", x: 10, y: 35 }, role);
+    box.roleText = role;
+    box.element.append(" ", s("text", { class: "name", x: 28, y: 18 }, short(box.title)), " ", box.role, " ", box.state, box.bar);
     if (this.rows) this.updateBox(box);
   }
 
@@ -151,7 +157,7 @@ export class GraphPicture {
     if (!rows.length) return;
     const status = statusOf(rows);
     const decides = rows.some((row) => row.awaits_decision);
-    box.element.setAttribute("class", `node ${status}${decides ? " decides" : ""}${box.selected ? " selected" : ""}${box.hidden ? " gone" : ""}`);
+    box.element.setAttribute("class", `node ${status}${decides ? " decides" : ""}${box.selected ? " selected" : ""}${box.hidden ? " gone" : ""}${box.share === null ? "" : " on-path"}`);
     box.symbol.textContent = decides ? "◆" : symbolOf(status);
     const counts = countsOf(rows);
     const [row] = rows;
@@ -161,14 +167,41 @@ export class GraphPicture {
       ? [row.attempt > 1 ? `attempt ${row.attempt}` : "", batchesText(row, above)].filter(Boolean).join(", ")
       : counts.map(([name, count]) => `${symbolOf(name)} ${count.toLocaleString()}`).join("  ");
     const words = single ? `${row.status}${text ? `, ${text}` : ""}` : counts.map(([name, count]) => `${count} ${name}`).join(", ");
-    box.tip.textContent = `${box.title}: ${words}${single && row.note ? `\n${row.note}` : ""}`;
+    const path = box.share === null ? "" : `on the critical path, ${percent(box.share)} of the time`;
+    box.tip.textContent = [`${box.title}: ${words}`, single && row.note, path].filter(Boolean).join("\n");
     const label = single ? [short(box.title), short(this.nodes[box.members[0]].role), text, row.status] : [box.title, words];
-    box.element.setAttribute("aria-label", [...label, decides && "waits for a decision"].filter(Boolean).join(", "));
+    box.element.setAttribute("aria-label", [...label, decides && "waits for a decision", path].filter(Boolean).join(", "));
     if (!box.state) return;
     box.state.textContent = text;
+    box.role.textContent = short(box.roleText, Math.floor((box.width - 24) / SMALL_CHAR) - text.length);
     const done = rows.filter((each) => ENDED.has(each.status)).length / box.members.length;
     const part = single ? progressOf(row, above) : done;
     box.bar.setAttribute("width", String(Math.max(0, Math.min(1, part)) * (box.width - 2)));
+  }
+
+  // Mark the critical path: the positions of its nodes in its order, with shares of the time by position. Null removes it.
+  markPath(path) {
+    this.path = path;
+    this.drawPath();
+    if (this.rows) this.update(this.rows, null);
+  }
+
+  drawPath() {
+    const { nodes = [], shares = new Map() } = this.path || {};
+    const on = new Map();
+    for (const [index, share] of shares) {
+      const group = this.groupAt.get(index);
+      if (group !== undefined) on.set(group, (on.get(group) || 0) + share);
+    }
+    this.boxes.forEach((box, place) => {
+      box.share = on.get(place) ?? null;
+      box.badge?.remove();
+      box.badge = box.share === null ? null : badge(`★ ${percent(box.share)}`, box.width, box.members.length > 1 ? -20 : -14);
+      if (box.badge) box.element.append(box.badge);
+      box.element.classList.toggle("on-path", box.share !== null);
+    });
+    const steps = new Set(nodes.slice(1).map((index, place) => `${this.groupAt.get(nodes[place])} ${this.groupAt.get(index)}`));
+    this.edges?.forEach(([from, to], index) => this.edgeShapes[index].classList.toggle("on-path", steps.has(`${from} ${to}`)));
   }
 
   // The batches of the nodes from which a node streams: how many it can have so far. 0 if it streams from none.
@@ -193,6 +226,10 @@ export class GraphPicture {
       box.element.classList.toggle("selected", box.selected);
     });
     if (chosen !== undefined) this.reveal(chosen);
+  }
+
+  focus(index) {
+    this.boxes[this.groupAt.get(index)]?.element.focus();
   }
 
   hideEnded(hide) {
@@ -257,7 +294,11 @@ export class GraphPicture {
   listen() {
     let from = null;
     const indexOf = (event) => event.target.closest(".node")?.dataset.group;
-    this.svg.addEventListener("click", (event) => indexOf(event) && !this.moved && this.open(Number(indexOf(event))));
+    this.svg.addEventListener("click", (event) => {
+      const dragged = this.moved;
+      this.moved = false;
+      if (indexOf(event) && !dragged) this.open(Number(indexOf(event)));
+    });
     this.svg.addEventListener("keydown", (event) => {
       const index = indexOf(event);
       if (!index) return;
@@ -312,13 +353,23 @@ function progressOf(row, above) {
   return known ? Number(known[1].replaceAll(",", "")) / Number(known[2].replaceAll(",", "")) : above ? (row.batches || 0) / above : 0;
 }
 
+// A label over the upper right corner of a box. Its ground hides the edges under it.
+function badge(text, right, y) {
+  const width = Math.round(text.length * CHAR) + 8;
+  return s("g", { class: "share", transform: `translate(${right - width - 4} ${y})` },
+    s("rect", { width, height: 16, rx: 5 }), s("text", { x: width / 2, y: 12, "text-anchor": "middle" }, text));
+}
+
+const PATH_ARROW = 2.5; // Arrowheads grow with the stroke, and that of the critical path is thick.
+
 const edgeShape = (path, kind) => s("path", { class: `edge ${kind}`, d: path, "marker-end": path && `url(#arrow-${kind})` });
 
 function arrowheads() {
   const kinds = ["plain", "streaming", "conditional", "success", "failure"];
-  return s("defs", {}, kinds.map((kind) => s(
+  const head = (kind, size) => s(
     "marker",
-    { id: `arrow-${kind}`, class: `arrow ${kind}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" },
+    { id: `arrow-${kind}`, class: `arrow ${kind}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: size, markerHeight: size, orient: "auto-start-reverse" },
     s("path", { d: "M0 0 L8 4 L0 8 z" }),
-  )));
+  );
+  return s("defs", {}, kinds.map((kind) => head(kind, 7)), head("critical", PATH_ARROW));
 }

@@ -51,7 +51,7 @@ export class TaskList {
     if (query.has("task")) return false;
     this.query = query;
     this.showFilters();
-    this.refresh();
+    this.refresh().catch(() => {}); // a refused token is reported when the list is read again
     return true;
   }
 

@@ -20,13 +20,18 @@ export class NodePanel {
 
   empty() {
     this.node = null;
+    clearTimeout(this.timer);
+    this.actions?.stop();
     replace(this.side, h("p", { class: "note" }, "Select a node to see its attempts, inputs and batches."));
   }
 
   open(node, row, now) {
+    this.empty();
     this.node = node;
     this.skip = 0;
     this.shown = null;
+    this.loaded = null;
+    this.debug = null;
     this.failedOnly = false;
     this.state = h("div", { class: "node-state" });
     this.attempts = h("div", {}, h("p", { class: "note" }, "loading…"));
@@ -43,14 +48,20 @@ export class NodePanel {
       h("h3", {}, "Attempts"), this.attempts,
       this.details,
       h("h3", {}, "Batches"), this.batches);
-    this.update(row, now);
-    this.load();
+    if (row) this.update(row, now);
+    else this.load();
   }
 
   update(row, now = Date.now() / 1000) {
     if (!this.node || !row) return;
     this.tick(row, now);
     this.actions.update(row);
+    this.row = row;
+    const loaded = `${row.status} ${row.attempt}`;
+    if (this.loaded !== loaded) {
+      this.loaded = loaded;
+      this.load();
+    }
     const shown = `${row.status} ${row.batches || 0}`;
     if (this.shown === shown) return;
     this.shown = shown;
@@ -63,7 +74,8 @@ export class NodePanel {
     update(this.state,
       h("p", {}, h("span", { class: `status ${row.status}` }, `${symbolOf(row.status)} ${STATUSES[row.status]?.word || row.status}`),
         row.attempt ? ` attempt ${row.attempt}` : "", row.seconds ? `, ${duration(row.seconds)}` : "", row.version ? `, version ${row.version}` : ""),
-      sentence && h("p", { class: row.status === "failed" ? "reason" : "sentence" }, sentence));
+      sentence && h("p", { class: row.status === "failed" ? "reason" : "sentence" }, sentence),
+      row.status === "failed" && this.debug && command("Debug it with", this.debug, "the command that debugs the node"));
   }
 
   showAttempts(attempts, complete) {
@@ -79,19 +91,27 @@ export class NodePanel {
       !complete && h("p", { class: "note" }, "Temporal no longer has the history of this task, so attempts may be missing."));
   }
 
+  // Show why the attempts are not known, as far as none are shown.
+  refuseAttempts(why) {
+    if (this.node && !this.attempts.querySelector("ol")) update(this.attempts, h("p", { class: "note" }, why));
+  }
+
   async load() {
-    const node = this.node;
+    const { node } = this;
+    const turn = (this.loads = (this.loads || 0) + 1);
     try {
       const found = await get(ofTask("node", this.taskId, { node: node.node_id }));
-      if (node !== this.node) return;
+      if (node !== this.node || turn !== this.loads) return;
       const { io = {}, ...definition } = found.definition;
       this.io = io;
-      replace(this.details,
-        value("Inputs", io),
-        value("Result", found.result),
-        value("Definition", definition));
+      this.debug = found.debug;
+      const isOpen = new Map([...this.details.children].map((each) => [each.dataset.key, each.open]));
+      update(this.details, value("Inputs", io, isOpen), value("Result", found.result, isOpen), value("Definition", definition, isOpen));
+      this.tick(this.row, Date.now() / 1000);
     } catch (error) {
-      if (node === this.node) replace(this.details, h("p", { class: "note" }, error.message));
+      if (node !== this.node || turn !== this.loads) return;
+      this.loaded = null; // the next update tries again
+      if (!this.io) update(this.details, h("p", { class: "note" }, error.message));
     }
   }
 
@@ -113,7 +133,9 @@ export class NodePanel {
       const found = await get(ofTask("batches", this.taskId, { node: node.node_id, limit: PAGE, skip: this.skip, failed: this.failedOnly }));
       if (node === this.node && turn === this.turns) this.showBatches(found);
     } catch (error) {
-      if (node === this.node) update(this.batches, h("p", { class: "note" }, error.message));
+      if (node !== this.node || turn !== this.turns) return;
+      this.shown = null; // the next update tries again
+      update(this.batches, h("p", { class: "note" }, error.message));
     }
   }
 
@@ -126,7 +148,8 @@ export class NodePanel {
       batches.length ? h("table", { class: "batches" }, h("tbody", {}, batches.map((each) => h("tr", {},
         h("td", {}, h("span", { class: `status ${each.status === "ok" ? "finished" : each.status}` }, each.status)),
         h("td", {}, each.uid),
-        h("td", {}, h("code", {}, each.error || JSON.stringify(each.metrics))))))) : h("p", { class: "note" }, "none"),
+        h("td", {}, h("code", {}, each.error || JSON.stringify(each.metrics)),
+          each.debug && command("Debug it with", each.debug, `the command that debugs ${each.uid}`)))))) : h("p", { class: "note" }, "none"),
       total > PAGE && h("p", { class: "pages" },
         page("first", 0, skip > 0), page("back", Math.max(0, skip - PAGE), skip > 0),
         h("span", {}, `${(skip + 1).toLocaleString()} to ${(skip + batches.length).toLocaleString()} of ${total.toLocaleString()}`),
@@ -134,7 +157,10 @@ export class NodePanel {
   }
 }
 
-function value(title, given) {
+// A command for the user's own terminal, with a button that copies it.
+const command = (label, text, what) => h("p", { class: "command" }, `${label} `, h("code", {}, text), " ", copyButton(text, what));
+
+function value(title, given, isOpen) {
   const kept = Object.fromEntries(Object.entries(given || {}).filter(([, each]) => each !== null && !(typeof each === "object" && !Object.keys(each).length)));
-  return Object.keys(kept).length ? h("details", { open: title !== "Definition" }, h("summary", {}, title), h("pre", {}, JSON.stringify(kept, null, 2))) : null;
+  return Object.keys(kept).length ? h("details", { open: isOpen.get(title) ?? title !== "Definition", "data-key": title }, h("summary", {}, title), h("pre", {}, JSON.stringify(kept, null, 2))) : null;
 }

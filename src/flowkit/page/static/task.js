@@ -3,26 +3,30 @@
 import { ApiError, get, ofTask, stream } from "./api.js";
 import { ActionBar } from "./actions.js";
 import { byId, copyButton, h, replace, toast, update } from "./dom.js";
+import { Explanation, pathOf } from "./explain.js";
 import { GraphPicture } from "./graph.js";
 import { collapse, isLarge } from "./groups.js";
 import { NodePanel } from "./panel.js";
 import { TaskState } from "./state.js";
 import { Timeline } from "./timeline.js";
-import { clock, duration, ENDED, sentenceOf, STATUSES, symbolOf } from "./words.js";
+import { clock, duration, ENDED, percent, sentenceOf, STATUSES, symbolOf } from "./words.js";
 
 const ATTEMPTS_MS = 2000;
 const TICK_MS = 1000;
-const SHORTEST_PAUSE_MS = 200;
+const SHORTEST_PAUSE_MS = 200; // between two streams, of which the first was complete
+const SHORTEST_RETRY_MS = 500;
 const LONGEST_PAUSE_MS = 10_000;
 const LISTED = 500;
 
 export class TaskPage {
-  constructor(main, taskId, query, session, keep) {
+  // `keep` changes the address, and `onRefused(error)` follows when the token is no longer valid.
+  constructor(main, taskId, query, session, keep, onRefused) {
     this.main = main;
     this.taskId = taskId;
     this.query = query;
     this.session = session;
     this.keep = keep;
+    this.onRefused = onRefused;
     this.state = new TaskState();
     this.expanded = new Set();
     this.selected = null;
@@ -39,11 +43,24 @@ export class TaskPage {
     if (this.stopped.signal.aborted) return;
     this.timer = setInterval(() => this.tick(), TICK_MS);
     this.followAttempts();
-    const chosen = this.places.get(this.query.get("node"));
+    const wanted = this.query.get("node");
+    const chosen = this.places.get(wanted);
     if (chosen !== undefined) this.expanded.add(chosen);
+    else if (wanted) toast(`The task has no node “${wanted}”.`, "error");
     const drawing = this.draw();
     if (chosen !== undefined) this.select(chosen);
+    this.showAgain();
     await drawing;
+  }
+
+  // Show what was read before the structure, or with another one.
+  showAgain() {
+    if (this.state.task) this.show(null);
+    if (this.view === "variables") this.loadVariables();
+    if (this.view === "list") this.listNodes();
+    if (this.explanation.found) this.explanation.show();
+    else if (this.view === "explain" || this.query.get("path") === "1") this.explanation.read();
+    this.showPath();
   }
 
   adopt(structure) {
@@ -71,22 +88,33 @@ export class TaskPage {
     this.listNote = h("p", { class: "note" });
     this.nodeList = h("div", { class: "node-list", role: "region", tabindex: "0", "aria-label": "Nodes" },
       h("table", { class: "nodes" },
-        h("thead", {}, h("tr", {}, ["status", "node", "role", "attempt", "batches", "time", "what it does or waits for"].map((each) => h("th", { scope: "col" }, each)))),
+        h("thead", {}, h("tr", {}, ["status", "node", "role", "attempt", "batches", "time"].map((each) => h("th", { scope: "col" }, each)),
+          this.shareHead = h("th", { scope: "col", hidden: true }, "share"),
+          h("th", { scope: "col" }, "what it does or waits for"))),
         this.listRows),
       this.listNote);
     this.side = h("aside", { class: "side", "aria-label": "Selected node" });
     this.timelineBox = h("div", { class: "timeline-box" });
     this.variables = h("div", { class: "node-list", role: "region", tabindex: "0", "aria-label": "Variables" }, h("p", { class: "note" }, "loading…"));
+    this.explainBox = h("div", { class: "node-list explanation", role: "region", tabindex: "0", "aria-label": "Explanation" });
+    this.explanation = new Explanation(this.explainBox, this.taskId, this.stopped.signal, {
+      onSelect: (id) => this.choose(this.places.get(id)), isKnown: (id) => Boolean(this.places?.has(id)), onRead: () => this.showPath(),
+    });
     this.actions = new ActionBar(this.taskId, this.session, () => this.state, () => ({ params: this.structure?.params }));
-    const view = this.query.get("view") || "graph";
-    const tab = (name, label) => h("button", { type: "button", "aria-pressed": String(view === name), "data-view": name, onclick: () => { this.address({ view: name === "graph" ? null : name }, true); this.showView(name); } }, label);
-    this.tabs = h("div", { class: "choices", role: "group", "aria-label": "View" }, tab("graph", "Graph"), tab("list", "List"), tab("timeline", "Timeline"), tab("variables", "Variables"));
+    const tab = (name, label) => h("button", { type: "button", "data-view": name, onclick: () => { this.address({ view: name === "graph" ? null : name }, true); this.showView(name); } }, label);
+    this.tabs = h("div", { class: "choices", role: "group", "aria-label": "View" }, tab("graph", "Graph"), tab("list", "List"), tab("timeline", "Timeline"), tab("explain", "Explain"), tab("variables", "Variables"));
     const find = h("input", { type: "search", list: "node-ids", placeholder: "node id", onchange: (event) => this.find(event.target.value) });
     this.ids = h("datalist", { id: "node-ids" });
-    const toggle = (name, label, change) => h("label", { class: "toggle" }, h("input", { type: "checkbox", checked: this.query.get(name) === "1", onchange: (event) => { this.address({ [name]: event.target.checked ? "1" : null }); change(event.target.checked); } }), label);
+    this.toggles = new Map();
+    const toggle = (name, label, change) => {
+      const input = h("input", { type: "checkbox", checked: this.query.get(name) === "1", onchange: () => { this.address({ [name]: input.checked ? "1" : null }); change(input.checked); } });
+      this.toggles.set(name, { input, change });
+      return h("label", { class: "toggle" }, input, label);
+    };
     this.tools = h("div", { class: "tools" },
       this.tabs, h("label", {}, "Find", find), this.ids,
       toggle("hide", "hide what has finished", (on) => this.hide(on)),
+      toggle("path", "critical path", (on) => (on ? this.explanation.open() : this.showPath())),
       this.idle = toggle("idle", "show idle time", (on) => { this.timeline.collapsed = !on; this.showAttempts(); }),
       this.zoom = h("span", { class: "zoom" },
         h("button", { type: "button", "aria-label": "Zoom in", onclick: () => this.graph?.zoom(1.25) }, "+"),
@@ -97,12 +125,12 @@ export class TaskPage {
     replace(this.main,
       h("div", { class: "title" }, h("h1", {}, this.taskId), copyButton(this.taskId, "the id of the task"), this.links),
       this.about, this.headline, this.actions.element, this.tools,
-      h("div", { class: "columns" }, h("div", { class: "stage" }, this.picture, this.nodeList, this.timelineBox, this.variables), this.side));
+      h("div", { class: "columns" }, h("div", { class: "stage" }, this.picture, this.nodeList, this.timelineBox, this.explainBox, this.variables), this.side));
     this.graph = new GraphPicture(this.picture, { onSelect: (index) => this.choose(index), onExpand: (members) => this.expand(members) });
     this.timeline = new Timeline(this.timelineBox, (node) => this.places.has(node) && this.choose(this.places.get(node)));
     this.timeline.collapsed = this.query.get("idle") !== "1";
-    this.panel = new NodePanel(this.side, this.taskId, this.session, () => this.address({ node: null }, true) && this.deselect());
-    this.showView(view);
+    this.panel = new NodePanel(this.side, this.taskId, this.session, () => { this.address({ node: null }, true); this.leaveNode(); });
+    this.showView(this.query.get("view"));
     addEventListener("visibilitychange", () => this.showHidden(), { signal: this.stopped.signal });
   }
 
@@ -116,7 +144,11 @@ export class TaskPage {
   go(query) {
     if (query.get("task") !== this.taskId || !this.structure) return false;
     this.query = query;
-    this.showView(query.get("view") || "graph");
+    this.showView(query.get("view"));
+    for (const [name, { input, change }] of this.toggles) {
+      const on = query.get(name) === "1";
+      if (input.checked !== on) change((input.checked = on));
+    }
     const index = this.places.get(query.get("node"));
     if (index === undefined) {
       this.panel.empty();
@@ -130,14 +162,18 @@ export class TaskPage {
     document.title = `${task ? `${symbolOf(task.status)} ` : ""}${this.structure?.name || this.taskId} – FlowKit`;
   }
 
-  showView(name) {
+  // Show a view; the graph if there is none of this name.
+  showView(wanted) {
+    const name = [...this.tabs.children].some((button) => button.dataset.view === wanted) ? wanted : "graph";
     this.view = name;
     for (const button of this.tabs.children) button.setAttribute("aria-pressed", String(button.dataset.view === name));
     this.picture.hidden = this.zoom.hidden = name !== "graph";
     this.idle.hidden = name !== "timeline";
     this.nodeList.hidden = name !== "list";
     this.timelineBox.hidden = name !== "timeline";
+    this.explainBox.hidden = name !== "explain";
     this.variables.hidden = name !== "variables";
+    if (name === "explain") this.explanation.open();
     if (name === "variables") this.loadVariables();
     if (name === "list") this.listNodes();
     if (name === "timeline") {
@@ -166,12 +202,25 @@ export class TaskPage {
     this.collapseButton.hidden = !this.large || !this.expanded.size;
     replace(this.ids, nodes.slice(0, LISTED).map((node) => h("option", { value: node.node_id })));
     const problem = await this.graph.draw(this.structure, grouped.groups, grouped.edges, nodes.length > 12);
+    this.unplaced?.remove();
     if (problem) {
-      this.picture.append(h("p", { class: "note" }, `The graph cannot be drawn (${problem}). The list has all nodes.`));
-      this.showView("list");
+      this.tools.after((this.unplaced = h("p", { class: "reason", role: "alert" }, `The graph cannot be drawn (${problem}). The list has all nodes.`)));
+      if (this.view === "graph") this.showView("list");
     }
     if (this.state.task) this.graph.update(this.state.rows, null);
     if (this.query.get("hide") === "1") this.graph.hideEnded(true);
+  }
+
+  // Show the critical path in the graph and the list, if that is wanted and an explanation has been read.
+  showPath() {
+    const { found } = this.explanation;
+    if (!this.structure) return;
+    const path = this.query.get("path") === "1" && found ? pathOf(found) : null;
+    this.shares = path?.shares ?? null;
+    this.shareHead.hidden = !path;
+    const placed = (ids) => ids.map((id) => this.places.get(id)).filter((index) => index !== undefined);
+    this.graph.markPath(path && { nodes: placed(path.nodes), shares: new Map([...path.shares].flatMap(([id, share]) => (this.places.has(id) ? [[this.places.get(id), share]] : []))) });
+    this.listNodes();
   }
 
   expand(members) {
@@ -182,24 +231,25 @@ export class TaskPage {
   // --- updates
 
   async follow() {
-    let pause = 500;
+    let pause = SHORTEST_RETRY_MS;
     while (!this.stopped.signal.aborted) {
       try {
+        let empty = true;
         for await (const message of stream(ofTask("stream", this.taskId), this.stopped.signal)) {
-          pause = 500;
+          empty = false;
+          pause = SHORTEST_RETRY_MS;
           this.setConnected(true);
           this.take(message);
         }
         if (this.stopped.signal.aborted) return;
+        if (empty) throw new ApiError(0, "unreachable", "the server ends the updates at once");
         this.state.server = null; // what follows must be whole
         await new Promise((resolve) => setTimeout(resolve, SHORTEST_PAUSE_MS));
       } catch (error) {
         if (this.stopped.signal.aborted) return;
         this.setConnected(false, error.name === "AbortError" ? "the server is silent" : error.message);
-        if (error instanceof ApiError && (error.status === 401 || error.status === 403 || error.status === 404)) {
-          this.gone = error;
-          return;
-        }
+        if (error.status === 401) this.onRefused(error);
+        if (error.status === 401 || error.status === 403 || error.status === 404) return;
         this.state.server = null;
         await new Promise((resolve) => setTimeout(resolve, pause));
         pause = Math.min(LONGEST_PAUSE_MS, pause * 2);
@@ -215,10 +265,13 @@ export class TaskPage {
     const isOther = before !== null && message.origin !== origin;
     const runsAgain = before?.closed && !this.state.task.closed;
     const isMore = message.count && message.count !== this.structure.nodes.length;
-    if (isOther || runsAgain || isMore) this.refreshStructure();
+    const isRenamed = changed.some((index) => this.state.rows[index].node_id !== this.structure.nodes[index]?.node_id);
+    if (isOther || runsAgain || isMore || isRenamed) this.structureStale = true;
+    if (this.structureStale) this.refreshStructure();
     this.attemptsStale = true;
     this.variablesStale = true;
     if (before?.status !== this.state.task.status) this.showTitle();
+    this.showConnection();
     if (document.hidden) this.stale = true;
     else this.show(message.whole ? null : changed);
   }
@@ -241,14 +294,37 @@ export class TaskPage {
     this.wake?.();
   }
 
+  // Read the structure again. The selected node may have another place then, or none.
   async refreshStructure() {
     if (this.refreshing) return;
     this.refreshing = true;
     try {
-      this.adopt(await get(ofTask("graph", this.taskId), this.stopped.signal));
-      await this.draw();
-    } catch { /* the next update tries again */ } finally {
+      const structure = await get(ofTask("graph", this.taskId), this.stopped.signal);
+      this.structureStale = false;
+      const node = this.selected === null ? null : this.structure.nodes[this.selected].node_id;
+      this.adopt(structure);
+      this.reselect(node);
+      this.explanation.forget();
+      const drawing = this.draw();
+      this.showAgain();
+      await drawing;
+    } catch { /* the next update or second tries again */ } finally {
       this.refreshing = false;
+    }
+  }
+
+  reselect(node) {
+    this.expanded.clear();
+    this.attempts = null;
+    this.selected = this.places.get(node) ?? null;
+    this.graph.chosen = this.selected ?? -1;
+    if (this.selected !== null) {
+      this.expanded.add(this.selected);
+      this.panel.open(this.structure.nodes[this.selected], this.described(this.selected), this.now);
+    } else if (node !== null) {
+      toast(`The task has no node “${node}” any more.`);
+      this.address({ node: null });
+      this.panel.empty();
     }
   }
 
@@ -257,8 +333,16 @@ export class TaskPage {
     this.connected = connected;
     this.lostAt = connected ? null : Date.now() / 1000;
     this.lostWhy = why;
-    document.body.classList.toggle("lost", !connected);
-    byId("connection").textContent = connected ? "live" : `not live since ${clock(this.lostAt)}: ${why}`;
+    this.showConnection();
+  }
+
+  // A connection to a server that cannot read the state shows nothing live either; the headline says why.
+  showConnection() {
+    const problem = this.connected && this.state.problem;
+    const text = this.connected ? "live" : `not live since ${clock(this.lostAt)}: ${this.lostWhy}`;
+    document.body.classList.toggle("lost", !this.connected || Boolean(problem));
+    const shown = problem ? "not live" : text;
+    if (byId("connection").textContent !== shown) byId("connection").textContent = shown;
   }
 
   // Clocks stand still without a connection, or while the server cannot read: nobody knows what happens meanwhile.
@@ -269,6 +353,7 @@ export class TaskPage {
 
   tick() {
     if (!this.state.task || !this.connected || document.hidden) return;
+    if (this.structureStale) this.refreshStructure();
     this.showHeadline();
     if (this.selected !== null) this.panel.tick(this.described(this.selected), this.now);
     this.showAttempts();
@@ -278,9 +363,9 @@ export class TaskPage {
   showHeadline() {
     const { task, rows, problem, at } = this.state;
     const counts = new Map();
-    for (const row of rows) counts.set(row.status, (counts.get(row.status) || 0) + 1);
+    for (const row of rows.filter(Boolean)) counts.set(row.status, (counts.get(row.status) || 0) + 1);
     const seconds = task.seconds === null ? null : task.seconds + (task.closed ? 0 : Math.max(0, this.now - at));
-    const waiting = rows.filter((row) => row.awaits_decision);
+    const waiting = rows.filter((row) => row?.awaits_decision);
     update(this.headline,
       h("p", { class: "summary" },
         h("span", { class: `status ${task.status}` }, `${symbolOf(task.status)} ${STATUSES[task.status]?.word || task.status}`),
@@ -310,6 +395,8 @@ export class TaskPage {
         } catch (error) {
           if (error.name === "AbortError") return;
           this.attemptsStale = true;
+          if (node) this.panel.refuseAttempts(error.message);
+          if (this.view === "timeline") this.timeline.refuse(error.message);
         }
       }
       await new Promise((resolve) => {
@@ -367,7 +454,8 @@ export class TaskPage {
       h("td", { class: "number" }, row?.attempt || ""),
       h("td", { class: "number" }, row?.batches?.toLocaleString() || ""),
       h("td", { class: "number" }, duration(row?.seconds)),
-      h("td", { class: "what" }, sentenceOf(row, this.now)))));
+      this.shares && h("td", { class: "number" }, this.shares.has(node.node_id) && `★ ${percent(this.shares.get(node.node_id))}`),
+      h("td", { class: "what" }, h("div", {}, sentenceOf(row, this.now))))));
   }
 
   find(id) {
@@ -395,6 +483,15 @@ export class TaskPage {
     this.wake?.();
   }
 
+  // Close the panel, and put the focus where the node is shown.
+  leaveNode() {
+    const node = this.structure.nodes[this.selected];
+    const index = this.selected;
+    this.deselect();
+    if (this.view === "graph") this.graph.focus(index);
+    else this.main.querySelector(`.stage [data-key="${CSS.escape(node.node_id)}"]`)?.focus();
+  }
+
   deselect() {
     this.selected = null;
     this.graph.select(-1);
@@ -410,6 +507,8 @@ export class TaskPage {
     this.stopped.abort();
     clearInterval(this.timer);
     this.graph.close();
+    this.actions.stop();
+    this.panel.empty();
     byId("connection").textContent = "";
     document.body.classList.remove("lost");
   }
@@ -423,7 +522,7 @@ function values(title, given) {
 }
 
 function legend() {
-  const edges = { plain: "starts when the other has finished", streaming: "starts on its first batch", conditional: "a condition decides", success: "after success", failure: "after a failure", "not-taken": "will not start its target" };
+  const edges = { plain: "starts when the other has finished", streaming: "starts on its first batch", conditional: "a condition decides", success: "after success", failure: "after a failure", "not-taken": "will not start its target", critical: "★ on the critical path, with the share of the time of the task" };
   return h("div", {},
     h("ul", {}, Object.entries(STATUSES).map(([status, { symbol, word }]) => h("li", {}, h("span", { class: `status ${status}` }, `${symbol} ${word}`)))),
     h("ul", {}, Object.entries(edges).map(([kind, text]) => h("li", {}, h("span", { class: `swatch ${kind}` }), `${kind.replace("-", " ")}: ${text}`))));

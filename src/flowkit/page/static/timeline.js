@@ -64,6 +64,11 @@ export class Timeline {
     this.draw();
   }
 
+  // Show why the attempts are not known, as far as none are shown.
+  refuse(why) {
+    if (!this.attempts.length) update(this.rows, h("p", { class: "note" }, why));
+  }
+
   draw() {
     const first = Math.max(0, Math.floor(this.scroller.scrollTop / ROW) - EXTRA);
     const count = Math.ceil((this.scroller.clientHeight || 300) / ROW) + 2 * EXTRA;

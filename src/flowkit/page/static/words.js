@@ -24,6 +24,11 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 86400)} d ${Math.round((seconds % 86400) / 3600)} h`;
 }
 
+export function percent(share) {
+  const rounded = Math.round(100 * share);
+  return rounded || !share ? `${rounded} %` : "<1 %";
+}
+
 export function clock(moment) {
   if (!moment) return "";
   const at = typeof moment === "number" ? new Date(moment * 1000) : new Date(moment);

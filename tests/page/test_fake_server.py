@@ -1,0 +1,272 @@
+"""The page in a real browser, with a server that the tests direct: late, lost, contradicting and refused responses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from tests.integration.harness import eventually
+from tests.page.browser import address, box, expect, serious
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from playwright.async_api import Page
+
+    from flowkit.page.process import PageProcess
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+FAKE = (Path(__file__).parent / "fake_server.js").read_text()
+RUNNING = "[{ status: 'running', attempt: 2 }, {}, {}]"
+
+EXPLANATION = """
+fake.returns["task/explanation"] = {
+  task_id: "t", status: "running", open: true, began_at: "", seconds: 100,
+  parts: { work: 50, queue: 0, retry_waits: 43, database_and_temporal: 7 },
+  path: [
+    { node_id: null, since: 0, until: 2, parts: { database_and_temporal: 2 } },
+    { node_id: "a", since: 2, until: 52, parts: { work: 45, database_and_temporal: 5 } },
+    { node_id: "b", since: 52, until: 100, parts: { work: 5, retry_waits: 43 } },
+  ],
+  speed_ups: [{ node_id: "a", gain: 45, work: 45 }],
+  waits_for: "Node b is running. Node c is queued: waits for b.",
+  missing: ["earlier pauses are unknown"],
+};
+fake.returns["task/node"].debug = "flowkit debug t a";
+fake.returns["task/batches"] = {
+  batches: [{ uid: "b1", status: "failed", error: "no such file", metrics: {}, debug: "flowkit debug t a --batch b1" }],
+  total: 1, skip: 0,
+};
+"""
+
+
+Open = Any
+"""Open the page, with a script that runs before those of the page."""
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def fake(start: Callable[..., Awaitable[PageProcess]], page: Page) -> Open:
+    """Open the page of a task with the nodes a, b and c, once it waits for updates."""
+    server = await start()
+
+    async def open_one(script: str = "", **query: str) -> Page:
+        await page.add_init_script(FAKE + script)
+        await page.goto(address(server, task="t", **query))
+        await until(page, "fake.streams.length > 0")
+        return page
+
+    return open_one
+
+
+async def until(page: Page, condition: str) -> None:
+    """Wait until a condition holds. The page permits no scripts with which Playwright could wait itself."""
+
+    async def holds() -> bool:
+        return bool(await page.evaluate(condition))
+
+    await eventually(holds)
+
+
+async def count(page: Page, call: str) -> int:
+    """Return how often the page has made a call."""
+    found: int = await page.evaluate(f"fake.calls.filter((each) => each === {call!r}).length")
+    return found
+
+
+async def test_an_explanation_is_read_when_asked_for_and_marks_the_critical_path(fake: Open) -> None:
+    page = await fake(EXPLANATION)
+    await page.evaluate(
+        "fake.send(1, [{ status: 'finished', attempt: 1 }, { status: 'running', attempt: 1 }, {}])"
+    )
+    await expect(box(page, "b")).to_have_class("node running")
+    assert await count(page, "task/explanation") == 0
+    await page.get_by_label("critical path").check()
+    await expect(box(page, "a")).to_have_attribute(
+        "aria-label", re.compile("on the critical path, 50 % of the time")
+    )
+    await expect(box(page, "a").locator(".share")).to_have_text("★ 50 %")
+    assert await page.locator("path.edge.on-path").count() == 1
+    await expect(box(page, "c")).not_to_have_class(re.compile("on-path"))
+    await page.get_by_role("button", name="List", exact=True).click()
+    await expect(page.get_by_role("cell", name="★ 48 %")).to_be_visible()
+    await page.get_by_role("button", name="Explain", exact=True).click()
+    region = page.get_by_role("region", name="Explanation")
+    await expect(region.get_by_role("row", name="retry waits 43 s 43 %")).to_be_visible()
+    await expect(region.get_by_role("row", name="b 52 s 48 s retry waits 43 s, work 5.0 s")).to_be_visible()
+    await expect(region.get_by_text("earlier pauses are unknown")).to_be_visible()
+    await expect(region.get_by_role("row", name="queue 0", exact=False)).to_have_count(0)
+    assert await serious(page) == []
+    before = await count(page, "task/explanation")
+    await page.evaluate("fake.returns['task/explanation'].waits_for = 'Node c is running.'")
+    await region.get_by_role("button", name="Refresh").click()
+    await expect(region.get_by_text("Node c is running.")).to_be_visible()
+    await expect(region.get_by_role("button", name="Refresh")).to_be_focused()
+    assert await count(page, "task/explanation") == before + 1
+    await region.get_by_role("button", name="c", exact=True).click()
+    await expect(
+        page.get_by_role("complementary").get_by_role("heading", name="c", exact=True)
+    ).to_be_visible()
+    await page.get_by_role("checkbox", name="critical path").uncheck()
+    await expect(page.locator(".on-path")).to_have_count(0)
+
+
+async def test_failures_have_the_command_that_debugs_them(fake: Open) -> None:
+    """Also where the browser permits no clipboard. The result of a node is read again when it ends."""
+    refused = (
+        "navigator.clipboard.writeText = async () => { throw new DOMException('no', 'NotAllowedError'); };"
+    )
+    page = await fake(EXPLANATION + refused, node="a")
+    await page.evaluate(f"fake.send(1, {RUNNING})")
+    aside = page.get_by_role("complementary")
+    await expect(aside.get_by_text("flowkit debug t a --batch b1")).to_be_visible()
+    await expect(aside.get_by_text("flowkit debug t a", exact=True)).to_have_count(0)
+    await page.evaluate("fake.returns['task/node'].result = { metrics: { rows: 7 } }")
+    await page.evaluate("fake.send(2, [{ status: 'failed', attempt: 2 }, {}, {}])")
+    await expect(aside.get_by_text("flowkit debug t a", exact=True)).to_be_visible()
+    await expect(aside.get_by_text('"rows": 7')).to_be_visible()
+    await aside.get_by_role("button", name="Copy the command that debugs b1").click()
+    await expect(page.locator(".toast")).to_have_text(re.compile("is copied"))
+
+
+@pytest.mark.parametrize(("view", "expected"), [("list", "⤼ skipped"), ("variables", '"today"')])
+async def test_a_graph_that_comes_after_the_only_update_is_shown_with_it(
+    fake: Open, view: str, expected: str
+) -> None:
+    page = await fake("fake.hold('task/graph')", view=view, node="gone")
+    await page.evaluate(
+        "fake.send(1, [{ status: 'skipped' }, {}, {}], { task: { status: 'failed', closed: true } })"
+    )
+    await expect(page.locator("#connection")).to_have_text("live")
+    await page.evaluate("fake.release('task/graph')")
+    await expect(page.get_by_role("cell", name=expected)).to_be_visible()
+    await expect(page.get_by_role("button", name="Run again")).to_be_visible()
+    await expect(page.locator(".toast")).to_have_text("The task has no node “gone”.")
+
+
+async def test_another_graph_keeps_the_selected_node_or_closes_it(fake: Open) -> None:
+    """Although the server cannot return it at first. Attempts of the next selected node are read."""
+    page = await fake(node="b")
+    await page.evaluate(f"fake.send(1, {RUNNING})")
+    heading = page.get_by_role("complementary").get_by_role("heading").first
+    await expect(heading).to_have_text("b")
+    await page.evaluate("fake.status['task/graph'] = 503; fake.graph(['b', 'a', 'c'])")
+    await page.evaluate("fake.send(2, [{ status: 'finished' }, {}, {}])")
+    await until(page, "fake.calls.filter((each) => each === 'task/graph').length > 1")
+    await page.evaluate("delete fake.status['task/graph']")
+    await expect(page.locator("g.node.selected")).to_have_attribute("aria-label", "b, quick, finished")
+    await expect(page.locator(".node-state")).to_contain_text("finished")
+    await page.evaluate("fake.graph(['x']); fake.send(3, [{}])")
+    await expect(box(page, "x")).to_be_visible()
+    await expect(heading).to_have_count(0)
+    assert "node=" not in page.url
+    attempts = await count(page, "task/attempts")
+    await box(page, "x").click()
+    await until(page, f"fake.calls.filter((each) => each === 'task/attempts').length > {attempts}")
+
+
+async def test_a_lost_stream_is_named_and_what_follows_is_whole(fake: Open) -> None:
+    """Lost within a message, ended at once, unreadable, or with nodes missing. Older messages change nothing."""
+    page = await fake()
+    connection = page.locator("#connection")
+    await page.evaluate("fake.send(1, { 2: { status: 'running', attempt: 1 } })")
+    await expect(box(page, "c")).to_have_class("node running")
+    await expect(page.get_by_text("1 running")).to_be_visible()
+    await page.evaluate('fake.raw(\'data: {"now": 1, "po\'); fake.lose()')
+    await expect(connection).to_have_text(re.compile("^not live since .*: network error$"))
+    await until(page, "fake.streams.length > 1")
+    await page.evaluate("fake.send(1, [{ status: 'finished', attempt: 2 }, {}, {}], { server: 'two' })")
+    await expect(connection).to_have_text("live")
+    for old in ("{ server: 'one', poll: 9, whole: false }", "{ server: 'two', whole: false }"):
+        await page.evaluate(f"fake.send(1, [{{ status: 'failed', attempt: 3 }}], {old})")
+    await page.evaluate(
+        "fake.send(2, [{ status: 'running', attempt: 1 }], { server: 'two', problem: 'no database' })"
+    )
+    await expect(connection).to_have_text("not live")
+    await expect(box(page, "a")).to_have_attribute("aria-label", "a, quick, attempt 2, finished")
+    await page.evaluate("fake.raw('data: nonsense\\n\\n')")
+    await expect(connection).to_have_text(re.compile("an update of the server cannot be read"))
+    await until(page, "fake.streams.length > 2")
+    await page.evaluate("fake.streams.at(-1).close()")
+    await until(page, "fake.streams.length > 3")
+    await expect(connection).to_have_text(re.compile("^not live since"))
+    await page.evaluate("fake.status['task/stream'] = 401; fake.lose()")
+    await expect(page.get_by_label("Token")).to_be_visible()
+
+
+async def test_nothing_acts_on_a_task_that_is_no_longer_shown(fake: Open) -> None:
+    """A dialog closes on the way back. Actions are offered while their rules cannot be asked. Skip links read nothing
+    again, and who closes a node is at its box.
+    """
+    page = await fake("fake.status['task/actions/resume'] = 409; fake.status['task/actions/pause'] = 503;")
+    await page.evaluate(f"fake.send(1, {RUNNING})")
+    await box(page, "a").click()
+    await page.get_by_role("button", name="Close").click()
+    await expect(box(page, "a")).to_be_focused()
+    await expect(page.get_by_role("button", name="Resume")).to_have_attribute("aria-disabled", "true")
+    await page.get_by_role("button", name="Pause").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog.get_by_role("status")).to_have_text("refused with 503")
+    await page.evaluate("delete fake.status['task/actions/pause']")
+    await dialog.get_by_label("Reason").fill("later")
+    await expect(dialog.get_by_role("status")).to_contain_text("a note")
+    await page.evaluate("fake.hold('task/actions/pause')")
+    await dialog.get_by_role("button", name="Pause").click()
+    await page.go_back()
+    await expect(dialog).to_have_count(0)
+    await page.evaluate("fake.status['task/actions/pause'] = 409; fake.release('task/actions/pause')")
+    await expect(page.locator(".toast.error")).to_have_text("Pause: refused with 409")
+    graphs = await count(page, "task/graph")
+    await page.get_by_role("link", name="Skip to the content").focus()
+    await page.keyboard.press("Enter")
+    await expect(page).to_have_url(re.compile("#main$"))
+    assert await count(page, "task/graph") == graphs
+
+
+async def test_the_way_back_brings_switches_back(fake: Open) -> None:
+    page = await fake(view="nonsense")
+    await page.evaluate("fake.send(1, [{ status: 'finished', attempt: 1 }, {}, {}])")
+    await box(page, "b").click()
+    hides = page.get_by_label("hide what has finished")
+    await hides.check()
+    await expect(box(page, "a")).to_have_class(re.compile("gone"))
+    await page.go_back()
+    await expect(hides).not_to_be_checked()
+    await expect(box(page, "a")).not_to_have_class(re.compile("gone"))
+
+
+async def test_a_graph_that_cannot_be_placed_is_a_list_that_says_so(fake: Open, page: Page) -> None:
+    await page.route("**/vendor/graphviz.js", lambda route: route.fulfill(status=503))
+    await fake()
+    await page.evaluate(f"fake.send(1, {RUNNING})")
+    await expect(page.get_by_role("alert")).to_have_text(
+        re.compile("^The graph cannot be drawn .* The list has all nodes")
+    )
+    await expect(page.get_by_role("cell", name="▶ running")).to_be_visible()
+
+
+LISTENERS = """async () => {
+  const { stream } = await import("/static/api.js");
+  const { signal } = new AbortController();
+  let listeners = 0;
+  const { addEventListener, removeEventListener } = EventTarget.prototype;
+  signal.addEventListener = (...given) => { listeners += 1; addEventListener.apply(signal, given); };
+  signal.removeEventListener = (...given) => { listeners -= 1; removeEventListener.apply(signal, given); };
+  for (let round = 0; round < 20; round += 1) {
+    const events = stream("task/stream", signal);
+    const next = events.next();
+    while (fake.streams.length <= round + 1) await new Promise((resolve) => setTimeout(resolve));
+    fake.streams.at(-1).close();
+    await next;
+  }
+  return listeners;
+}"""
+
+
+async def test_streams_that_have_ended_leave_no_listeners(fake: Open) -> None:
+    page = await fake()
+    assert await page.evaluate(LISTENERS) == 0
