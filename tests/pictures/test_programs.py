@@ -124,7 +124,9 @@ def render_by(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, scrip
     path = folder / program
     path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     path.chmod(0o755)
-    monkeypatch.setattr(programs.shutil, "which", lambda name: str(path) if name == program else None)
+    monkeypatch.setattr(
+        "flowkit.pictures.programs.shutil.which", lambda name: str(path) if name == program else None
+    )
     with pytest.raises(ConfigError) as refused:
         programs.render(to_dot(picture_of("one")), kind)
     return str(refused.value)

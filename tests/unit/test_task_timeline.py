@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,13 +194,20 @@ def test_paragraph_names_decisions_first_and_counts_the_rest() -> None:
     rows = [NodeRow(node_id=f"n{number}", role="r", status="running", worker="w-1") for number in range(4)]
     asks = NodeRow(node_id="z", role="r", status="deferred", waits_for="a decision: approve or reject")
     view = TaskView(
-        task_id="t", status=TaskStatus.RUNNING, source="workflow", nodes=(*rows, asks), paused=("role:r",)
+        task_id="t",
+        status=TaskStatus.RUNNING,
+        source="workflow",
+        nodes=(*rows, asks),
+        paused=("role:r paused",),
     )
     assert describe_waits(view, ["no engine polls queue q; start one with `flowkit engine`"]) == (
-        "Role:r. Node z is deferred: waits for a decision: approve or reject. Node n0 is running: worker w-1. "
+        "role:r paused. Node z is deferred: waits for a decision: approve or reject. Node n0 is running: worker w-1. "
         "Node n1 is running: worker w-1. 2 more nodes run or wait. "
         "No engine polls queue q; start one with `flowkit engine`."
     )
+    fewer = replace(view, nodes=(*rows,), paused=("task paused by ann: audit",))
+    assert describe_waits(fewer, []).startswith("Task paused by ann: audit. Node n0 is running: worker w-1. ")
+    assert describe_waits(fewer, []).endswith(" 1 more node runs or waits.")
 
 
 def shown(report: TimeReport, *, width: int, waits_for: str = "") -> list[str]:
