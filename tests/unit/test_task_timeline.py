@@ -145,6 +145,21 @@ def test_external_attempt_queues_until_a_worker_accepts_it(accepted_at: float | 
     assert explain_timeline(timeline).parts[TimePart.QUEUE] == queue
 
 
+def test_waits_that_something_else_has_stopped_are_said_to_be_unknown() -> None:
+    ask = {"node_id": "ask", "type": "approval", "status": "skipped"}
+    load = {"node_id": "load", "type": "r", "status": "skipped", "prerequisites": ["data"]}
+    untouched = make_document(ask, load, started_at=0.0, finished_at=9.0)
+    reset = make_document({**ask, "generation": 1}, load, started_at=0.0, finished_at=9.0)
+    unknown = "that an action or the end of the task has stopped are unknown; they may count as database and Temporal"
+    for document, expected in (
+        (untouched, []),
+        (reset, [f"waits of ask {unknown}"]),
+        ({**untouched, "status": "cancelled"}, [f"waits of ask and load {unknown}"]),
+    ):
+        _, missing = make_timeline(document, [], HistoryWaits([]), 9.0, complete=True)
+        assert missing == expected
+
+
 def test_pauses_prerequisites_and_full_windows_hold_nodes() -> None:
     nodes: list[dict[str, Any]] = [
         {"node_id": "a", "type": "r", "status": "queued", "prerequisites": ["data"]},
