@@ -173,7 +173,7 @@ def test_pauses_prerequisites_and_full_windows_hold_nodes() -> None:
     ]
     document = {**make_document(*nodes, started_at=0.0), "coordinator": {"actions": actions}}
     observed = HistoryWaits(["a", "b", "c"])
-    observed.settings = Settings(window=1)
+    observed.settings = Settings(window=1, max_in_flight=1)
     running = [
         AttemptView(node_id="b", attempt=1, scheduled_at=5.0, started_at=5.0, outcome=AttemptOutcome.RUNNING)
     ]

@@ -552,7 +552,18 @@ def _find_full(
         for wait in waits:
             if wait.part is TimePart.SLOTS:
                 found.setdefault(role_of.get(node_id, ""), []).append(wait)
-    return {role: tuple(waits) for role, waits in found.items() if waits}
+    return {role: tuple(_merge(waits)) for role, waits in found.items() if waits}
+
+
+def _merge(waits: Sequence[WaitSpan]) -> Iterator[WaitSpan]:
+    """Yield waits for slots in their order, those that overlap as one."""
+    first, *others = sorted(waits, key=lambda wait: wait.since)
+    for wait in others:
+        if wait.since > first.until:
+            yield first
+            first = wait
+        first = replace(first, until=max(first.until, wait.until))
+    yield first
 
 
 def _find_saturated(attempts: Sequence[AttemptView], limit: int) -> Iterator[WaitSpan]:
