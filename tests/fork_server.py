@@ -1,14 +1,17 @@
 """A process that has imported FlowKit, and forks for each program: that takes milliseconds instead of a second.
 
 A program is a process of its own, which a test can kill, stop and wait for. It differs from one that a shell starts
-only in what was imported before it began.
+only in what was imported before it began. The engines, workers and other processes of FlowKit that a program starts are
+forks as well, behind a small process that stands for each of them (`forked_program.py`).
 """
 
 from __future__ import annotations
 
 import atexit
+import io
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -17,7 +20,7 @@ import tempfile
 import threading
 import time
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -31,6 +34,9 @@ _LOADED = (
 )
 _LOADED_FOR = {"gateway": "flowkit.gateway.process"}
 """What is imported, too, before the first program with this command starts: many tests start none."""
+FORK_SERVER = "FORK_SERVER_OF_TESTS"
+"""The variable with the path of the socket where other processes ask for programs, as in `forked_program.py`."""
+_FORKED_PROGRAM = Path(__file__).with_name("forked_program.py")
 _HEADER_BYTES = 8
 _FILES = 4
 """File descriptors of a request: stdin, stdout, stderr, and where the process id and the exit code go."""
@@ -119,7 +125,19 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._server: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="flowkit-fork-")
         self._sending = threading.Lock()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What processes need in their environment for `forked_program.py` to find this server."""
+        with self._sending:
+            self._running()
+        return {FORK_SERVER: self._path}
+
+    @property
+    def _path(self) -> str:
+        return str(Path(self._folder.name, "socket"))
 
     def start(
         self,
@@ -175,7 +193,8 @@ class ForkServer:
         files: Sequence[int],
         module: str,
     ) -> socket.socket:
-        request = {"arguments": list(arguments), "folder": str(folder), "env": dict(env), "module": module}
+        given = {FORK_SERVER: self._path, **env}
+        request = {"arguments": list(arguments), "folder": str(folder), "env": given, "module": module}
         text = json.dumps(request).encode()
         ours, theirs = socket.socketpair()
         with theirs, self._sending:
@@ -189,9 +208,14 @@ class ForkServer:
         if self._server is None:
             ours, theirs = socket.socketpair()
             with theirs:
-                command = [sys.executable, "-P", __file__, str(theirs.fileno())]
+                listener = socket.socket(socket.AF_UNIX)
+                listener.bind(self._path)
+                listener.listen()
+                files = [theirs.fileno(), listener.fileno()]
+                command = [sys.executable, "-P", __file__, *map(str, files)]
                 # In a session of its own, Ctrl-C reaches only the tests, which then end their programs.
-                started = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+                with listener:
+                    started = subprocess.Popen(command, pass_fds=files, start_new_session=True)
             self._server = ours, started
             atexit.register(self._end)
         return self._server[0]
@@ -201,6 +225,7 @@ class ForkServer:
             requests, started = self._server
             requests.close()
             started.wait()
+        self._folder.cleanup()
 
 
 @cache
@@ -215,7 +240,16 @@ def _text_of(file: Any) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _serve(requests: socket.socket) -> None:
+def forked(*arguments: str) -> list[str]:
+    """Return the command that runs `flowkit` as a fork, for processes with `ForkServer.variables`."""
+    return _as_fork([sys.executable, "-P", "-m", "flowkit", *arguments])
+
+
+def _as_fork(command: list[str]) -> list[str]:
+    return [sys.executable, "-I", "-S", str(_FORKED_PROGRAM), *command]
+
+
+def _serve(requests: socket.socket, listener: socket.socket) -> None:
     """Import FlowKit, and run each program in a process of its own, until the owner of the server has ended."""
     import gc
     import importlib
@@ -223,21 +257,52 @@ def _serve(requests: socket.socket) -> None:
     for name in _LOADED:
         importlib.import_module(name)
     _collect_mongo_commands()
+    _fork_processes_of_programs()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        header, files, _, _ = socket.recv_fds(requests, _HEADER_BYTES, _FILES)
-        if not header:
-            return
-        header += _received(requests, _HEADER_BYTES - len(header))
-        request = json.loads(_received(requests, int.from_bytes(header)))
-        for name in _LOADED_FOR.keys() & set(request["arguments"][:1]):
-            importlib.import_module(_LOADED_FOR[name])
-        if os.fork() == 0:
-            requests.close()
-            _watch(request, files)
-        for file in files:
-            os.close(file)
+        ready, _, _ = select.select([requests, listener], [], [])
+        if requests in ready:
+            header, files, _, _ = socket.recv_fds(requests, _HEADER_BYTES, _FILES)
+            if not header:
+                return
+            _start(requests, header, files, (requests, listener))
+        else:
+            asking, _ = listener.accept()
+            with asking, suppress(EOFError):
+                header, files, _, _ = socket.recv_fds(asking, _HEADER_BYTES, _FILES)
+                if header:
+                    _start(asking, header, files, (requests, listener, asking))
+
+
+def _start(asking: socket.socket, header: bytes, files: list[int], ours: Sequence[socket.socket]) -> None:
+    """Read a request that begins with `header`, and start its program, which gets none of our sockets."""
+    import importlib
+
+    header += _received(asking, _HEADER_BYTES - len(header))
+    request = json.loads(_received(asking, int.from_bytes(header)))
+    for name in _LOADED_FOR.keys() & set(request["arguments"][:1]):
+        importlib.import_module(_LOADED_FOR[name])
+    if os.fork() == 0:
+        for each in ours:
+            each.close()
+        _watch(request, files)
+    for file in files:
+        os.close(file)
+
+
+def _fork_processes_of_programs() -> None:
+    """Let the programs start their own processes of FlowKit as forks."""
+    from unittest.mock import patch
+
+    from flowkit.local.process import FlowkitProcess
+
+    real = FlowkitProcess.command
+
+    def command(process: FlowkitProcess) -> list[str]:
+        return _as_fork(real(process))
+
+    patch.object(FlowkitProcess, "command", command).start()
 
 
 def _collect_mongo_commands() -> None:
@@ -259,7 +324,7 @@ def _received(requests: socket.socket, count: int) -> bytes:
     while len(text) < count:
         part = requests.recv(count - len(text))
         if not part:
-            os._exit(0)
+            raise EOFError
         text += part
     return text
 
@@ -268,20 +333,35 @@ def _watch(request: dict[str, Any], files: list[int]) -> NoReturn:
     """Run one program; report its process id, and its exit code as soon as it has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     *streams, number = files
+    tied = request.get("tied", False)
     program = os.fork()
     if program == 0:
         os.close(number)
         _run(request, streams)
+    if tied:
+        os.setpgid(program, program)
     for file in (*streams, *range(3)):
         os.close(file)
-    with socket.socket(fileno=number) as report:
+    with socket.socket(fileno=number) as report, suppress(BrokenPipeError):
+        if tied:
+            threading.Thread(target=_kill_without_owner, args=[report, program], daemon=True).start()
         report.sendall(f"{program}\n".encode())
         _, status = os.waitpid(program, 0)
-        try:
-            report.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-        except BrokenPipeError:
-            pass
+        if tied:
+            _kill_group(program)
+        report.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
     os._exit(0)
+
+
+def _kill_without_owner(report: socket.socket, program: int) -> None:
+    """Kill the program, and the children in its group, when the process that stands for it has been killed."""
+    if not report.recv(1):
+        _kill_group(program)
+
+
+def _kill_group(program: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(program, signal.SIGKILL)
 
 
 def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
@@ -292,6 +372,10 @@ def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["env"])
+    if request["env"].get("PYTHONUNBUFFERED"):
+        for stream in (sys.stdout, sys.stderr):
+            assert isinstance(stream, io.TextIOWrapper)
+            stream.reconfigure(write_through=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell lets its background jobs ignore it.
     sys.path[:] = list(filter(None, [*request["env"].get("PYTHONPATH", "").split(os.pathsep), *sys.path]))
     module = request["module"]
@@ -320,4 +404,5 @@ def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    with suppress(EOFError):
+        _serve(*(socket.socket(fileno=int(file)) for file in sys.argv[1:]))

@@ -15,7 +15,8 @@ from ruamel.yaml import YAML
 
 from flowkit.local.temporal import temporal_cli
 from flowkit.models.temporal_names import SEARCH_ATTRIBUTES
-from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT, ROOT, eventually
+from tests.fork_server import fork_server, forked
+from tests.integration.harness import EVENT_TIMEOUT_SEC, ROOT, eventually
 from tests.servers import KAFKA
 
 if TYPE_CHECKING:
@@ -80,11 +81,11 @@ def in_checkout(path: str) -> str:
 
 async def run(program: str, *arguments: str, env: dict[str, str]) -> tuple[int, str]:
     """Run a program of the image until it exits, and return its exit code and its output."""
-    here = {"flowkit": str(FLOWKIT), "python": sys.executable}
+    here = {"flowkit": forked(), "python": [sys.executable]}
     process = await asyncio.create_subprocess_exec(
-        here.get(program, program),
+        *here.get(program, [program]),
         *map(in_checkout, arguments),
-        env=env,
+        env={**env, **fork_server().variables},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

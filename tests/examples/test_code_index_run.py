@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pymongo
 import pytest
+from tests.fork_server import fork_server
 
 from code_index.facts import facts_of
 from code_index.packages import as_dicts, grouped
@@ -47,18 +46,12 @@ def db(stack: Stack) -> Iterator[Any]:
 def demo(source: Path, *options: str) -> str:
     """Run the demo with two files per batch; returns what it prints."""
     folder = source.parent / "data"
-    ended = subprocess.run(
-        [*(sys.executable, "-m", "code_index", "--source", str(source), "--folder", str(folder))]
-        + ["--batch-size", "2", *options],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "examples"), str(ROOT / "src")])},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SEC,
-        check=False,
-    )
+    arguments = ["--source", str(source), "--folder", str(folder), "--batch-size", "2", *options]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "examples"), str(ROOT / "src")])}
+    code, printed, errors = fork_server().run(arguments, ROOT, environment, TIMEOUT_SEC, module="code_index")
     logs = "\n".join(log.read_text(errors="replace") for log in folder.rglob("*.log"))
-    assert ended.returncode == 0, ended.stdout + ended.stderr + logs
-    return ended.stdout
+    assert code == 0, printed + errors + logs
+    return printed
 
 
 def line(printed: str, beginning: str) -> str:

@@ -20,6 +20,7 @@ from tests.cli.up.up_process import (
     listed_tasks,
     write_graph,
 )
+from tests.fork_server import FORK_SERVER
 from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT
 from tests.local.processes import still_running, wait_until
 
@@ -103,7 +104,8 @@ def test_all_processes_exit_when_it_is_killed_even_children_of_workers(
     tmp_path: Path, up: Callable[..., UpProcess]
 ) -> None:
     (tmp_path / "shop.py").write_text(POOL)
-    killed = up("shop:Shop", "--no-page", "--workers", "2", "--port-base", str(free_port_base()))
+    env = {**environment_without_servers(tmp_path), FORK_SERVER: ""}  # Its processes are its own children.
+    killed = up("shop:Shop", "--no-page", "--workers", "2", "--port-base", str(free_port_base()), env=env)
     killed.exports()
     # Itself, a guard and a process for each of five, and a child of each worker.
     processes = process_tree(killed, 13)
