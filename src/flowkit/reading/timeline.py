@@ -369,7 +369,7 @@ def _list_missing(
 def _find_stopped_waits(
     graph: Graph, document: Mapping[str, Any], actions: Sequence[AppliedAction]
 ) -> list[str]:
-    """Return the nodes that may have waited for a person or a prerequisite until something else than it stopped that.
+    """Return the nodes whose wait for a person or a prerequisite an action, or the end of the task, may have stopped.
 
     Without an attempt, neither the history nor the document says when such a wait began and ended.
     """
