@@ -8,13 +8,17 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import flowkit
 from flowkit.cli import app
 from flowkit.cli.debug.mask import Mask
 from flowkit.cli.debug.recording import ReadOnly
+from flowkit.cli.debug.report import list_frames
 from flowkit.testing import GraphRun, run_graph
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
 from tests.unit.handler_runs import call, node
@@ -48,7 +52,9 @@ class Load(RoleHandler):
             yield Batch(batch_uid=f"b{number}", payload={"rows": [number, number + 10]})
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        return BatchResult(success=True, metrics={"rows": batch.payload["rows"]})
+        return BatchResult(
+            success=True, metrics={"rows": batch.payload["rows"], "token": f"token-of-{batch.batch_uid}"}
+        )
 
 
 class Pull(RoleHandler):
@@ -60,7 +66,7 @@ class Pull(RoleHandler):
         if (batch.batch_uid or "") in REFUSED:
             return BatchResult(success=False, reason_code="refused", error="not today")
         if batch.batch_uid in BROKEN:
-            raise ValueError(f"no {batch.batch_uid} with {PASSWORD}")
+            raise ValueError(f"no {batch.batch_uid} with {PASSWORD}, {batch.payload['meta']['token']}")
         ctx.kv["last"] = batch.batch_uid
         await ctx.artifacts.upsert_partial(f"own-{batch.batch_uid}", {"own": True})
         payload = batch.payload
@@ -99,7 +105,8 @@ class Inline(RoleHandler):
 
 
 async def report(task_id: str, text: str) -> dict[str, Any]:
-    """Return what it received."""
+    """Print something, and return what it received."""
+    sys.stdout.write("not JSON\n")
     return {"said": text}
 
 
@@ -288,7 +295,9 @@ def test_the_error_of_a_batch_is_compared_with_the_stored_one_and_hides_secrets(
     lines = out.splitlines()
     assert lines[1] == "  also stored as failed by attempt 1"
     assert lines[2].endswith(", in process_batch")
-    assert lines[4].startswith("error of batch b1: bad_input: ValueError: no b1 with (hidden), at tests/")
+    assert lines[4].startswith(
+        "error of batch b1: bad_input: ValueError: no b1 with (hidden), (hidden), at tests/"
+    )
     assert lines[5:] == ["  would not be retried: the error is permanent", "  same error as stored"]
     BROKEN.clear()
     REFUSED.add("b1")
@@ -492,9 +501,18 @@ def test_mask_hides_values_of_keys_and_texts_of_well_known_forms() -> None:
         "Authorization": "(hidden)",
         "tokens": {"in": 3},
     }
+    mask.add({"meta": {"access_key": "found later"}})
+    assert mask.text("with found later") == "with (hidden)"
     for text in ("mongodb://me:pw@host/db", "Bearer abcdefghijklmnop1234", "AKIAABCDEFGHIJKLMNOP"):
         assert "(hidden)" in mask.text(text)
     assert mask.text("batch 0f3a of /data/rows.csv at 12:30") == "batch 0f3a of /data/rows.csv at 12:30"
+
+
+def test_frames_of_a_package_whose_name_begins_like_flowkits_are_those_of_a_user() -> None:
+    path = f"{Path(str(flowkit.__file__)).parent}_tasks/load.py"
+    with pytest.raises(ZeroDivisionError) as raised:
+        FunctionType(compile("1 / 0", path, "exec"), {})()
+    assert [path in frame for frame in list_frames(raised.value)] == [False, True]
 
 
 HANDLERS = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import re
 
 import pytest
@@ -112,6 +113,11 @@ def test_text_is_a_list_if_the_picture_is_too_wide() -> None:
     picture = picture_of("diamond")
     assert "┌" in to_text(picture, 40).plain
     assert to_text(picture, 20).plain.startswith("4 nodes in 3 layers\n")
+
+
+def test_text_is_a_list_if_a_layout_of_the_lines_takes_seconds() -> None:
+    dense = view(MAX_BOXES, itertools.combinations(range(MAX_BOXES), 2))
+    assert to_text(make_picture(dense)).plain.startswith("30 nodes in 30 layers\n")
 
 
 def test_a_state_is_a_symbol_and_a_word_in_every_format() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from tests.sources import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from flowkit.pictures.programs import Kind
 
 SVG = "{http://www.w3.org/2000/svg}"
 SHOWN = {f"{SVG}{name}" for name in ("svg", "g", "title", "polygon", "path", "text")}
@@ -78,14 +81,55 @@ def test_the_error_without_both_names_them(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_error_of_a_program_says_what_it_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = tmp_path / "dot"
-    broken.write_text('#!/bin/sh\necho "Format: svg not recognized" >&2\nexit 1\n', encoding="utf-8")
-    broken.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    with pytest.raises(
-        ConfigError, match=r"dot failed with code 1: Format: svg not recognized; repair or remove it"
-    ):
-        programs.render(to_dot(picture_of("one")), "svg")
+    found = render_by(tmp_path, monkeypatch, "dot", 'echo "Format: svg not recognized" >&2; exit 1', "svg")
+    assert "dot failed with code 1: Format: svg not recognized; repair or remove it, or use " in found
+
+
+LAID_OUT = (
+    """case "$*" in *dump-dom*) echo '<pre id="out">&lt;svg width="9pt" height="9pt"&gt;</pre>' ;; esac"""
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "script", "kind", "error"),
+    [
+        ("dot", "exit 0", "svg", "dot drew nothing; repair or remove it"),
+        ("dot", "kill -9 $$", "png", "dot was killed by signal 9; repair or remove it"),
+        ("chromium", LAID_OUT, "png", "chromium drew nothing; repair or remove it"),
+        ("chromium", r"printf '\377'", "svg", "chromium drew nothing: \N{REPLACEMENT CHARACTER}; repair"),
+    ],
+)
+def test_a_program_that_draws_nothing_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, script: str, kind: Kind, error: str
+) -> None:
+    monkeypatch.setattr(products, "graphviz", lambda: tmp_path / "graphviz.js")
+    assert error in render_by(tmp_path, monkeypatch, program, script, kind)
+
+
+def test_a_program_that_hangs_is_killed_with_what_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "TIMEOUT_SEC", 0.3)
+    os.mkfifo(tmp_path / "held")  # The end of the child closes it.
+    held = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
+    script = f"(exec 1>{tmp_path}/held; exec sleep 600) & wait"
+    assert "dot drew nothing within 0 s" in render_by(tmp_path, monkeypatch, "dot", script, "svg")
+    os.set_blocking(held, True)
+    assert os.read(held, 1) == b""
+    os.close(held)
+
+
+def render_by(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, script: str, kind: Kind) -> str:
+    """Let a shell script be the only program that draws, and return the error."""
+    path = folder / program
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+    monkeypatch.setattr(
+        "flowkit.pictures.programs.shutil.which", lambda name: str(path) if name == program else None
+    )
+    with pytest.raises(ConfigError) as refused:
+        programs.render(to_dot(picture_of("one")), kind)
+    return str(refused.value)
 
 
 def test_without_the_page_chromium_cannot_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

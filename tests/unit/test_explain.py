@@ -323,6 +323,26 @@ def test_time_without_any_node_belongs_to_the_database_and_temporal() -> None:
     assert explained(end=0).path == ()
 
 
+def test_each_leg_reads_only_the_limits_of_its_time() -> None:
+    count = 400
+    read: list[float] = []
+
+    class Limit(WaitSpan):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "since":
+                read.append(0.0)
+            return super().__getattribute__(name)
+
+    limits = tuple(Limit(part=TimePart.SLOTS, since=at, until=at + 0.25) for at in range(count))
+    nodes = [
+        ran(str(at), worked(at + 0.25, at + 1), parents=(at - 1,) if at else (), limits=limits)
+        for at in range(count)
+    ]
+    report = explain_timeline(TaskTimeline(began_at=0.0, ended_at=float(count), nodes=tuple(nodes)))
+    assert report.parts[TimePart.SLOTS] == 0.25 * count
+    assert len(read) < 10 * count
+
+
 def test_path_through_a_long_chain_has_all_of_its_nodes() -> None:
     chain = [ran(f"n{at}", worked(at, at + 1), parents=(at - 1,) if at else ()) for at in range(2_000)]
     report = explained(*chain, end=2_000)

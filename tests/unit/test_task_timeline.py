@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,6 +145,21 @@ def test_external_attempt_queues_until_a_worker_accepts_it(accepted_at: float | 
     assert explain_timeline(timeline).parts[TimePart.QUEUE] == queue
 
 
+def test_waits_that_something_else_has_stopped_are_said_to_be_unknown() -> None:
+    ask = {"node_id": "ask", "type": "approval", "status": "skipped"}
+    load = {"node_id": "load", "type": "r", "status": "skipped", "prerequisites": ["data"]}
+    untouched = make_document(ask, load, started_at=0.0, finished_at=9.0)
+    reset = make_document({**ask, "generation": 1}, load, started_at=0.0, finished_at=9.0)
+    unknown = "that an action or the end of the task has stopped are unknown; they may count as database and Temporal"
+    for document, expected in (
+        (untouched, []),
+        (reset, [f"waits of ask {unknown}"]),
+        ({**untouched, "status": "cancelled"}, [f"waits of ask and load {unknown}"]),
+    ):
+        _, missing = make_timeline(document, [], HistoryWaits([]), 9.0, complete=True)
+        assert missing == expected
+
+
 def test_pauses_prerequisites_and_full_windows_hold_nodes() -> None:
     nodes: list[dict[str, Any]] = [
         {"node_id": "a", "type": "r", "status": "queued", "prerequisites": ["data"]},
@@ -157,7 +173,7 @@ def test_pauses_prerequisites_and_full_windows_hold_nodes() -> None:
     ]
     document = {**make_document(*nodes, started_at=0.0), "coordinator": {"actions": actions}}
     observed = HistoryWaits(["a", "b", "c"])
-    observed.settings = Settings(window=1)
+    observed.settings = Settings(window=1, max_in_flight=1)
     running = [
         AttemptView(node_id="b", attempt=1, scheduled_at=5.0, started_at=5.0, outcome=AttemptOutcome.RUNNING)
     ]
@@ -193,13 +209,20 @@ def test_paragraph_names_decisions_first_and_counts_the_rest() -> None:
     rows = [NodeRow(node_id=f"n{number}", role="r", status="running", worker="w-1") for number in range(4)]
     asks = NodeRow(node_id="z", role="r", status="deferred", waits_for="a decision: approve or reject")
     view = TaskView(
-        task_id="t", status=TaskStatus.RUNNING, source="workflow", nodes=(*rows, asks), paused=("role:r",)
+        task_id="t",
+        status=TaskStatus.RUNNING,
+        source="workflow",
+        nodes=(*rows, asks),
+        paused=("role:r paused",),
     )
     assert describe_waits(view, ["no engine polls queue q; start one with `flowkit engine`"]) == (
-        "Role:r. Node z is deferred: waits for a decision: approve or reject. Node n0 is running: worker w-1. "
+        "role:r paused. Node z is deferred: waits for a decision: approve or reject. Node n0 is running: worker w-1. "
         "Node n1 is running: worker w-1. 2 more nodes run or wait. "
         "No engine polls queue q; start one with `flowkit engine`."
     )
+    fewer = replace(view, nodes=(*rows,), paused=("task paused by ann: audit",))
+    assert describe_waits(fewer, []).startswith("Task paused by ann: audit. Node n0 is running: worker w-1. ")
+    assert describe_waits(fewer, []).endswith(" 1 more node runs or waits.")
 
 
 def shown(report: TimeReport, *, width: int, waits_for: str = "") -> list[str]:

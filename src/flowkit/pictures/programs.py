@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
+from contextlib import suppress
 from math import ceil, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -60,6 +62,7 @@ _SHOWN: Final = """<!doctype html><meta charset="utf-8">
 _OUT: Final = re.compile(r'<pre id="out">(.*?)</pre>', re.DOTALL)
 _SIZE: Final = re.compile(r'<svg width="(\d+(?:\.\d+)?)pt" height="(\d+(?:\.\d+)?)pt"')
 _PIXELS_PER_POINT: Final = 4 / 3
+_REPAIR: Final = "repair or remove it, or use the format dot, mermaid or text"
 
 Kind = Literal["svg", "png"]
 
@@ -67,11 +70,11 @@ Kind = Literal["svg", "png"]
 def render(dot: str, kind: Kind) -> bytes:
     """Return a file with the picture. Raise ConfigError if no program can draw it, or if it fails."""
     if program := shutil.which(GRAPHVIZ):
-        return _run([program, f"-T{kind}"], dot.encode())
+        return _require(_run([program, f"-T{kind}"], dot.encode()), program)
     browser, module = find_browser(), products.graphviz()
     if browser is None or module is None:
         raise ConfigError(_describe_missing(kind, browser))
-    with tempfile.TemporaryDirectory(prefix="flowkit-") as folder:
+    with tempfile.TemporaryDirectory(prefix="flowkit-", ignore_cleanup_errors=True) as folder:
         svg = _lay_out(browser, module, dot, Path(folder))
         return svg.encode() if kind == "svg" else _take_picture(browser, svg, Path(folder))
 
@@ -91,19 +94,44 @@ def _describe_missing(kind: Kind, browser: str | None) -> str:
 
 
 def _run(command: Sequence[str], given: bytes = b"") -> bytes:
-    """Return what a program prints. Raise ConfigError if it fails."""
+    """Return what a program prints. Raise ConfigError if it fails. Nothing that it has started stays."""
     try:
-        done = subprocess.run(command, input=given, capture_output=True, timeout=TIMEOUT_SEC, check=False)
+        started = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
     except OSError as error:
         raise ConfigError(f"{command[0]} does not start: {one_line(error)}; repair or remove it") from None
-    except subprocess.TimeoutExpired:
+    with started:
+        try:
+            printed, errors = started.communicate(given, timeout=TIMEOUT_SEC)
+        except subprocess.TimeoutExpired:
+            problem = f"{command[0]} drew nothing within {TIMEOUT_SEC:.0f} s"
+            raise ConfigError(f"{problem}; use the format dot, mermaid or text") from None
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(started.pid, signal.SIGKILL)
+    if started.returncode:
+        said = truncate(one_line(errors.decode(errors="replace")), 300)
         raise ConfigError(
-            f"{command[0]} drew nothing within {TIMEOUT_SEC:.0f} s; use the format dot, mermaid or text"
-        ) from None
-    if done.returncode:
-        said = truncate(one_line(done.stderr.decode(errors="replace")), 300)
-        raise ConfigError(f"{command[0]} failed with code {done.returncode}: {said}; repair or remove it")
-    return done.stdout
+            f"{command[0]} {_describe_end(started.returncode)}{said and f': {said}'}; {_REPAIR}"
+        )
+    return printed
+
+
+def _describe_end(code: int) -> str:
+    return f"failed with code {code}" if code > 0 else f"was killed by signal {-code}"
+
+
+def _require(drawn: bytes, program: str, said: str = "") -> bytes:
+    """Return a drawn file. Raise ConfigError if it is empty: the program has failed without an error code."""
+    if not drawn:
+        found = truncate(one_line(said), 300)
+        raise ConfigError(f"{program} drew nothing{found and f': {found}'}; {_REPAIR}")
+    return drawn
 
 
 def _browse(browser: str, page: Path, *options: str) -> bytes:
@@ -117,13 +145,10 @@ def _lay_out(browser: str, module: Path, dot: str, folder: Path) -> str:
     page = folder / "layout.html"
     escaped = json.dumps(dot).replace("<", "\\u003c")
     page.write_text(_LAYOUT.format(dot=escaped, module=module.resolve().as_uri()), encoding="utf-8")
-    dom = _browse(browser, page, "--dump-dom").decode()
+    dom = _browse(browser, page, "--dump-dom").decode(errors="replace")
     found = _OUT.search(dom)
     svg = html.unescape(found[1]) if found else ""
-    if not _SIZE.search(svg):
-        raise ConfigError(
-            f"{browser} drew nothing: {truncate(one_line(svg or dom), 300)}; install Graphviz instead"
-        )
+    _require(svg.encode() if _SIZE.search(svg) else b"", browser, svg or dom)
     return svg
 
 
@@ -136,4 +161,4 @@ def _take_picture(browser: str, svg: str, folder: Path) -> bytes:
     page.write_text(_SHOWN.format(width=width, height=height, svg=svg[svg.index("<svg") :]), encoding="utf-8")
     window = f"--window-size={width},{height}"
     _browse(browser, page, f"--screenshot={picture}", window, f"--force-device-scale-factor={scale:.4f}")
-    return picture.read_bytes()
+    return _require(picture.read_bytes() if picture.exists() else b"", browser)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_BOXES: Final = 30
 """Largest number of boxes that are drawn."""
+MAX_LINES: Final = 100
+"""Largest number of lines that are drawn. With more of them, a layout takes seconds, and lines cannot be told apart."""
 COLUMNS: Final = 120
 """Width of a picture in columns, unless a terminal has another one."""
 
@@ -46,7 +48,8 @@ def to_text(picture: Picture, columns: int = COLUMNS) -> Text:
     """Return the picture, drawn if it has few boxes and fits into the columns of the terminal; else as a list."""
     if not picture.boxes:
         return Text("the graph has no nodes")
-    drawn = _draw(picture, columns) if len(picture.boxes) <= MAX_BOXES else None
+    is_small = len(picture.boxes) <= MAX_BOXES and len(picture.lines) <= MAX_LINES
+    drawn = _draw(picture, columns) if is_small else None
     return _list_layers(picture) if drawn is None else _with_legend(drawn, picture)
 
 

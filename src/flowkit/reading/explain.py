@@ -17,11 +17,12 @@ did. The result is the most that the task can gain, and never more than the work
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class NodeTimeline:
     """Its attempts, in their order."""
     waits: tuple[WaitSpan, ...] = ()
     limits: tuple[WaitSpan, ...] = ()
-    """When all slots of its role or of the task were taken; nodes share the list."""
+    """When all slots of its role or of the task were taken, in order and without overlaps; nodes share the list."""
     is_open: bool = False
     """Whether it has not ended."""
     is_finished: bool = True
@@ -440,7 +441,7 @@ def _make_leg(runs: _Runs, episode: _Episode | None, since: float, until: float)
     if episode is None:
         pieces = [TimeSlice(part=TimePart.OTHER, since=since, until=until)]
         return [PathLeg(node_id=None, since=since, until=until, slices=tuple(pieces))]
-    pieces = [*_slice(_intervals(runs, episode.node), since, until)]
+    pieces = [*_slice(_intervals(runs, episode.node, since, until), since, until)]
     node_id = runs.nodes[episode.node].node_id
     return [PathLeg(node_id=node_id, since=since, until=until, slices=tuple(pieces))]
 
@@ -448,13 +449,20 @@ def _make_leg(runs: _Runs, episode: _Episode | None, since: float, until: float)
 _Interval = tuple[TimePart, float, float]
 
 
-def _intervals(runs: _Runs, index: int) -> Iterator[_Interval]:
-    """Yield what a node did, and what it waited for. Intervals may overlap: `_PRECEDENCE` decides."""
+def _intervals(runs: _Runs, index: int, since: float, until: float) -> Iterator[_Interval]:
+    """Yield what a node did, and what it waited for. Intervals may overlap: `_PRECEDENCE` decides.
+
+    Of its limits, yield those from `since` to `until`: a leg must not read the whole list, which may be long.
+    """
     node = runs.nodes[index]
     for span, scheduled, start, end in runs.spans[index]:
         yield TimePart.QUEUE, scheduled, start
         yield span.part, start, end
-    for wait in (*node.waits, *node.limits):
+    first = bisect_left(node.limits, since, key=lambda limit: limit.until)
+    limits = takewhile(
+        lambda limit: limit.since < until, (node.limits[at] for at in range(first, len(node.limits)))
+    )
+    for wait in (*node.waits, *limits):
         yield wait.part, wait.since, wait.until
     if node.waits_as is not None and not node.spans:
         yield node.waits_as, -math.inf, math.inf

@@ -25,13 +25,19 @@ def describe_waits(view: TaskView, hints: Sequence[str]) -> str:
     """Return what an open task does and waits for, in a paragraph. `hints` say which processes are missing."""
     begun = [node for node in view.nodes if NodeStatus(node.status).begun or _waits(node)]
     begun.sort(key=lambda node: (not node.awaits_decision, node.status in _ACTIVE and not node.waiting))
-    sentences = [f"{paused[:1].upper()}{paused[1:]}." for paused in view.paused]
+    sentences = [_describe_pause(paused) for paused in view.paused]
     sentences += [_describe_node(node) for node in begun[:_NAMED]]
     if more := len(begun) - _NAMED:
-        sentences += [f"{count_of(more, 'more node')} run or wait."] if more > 0 else []
+        verbs = "runs or waits" if more == 1 else "run or wait"
+        sentences += [f"{count_of(more, 'more node')} {verbs}."] if more > 0 else []
     if not begun:
         sentences.append("No node runs, and none can start now.")
     return " ".join([*sentences, *(f"{hint[:1].upper()}{hint[1:]}." for hint in hints)])
+
+
+def _describe_pause(paused: str) -> str:
+    """Return a sentence about a paused scope. A scope such as `node:load` stays as `flowkit resume` takes it."""
+    return f"Task {paused.removeprefix('task ')}." if paused.startswith("task ") else f"{paused}."
 
 
 def _waits(node: NodeRow) -> bool:

@@ -69,6 +69,8 @@ _FAILED = {
     AttemptOutcome.CANCELLED,
     AttemptOutcome.REPLACED,
 }
+_WITHOUT_RESETS = (PAUSE, RESUME, SATISFY)
+"""The actions that start no new generation of any node."""
 _OPEN = {AttemptOutcome.WAITING, AttemptOutcome.RUNNING}
 _TIMER_PARTS = {
     TimerKind.RETRY: TimePart.RETRY_WAITS,
@@ -295,6 +297,11 @@ def make_timeline(
     actions, ended = read_actions(dict(document)), document.get("finished_at")
     began_at = max([_read_start(document, now), *(each.at for each in actions if each.action == RERUN)])
     missing = [*_list_missing(document, actions, attempts, complete=complete)]
+    if stopped := _find_stopped_waits(graph, document, actions):
+        missing.append(
+            f"waits of {names(stopped)} that an action or the end of the task has stopped are unknown; they may count "
+            "as database and Temporal"
+        )
     waits = _list_waits(graph, actions, observed, began_at)
     made = _NodeTimelines(graph, document, attempts, observed)
     open_or_finished = document.get("status") not in (TaskStatus.FAILED, TaskStatus.CANCELLED)
@@ -302,7 +309,7 @@ def make_timeline(
         began_at=began_at,
         ended_at=now if ended is None else utc(ended).timestamp(),
         nodes=tuple(made.make(node, waits[node.index]) for node in graph.nodes),
-        resets=tuple(each.at for each in actions if each.action not in (PAUSE, RESUME, SATISFY)),
+        resets=tuple(each.at for each in actions if each.action not in _WITHOUT_RESETS),
         gains=open_or_finished,
     )
     return timeline, missing
@@ -357,6 +364,24 @@ def _list_missing(
             f"when {_name_attempts(unended)} ended is unknown; the time until the next attempt counts as database and "
             "Temporal"
         )
+
+
+def _find_stopped_waits(
+    graph: Graph, document: Mapping[str, Any], actions: Sequence[AppliedAction]
+) -> list[str]:
+    """Return the nodes whose wait for a person or a prerequisite an action, or the end of the task, may have stopped.
+
+    Without an attempt, neither the history nor the document says when such a wait began and ended.
+    """
+    may_be_skipped = document.get("status") in (TaskStatus.FAILED, TaskStatus.CANCELLED)
+    may_be_skipped = may_be_skipped or any(each.action not in _WITHOUT_RESETS for each in actions)
+    return [
+        node.node_id
+        for node in graph.nodes
+        if node.approval is not None or node.prerequisites
+        for stored in [document["graph"]["nodes"][node.index]]
+        if stored.get("generation") or (may_be_skipped and stored["status"] == NodeStatus.SKIPPED)
+    ]
 
 
 def _find_overtaken(attempts: Sequence[AttemptView]) -> list[AttemptView]:
@@ -527,7 +552,18 @@ def _find_full(
         for wait in waits:
             if wait.part is TimePart.SLOTS:
                 found.setdefault(role_of.get(node_id, ""), []).append(wait)
-    return {role: tuple(waits) for role, waits in found.items() if waits}
+    return {role: tuple(_merge(waits)) for role, waits in found.items() if waits}
+
+
+def _merge(waits: Sequence[WaitSpan]) -> Iterator[WaitSpan]:
+    """Yield waits for slots in their order, those that overlap as one."""
+    first, *others = sorted(waits, key=lambda wait: wait.since)
+    for wait in others:
+        if wait.since > first.until:
+            yield first
+            first = wait
+        first = replace(first, until=max(first.until, wait.until))
+    yield first
 
 
 def _find_saturated(attempts: Sequence[AttemptView], limit: int) -> Iterator[WaitSpan]:

@@ -5,7 +5,7 @@ import logging
 import sys
 from bdb import BdbQuit
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,11 +72,13 @@ def debug(
         problem = ConfigError("`flowkit debug` asks before it runs code, and there is no terminal to ask on")
         raise add_remedy(problem, "pass --yes")
     code = _Code(handlers=handlers or [], functions=functions or [], stops=stops)
-    plan = asyncio.run(_prepare(task, node, batch, code, where))
-    _announce(plan)
-    if not yes:
-        typer.confirm("Run it?", abort=True, err=True)
-    run = asyncio.run(_run(plan, code, where))
+    # With --json, stdout has one document, whatever the code prints.
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        plan = asyncio.run(_prepare(task, node, batch, code, where))
+        _announce(plan)
+        if not yes:
+            typer.confirm("Run it?", abort=True, err=True)
+        run = asyncio.run(_run(plan, code, where))
     _print(run, as_json=as_json)
     if post_mortem and run.outcome.failure is not None:
         _inspect(run.outcome)
@@ -174,7 +176,13 @@ async def _run(plan: _Plan, code: _Code, where: Where) -> _Run:
     stored, batch = plan.stored, plan.batch
     async with database(where) as db:
         mask = report.mask_for(stored, await nodes.read_variables(db, stored.attempt.task_id))
-        debugged = Debugged(attempt=stored.attempt, params=stored.params, wanted=batch, wrap=code.wrap())
+        debugged = Debugged(
+            attempt=stored.attempt,
+            params=stored.params,
+            wanted=batch,
+            wrap=code.wrap(),
+            observe=mask.add,
+        )
         with _without_warnings():
             outcome = await plan.chosen.run(db, debugged)
         if isinstance(outcome.error, BdbQuit):
@@ -300,5 +308,6 @@ async def _show_input(task: str, node: str, batch: str | None, where: Where) -> 
         variables = await nodes.read_variables(db, task)
         document = await inputs.read_input(db, stored, batch)
         mask = report.mask_for(stored, variables)
+        mask.add(document)
         output.document(mask.value({**document, "params": stored.params, "variables": variables}))
     return Exit.OK

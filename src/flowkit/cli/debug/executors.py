@@ -151,6 +151,13 @@ class Debugged:
     """The only batch to process; None for all."""
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
     """Returns the function to call in place of `process_batch` or of the node's function."""
+    observe: Callable[[Any], None] = lambda value: None
+    """Receives the input, with the values of its expressions, and the payload of each batch before it is processed."""
+
+    def observe_input(self, attempt: AttemptInput) -> None:
+        """Let `observe` see the input of an attempt."""
+        io = attempt.io
+        self.observe((io.input_inline, io.input_ref, io.fn_args))
 
 
 class _DebugExecutor(RoleExecutor):
@@ -188,6 +195,7 @@ class _DebugExecutor(RoleExecutor):
 
     async def _run_handler(self, hooks: Any) -> Any:
         self._outcome.values = self._values
+        self._debugged.observe_input(self._attempt)
         return await super()._run_handler(hooks)
 
     async def _call_hooks(self) -> FinalizeResult:
@@ -209,6 +217,7 @@ class _DebugExecutor(RoleExecutor):
         uid = uid_of(batch)
         self._outcome.uids.append(uid)
         if self._debugged.wanted in (None, uid):
+            self._debugged.observe(batch.payload)
             self._outcome.batches.append(BatchRun(uid=uid))
             await super()._process(batch)
 
@@ -236,12 +245,14 @@ class _FunctionCall(FunctionExecutor):
             debugged.wrap(function),
             Threads(1, "flowkit-function"),
         )
+        self._debugged = debugged
         self._outcome = outcome
 
     async def run(self) -> Any:
         """Call the function."""
         self._attempt, self._values = await resolve(self._worker.tasks, self._attempt)
         self._outcome.values = self._values
+        self._debugged.observe_input(self._attempt)
         self._outcome.returned = await self._await_call()
 
 

@@ -34,11 +34,15 @@ class Mask:
     """
 
     def __init__(self, *given: Any) -> None:
-        self._secrets = [*_list_secrets(given, named=False)]
+        self._secrets = {*_list_secrets(given, named=False)}
+
+    def add(self, given: Any) -> None:
+        """Look for such keys in one more value."""
+        self._secrets.update(_list_secrets(given, named=False))
 
     def text(self, text: str) -> str:
         """Return a text without secrets."""
-        return hide(_SECRET_TEXT.sub(HIDDEN, text), self._secrets)
+        return hide(_SECRET_TEXT.sub(HIDDEN, text), [*self._secrets])
 
     def value(self, value: Any) -> Any:
         """Return a value of JSON without secrets."""

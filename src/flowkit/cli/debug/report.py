@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
+import os
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 _NOT_OF_USERS = tuple(
-    str(Path(str(package.__file__)).parent) for package in (flowkit, asyncio, concurrent.futures)
+    f"{Path(str(package.__file__)).parent}{os.sep}" for package in (flowkit, asyncio, concurrent.futures)
 )
-"""Folders of the code that calls the user's."""
+"""How the paths of the code begin that calls the user's."""
 _MISSING = object()
 
 
