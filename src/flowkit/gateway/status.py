@@ -134,6 +134,9 @@ class TaskNode:
     finished_at: float | None = None
 
 
+_NOT_IN_TASK: Final = TaskNode()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlowRun:
     """The latest run of a flow."""
@@ -184,9 +187,11 @@ def node_states(nodes: Iterable[FlowNode], run: FlowRun | None) -> dict[int, Job
     completed = {job_id for job_id, node in run.nodes.items() if node.status is TaskNodeStatus.FINISHED}
     return {
         node.id: _node_state(
-            run.nodes.get(node.id) or TaskNode(),
+            begun := run.nodes.get(node.id) or _NOT_IN_TASK,
             run.dispatches.get(node.id) or (),
-            is_open=completed.issuperset(node.depends) and not waiting_on(node, run),
+            is_open=begun.status is TaskNodeStatus.QUEUED
+            and completed.issuperset(node.depends)
+            and not waiting_on(node, run),
         )
         for node in nodes
     }
@@ -203,6 +208,11 @@ def waiting_on(node: FlowNode, run: FlowRun | None) -> list[str]:
 
 
 def _node_state(node: TaskNode, dispatches: Sequence[JobDispatch], *, is_open: bool) -> JobNode:
+    """Return the state of a node, which `is_open` if it only waits for its attempt. One that has begun never is."""
+    if not dispatches:
+        status = _status_of(node, None, is_open=is_open)
+        cause = _cause_of(node) if status is NodeStatus.CANCELLED else None
+        return JobNode(status=status, cause=cause, generation=node.generation)
     own = [each for each in dispatches if each.generation == node.generation]
     latest = max(own, key=lambda each: each.retry, default=None)
     status = _status_of(node, latest, is_open=is_open)
