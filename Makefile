@@ -27,7 +27,7 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctre
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check lint types site quick docs test test-contract large chaos fuzz nightly house demo interop bench bench-load bench-items histories screenshots wheel clean
+.PHONY: help setup servers check lint types site quick bytecode docs test test-contract large chaos fuzz nightly house demo interop bench bench-load bench-items histories screenshots wheel clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,10 @@ site: $(INSTALLED)
 
 quick: $(INSTALLED)
 	$(BIN)/pytest -q -n $(QUICK_JOBS) -m "not server and not slow and not nightly"
+
+# The test processes of a run begin together, and without this, each of them would compile all tests on a clean clone.
+bytecode: $(INSTALLED)
+	@report=$$($(BIN)/pytest -q --collect-only -m "not nightly") || { echo "$$report" | tail -n 60; exit 1; }
 
 docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 	@$(SITE)
@@ -124,8 +128,8 @@ screenshots: setup ## Take new screenshots for docs/web-ui.md; needs Chromium.
 wheel: $(INSTALLED) ## Build the wheel, install it in a clean environment, import its packages.
 	@rm -rf build/lib build/bdist.* build/clean dist
 	@$(BIN)/python -m build --wheel --outdir dist . >/dev/null
-	@$(PYTHON) -m venv build/clean
-	@build/clean/bin/pip install --quiet dist/*.whl
+	@$(PYTHON) -m venv --without-pip build/clean
+	@$(BIN)/pip --python build/clean install --quiet --no-compile dist/*.whl
 	@cd build && clean/bin/python -c "import flowkit.workflows.task, flowkit.activities.role_attempt, flowkit.adapters.tasks.store, flowkit.bridge, flowkit; print('wheel', flowkit.__version__, 'imports from', flowkit.__path__[0].split('build/')[-1])"
 	@build/clean/bin/flowkit --version
 	@cd build && rm -rf new-project && clean/bin/flowkit init new-project >/dev/null && clean/bin/flowkit validate new-project/graph.json

@@ -29,6 +29,8 @@ _MAX_THREADS = 10_000
 """Thread limit of one executor; high enough that only `slots` limits the calls."""
 
 _END = object()
+_HANDLERS = "flowkit.activities.handlers"
+"""The module with the default hooks of handlers."""
 
 
 class Threads:
@@ -55,6 +57,8 @@ class Threads:
 
         The time spent waiting for a free slot does not count toward the attempt's time limit.
         """
+        if _is_default(function):
+            return await function(*args, **kwargs)
         if is_coroutine_function(function) or inspect.iscoroutinefunction(type(function).__call__):
             return await Contained(function(*args, **kwargs), name_of(function))
         result = await self._run(functools.partial(function, *args, **kwargs))
@@ -124,6 +128,15 @@ class Threads:
     def close(self) -> None:
         """Shut down without waiting; each thread exits when its current call returns."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_default(function: Any) -> bool:
+    """Return whether it is a hook that the user's handler has not overridden, so that there is nothing to contain."""
+    return (
+        isinstance(function, MethodType)
+        and function.__module__ == _HANDLERS
+        and is_coroutine_function(function)
+    )
 
 
 def is_coroutine_function(function: Any) -> bool:

@@ -146,6 +146,8 @@ class RoleActivities:
 
         @activity.defn(name=role)
         async def run_role(attempt: AttemptInput) -> AttemptResult:
+            if not (attempt.signal_first_batch or attempt.shard):
+                return await self._run(attempt)
             async with AsyncExitStack() as signals:
                 options: dict[str, Any] = {}
                 run_id = activity.info().workflow_run_id or ""

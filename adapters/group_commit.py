@@ -79,7 +79,7 @@ class GroupCommit(Generic[T]):
 
     async def write(self, item: T) -> None:
         """Return once `item` is written. Raise the error of `alone`, or PyMongoError if MongoDB is unavailable."""
-        if self._busy or self._pause_sec():
+        if self._busy or (self._interval_sec and self._pause_sec()):
             waiter = _Waiter(item, asyncio.get_running_loop().create_future())
             self._waiting.append(waiter)
             if not self._busy:
@@ -94,7 +94,8 @@ class GroupCommit(Generic[T]):
             self._start_next_group()
 
     def _note_call(self, size: int) -> None:
-        self._began_at, self._size = asyncio.get_running_loop().time(), size
+        if self._interval_sec:
+            self._began_at, self._size = asyncio.get_running_loop().time(), size
 
     def _pause_sec(self) -> float:
         """Return how long the next call may wait for more writes: 0 unless it, or the one before, has several."""
@@ -113,6 +114,9 @@ class GroupCommit(Generic[T]):
 
     def _start_next_group(self) -> None:
         """Start writing the items that arrived during the previous call, if any, and whose callers still wait."""
+        if not self._waiting:
+            self._busy = False
+            return
         self._waiting = [waiter for waiter in self._waiting if not waiter.written.done()]
         self._busy = bool(self._waiting)
         if self._busy:

@@ -7,15 +7,26 @@ alone at the end.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-WEIGHTS = {"slow": 15.0, "timeout": 60.0, "server": 2.0}
-"""About how many seconds a test takes, by the first of these marks that it has."""
+SLOW = 10.0
+"""About how many seconds a test with the mark `slow` takes, unless the mark names them: `slow(60)`."""
+SERVER = 2.0
+"""The same for a test with the mark `server`."""
 OTHER = 0.05
 """The same for a test without such a mark: most of them take milliseconds of the processor, and wait for nothing."""
+
+
+class Mark(Protocol):
+    """A mark of a test."""
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """Its positional arguments."""
+        ...
 
 
 class Marked(Protocol):
@@ -26,7 +37,7 @@ class Marked(Protocol):
         """The file and the name of the test."""
         ...
 
-    def get_closest_marker(self, name: str) -> object | None:
+    def get_closest_marker(self, name: str) -> Mark | None:
         """Return the mark with this name, if the test has it."""
         ...
 
@@ -52,7 +63,9 @@ def arranged(tests: Sequence[Test], processes: int) -> list[Test]:
 
 
 def _weight(test: Marked) -> float:
-    return next((sec for mark, sec in WEIGHTS.items() if test.get_closest_marker(mark)), OTHER)
+    if slow := test.get_closest_marker("slow"):
+        return float(slow.args[0]) if slow.args else SLOW
+    return SERVER if test.get_closest_marker("server") else OTHER
 
 
 def _groups(tests: Iterable[Test]) -> list[list[Test]]:
@@ -75,6 +88,6 @@ def _dealt(groups: Iterable[list[Test]], processes: int) -> list[list[Test]]:
 
 
 def _part(share: list[Test], filling: list[Test], *, waits_first: bool) -> list[Test]:
-    waiting = [test for test in share if _weight(test) <= WEIGHTS["server"]]
-    long = [test for test in share if _weight(test) > WEIGHTS["server"]]
+    waiting = [test for test in share if _weight(test) <= SERVER]
+    long = [test for test in share if _weight(test) > SERVER]
     return [*long, *waiting, *filling] if waits_first else [*long, *filling, *waiting]

@@ -50,7 +50,9 @@ class DeadlineTimer:
 
     def begin(self, ready: list[int]) -> list[int]:
         """Begin the deadlines of the nodes whose gates have opened, arm the timer, and return `ready`."""
-        self._deadlines.begin(ready, workflow.now().timestamp())
+        limited = [index for index in ready if self._nodes[index].deadline_sec is not None]
+        if limited:
+            self._deadlines.begin(limited, workflow.now().timestamp())
         self._arm()
         return ready
 
@@ -147,8 +149,10 @@ class Deadlines:
         """Return the earliest deadline that may still be exceeded, and what it limits. None if there is none."""
         while self._due and not self._is_due(*self._due[0]):
             heapq.heappop(self._due)
-        found = [(at, self._nodes[index].node_id) for at, index in self._due[:1]]
         task_at = self._task_at
+        if not self._due and task_at is None:
+            return None
+        found = [(at, self._nodes[index].node_id) for at, index in self._due[:1]]
         found += [(task_at, "the task")] if task_at is not None else []
         return min(found, default=None)
 
@@ -203,6 +207,8 @@ class SilentAttempts:
     @property
     def nodes(self) -> list[int]:
         """The indexes of the nodes whose current attempts are silent."""
+        if not self._epochs:
+            return []
         return sorted(index for index, epoch in self._epochs.items() if self._is_current(index, epoch))
 
     def problem(self, report: SilenceReport) -> str | None:

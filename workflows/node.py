@@ -418,6 +418,8 @@ class RunningNodes:
     def give_up(self, indexes: Iterable[int]) -> None:
         """Withdraw nodes that start a new generation, or end by a decision. How what they run ends does not count."""
         gone = {*indexes}
+        if not gone:
+            return
         given_up = [self._open.pop(index) for index in sorted(gone) if index in self._open]
         self.parked.difference_update(gone)
         self._ended = [each for each in self._ended if each.index not in gone]
@@ -1010,7 +1012,9 @@ async def _wait_for_retry(nodes: RunningNodes, node: Node, state: NodeState, see
 
     An action can end the wait.
     """
-    wait_sec = (state.next_retry_at or 0.0) - workflow.now().timestamp()
+    if state.next_retry_at is None:
+        return
+    wait_sec = state.next_retry_at - workflow.now().timestamp()
     if wait_sec <= 0:
         return
     summary = timer_summary(node, state, wait_sec)

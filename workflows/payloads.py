@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter
+from pydantic_core import from_json
 
 from flowkit.limits import ID_CHARS, VERSION_CHARS
 from flowkit.models import AttemptInput, CloseTask, EvaluateConditions, NodeRecord, RecordTask
@@ -43,11 +44,7 @@ def read_runner(result: Any) -> tuple[str, str]:
 
     A newer worker may return another type.
     """
-    try:
-        found = json.loads(result.payload.data)
-    except (AttributeError, ValueError):
-        return "", ""
-    known = found if isinstance(found, dict) else {}
+    known = _read_object(result)
     worker, version = known.get("worker_id"), known.get("version")
     if not isinstance(worker, str) or not isinstance(version, str):
         return "", ""
@@ -67,7 +64,7 @@ def read_failed_batches(result: Any) -> int:
 def _read_object(result: Any) -> dict[str, Any]:
     """Return the result of an attempt, which may come from a newer release; empty if it is no object."""
     try:
-        found = json.loads(result.payload.data)
+        found = from_json(result.payload.data)
     except (AttributeError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -35,13 +35,12 @@ from flowkit.workflows.engine_calls import call_engine, call_locally_first
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
 
     from flowkit.models import Node, NodeState
     from flowkit.workflows.state_codec import TaskState
 
     TaskSlot = Callable[[], AbstractAsyncContextManager[None]]
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
 _WAIT_TIMEOUT = timedelta(seconds=60)
 """After this time, `await_slot` runs again and asks for the slot again, in case an engine lost the request."""
@@ -135,15 +134,14 @@ class TaskSlots:
         self._granted: dict[int, asyncio.Future[None]] = {}
         self._tickets = 0
 
-    @asynccontextmanager
-    async def slot(self, role: str) -> AsyncIterator[None]:
-        """Hold a slot for an attempt of `role`. Waits until one is free."""
+    def slot(self, role: str) -> AbstractAsyncContextManager[None]:
+        """Return a context manager that holds a slot for an attempt of `role`. It waits until one is free."""
+        return _TaskSlot(self, role)
+
+    async def acquire(self, role: str) -> None:
+        """Use a slot for `role`. Wait until one is free."""
         if not self._slots.try_acquire(role):
             await self._wait_for_slot(role)
-        try:
-            yield
-        finally:
-            self._release(role)
 
     async def _wait_for_slot(self, role: str) -> None:
         self._tickets += 1
@@ -154,16 +152,32 @@ class TaskSlots:
             await granted
         except asyncio.CancelledError:
             if not self._slots.cancel_wait(role, ticket):
-                self._release(role)
+                self.release(role)
             raise
         finally:
             del self._granted[ticket]
 
-    def _release(self, role: str) -> None:
+    def release(self, role: str) -> None:
+        """Free a slot of `role`."""
         for ticket in self._slots.release(role):
             granted = self._granted[ticket]
             if not granted.done():
                 granted.set_result(None)
+
+
+class _TaskSlot(AbstractAsyncContextManager[None]):
+    """A slot of `TaskSlots.slot`. Each attempt has one, so it is no generator."""
+
+    __slots__ = ("_role", "_slots")
+
+    def __init__(self, slots: TaskSlots, role: str) -> None:
+        self._slots, self._role = slots, role
+
+    async def __aenter__(self) -> None:
+        await self._slots.acquire(self._role)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._slots.release(self._role)
 
 
 @dataclass

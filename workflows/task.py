@@ -226,7 +226,9 @@ class Task:
         return (
             self._wake_requested
             or self._nodes.any_ended
-            or any(source.has_events for source in self._event_sources)
+            or self._conditions.has_events
+            or self._deadlines.has_events
+            or self._silence.has_events
             or cancel_requested()
         )
 

@@ -168,7 +168,6 @@ class AttemptEntry:
         """Return the filter for the document if the entry belongs to the attempt's owner."""
         return self.document | {self.path_of(name): value for name, value in self.owner.items()}
 
-    @property
     def new_epoch_filter(self) -> Fields:
         """Return the filter for a document that is neither closed nor flagged, and in which the epoch is new.
 
@@ -185,7 +184,7 @@ class AttemptEntry:
     def new_or_leased_filter(self, lease: Fields) -> Fields:
         """Return the filter of `new_epoch_filter`, which also matches if the epoch was taken with this lease."""
         epoch, lease_id = self.path_of("attempt_epoch"), self.path_of("lease.lease_id")
-        new = self.new_epoch_filter
+        new = self.new_epoch_filter()
         return {
             **{path: value for path, value in new.items() if path != epoch},
             "$or": [{epoch: new[epoch]}, {epoch: self.epoch, lease_id: lease["lease_id"]}],
@@ -285,8 +284,8 @@ def entry_of_node(attempt: AttemptInput) -> AttemptEntry:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Write:
     entry: AttemptEntry
-    fence: Fields
-    """Filter under which a group may contain the write. It may be narrower than the filter of `alone`."""
+    fence: Callable[[], Fields]
+    """Returns the filter under which a group may contain the write. It may be narrower than the filter of `alone`."""
     update: Update
     alone: Callable[[], Awaitable[None]]
     """Performs the write by itself, and raises the cause if it must not happen."""
@@ -360,7 +359,7 @@ class Attempts:
         entry = self._entry_of(attempt)
         update = {"$set": entry.begin_set(run_id, lease, at), "$unset": entry.begin_unset()}
         take = partial(self._begin_once, lease) if once else self._begin
-        alone = partial(take, attempt, run_id, update, read)
+        alone = partial(take, entry, attempt, run_id, update, read)
         write = _Write(entry=entry, fence=entry.new_epoch_filter, update=update, alone=alone, read=read)
         await self._writes_of(attempt).write(write)
 
@@ -372,10 +371,9 @@ class Attempts:
         """
         entry = self._entry_of(attempt)
         update = {"$set": entry.finish_set(at)}
-        alone = partial(self._finish, attempt, run_id, update)
-        await self._writes_of(attempt).write(
-            _Write(entry=entry, fence=entry.running_filter(run_id), update=update, alone=alone)
-        )
+        alone = partial(self._finish, entry, attempt, run_id, update)
+        fence = partial(entry.running_filter, run_id)
+        await self._writes_of(attempt).write(_Write(entry=entry, fence=fence, update=update, alone=alone))
 
     @translate_errors
     async def extend_lease(self, attempt: AttemptInput, run_id: str, deadline_ms: int, at: float) -> None:
@@ -385,7 +383,7 @@ class Attempts:
         later = {entry.path_of("lease.deadline_ts_ms"): deadline_ms, "last_event_recv_ms": int(at * 1000)}
         update = {"$max": later}
         alone = partial(self._extend, fence, update)
-        await self._leases.write(_Write(entry=entry, fence=fence, update=update, alone=alone))
+        await self._leases.write(_Write(entry=entry, fence=lambda: fence, update=update, alone=alone))
 
     @translate_errors
     async def show_lease(self, attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> None:
@@ -450,13 +448,18 @@ class Attempts:
         return int(entry.read(stored).get("attempt_epoch") or 0)
 
     async def _begin_once(
-        self, lease: Fields, attempt: AttemptInput, run_id: str, update: Update, read: Fields | None
+        self,
+        lease: Fields,
+        entry: AttemptEntry,
+        attempt: AttemptInput,
+        run_id: str,
+        update: Update,
+        read: Fields | None,
     ) -> None:
         """Take the epoch unless an earlier try has. The lease distinguishes a repeated write of this try."""
-        entry = self._entry_of(attempt)
         if not await self._update(entry.new_or_leased_filter(lease), update, read):
             await self._check_tries(attempt, run_id)
-            await self._begin(attempt, run_id, update, read)
+            await self._begin(entry, attempt, run_id, update, read)
 
     async def _check_tries(self, attempt: AttemptInput, run_id: str) -> None:
         """Raise TriedBefore if this run has already taken the epoch."""
@@ -466,8 +469,10 @@ class Attempts:
             finished = entry.read(stored)["status"] == NodeStatus.FINISHED
             raise TriedBefore(attempt.node_id, finished=finished)
 
-    async def _begin(self, attempt: AttemptInput, run_id: str, update: Update, read: Fields | None) -> None:
-        if not await self._update(self._entry_of(attempt).begin_at_once_filter(run_id), update, read):
+    async def _begin(
+        self, entry: AttemptEntry, attempt: AttemptInput, run_id: str, update: Update, read: Fields | None
+    ) -> None:
+        if not await self._update(entry.begin_at_once_filter(run_id), update, read):
             await self._clear_flags(attempt, run_id)
             await self._begin_again(attempt, run_id, update, read)
 
@@ -509,8 +514,8 @@ class Attempts:
             raise VersionPinned(attempt.role, attempt.version, pinned)
         raise EpochTaken(found["attempt_epoch"])
 
-    async def _finish(self, attempt: AttemptInput, run_id: str, update: Update) -> None:
-        if not await self._update(self._entry_of(attempt).running_filter(run_id), update):
+    async def _finish(self, entry: AttemptEntry, attempt: AttemptInput, run_id: str, update: Update) -> None:
+        if not await self._update(entry.running_filter(run_id), update):
             await self.check_fence(attempt, run_id)
 
     async def _extend(self, fence: Fields, update: Update) -> None:
@@ -596,7 +601,7 @@ def _merge(writes: Iterable[_Write]) -> tuple[Fields, Update]:
     fence: Fields = {}
     update: Update = {}
     for write in writes:
-        fence |= write.fence
+        fence |= write.fence()
         for operator, fields in write.update.items():
             update.setdefault(operator, {}).update(fields)
     return fence, update

@@ -99,7 +99,7 @@ def containers(harness: Harness, start_servers: Start, tmp_path: Path) -> Contai
     return Containers(harness, start_servers("kafka")[KAFKA], tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(40)
 async def test_every_service_becomes_healthy_and_then_the_demo_runs(
     containers: Containers, program: Program
 ) -> None:

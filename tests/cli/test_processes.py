@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 
+@pytest.mark.slow(25)
 async def test_several_engines_and_workers_of_one_command_run_a_task_and_stop_together(
     harness: Harness, tmp_path: Path
 ) -> None:

@@ -237,6 +237,7 @@ def applied(model: Model, operation: Operation) -> int | None:
         return None
 
 
+@pytest.mark.slow
 @settings(
     max_examples=examples(60),
     suppress_health_check=[HealthCheck.too_slow],

@@ -53,6 +53,7 @@ def environment(stack: Stack, tmp_path: Path) -> Iterator[dict[str, str]]:
         mongo.drop_database(own["MONGO_DATABASE"])
 
 
+@pytest.mark.slow(25)
 @pytest.mark.server
 def test_dora_is_served_while_flood_waits(environment: dict[str, str], tmp_path: Path) -> None:
     [_, limits, flood, dora, status] = [block for block in EXAMPLE if block.language in SHELL]

@@ -123,7 +123,7 @@ def test_batch_of_a_killed_worker_is_taken_over_without_loss_or_repetition(db: A
 
 
 @pytest.mark.server
-@pytest.mark.slow
+@pytest.mark.slow(40)
 @pytest.mark.timeout(2 * TIMEOUT_SEC + 60)
 def test_run_with_an_external_worker_retries_failures_prints_the_result_and_writes_the_report(
     db: Any, source: Path, tmp_path: Path, kafka: Broker, monkeypatch: pytest.MonkeyPatch

@@ -186,6 +186,7 @@ def play(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return Play(servers, tmp_path, monkeypatch)
 
 
+@pytest.mark.slow(40)
 @server
 async def test_each_round_ends_as_documented_while_processes_are_killed_and_mongodb_is_frozen(
     play: Play,

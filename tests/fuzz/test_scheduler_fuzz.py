@@ -50,6 +50,7 @@ PLACES = (
 """Where the rules are that the tests make wrong."""
 
 
+@pytest.mark.slow
 def test_scheduler_matches_the_model_on_the_same_graphs_each_time() -> None:
     figures = campaign(SEED, graphs=examples(600))
     assert set(figures.statuses) == {"finished", "failed", "cancelled"}

@@ -40,11 +40,13 @@ def quiet() -> Iterator[None]:
     logger.setLevel(logging.NOTSET)
 
 
+@pytest.mark.slow
 def test_slots_match_the_model_in_the_same_plays_each_time() -> None:
     figures = slot_campaign(engine_play, SEED, plays=examples(40))
     assert figures.events["slot after a wait"] and figures.events["leaked slot"]
 
 
+@pytest.mark.slow
 def test_tasks_share_their_limits_in_the_same_plays_each_time() -> None:
     figures = slot_campaign(workflow_play, SEED, plays=examples(20))
     assert {"attempt", "cancelled node", "stopped task", "continued task"} <= figures.events.keys()

@@ -167,15 +167,10 @@ class Harness:
 
     async def command(self, *arguments: str) -> str:
         """Return what a `flowkit` command prints, with its errors, on lines of up to 200 characters."""
-        running = await asyncio.create_subprocess_exec(
-            FLOWKIT,
-            *arguments,
-            env=self.environment | {"COLUMNS": "200"},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        printed, _ = await running.communicate()
-        return printed.decode()
+        env = self.environment | {"COLUMNS": "200"}
+        run = fork_server().run
+        _, printed, errors = await asyncio.to_thread(run, arguments, ROOT, env, EVENT_TIMEOUT_SEC)
+        return printed + errors
 
     async def create(self, *nodes: dict[str, Any], **graph: Any) -> str:
         """Start a task of these nodes."""

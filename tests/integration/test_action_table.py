@@ -258,7 +258,7 @@ class HeldResets:
         monkeypatch.setattr(TaskStore, "reset_nodes", wait)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(35)
 async def test_each_action_does_in_each_state_what_the_table_says(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -247,6 +247,7 @@ async def test_parent_and_child_of_one_role_with_one_slot_finish(harness: Harnes
     await finished(harness, task_id)
 
 
+@pytest.mark.slow
 async def test_middle_stage_is_held_and_holds_its_own_parent(harness: Harness) -> None:
     sink = Sink()
     await harness.engine()

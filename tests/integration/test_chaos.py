@@ -78,6 +78,7 @@ async def cluster(
         copy_logs(tmp_path)
 
 
+@pytest.mark.slow(60)
 @pytest.mark.timeout(START_SEC + SECONDS * 2 + DRAIN_SEC + 180)
 async def test_random_tasks_end_as_predicted_and_count_once_under_random_faults(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]

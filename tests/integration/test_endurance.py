@@ -103,6 +103,7 @@ def streaming(source: str, **more: Any) -> dict[str, Any]:
     return {"input_inline": pulling(source), "start_when": "first_batch", **more}
 
 
+@pytest.mark.slow(30)
 @pytest.mark.timeout(TIMEOUT_SEC + 60)
 @pytest.mark.parametrize("max_ahead", [None, 50] if LARGE else [50])
 async def test_streaming_stages_process_every_batch_once_under_kills_and_failures(

@@ -66,6 +66,7 @@ def flaky_engine(harness: Harness, seed: str) -> Iterator[None]:
         process.wait(20)
 
 
+@pytest.mark.slow(25)
 @pytest.mark.timeout(TIMEOUT_SEC + 40)
 async def test_increments_take_effect_once_each(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:
     seed = os.environ.get("FLOWKIT_SEED") or str(time.time_ns())

@@ -49,6 +49,7 @@ async def played(harness: Harness, other: Harness, seed: int, seconds: float, fo
     return play.counts
 
 
+@pytest.mark.slow(40)
 async def test_random_histories_of_flows_are_those_of_the_documents(
     harness: Harness, other_harness: Harness, tmp_path: Path
 ) -> None:

@@ -258,6 +258,7 @@ async def test_a_running_node_is_restarted_with_another_input(harness: Harness) 
     await replay(await histories(harness, task_id))
 
 
+@pytest.mark.slow
 async def test_holds_and_generations_survive_a_new_run(short_runs: Harness) -> None:
     engine = await short_runs.engine()
     await short_runs.worker({"fragile": Fragile(), "quick": Quick(), "relay": Relay()})

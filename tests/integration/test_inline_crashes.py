@@ -41,7 +41,7 @@ async def test_attempt_of_a_killed_engine_counts_nothing_twice(harness: Harness,
     await assert_every_batch_counts_once(harness, task_id, "a", batches)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(50)
 async def test_engines_killed_at_any_point_count_nothing_twice(harness: Harness) -> None:
     chance = random.Random(harness.queue)
     task_id = await harness.create(*chain(LENGTH, inline={"pause": 0.1, "batches": 2}, **ONCE))

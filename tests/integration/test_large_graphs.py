@@ -233,6 +233,7 @@ async def until_only_runs(harness: Harness, task_id: str, activity_id: str) -> N
     await eventually(look, timeout_sec=TIMEOUT_SEC)
 
 
+@pytest.mark.slow
 async def test_starts_are_held_back_until_a_long_node_allows_a_new_run(
     short_runs: Harness, printed_figures: list[str]
 ) -> None:

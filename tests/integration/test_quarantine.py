@@ -64,6 +64,7 @@ def picky(limit: Any = 10, **more: Any) -> dict[str, Any]:
     return node("p", "picky", "a", inline=pull, on_batch_failure=failing, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [1, 3])
 async def test_failed_batches_are_set_aside_and_the_node_finishes(harness: Harness, parallel: int) -> None:
     engine, handler = await harness.engine(), Picky()
@@ -191,6 +192,7 @@ def tried(handler: Picky) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [1, 3])
 async def test_an_operator_tries_batches_again_and_skips_others(harness: Harness, parallel: int) -> None:
     engine, handler = await harness.engine(), Picky()

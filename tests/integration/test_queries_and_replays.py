@@ -41,12 +41,12 @@ moments = Moments()
 @activity.defn
 async def first() -> None:
     moments.first_runs.set()
-    await asyncio.to_thread(moments.first_may_end.wait)
+    await asyncio.to_thread(moments.first_may_end.wait, 60)
 
 
 @activity.defn
 async def second() -> None:
-    await asyncio.to_thread(moments.second_may_end.wait)
+    await asyncio.to_thread(moments.second_may_end.wait, 60)
 
 
 @workflow.defn(name="Task")

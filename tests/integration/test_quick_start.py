@@ -34,6 +34,7 @@ await worker.start()
 """
 
 
+@pytest.mark.slow
 async def test_quick_start_runs(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     own_queue = make_dataclass("OwnQueue", [("queue", str, harness.queue)], bases=(WorkerConfig,))
     monkeypatch.setattr("flowkit.worker.runner.WorkerConfig", own_queue)

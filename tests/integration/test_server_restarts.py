@@ -95,6 +95,7 @@ async def test_task_without_retries_survives_an_outage_of_temporal_longer_than_i
     assert (await harness.node(task_id, "a"))["attempt_epoch"] in (1, 2)
 
 
+@pytest.mark.slow
 async def test_task_waits_for_mongodb(
     own: tuple[Harness, TemporalServer, MongoServer],
 ) -> None:
@@ -107,6 +108,7 @@ async def test_task_waits_for_mongodb(
     assert (await harness.node(task_id, "a"))["attempt_epoch"] == 1
 
 
+@pytest.mark.slow
 async def test_time_without_mongodb_does_not_count_towards_timeout_sec(
     own: tuple[Harness, TemporalServer, MongoServer],
 ) -> None:

@@ -52,7 +52,7 @@ async def until_liveness(harness: Harness, task_id: str, value: str | None) -> d
     return await eventually(look)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(25)
 async def test_silent_attempt_defers_the_task_until_its_heartbeats_return(watched: Harness) -> None:
     await watched.engine()
     process = watched.worker_process("Paced")
@@ -79,7 +79,7 @@ async def test_silent_attempt_defers_the_task_until_its_heartbeats_return(watche
     await replay(await histories(watched, task_id))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(25)
 async def test_attempt_that_stays_silent_fails_its_node_and_the_task(watched: Harness) -> None:
     watched.settings["heartbeat_hard_sec"] = 8
     await watched.engine()

@@ -61,7 +61,7 @@ async def test_killed_engine_leaks_no_slot_and_its_tasks_finish(harness: Harness
     await until_all_slots_are_free(harness, LEAK_SEC)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(50)
 async def test_engines_killed_one_after_another_never_exceed_the_limit(harness: Harness) -> None:
     harness.settings["max_global_running"] = 3
     engines = [harness.engine_process(), harness.engine_process()]

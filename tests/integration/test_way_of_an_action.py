@@ -62,6 +62,7 @@ def divide(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Activations, "run", ran)
 
 
+@pytest.mark.slow(40)
 @pytest.mark.server
 async def test_contributing_lists_the_files_on_the_way_of_an_action(
     stack: Stack, monkeypatch: pytest.MonkeyPatch

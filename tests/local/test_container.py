@@ -47,6 +47,7 @@ def process_tree(server: ServerProcess) -> set[int]:
     return {server._guard.pid, *descendants(server._guard.pid)}
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_servers_run_in_containers_and_keep_their_data(tmp_path: Path, docker: Path) -> None:
     folder = tmp_path / "data"
@@ -73,6 +74,7 @@ def test_servers_run_in_containers_and_keep_their_data(tmp_path: Path, docker: P
     assert {call[2] for call in calls(docker, "rm")} == names
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_kafka_runs_in_a_container_and_keeps_its_data(tmp_path: Path, docker: Path) -> None:
     """With what it keeps, `tests/local/test_kafka.py` starts a broker again."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["harness"]
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_an_engine_and_workers_start_together_and_run_a_task(harness: Harness, tmp_path: Path) -> None:
     one, *two = processes = [

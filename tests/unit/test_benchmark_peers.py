@@ -179,6 +179,7 @@ def test_postgresql_of_the_variable_is_used(tmp_path: Path) -> None:
     assert run(program, PATH=str(tmp_path), POSTGRES_URL=url) == f"None {url}\n"
 
 
+@pytest.mark.slow
 def test_temporary_postgresql_accepts_connections_until_the_end_of_the_block() -> None:
     if run("print(postgres.missing())", POSTGRES_URL="") != "None\n":
         pytest.skip("this machine has no PostgreSQL")

@@ -270,6 +270,7 @@ async def ran(number: int) -> tuple[TaskPlan, Stored]:
     return plan, await read_stored(db, run.task_id)
 
 
+@pytest.mark.slow
 async def test_workers_and_engines_without_servers_match_the_model() -> None:
     for number in range(TASKS):
         assert Comparison(*await ran(number)).problems() == []

@@ -84,6 +84,7 @@ def test_rejection_names_the_field_the_sizes_and_the_remedy() -> None:
         assert part in text
 
 
+@pytest.mark.slow
 def test_graph_of_more_than_a_megabyte_is_accepted() -> None:
     assert len(validate_input("t", {"graph": chain(limits.MAX_NODES)}).nodes) == limits.MAX_NODES
 

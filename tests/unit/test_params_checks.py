@@ -114,6 +114,7 @@ async def test_processes_are_few_and_find_what_a_check_in_place_finds() -> None:
 BAD = "params.p: '{}' does not match '^(a+)+$'"
 
 
+@pytest.mark.slow
 async def test_cheap_checks_do_not_wait_for_endless_ones() -> None:
     checks = ParamsChecks(slack=QUICK)
     endless = [asyncio.create_task(checks.check(graph_with(BOMB), ENDLESS)) for _ in range(4)]

@@ -269,6 +269,7 @@ def _processor_time(nodes: int) -> float:
     return time.process_time() - began
 
 
+@pytest.mark.slow
 def test_time_grows_with_the_nodes_and_not_faster() -> None:
     few = many = float("inf")
     for _ in range(3):

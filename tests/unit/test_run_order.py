@@ -14,21 +14,23 @@ class Collected:
 
     nodeid: str
     mark: str = ""
+    sec: float | None = None
 
-    def get_closest_marker(self, name: str) -> object | None:
-        """Return whether the test has the mark."""
-        return name == self.mark or None
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        """Return the mark, if the test has it."""
+        args = () if self.sec is None else (self.sec,)
+        return pytest.Mark(name, args, {}, _ispytest=True) if name == self.mark else None
 
 
-def file(name: str, count: int, mark: str = "") -> list[Collected]:
+def file(name: str, count: int, mark: str = "", sec: float | None = None) -> list[Collected]:
     """Return the tests of a file."""
-    return [Collected(f"{name}.py::test_{number}", mark) for number in range(count)]
+    return [Collected(f"{name}.py::test_{number}", mark, sec) for number in range(count)]
 
 
 TESTS = [
     *file("cli", 30),
     *file("contract", 20, "server"),
-    *file("fuzz", 2, "timeout"),
+    *file("fuzz", 2, "slow", 60),
     *file("outage", 3, "slow"),
     *file("pages", 5, "server"),
     *file("adoption", 4, "slow"),
@@ -52,8 +54,8 @@ def test_every_test_is_kept_once(processes: int) -> None:
 
 
 def test_each_process_begins_with_its_share_of_the_long_tests() -> None:
-    marks = [[each.mark for each in part] for part in parts(arranged(TESTS, 3), 3)]
-    assert [each[0] for each in marks] == ["timeout", "slow", "slow"]
+    found = parts(arranged(TESTS, 3), 3)
+    assert [(part[0].mark, part[0].sec) for part in found] == [("slow", 60), ("slow", None), ("slow", None)]
 
 
 def test_some_processes_wait_for_servers_while_others_compute() -> None:

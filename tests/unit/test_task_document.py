@@ -101,6 +101,7 @@ async def close(document: TaskDocument) -> None:
     await document.close(task_result(INFO.workflow_id, TaskStatus.CANCELLED, []), "r" * 1_000, local=False)
 
 
+@pytest.mark.slow
 async def test_every_payload_of_the_largest_cancelled_task_fits(sent: Sent) -> None:
     document, _ = ended(
         MAX_NODES, finished=1, status=NodeStatus.CANCELLED, skip_reason=SkipReason.TASK_CANCELLED

@@ -307,6 +307,7 @@ async def test_error_of_a_function_is_one_failed_attempt(plain: bool) -> None:
         assert (status, attempts, bool(re.match(expected, text))) == ("failed", 1, True), text
 
 
+@pytest.mark.slow
 async def test_error_of_a_batch_in_a_process_is_one_failed_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     pool = ProcessPool({"raising": RaisingPlainly()}, processes=1)
@@ -358,6 +359,7 @@ asyncio.run(run_graph({"nodes": [{"node_id": "a", "type": "busy"}]}, Busy()))
 """
 
 
+@pytest.mark.slow
 def test_signal_handler_of_the_process_still_ends_it_in_the_middle_of_a_hook() -> None:
     ended = subprocess.run([sys.executable, "-c", STOPPED], timeout=60, check=False)
     assert ended.returncode == 9
@@ -394,6 +396,7 @@ print(run.status)
 """
 
 
+@pytest.mark.slow
 def test_process_that_user_code_forks_ends_where_it_leaves_user_code() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", FORKED], timeout=60, check=False, capture_output=True, text=True

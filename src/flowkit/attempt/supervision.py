@@ -14,7 +14,7 @@ import logging
 import time
 import zlib
 from collections import Counter
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
@@ -167,8 +167,9 @@ class Attempt:
         """Run the executor and return its result. Raise ApplicationError or CancelledError, as the workflow expects."""
         if self._info.attempt > 1:
             raise failed_attempt(await self._describe_loss())
-        with measured_by(self._clock):
-            work = asyncio.create_task(self._worker.portal.run_to_end(self._run_checked()))
+        is_limited = self._attempt.timeout_sec is not None
+        with measured_by(self._clock) if is_limited else nullcontext():
+            work = self._worker.portal.start(self._run_checked())
         supervision = self._start_supervision()
         try:
             with self._worker.heartbeats.attempt():
@@ -238,7 +239,7 @@ class Attempt:
     def _begin_supervision(self) -> None:
         self._supervision = asyncio.create_task(self._supervise())
 
-    async def _wait_until_done(self, work: asyncio.Task[AttemptResult]) -> AttemptResult:
+    async def _wait_until_done(self, work: asyncio.Future[AttemptResult]) -> AttemptResult:
         limit = self._attempt.timeout_sec
         ends: list[asyncio.Future[Any]] = [work, self._forced_end]
         while not work.done():
@@ -260,7 +261,7 @@ class Attempt:
         limit = self._attempt.timeout_sec
         return timed_out(limit) if limit is not None and self._clock.spent() >= limit else None
 
-    async def _get_outcome(self, work: asyncio.Task[AttemptResult]) -> AttemptResult:
+    async def _get_outcome(self, work: asyncio.Future[AttemptResult]) -> AttemptResult:
         if not work.cancelled():
             try:
                 return work.result()
@@ -301,7 +302,7 @@ class Attempt:
             raise self._make_interruption_error() from None
         raise AttemptFailed(failure)
 
-    async def _handle_interruption(self, work: asyncio.Task[AttemptResult]) -> None:
+    async def _handle_interruption(self, work: asyncio.Future[AttemptResult]) -> None:
         """Stop the executor after Temporal cancelled the activity, and raise the error that fits the reason."""
         details = activity.cancellation_details()
         if details is not None and details.cancel_requested:
@@ -320,7 +321,7 @@ class Attempt:
             return ApplicationError("the attempt was paused or reset", type=reason_codes.WORKER_SHUTDOWN)
         return asyncio.CancelledError()
 
-    async def _stop_gently(self, work: asyncio.Task[AttemptResult]) -> None:
+    async def _stop_gently(self, work: asyncio.Future[AttemptResult]) -> None:
         self._request_stop(await self._cancel_reason())
         await asyncio.wait([work], timeout=self._attempt.cancel_grace_sec)
         await self._abort(work)
@@ -337,7 +338,7 @@ class Attempt:
     def _request_stop(self, reason: str) -> None:
         self._worker.portal.call(self._executor.cancel, reason, self._attempt.cancel_grace_sec)
 
-    async def _abort(self, work: asyncio.Task[AttemptResult]) -> None:
+    async def _abort(self, work: asyncio.Future[AttemptResult]) -> None:
         if work.done():
             return
         work.cancel()

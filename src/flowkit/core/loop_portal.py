@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -15,7 +15,7 @@ IGNORED_SEC = 5.0
 """How long a task may take to end after a cancel, before it is cancelled again or left alone."""
 
 
-def cancel_until_done(task: asyncio.Task[Any]) -> None:
+def cancel_until_done(task: asyncio.Future[Any]) -> None:
     """Cancel a task, and again every IGNORED_SEC until it ends: user code may have ignored a cancel.
 
     A task that no longer runs user code would otherwise go on, for example wait for a database whose client is closed.
@@ -40,71 +40,64 @@ class LoopPortal:
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    async def run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` like `run`, but after a cancel wait until it has ended.
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """Start `work` on the portal's loop, and return its outcome on the current one.
 
-        A second cancel ends the wait. `work` that has ignored the first one is then cancelled until it ends.
+        After a cancel, the outcome is how `work` ends. A second cancel ends the future at once. `work` that has ignored
+        the first one is then cancelled until it ends.
         """
         if asyncio.get_running_loop() is self._loop:
-            return await work
-        remote = _RemoteTask(self._loop, work)
-        try:
-            return await asyncio.shield(remote.ended)
-        except asyncio.CancelledError:
-            if remote.ended.done():
-                raise
-            remote.cancel()
-            try:
-                return await asyncio.shield(remote.ended)
-            except asyncio.CancelledError:
-                remote.abandon()
-                raise
+            return asyncio.create_task(work)
+        return _RemoteTask(self._loop, work)
 
     def call(self, function: Any, *args: Any) -> None:
         """Schedule a call of `function` on the portal's loop. This method is safe to call from any thread."""
         self._loop.call_soon_threadsafe(function, *args)
 
 
-class _RemoteTask(Generic[T]):
-    """A coroutine that runs as a task on the loop of another thread."""
+class _RemoteTask(asyncio.Future[T]):
+    """The outcome of a coroutine that runs as a task on the loop of another thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
-        self._loop = loop
-        self._caller = asyncio.get_running_loop()
+    def __init__(self, remote: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self._remote = remote
         self._task: asyncio.Task[T] | None = None
-        self.ended: asyncio.Future[T] = self._caller.create_future()
-        """The outcome, on the loop of the caller."""
-        loop.call_soon_threadsafe(self._begin, work)
+        """The task, once it has begun. Only the remote loop uses it."""
+        self._is_cancelling = False
+        remote.call_soon_threadsafe(self._begin, work)
 
-    def cancel(self) -> None:
-        """Cancel the task."""
-        self._loop.call_soon_threadsafe(self._cancel)
-
-    def abandon(self) -> None:
-        """Cancel the task until it ends. Nothing waits for it any longer."""
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._abandon)
-
-    def _abandon(self) -> None:
-        if self._task is not None:
-            cancel_until_done(self._task)
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the task, which may still end otherwise. When called again, wait no longer for its end."""
+        if self.done():
+            return False
+        first, self._is_cancelling = not self._is_cancelling, True
+        with suppress(RuntimeError):  # The remote loop is closed.
+            self._remote.call_soon_threadsafe(self._cancel_task if first else self._abandon_task)
+        return first or super().cancel(msg)
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> None:
-        self._task = self._loop.create_task(work)
+        self._task = self._remote.create_task(work)
         self._task.add_done_callback(self._end)
 
-    def _cancel(self) -> None:
+    def _cancel_task(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
+    def _abandon_task(self) -> None:
+        if self._task is not None:
+            cancel_until_done(self._task)
+
     def _end(self, task: asyncio.Task[T]) -> None:
-        with suppress(RuntimeError):  # the caller's loop is closed
-            self._caller.call_soon_threadsafe(self._settle, task)
+        with suppress(RuntimeError):  # The loop of the caller is closed.
+            self.get_loop().call_soon_threadsafe(self._settle, task)
 
     def _settle(self, task: asyncio.Task[T]) -> None:
-        if task.cancelled():
-            self.ended.cancel()
+        """Take over the outcome of the task, unless nobody waits for it any more."""
+        if self.done():
+            cancel_until_done(task)  # Marks its error as read.
+        elif task.cancelled():
+            super().cancel()
         elif (error := task.exception()) is not None:
-            self.ended.set_exception(error)
+            self.set_exception(error)
         else:
-            self.ended.set_result(task.result())
+            self.set_result(task.result())

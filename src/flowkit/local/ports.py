@@ -7,6 +7,7 @@ import random
 import socket
 from collections import deque
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,8 @@ def free_port() -> int:
 
     The server on the port may start much later, and start again. A process reserves the last 200 ports that it chose.
     """
-    ports = random.SystemRandom().sample(CANDIDATES, len(CANDIDATES))
+    first = random.SystemRandom().randrange(len(CANDIDATES))
+    ports = chain(CANDIDATES[first:], CANDIDATES[:first])
     return next(port for port in ports if is_free(port) and _reserve(port))
 
 

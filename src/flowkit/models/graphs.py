@@ -254,7 +254,8 @@ class Node:
 
 
 def _is_pulling(io: NodeIO) -> bool:
-    return str((io.input_inline or {}).get("input_adapter", "")).startswith("pull.")
+    given = io.input_inline
+    return given is not None and str(given.get("input_adapter", "")).startswith("pull.")
 
 
 def pulled_sources(io: NodeIO) -> tuple[str, ...]:

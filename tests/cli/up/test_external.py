@@ -57,6 +57,7 @@ def test_install_includes_kafka_only_for_external_roles(program: Program, tmp_pa
     assert printed.out.splitlines()[1:] == [f"kafka: {tmp_path / 'bin' / 'kafka-server-start'} (path)"]
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_it_starts_a_broker_and_external_workers_run_nodes_of_the_engine(
     tmp_path: Path, up: Callable[..., UpProcess]

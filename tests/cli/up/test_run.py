@@ -54,6 +54,7 @@ def process_tree(up: UpProcess, count: int) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_it_runs_tasks_and_keeps_their_data(tmp_path: Path, up: Callable[..., UpProcess]) -> None:
     file, base, data = write_graph(tmp_path), free_port_base(), str(tmp_path / "data")
@@ -223,6 +224,7 @@ async def test_a_crashed_engine_is_restarted_and_a_crashed_server_ends_everythin
 CHANGED = HANDLERS.replace('role = "shop"', 'role = "market"')
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_changed_code_is_reloaded_unless_it_cannot_be_imported(
     harness: Harness, tmp_path: Path, up: Callable[..., UpProcess]

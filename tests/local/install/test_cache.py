@@ -39,6 +39,7 @@ def installer(
     return lambda who: python("-c", INSTALLER, who, str(tmp_path / "journal"), str(tmp_path / "gate"))
 
 
+@pytest.mark.slow
 def test_concurrent_callers_install_once(
     tmp_path: Path, installer: Callable[[str], subprocess.Popen[str]]
 ) -> None:
@@ -55,6 +56,7 @@ def test_concurrent_callers_install_once(
     assert (tmp_path / "journal").read_text() == "a"
 
 
+@pytest.mark.slow
 def test_a_killed_installation_starts_again(
     tmp_path: Path, installer: Callable[[str], subprocess.Popen[str]]
 ) -> None:
