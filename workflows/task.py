@@ -139,7 +139,7 @@ class Task:
     async def _run_task(self, task: RawValue) -> TaskResult | TaskState:
         """Run the task until it ends, or until it must continue as a new run with the returned state."""
         await self._open(task)
-        while not (self._scheduler.done and self._actions.is_idle and not self._updates_waiting):
+        while cancel_requested() or not self._is_done:
             if cancel_requested() or self._scheduler.must_stop or self._deadlines.task_failure:
                 return await self._stop()
             if self._should_continue_as_new():
@@ -159,6 +159,14 @@ class Task:
         if self._scheduler.left_incomplete:
             return await self._fail(incomplete_text(self._scheduler))
         return await self._close(TaskStatus.FINISHED)
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether all nodes have ended, and no action can start one again.
+
+        A cancel whose request arrives together with the end of the last node still takes precedence.
+        """
+        return self._scheduler.done and self._actions.is_idle and not self._updates_waiting
 
     async def _open(self, task: RawValue) -> None:
         """Parse the input, and open the task or restore the state of the previous run."""

@@ -36,7 +36,7 @@ from flowkit.adapters.tasks.cancel_flags import (
     flag_of,
     unset_of_flags,
 )
-from flowkit.adapters.tasks.fields import PAUSED, PINNED, WAITS_FOR, pin_path, read_pins
+from flowkit.adapters.tasks.fields import FAILURES, PAUSED, PINNED, WAITS_FOR, pin_path, read_pins
 from flowkit.adapters.tasks.room import make_room
 from flowkit.core.utils import Fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
@@ -156,6 +156,8 @@ class AttemptEntry:
     """Fields of the entry that never change. An entry with other values belongs to something else."""
     epoch: int
     """Epoch of the attempt."""
+    failures: int = 0
+    """Number of failed attempts before it, in its generation."""
     pin: Fields = field(default_factory=dict)
     """Path and version that the attempt fixes for its role, if the task pins versions."""
 
@@ -234,6 +236,7 @@ class AttemptEntry:
         }
         if self.epoch > 1:
             fields[self.path_of("next_retry_at_ms")] = None
+            fields[self.path_of(FAILURES)] = self.failures
         return fields
 
     def begin_unset(self) -> Fields:
@@ -277,6 +280,7 @@ def entry_of_node(attempt: AttemptInput) -> AttemptEntry:
         path=f"graph.nodes.{attempt.index}",
         owner={"node_id": attempt.node_id},
         epoch=attempt.epoch,
+        failures=attempt.failures,
         pin={pin_path(attempt.role): attempt.version} if attempt.pin and attempt.version else {},
     )
 

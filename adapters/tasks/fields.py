@@ -40,6 +40,10 @@ NODE_STATES: Fields = {
 WAITS_FOR = "waits_for"
 """Field of a node with a text about what its attempt waits for; only while no external worker has accepted it."""
 
+FAILURES = "failures"
+"""The field of a node's entry with how many attempts of its generation had failed before the latest one began. Absent
+before an attempt has followed another one."""
+
 PAUSED = "paused"
 """Field of a node that is paused and runs no attempt, if it follows a node with `max_ahead`."""
 

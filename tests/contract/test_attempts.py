@@ -29,7 +29,7 @@ from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.attempt.storage import AttemptStorage
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
-from flowkit.models import NodeStatus, SkipReason, TaskStatus
+from flowkit.models import NodeReset, NodeStatus, ResetNodes, SkipReason, TaskStatus
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
@@ -53,6 +53,18 @@ async def test_first_write_records_the_worker_of_the_node(db: Any, tasks: TaskSt
     assert node["lease"] == lease
     assert seconds(node["started_at"]) == seconds((await stored(db))["updated_at"]) == AT + 5
     assert (await stored_node(db, 0))["status"] == "queued"
+
+
+async def test_an_attempt_shows_how_many_have_failed_before_it_until_the_node_starts_again(
+    db: Any, tasks: TaskStore, artifacts: ArtifactStore
+) -> None:
+    for epoch, failures in ((1, 0), (2, 1), (3, 1)):
+        await begun(tasks, replace(attempt(epoch=epoch), failures=failures))
+        assert (await stored_node(db)).get("failures", 0) == failures
+    again = NodeReset(index=0, node_id="a", epoch=4, generation=1)
+    reset = ResetNodes(task_id=TASK, run_id=RUN, run_seq=1, revision=1, at=AT, nodes=[again])
+    await tasks.reset_nodes(reset, artifacts)
+    assert "failures" not in await stored_node(db)
 
 
 async def test_begin_reads_the_params_of_each_task_alone_and_in_groups(tasks: TaskStore) -> None:

@@ -23,6 +23,7 @@ from flowkit.testing import memory_database
 CONTEXT, CALLER, FLOW = 3, 11, 40
 RUN = "flow:1f2e3d4c:3:40/1"
 ENDED = datetime.now(UTC)
+READY, FAILED = NodeStatus.READY, NodeStatus.FAILED
 OPERATOR = Call(caller=Caller(actor=None, rights=frozenset({Right.OPERATOR})))
 OWN = models.InContext(context_id=CONTEXT, id=FLOW)
 
@@ -53,14 +54,21 @@ class World:
         """Start a task that no engine opens."""
         return True
 
-    async def rerun(self, task_id: str, nodes: Any, *, limits: Any, **given: Any) -> dict[str, Any]:
+    async def rerun(
+        self, task_id: str, nodes: Any, *, limits: Any, dry_run: bool, **given: Any
+    ) -> dict[str, Any]:
         """Note the limits, and start both nodes again."""
+        if not dry_run:
+            await self.start_again(limits)
+        return {"run_seq": 2, "affected": [{"node_id": "1"}, {"node_id": "2"}]}
+
+    async def start_again(self, limits: Any) -> None:
+        """Note the limits."""
         self.limits = limits
         flow = await self.store.load(FLOWS, key(CONTEXT, FLOW))
         assert flow is not None
         if self.meanwhile:
             await self.store.change_flow(flow, self.meanwhile, 0.0)
-        return {"run_seq": 2, "affected": [{"node_id": "1"}, {"node_id": "2"}]}
 
     async def create(self) -> None:
         """Create the flow."""
@@ -168,6 +176,29 @@ async def test_a_new_run_never_shows_the_ends_of_the_run_before(world: World) ->
     assert await world.listed() == (f"{RUN}.2", FlowStatus.ERROR)
 
 
+async def test_a_job_has_failed_for_good_only_when_no_retry_follows(world: World) -> None:
+    await world.put_dispatch(0, outcome="failed")
+    late = {"last_error": "late", "next_retry_at_ms": 5_000}
+    moments: list[tuple[dict[str, Any], tuple[object, ...]]] = [
+        ({"first": "running", "attempt_epoch": 1}, (FAILED, None, None, None)),
+        ({"first": "deferred", "attempt_epoch": 1, **late}, (FAILED, None, "late", 5)),
+        (
+            {"first": "running", "attempt_epoch": 2, "failures": 1, "last_error": "late"},
+            (READY, None, None, None),
+        ),
+        (
+            {"first": "failed", "attempt_epoch": 2, "failures": 1, "last_error": "late"},
+            (FAILED, 1, "late", None),
+        ),
+    ]
+    for node, wanted in moments:
+        await world.put_task("running", second="queued", **node)
+        found = await world.gateway.flow_status(OPERATOR, OWN)
+        shown = found.nodes["1"]
+        assert (shown.node_status, found.failed_job, shown.error, shown.retry_at) == wanted
+        assert (await world.gateway.flow_dag(OPERATOR, OWN)).failed_job == found.failed_job
+
+
 async def test_a_retry_changes_no_later_run_that_has_begun_meanwhile(world: World) -> None:
     world.meanwhile = {"task_id": "flow:1f2e3d4c:3:40/2", "run": 2, "run_seq": 1}
     assert (await world.retry()).run_id == f"{RUN}.2"
@@ -207,9 +238,12 @@ async def test_no_other_call_starts_or_replaces_a_flow_while_a_retry_starts_its_
 ) -> None:
     monkeypatch.setattr(service, "_BUSY_SEC", 0.0)
     refused: list[type[RpcError]] = []
-    rerun, flow = world.rerun, models.FlowData(id=FLOW, caller_id=CALLER, context_id=CONTEXT, jobs=[1])
+    start_again, flow = (
+        world.start_again,
+        models.FlowData(id=FLOW, caller_id=CALLER, context_id=CONTEXT, jobs=[1]),
+    )
 
-    async def rerun_beside_others(*given: Any, **more: Any) -> dict[str, Any]:
+    async def start_beside_others(limits: Any) -> None:
         others = [
             world.gateway.flow_start(OPERATOR, OWN),
             world.gateway.flow_create(OPERATOR, models.FlowCreate(context_id=CONTEXT, flow=flow)),
@@ -219,9 +253,9 @@ async def test_no_other_call_starts_or_replaces_a_flow_while_a_retry_starts_its_
             with pytest.raises(RpcError) as caught:
                 await each
             refused.append(caught.type)
-        return await rerun(*given, **more)
+        await start_again(limits)
 
-    monkeypatch.setattr(world, "rerun", rerun_beside_others)
+    monkeypatch.setattr(world, "start_again", start_beside_others)
     assert (await world.retry()).run_id == f"{RUN}.2"
     assert refused == [StorageError, InvalidTransition, StorageError]
 
@@ -230,25 +264,44 @@ async def test_a_retry_that_is_rejected_leaves_the_flow_to_the_next_call(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    async def reject(*given: Any, **more: Any) -> None:
+    async def reject(limits: Any) -> None:
         raise ActionRejected("nothing would start")
 
-    monkeypatch.setattr(world, "rerun", reject)
+    monkeypatch.setattr(world, "start_again", reject)
     with pytest.raises(InvalidTransition):
         await world.retry()
     assert (await world.gateway.flow_start(OPERATOR, OWN)).run_id == "flow:1f2e3d4c:3:40/2"
+
+
+async def interrupted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry the flow, and interrupt the call when the run has started."""
+
+    async def interrupt(limits: Any) -> None:
+        world.workflow = Found(state=WorkflowState.OPEN)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(world, "start_again", interrupt)
+    with pytest.raises(asyncio.CancelledError):
+        await world.retry()
+
+
+async def test_the_run_of_a_retry_that_was_interrupted_never_shows_the_ends_of_the_run_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = await world.statuses()
+    await interrupted(world, monkeypatch)
+    assert await world.statuses() == ended
+    await world.put_task("running", "failed", "skipped", 2)
+    begun = (f"{RUN}.2", FlowStatus.STARTED, [NodeStatus.READY, NodeStatus.PENDING])
+    assert await world.statuses() == begun
+    await world.put_task("failed", "failed", "skipped", 2)  # another rerun has started other nodes
+    assert await world.statuses() == (f"{RUN}.2", *ended[1:])
 
 
 async def test_a_retry_that_was_interrupted_after_it_had_started_the_run_counts_as_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    async def interrupt(*given: Any, **more: Any) -> None:
-        world.workflow = Found(state=WorkflowState.OPEN)
-        raise asyncio.CancelledError
-
-    monkeypatch.setattr(world, "rerun", interrupt)
-    with pytest.raises(asyncio.CancelledError):
-        await world.retry()
+    await interrupted(world, monkeypatch)
     begun = await world.gateway.flow_start(OPERATOR, OWN)
     assert (begun.started, begun.run_id) == (False, RUN)

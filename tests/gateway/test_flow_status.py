@@ -47,6 +47,14 @@ def status_of(node: TaskNode, *dispatches: JobDispatch) -> NodeStatus:
     return node_states([NODE], FlowRun(nodes={1: node}, dispatches={1: dispatches}))[1].status
 
 
+def test_a_finished_node_stays_completed_when_its_lost_attempt_is_repeated() -> None:
+    done = JobDispatch(generation=0, retry=0, state=RUNNING, outcome="completed", epoch=1)
+    child = FlowNode(id=2, depends=[1])
+    for node in (TaskNode(status=T.FINISHED, epoch=1), TaskNode(status=T.RUNNING, epoch=2)):
+        run = FlowRun(nodes={1: node, 2: TaskNode()}, dispatches={1: [done]})
+        assert [each.status for each in node_states([NODE, child], run).values()] == [COMPLETED, READY]
+
+
 @pytest.mark.parametrize(
     ("node", "dispatch", "wanted"),
     [
@@ -70,6 +78,30 @@ def status_of(node: TaskNode, *dispatches: JobDispatch) -> NodeStatus:
 def test_status_of_a_node(node: TaskNodeStatus, dispatch: dict[str, Any] | None, wanted: NodeStatus) -> None:
     dispatches = [JobDispatch(**{"generation": 0, "retry": 0, **dispatch})] if dispatch is not None else []
     assert status_of(TaskNode(status=node), *dispatches) is wanted
+
+
+@pytest.mark.parametrize(
+    ("node", "shown"),
+    [
+        ({"status": T.RUNNING, "epoch": 1}, (FAILED, 1, False)),
+        ({"status": T.DEFERRED, "epoch": 1}, (FAILED, 1, True)),
+        ({"status": T.RUNNING, "epoch": 2}, (FAILED, 2, False)),
+        ({"status": T.RUNNING, "epoch": 2, "failures": 1}, (READY, 2, False)),
+        ({"status": T.DEFERRED, "epoch": 2, "failures": 1}, (READY, 2, True)),
+        ({"status": T.FAILED, "epoch": 2, "failures": 1}, (FAILED, 2, True)),
+    ],
+)
+def test_a_retry_shows_nothing_of_the_failure_before(node: dict[str, Any], shown: tuple[object, ...]) -> None:
+    failed = JobDispatch(generation=0, retry=0, outcome="failed", epoch=1)
+    state = node_states([NODE], FlowRun(nodes={1: TaskNode(**node)}, dispatches={1: [failed]}))[1]
+    assert (state.status, state.attempt, state.is_decided) == shown
+
+
+def test_a_dispatch_that_is_newer_than_the_document_shows_its_own_attempt() -> None:
+    before, after = (JobDispatch(generation=0, retry=n, outcome="failed", epoch=n + 1) for n in (0, 1))
+    waits = TaskNode(status=T.DEFERRED, epoch=1, error="the failure before", retry_at=1.0)
+    state = node_states([NODE], FlowRun(nodes={1: waits}, dispatches={1: [after, before]}))[1]
+    assert (state.status, state.attempt, state.is_decided) == (FAILED, 2, False)
 
 
 def test_a_held_failure_is_failed() -> None:
@@ -184,6 +216,7 @@ class Life:
     def attempt(self, outcome: str, reached: NodeStatus) -> list[tuple[TaskNode, tuple[JobDispatch, ...]]]:
         """Add an attempt, and return what MongoDB says at each moment of it."""
         retry = len([each for each in self.dispatches if each.generation == self.node.generation])
+        self.node = replace(self.node, failures=retry, epoch=self.node.epoch + 1)
         seen = [self._at(T.RUNNING)]
         for state in (READY, DISPATCHED, RUNNING)[: 1 + [READY, DISPATCHED, RUNNING].index(reached)]:
             new = JobDispatch(generation=self.node.generation, retry=retry, state=state)

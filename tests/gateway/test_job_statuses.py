@@ -135,16 +135,21 @@ class Play:
         """Run attempts until the node has ended, and return how."""
         self.failures = 0
         while self.failures <= 2:
-            await self.write("running", status="running", attempt_epoch=self.node["attempt_epoch"] + 1)
+            epoch = self.node["attempt_epoch"] + 1
+            await self.write("running", status="running", attempt_epoch=epoch, failures=self.failures)
             has_result = self.node["generation"] in self.results
             work = asyncio.create_task(self.attempt(self.context(), has_result=has_result))
             drawn = self.chance.random()
             if drawn < 0.45:
                 await self.leave(work)
-                if drawn < 0.05:
+                if drawn < 0.05 and self.seen[-1][2].status is not NodeStatus.COMPLETED:
                     return "cancelled"
             elif await self.watch(work):
-                return "finished"
+                if self.chance.random() < 0.8:
+                    return "finished"
+                await self.write(
+                    "running", status="finished"
+                )  # and its worker is lost before the engine knows
             else:
                 self.failures += 1
                 await self.write("running", status="deferred")
@@ -177,7 +182,8 @@ class Play:
         await self.look()
         self.run_seq = 2
         await self.write("running")
-        await self.write("running", status="queued", generation=self.node["generation"] + 1)
+        again = self.node["generation"] + 1
+        await self.write("running", status="queued", generation=again, failures=0)
         await self.end(await self.generation())
         await asyncio.gather(*self.zombies, return_exceptions=True)
         await self.look()
@@ -233,12 +239,16 @@ class Play:
 def _may_become(before: JobNode, after: JobNode) -> bool:
     """Return whether the arrows lead from one state to another of the same run.
 
-    Only another retry follows a failure.
+    Only another retry follows a failure, and another attempt: what it shows is none of the attempt before.
     """
     way = path(before.status, after.status)
-    if before.retry == after.retry and NodeStatus.FAILED in (before.status, *way[:-1]):
+    is_next = before.retry < after.retry and (
+        before.attempt < after.attempt or after.status is NodeStatus.CANCELLED
+    )
+    if not is_next and NodeStatus.FAILED in (before.status, *way[:-1]):
         way = []
-    return before.retry <= after.retry and (bool(way) or before.status is after.status)
+    is_later = before.retry <= after.retry and before.attempt <= after.attempt
+    return is_later and (bool(way) or before.status is after.status)
 
 
 async def _await(work: Awaitable[Any]) -> Any:

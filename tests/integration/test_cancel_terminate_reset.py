@@ -16,12 +16,14 @@ from temporalio.exceptions import CancelledError
 
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.models import NodeStatus, TaskStatus
+from flowkit.worker import Batch, BatchResult
 from flowkit.workflows import document
 from tests.integration.handlers import Gated, Paced, Stubborn
 from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node
 
 if TYPE_CHECKING:
     from flowkit.models import RecordTask
+    from flowkit.worker import RunContext
     from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
@@ -67,6 +69,41 @@ async def test_cancel_reaches_the_handler_and_no_later_node_starts(harness: Harn
     assert await harness.statuses(task_id) == {"a": "cancelled", "b": "skipped", "c": "skipped"}
     assert {n.get("skip_reason") for n in document["graph"]["nodes"]} == {None, "task_cancelled"}
     assert await harness.rows(task_id, "b") == []
+
+
+class Breaking(Gated):
+    """A Gated that fails if its input says so."""
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Wait, then fail or return one metrics row."""
+        done = await super().process_batch(batch, ctx)
+        failed = BatchResult(success=False, reason_code="broken", error="no data", permanent=True)
+        return failed if batch.payload.get("fails") else done
+
+
+async def test_cancel_takes_precedence_over_the_end_of_the_last_node_that_arrives_with_it(
+    harness: Harness,
+) -> None:
+    engine, handler = await harness.engine(), Breaking()
+    await harness.worker({"gated": handler})
+    tasks = [await harness.create(node("a", "gated", inline={"fails": fails})) for fails in (True, False)]
+    handles = [await harness.handle(task_id) for task_id in tasks]
+    for task_id in tasks:
+        await harness.until_node(task_id, "a", "running")
+    await engine.stop()
+    for handle in handles:
+        await handle.cancel()
+    handler.gate.set()
+
+    async def has_ended() -> bool:
+        found = [(await each.describe()).raw_description.pending_activities for each in handles]
+        return not any(found)
+
+    await eventually(has_ended)
+    await harness.engine()
+    documents = [await cancelled(harness, task_id) for task_id in tasks]
+    assert [each["status"] for each in documents] == ["cancelled", "cancelled"]
+    assert [each["graph"]["nodes"][0]["status"] for each in documents] == ["failed", "finished"]
 
 
 async def test_cancel_without_a_reason_gets_the_documented_one(harness: Harness) -> None:

@@ -185,9 +185,19 @@ async def read_latest(
     dispatches: Sequence[Mapping[str, Any]] = ()
     if jobs:
         dispatches = await store.dispatches(flow["task_id"], jobs)
-    is_own = task["run_seq"] <= (flow.get("run_seq") or 0)
-    renewed = dict(flow.get("renewed") or ()) if is_own else {}
-    return LatestRun(flow, renew(read_run(task, dispatches), renewed), task["run_seq"])
+    run = read_run(task, dispatches)
+    return LatestRun(flow, renew(run, _renewed(flow, run, task["run_seq"])), task["run_seq"])
+
+
+def _renewed(flow: Mapping[str, Any], run: FlowRun, run_seq: int) -> dict[int, int]:
+    """Return the generations that a retry of a flow has started, by id of the job; none if it has not started the run.
+
+    A retry that has not noted its run yet, or was interrupted before, has noted what it is about to start.
+    """
+    noted: Mapping[str, Any] = flow
+    if run_seq > (flow.get("run_seq") or 0):
+        noted = {} if run.status.closed else flow.get("retrying") or {}
+    return dict(noted.get("renewed") or ()) if run_seq <= (noted.get("run_seq") or 0) else {}
 
 
 def reopens(flow: Mapping[str, Any], run_seq: int) -> bool:

@@ -425,6 +425,9 @@ class NodeView(Params):
     retry_at: Time | None = Field(default=None, description="When a failed job is tried again.")
 
 
+_FAILED_JOB: Final = "The first job that has failed and has no retry left."
+
+
 class FlowView(Params):
     """A flow in its latest run."""
 
@@ -432,7 +435,7 @@ class FlowView(Params):
     run_id: str | None
     status: FlowStatus
     cause: str | None = Field(default=None, description="Why the flow ended with an error.")
-    failed_job: Id | None = None
+    failed_job: Id | None = Field(default=None, description=_FAILED_JOB)
     nodes: dict[str, NodeView] = Field(description="By id of the job.")
     created_at: Time
     started_at: Time | None = None
@@ -451,7 +454,7 @@ class FlowDag(Params):
     levels: list[list[Id]] = Field(description="Jobs by the length of the longest path to them.")
     started: list[Id]
     completed: list[Id]
-    failed_job: Id | None
+    failed_job: Id | None = Field(description=_FAILED_JOB)
     nodes: dict[str, NodeView]
 
 

@@ -70,6 +70,7 @@ from flowkit.gateway.status import (
 )
 from flowkit.gateway.store import ACTORS, CONTEXTS, FLOWS, JOBS, MESSAGES, RUNNERS, Listing, key
 from flowkit.gateway.transports import SupervisorError
+from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import TaskStatus
 from flowkit.models.ownership import task_owner
 from flowkit.server.connection import MAX_SUBSCRIPTIONS
@@ -116,6 +117,9 @@ _TRIES: Final = 10
 _STARTING_SEC: Final = 60.0
 """How long a start or a retry that was interrupted counts as a run. The next start of the flow completes
 such a start."""
+
+_NOT_RETRYING: Final[Fields] = {"retrying_at": None, "retrying": None}
+"""The fields of a flow that no retry is about to start again."""
 
 _UNOPENED_SEC: Final = 86_400.0
 """How long a list asks Temporal for a run without a document: no engine has opened it yet, or it was deleted."""
@@ -283,7 +287,7 @@ class Gateway:
             run_id=latest.id,
             job_id=node.id,
             node_status=state.status,
-            attempt=task_node.epoch,
+            attempt=state.attempt,
             result=(stored or {}).get("result"),
             error=error,
             finished_at=_whole(task_node.finished_at),
@@ -357,7 +361,7 @@ class Gateway:
         await self._require_ended(flow, "replaced")
         await self.events.observe(flow)
         cleared = {
-            **dict.fromkeys(("task_id", "run_seq", "renewed", "started_at", "retrying_at")),
+            **dict.fromkeys(("task_id", "run_seq", "renewed", "started_at", "retrying_at", "retrying")),
             "is_starting": False,
         }
         return await self._store.change_flow(flow, {**fields, **cleared}, time.time()) is not None
@@ -489,7 +493,7 @@ class Gateway:
             run_id=latest.id,
             status=flow_status(latest.run),
             cause=flow_cause(latest.run),
-            failed_job=_failed_job(nodes),
+            failed_job=_failed_job(latest),
             nodes=nodes,
             created_at=flow["created_at"],
             started_at=flow.get("started_at") if latest.run else None,
@@ -547,7 +551,7 @@ class Gateway:
         run = flow["run"] + 1
         at, task_id = time.time(), new_task_id(flow, run, await self._tasks.deployment())
         claim = {"run": run, "task_id": task_id, "started_at": int(at), "is_starting": True}
-        claim |= {"run_seq": 1, "renewed": None, "retrying_at": None}
+        claim |= {"run_seq": 1, "renewed": None, "retrying_at": None, "retrying": None}
         return await self._store.change_flow(flow, claim, at)
 
     async def flow_cancel(self, call: Call, params: models.FlowCancel) -> models.Cancelled:
@@ -577,23 +581,24 @@ class Gateway:
     async def _retry(self, call: Call, flow: Fields, jobs: Sequence[int]) -> models.Started | None:
         """Run jobs of an ended run again. Return None if another call has changed the flow meanwhile.
 
-        The flow notes the attempt before, so that no other call starts or replaces it at the same time.
+        The flow notes the attempt before, so that no other call starts or replaces it at the same time, and so that the
+        new run never shows the ends of the run before.
         """
         try:
-            if await self._run_state(flow) is FlowRunState.OPEN:  # wait for its end if it is ending
-                await self._rerun(call, flow, jobs, dry_run=True)
+            planned = await self._rerun(
+                call, flow, jobs, dry_run=True
+            )  # wait for the end of a run that is ending
             await self.events.observe(flow)
             generations = await self._generations(flow)
             at = time.time()
-            claimed = await self._store.change_flow(flow, {"retrying_at": int(at)}, at)
+            claim = {"retrying_at": int(at), "retrying": _renewed(planned, generations)}
+            claimed = await self._store.change_flow(flow, claim, at)
             if claimed is None:
                 return None
             made = await self._rerun_claimed(call, claimed, jobs)
         except ActionRejected as error:
             raise InvalidTransition(str(error), {"id": flow["id"], "run_id": run_id(flow)}) from None
-        again = [int(each["node_id"]) for each in made["affected"]]
-        renewed = [[job, generations.get(job, 0) + 1] for job in again]
-        await self._note_retry(claimed, made["run_seq"], renewed)
+        await self._note_retry(claimed, _renewed(made, generations))
         return _started({**flow, "run_seq": made["run_seq"]}, begun=True)
 
     async def _rerun_claimed(self, call: Call, flow: Fields, jobs: Sequence[int]) -> Fields:
@@ -603,7 +608,7 @@ class Gateway:
         except (StoreUnavailable, TemporalUnavailable, TemporalError):
             raise
         except Exception:
-            await self._store.change_flow(flow, {"retrying_at": None}, time.time())
+            await self._store.change_flow(flow, _NOT_RETRYING, time.time())
             raise
 
     async def _rerun(self, call: Call, flow: Fields, jobs: Sequence[int], *, dry_run: bool = False) -> Fields:
@@ -618,15 +623,14 @@ class Gateway:
         run = (await self._latest(flow)).run
         return {} if run is None else {job: node.generation for job, node in run.nodes.items()}
 
-    async def _note_retry(self, flow: Fields, run_seq: int, renewed: list[list[int]]) -> None:
+    async def _note_retry(self, flow: Fields, renewed: Fields) -> None:
         """Note the number of the run that a retry has started, and the generations that it starts."""
-        noted = {"run_seq": run_seq, "renewed": renewed, "retrying_at": None}
         for _ in range(_TRIES):
-            if await self._store.change_flow(flow, noted, time.time()) is not None:
+            if await self._store.change_flow(flow, {**renewed, **_NOT_RETRYING}, time.time()) is not None:
                 return
             task_id, flow = flow["task_id"], await self._flow(flow["context_id"], flow["id"])
             if (
-                flow["task_id"] != task_id or flow["run_seq"] >= run_seq
+                flow["task_id"] != task_id or flow["run_seq"] >= renewed["run_seq"]
             ):  # it has ended, and a later one has begun
                 return
         raise _busy(flow["id"])
@@ -1175,6 +1179,15 @@ def _may_start(flow: Mapping[str, Any], state: FlowRunState) -> bool:
     return is_recent and bool(flow["is_starting"])
 
 
+def _renewed(rerun: Fields, generations: Mapping[int, int]) -> Fields:
+    """Return the number of the run that a retry starts, and the generations that it starts of which jobs."""
+    again = [int(each["node_id"]) for each in rerun["affected"]]
+    return {
+        "run_seq": rerun["run_seq"],
+        "renewed": [[job, generations.get(job, 0) + 1] for job in again],
+    }
+
+
 def _may_retry(flow: Mapping[str, Any]) -> bool:
     """Return whether a retry of a flow may start its latest run again any moment."""
     return time.time() < (flow.get("retrying_at") or 0) + _STARTING_SEC
@@ -1200,23 +1213,21 @@ def _node_views(latest: LatestRun) -> dict[str, NodeView]:
         views[str(node.id)] = NodeView(
             node_status=state.status,
             cause=state.cause,
-            attempt=task_node.epoch,
+            attempt=state.attempt,
             waiting_on=waiting_on(node, latest.run),
             supervisor_url=node.supervisor_url,
-            error=truncate(task_node.error or "", _ERRORS_CHARS // failures) or None if failed else None,
-            retry_at=_whole(task_node.retry_at) if failed else None,
+            error=truncate(task_node.error or "", _ERRORS_CHARS // failures) or None
+            if failed and state.is_decided
+            else None,
+            retry_at=_whole(task_node.retry_at) if failed and state.is_decided else None,
         )
     return views
 
 
-def _failed_job(nodes: Mapping[str, NodeView]) -> int | None:
-    """Return the first job, in the order of the flow, that has failed for good."""
-    failed = (
-        job_id
-        for job_id, node in nodes.items()
-        if node.node_status is NodeStatus.FAILED and node.retry_at is None
-    )
-    return next(map(int, failed), None)
+def _failed_job(latest: LatestRun) -> int | None:
+    """Return the first job, in the order of the flow, that has failed and has no retry left."""
+    failed = (n.id for n in latest.nodes if _task_node(latest, n).status is TaskNodeStatus.FAILED)
+    return next(failed, None)
 
 
 def _dag(latest: LatestRun) -> models.FlowDag:
@@ -1235,7 +1246,7 @@ def _dag(latest: LatestRun) -> models.FlowDag:
         levels=levels(nodes),
         started=[job_id for job_id, each in status.items() if each in begun],
         completed=[job_id for job_id, each in status.items() if each is NodeStatus.COMPLETED],
-        failed_job=_failed_job(views),
+        failed_job=_failed_job(latest),
         nodes=views,
     )
 

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, Final
 
-from flowkit.adapters.tasks.fields import SATISFIED, read_satisfied
+from flowkit.adapters.tasks.fields import FAILURES, SATISFIED, read_satisfied
 from flowkit.gateway.models import FlowStatus, NodeStatus
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import SkipReason, TaskStatus
@@ -127,6 +127,8 @@ class TaskNode:
     skip_reason: str | None = None
     epoch: int = 0
     """Number of attempts that have begun, lost ones included."""
+    failures: int = 0
+    """Number of attempts of the generation that had failed before the latest one began."""
     held: bool = False
     """Whether the node has failed and waits for a decision of an operator."""
     error: str | None = None
@@ -160,6 +162,10 @@ class JobNode:
     cause: str | None = None
     generation: int = 0
     retry: int = 0
+    attempt: int = 0
+    """Number of attempts that have begun, lost ones included."""
+    is_decided: bool = True
+    """Whether the task document shows what follows after this attempt: after a failure, a retry or the end."""
     via: NodeStatus | None = None
     """Of a failed or cancelled node, the status that its latest attempt had reached; None if no attempt began."""
 
@@ -184,7 +190,9 @@ def node_states(nodes: Iterable[FlowNode], run: FlowRun | None) -> dict[int, Job
     """Return the state of each node of a flow, by the id of its job."""
     if run is None:
         return {node.id: JobNode(status=P) for node in nodes}
-    completed = {job_id for job_id, node in run.nodes.items() if node.status is TaskNodeStatus.FINISHED}
+    completed = {
+        job for job, node in run.nodes.items() if _is_completed(node, _current(node, run.dispatches.get(job)))
+    }
     return {
         node.id: _node_state(
             begun := run.nodes.get(node.id) or _NOT_IN_TASK,
@@ -208,27 +216,40 @@ def waiting_on(node: FlowNode, run: FlowRun | None) -> list[str]:
 
 
 def _node_state(node: TaskNode, dispatches: Sequence[JobDispatch], *, is_open: bool) -> JobNode:
-    """Return the state of a node, which `is_open` if it only waits for its attempt. One that has begun never is."""
-    if not dispatches:
-        status = _status_of(node, None, is_open=is_open)
-        cause = _cause_of(node) if status is NodeStatus.CANCELLED else None
-        return JobNode(status=status, cause=cause, generation=node.generation)
-    own = [each for each in dispatches if each.generation == node.generation]
-    latest = max(own, key=lambda each: each.retry, default=None)
-    status = _status_of(node, latest, is_open=is_open)
-    retry = 0 if latest is None else latest.retry
-    after_failure = latest is not None and latest.outcome == "failed" and status is not NodeStatus.FAILED
+    current = _current(node, dispatches)
+    retry = node.failures if current is None else current.retry
+    status = _status_of(node, current, is_open=is_open)
+    after_failure = current is not None and current.outcome == "failed" and status is not NodeStatus.FAILED
     has_way = status in (NodeStatus.FAILED, NodeStatus.CANCELLED) and not after_failure
+    attempt = max(node.epoch, 0 if current is None else current.epoch)
     return JobNode(
         status=status,
         cause=_cause_of(node) if status is NodeStatus.CANCELLED else None,
         generation=node.generation,
         retry=retry + after_failure,
-        via=latest.state if has_way and latest is not None else None,
+        attempt=attempt,
+        is_decided=node.status is not TaskNodeStatus.RUNNING and node.epoch == attempt,
+        via=current.state if has_way and current is not None else None,
     )
 
 
-def _status_of(node: TaskNode, latest: JobDispatch | None, *, is_open: bool) -> NodeStatus:
+def _current(node: TaskNode, dispatches: Sequence[JobDispatch] | None) -> JobDispatch | None:
+    """Return the dispatch of the latest attempt of a node; None until this attempt has opened it."""
+    if not dispatches:
+        return None
+    own = [each for each in dispatches if each.generation == node.generation]
+    latest = max(own, key=lambda each: each.retry, default=None)
+    return None if latest is None or latest.retry < node.failures else latest
+
+
+def _is_completed(node: TaskNode, current: JobDispatch | None) -> bool:
+    """Return whether a node has finished, or did before its attempt was lost: the next one finishes it again."""
+    if not node.status.begun or current is None:
+        return node.status is TaskNodeStatus.FINISHED
+    return current.outcome == "completed" and current.epoch < node.epoch
+
+
+def _status_of(node: TaskNode, current: JobDispatch | None, *, is_open: bool) -> NodeStatus:
     match node.status:
         case TaskNodeStatus.QUEUED:
             return R if is_open else P
@@ -238,18 +259,23 @@ def _status_of(node: TaskNode, latest: JobDispatch | None, *, is_open: bool) -> 
             return NodeStatus.FAILED
         case TaskNodeStatus.CANCELLED | TaskNodeStatus.SKIPPED:
             return NodeStatus.CANCELLED
-    return _status_of_begun(node, latest)
+    return _status_of_begun(node, current)
 
 
-def _status_of_begun(node: TaskNode, latest: JobDispatch | None) -> NodeStatus:
-    """Return the status of a node that runs, or waits for a retry or a decision."""
+def _status_of_begun(node: TaskNode, current: JobDispatch | None) -> NodeStatus:
+    """Return the status of a node that runs, or waits for a retry or a decision.
+
+    `current` is the dispatch of its latest attempt; None until this attempt has opened it.
+    """
     if node.held:
         return NodeStatus.FAILED
-    if latest is None:
+    if current is None:
         return R
-    if latest.outcome == "failed":
+    if current.outcome == "failed":
         return NodeStatus.FAILED
-    return NodeStatus.RUNNING if latest.outcome == "completed" else latest.state
+    if _is_completed(node, current):
+        return NodeStatus.COMPLETED
+    return NodeStatus.RUNNING if current.outcome == "completed" else current.state
 
 
 def _cause_of(node: TaskNode) -> str:
@@ -417,7 +443,10 @@ def read_dispatch(row: Mapping[str, Any]) -> JobDispatch:
 RUN_FIELDS: Final = (
     *("status", "reason", "finished_at", SATISFIED),
     *(f"graph.nodes.{name}" for name in ("node_id", "status", "generation", "skip_reason", "held_until_ms")),
-    *(f"graph.nodes.{name}" for name in ("attempt_epoch", "last_error", "next_retry_at_ms", "finished_at")),
+    *(
+        f"graph.nodes.{name}"
+        for name in ("attempt_epoch", FAILURES, "last_error", "next_retry_at_ms", "finished_at")
+    ),
 )
 """The fields of a task document that `read_run` reads."""
 
@@ -428,6 +457,7 @@ def _read_node(node: Mapping[str, Any]) -> TaskNode:
         status=TaskNodeStatus(node["status"]),
         generation=node.get("generation") or 0,
         epoch=node.get("attempt_epoch") or 0,
+        failures=node.get(FAILURES) or 0,
         skip_reason=node.get("skip_reason"),
         held=node.get("held_until_ms") is not None,
         error=node.get("last_error"),

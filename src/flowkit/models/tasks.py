@@ -33,7 +33,7 @@ class TaskStatus(StrEnum):
 RUNTIME_KEYS = frozenset(
     {"status", "attempt_epoch", "lease", "stats", "streaming", "started_at", "finished_at", "run_id"}
     | {"last_event_recv_ms", "next_retry_at_ms", "last_error", "stats_cached_at", "cancel_requested_at"}
-    | {"coordinator", "skip_reason", "applied_generation", "vars_write", "waits_for", "liveness"}
+    | {"coordinator", "skip_reason", "applied_generation", "vars_write", "waits_for", "liveness", "failures"}
     | {"generation", "first_epoch", "reset_by", "reason_code", "held_until_ms", "failed_batches", "paused"}
 )
 """Fields of a node that the engine writes. FlowKit ignores them in graphs that were copied from a task document."""
