@@ -30,10 +30,8 @@ from benchmarks.latencies import Latency
 from benchmarks.processes import Processes, counted_stack
 from benchmarks.rows import ROUNDS, Group, Opened, Row, Setting, Sides, measure
 
-GROUPS: tuple[Group, ...] = tuple(
-    module.GROUP
-    for module in (nodes, floors, batches, streaming, external, flows, actions, shards, admission, large)
-)
+_MODULES = (nodes, batches, streaming, external, flows, actions, shards, admission, large)
+GROUPS: tuple[Group, ...] = (*(module.GROUP for module in _MODULES), *floors.GROUPS)
 
 
 def main(

@@ -154,22 +154,24 @@ async def _begun(db: Any, task_id: str, after: float) -> float:
 class ByHand:
     """Updates the hand-written workflow."""
 
-    def __init__(self, client: "Client", db: Any) -> None:
+    def __init__(self, client: "Client", db: Any, run: Any = None, queue: str = BY_HAND) -> None:
         self._client = client
         self._db = db
+        self._run = run or Retried.run
+        self._queue = queue
 
     async def retries(self) -> float:
         """Retry the node again and again. Return the mean time until its next attempt begins, in milliseconds."""
         task_id = f"by-hand-{uuid.uuid4()}"
-        handle = await self._client.start_workflow(Retried.run, id=task_id, task_queue=BY_HAND)
+        handle = await self._client.start_workflow(self._run, id=task_id, task_queue=self._queue)
         await _begun(self._db, task_id, 0.0)
         waited = 0.0
         for _ in range(RETRIES):
             await asyncio.sleep(PAUSE_SEC)
             sent = time.time()
-            await handle.execute_update(Retried.retry)
+            await handle.execute_update("retry")
             waited += await _begun(self._db, task_id, sent) - sent
-        await handle.signal(Retried.end)
+        await handle.signal("end")
         await handle.result()
         return waited / RETRIES * 1000
 
@@ -198,7 +200,9 @@ class Retried:
             "start_to_close_timeout": timedelta(hours=1),
             "heartbeat_timeout": timedelta(seconds=45),
         }
-        await workflow.execute_activity("attempt", args=[task, epoch], task_queue=f"{BY_HAND}.node", **times)
+        await workflow.execute_activity(
+            "attempt", args=[task, epoch], task_queue=f"{workflow.info().task_queue}.node", **times
+        )
 
     @workflow.update
     async def retry(self) -> None:

@@ -34,6 +34,8 @@ DISPATCHES = "bare_dispatches"
 class BareBridge:
     """Runs chains of nodes on external workers of one role."""
 
+    ROLE, DISPATCHES = ROLE, DISPATCHES
+
     def __init__(self, db: Any, bootstrap: str) -> None:
         self._db = Collections(db)
         self._bootstrap = bootstrap
@@ -46,9 +48,9 @@ class BareBridge:
             bootstrap_servers=self._bootstrap, enable_idempotence=True, acks="all", linger_ms=0
         )
         self._consumer = AIOKafkaConsumer(
-            f"status.{ROLE}.v1",
+            f"status.{self.ROLE}.v1",
             bootstrap_servers=self._bootstrap,
-            group_id="bare-loop",
+            group_id=f"{self.ROLE}-loop",
             enable_auto_commit=False,
             auto_offset_reset="latest",
         )
@@ -65,7 +67,7 @@ class BareBridge:
         """Run a chain and return its duration in seconds."""
         task = str(uuid.uuid4())
         began = time.perf_counter()
-        fresh = {"type": ROLE, "status": "queued", "attempt_epoch": 0, "stats": {}, "lease": {}}
+        fresh = {"type": self.ROLE, "status": "queued", "attempt_epoch": 0, "stats": {}, "lease": {}}
         graph = {"nodes": [{"node_id": f"n{index}", **fresh} for index in range(nodes)]}
         await self._db.tasks.insert_one({"id": task, "status": "running", "graph": graph})
         for index in range(nodes):
@@ -76,21 +78,25 @@ class BareBridge:
     async def _node(self, task: str, index: int) -> None:
         node, path = f"n{index}", f"graph.nodes.{index}"
         key = {"task_id": task, "node_id": node}
-        record = _hash({"t": task, "n": node, "e": 1})
-        await self._db[DISPATCHES].insert_one({"_id": record, **key, "attempt_epoch": 1, "state": "open"})
+        record = hash_of({"t": task, "n": node, "e": 1})
+        await self._db[self.DISPATCHES].insert_one(
+            {"_id": record, **key, "attempt_epoch": 1, "state": "open"}
+        )
         held = {"id": task, f"{path}.attempt_epoch": {"$lt": 1}}
-        running = {f"{path}.status": "running", f"{path}.attempt_epoch": 1, f"{path}.started_at": _now()}
+        running = {f"{path}.status": "running", f"{path}.attempt_epoch": 1, f"{path}.started_at": now()}
         await self._db.tasks.update_one(held, {"$set": running})
-        command = json.dumps(_command(task, node)).encode()
-        sent = await self._producer.send_and_wait(f"cmd.{ROLE}.v1", command, key=f"{task}:{node}".encode())
+        message = json.dumps(command(task, node, self.ROLE)).encode()
+        sent = await self._producer.send_and_wait(
+            f"cmd.{self.ROLE}.v1", message, key=f"{task}:{node}".encode()
+        )
         offset = asyncio.ensure_future(
-            self._db[DISPATCHES].update_one({"_id": record}, {"$set": {"offset": sent.offset}})
+            self._db[self.DISPATCHES].update_one({"_id": record}, {"$set": {"offset": sent.offset}})
         )
         while not await self._events(key, record, path):
             await self._consumer.commit()
         reported = {"$set": {"state": "reported"}}
         await asyncio.gather(
-            self._consumer.commit(), offset, self._db[DISPATCHES].update_one({"_id": record}, reported)
+            self._consumer.commit(), offset, self._db[self.DISPATCHES].update_one({"_id": record}, reported)
         )
 
     async def _events(self, key: dict[str, Any], record: str, path: str) -> bool:
@@ -104,7 +110,7 @@ class BareBridge:
 
     async def _log(self, events: list[dict[str, Any]]) -> None:
         if events:
-            rows = [{**event, "event_hash": event["dedup_id"], "recv": _now()} for event in events]
+            rows = [{**event, "event_hash": event["dedup_id"], "recv": now()} for event in events]
             await self._db.worker_events.insert_many(rows)
 
     async def _apply(self, events: list[dict[str, Any]], key: dict[str, Any], record: str, path: str) -> bool:
@@ -114,7 +120,7 @@ class BareBridge:
                 await self._accepted(event, key, record, path)
             elif kind == "BATCH_OK":
                 await self._batch(event, key)
-                await self._db[DISPATCHES].update_one({"_id": record}, {"$inc": {"batches": 1}})
+                await self._db[self.DISPATCHES].update_one({"_id": record}, {"$inc": {"batches": 1}})
             elif kind == "TASK_DONE":
                 await self._done(event, key, record, path)
                 return True
@@ -123,14 +129,16 @@ class BareBridge:
     async def _accepted(self, event: dict[str, Any], key: dict[str, Any], record: str, path: str) -> None:
         lease = event["payload"]
         await asyncio.gather(
-            self._db[DISPATCHES].update_one({"_id": record, "state": "open"}, {"$set": {"lease": lease}}),
+            self._db[self.DISPATCHES].update_one(
+                {"_id": record, "state": "open"}, {"$set": {"lease": lease}}
+            ),
             self._db.tasks.update_one({"id": key["task_id"]}, {"$set": {f"{path}.lease": lease}}),
         )
 
     async def _batch(self, event: dict[str, Any], key: dict[str, Any]) -> None:
         batch = {**key, "batch_uid": event["payload"]["batch_uid"]}
         metrics = event["payload"]["metrics"]
-        partial = {**batch, "status": "partial", "meta": metrics, "created_at": _now()}
+        partial = {**batch, "status": "partial", "meta": metrics, "created_at": now()}
         await asyncio.gather(
             insert_once(self._db.metrics_raw, {**batch, "metrics": metrics}),
             insert_once(self._db.artifacts, partial),
@@ -138,16 +146,19 @@ class BareBridge:
 
     async def _done(self, event: dict[str, Any], key: dict[str, Any], record: str, path: str) -> None:
         outcome = {"state": "ended", "outcome": event["payload"]}
-        await self._db[DISPATCHES].find_one_and_update({"_id": record, "state": "open"}, {"$set": outcome})
+        await self._db[self.DISPATCHES].find_one_and_update(
+            {"_id": record, "state": "open"}, {"$set": outcome}
+        )
         marker = {**key, "batch_uid": {"$exists": False}}
-        finished = {f"{path}.status": "finished", f"{path}.finished_at": _now()}
+        finished = {f"{path}.status": "finished", f"{path}.finished_at": now()}
         await asyncio.gather(
             self._db.artifacts.update_one(marker, {"$set": {"status": "complete"}}, upsert=True),
             self._db.tasks.update_one({"id": key["task_id"]}, {"$set": finished}),
         )
 
 
-def _command(task: str, node: str) -> dict[str, Any]:
+def command(task: str, node: str, role: str) -> dict[str, Any]:
+    """Return the command that starts the first attempt of a node."""
     identity = {"cmd": "CommandKind.TASK_START", "task_id": task, "node_id": node, "epoch": 1}
     payload = {"cmd": "TASK_START", "input_ref": None, "input_inline": None, "batching": None}
     return {
@@ -155,10 +166,10 @@ def _command(task: str, node: str) -> dict[str, Any]:
         "msg_type": "cmd",
         "role": "coordinator",
         "corr_id": str(uuid.uuid4()),
-        "dedup_id": _hash(identity),
+        "dedup_id": hash_of(identity),
         "task_id": task,
         "node_id": node,
-        "step_type": ROLE,
+        "step_type": role,
         "attempt_epoch": 1,
         "ts_ms": int(time.time() * 1000),
         "payload": {**payload, "cancel_token": str(uuid.uuid4())},
@@ -166,12 +177,14 @@ def _command(task: str, node: str) -> dict[str, Any]:
     }
 
 
-def _hash(value: Any) -> str:
+def hash_of(value: Any) -> str:
+    """Return the hash that the protocol of external workers uses."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
 
-def _now() -> datetime:
+def now() -> datetime:
+    """Return the time."""
     return datetime.now(UTC)
 
 

@@ -119,10 +119,10 @@ class Activities:
             self.db.tasks.update_one({"id": task, f"{path}.attempt_epoch": epoch}, {"$set": ended}),
         )
 
-    async def store_batch(self, key: dict[str, Any], epoch: int) -> None:
+    async def store_batch(self, key: dict[str, Any], epoch: int, uid: str = "b0") -> None:
         """Insert the two rows of a batch."""
         now, meta = datetime.now(UTC), {"n": 1}
-        row = {"batch_uid": "b0", "attempt_epoch": epoch, "created_at": now}
+        row = {"batch_uid": uid, "attempt_epoch": epoch, "created_at": now}
         metrics = {"metrics": meta, "failed": False, "reason": None, "ts_ms": milliseconds(now)}
         partial = {"status": "partial", "meta": meta, "size": 12, "payload": None, "updated_at": now}
         worker = {"worker_id": self.ids["worker_id"]}

@@ -65,11 +65,16 @@ async def opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
 
 
 async def _one_node(tasks: TaskClient, db: Any) -> float:
-    """Run a node with many batches, and return the time between its `started_at` and its `finished_at`, in seconds."""
+    """Run a node with many batches, and return its seconds."""
     inline = {"input_inline": {"batches": BATCHES}}
     graph = {"nodes": [{"node_id": "n0", "type": "bench", "io": inline}]}
     task_id = await tasks.create_task(params={}, graph=graph)
     await tasks.handle(task_id).result()
+    return await seconds_of(db, task_id)
+
+
+async def seconds_of(db: Any, task_id: str) -> float:
+    """Return the time between `started_at` and `finished_at` of the only node of a task, in seconds."""
     [node] = (await db.tasks.find_one({"id": task_id}))["graph"]["nodes"]
     return float((node["finished_at"] - node["started_at"]).total_seconds())
 

@@ -20,9 +20,10 @@ from flowkit.connection import connect
 from flowkit.local import Kafka
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 ROLE = "external"
+ROLES = (ROLE, BARE_ROLE)
 QUEUE = "external-benchmark"
 NODES, CHAINS = 20, 2
 DATABASE = "external"
@@ -36,10 +37,9 @@ ROW = Row(
 )
 
 
-def programs(brokers: str) -> list[Program]:
+def programs(brokers: str, roles: Sequence[str] = ROLES) -> list[Program]:
     """Return the bare loop, the engine, which has a bridge, and the worker that serves both sides."""
     own = {"KAFKA_BOOTSTRAP_SERVERS": brokers, "WORKER_TYPES": ROLE, "MONGO_DATABASE": DATABASE}
-    roles = ["--roles", f"{ROLE},{BARE_ROLE}"]
     return [
         by_hand("loop", "benchmarks.bare_bridge", DATABASE, brokers, on_request=True),
         flowkit("engine and bridge", "engine", "--queue", QUEUE, **own),
@@ -47,20 +47,28 @@ def programs(brokers: str) -> list[Program]:
             name="external worker",
             side=SHARED,
             module="flowkit.testing.external",
-            arguments=roles,
+            arguments=["--roles", ",".join(roles)],
             environment=own,
         ),
     ]
 
 
 @asynccontextmanager
-async def opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
-    """Start Kafka and the programs of both sides, and yield how they take samples."""
+async def opened(
+    setting: Setting,
+    roles: Sequence[str] = ROLES,
+    more: Callable[[str], Sequence[Program]] = lambda _: (),
+) -> AsyncIterator[Mapping[str, Sides]]:
+    """Start Kafka and the programs of both sides, and yield how they take samples.
+
+    The external worker has these `roles`. `more` returns further programs, from the address of Kafka.
+    """
     kafka, processes = Kafka(setting.folder), setting.processes
     with kafka, processes.server("Kafka", port_of(kafka.bootstrap_servers)):
-        await _prepare(setting.mongo[DATABASE], kafka.bootstrap_servers)
+        await _prepare(setting.mongo[DATABASE], kafka.bootstrap_servers, roles)
         tasks = TaskClient(await connect(), TaskStore(setting.mongo[DATABASE]), queue=QUEUE)
-        with processes.running(*programs(kafka.bootstrap_servers)) as (process, *_):
+        all_ = (*programs(kafka.bootstrap_servers, roles), *more(kafka.bootstrap_servers))
+        with processes.running(*all_) as (process, *_):
             bare = Served(process)
 
             async def loop() -> float:
@@ -74,12 +82,12 @@ async def opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
             yield {ROW.name: Sides(sides=sides, clean=partial(emptied, setting.mongo, [DATABASE]))}
 
 
-async def _prepare(db: Any, brokers: str) -> None:
+async def _prepare(db: Any, brokers: str, roles: Sequence[str]) -> None:
     """Create the topics before the worker starts, and the indexes."""
     config = CoordinatorConfig(kafka_bootstrap=brokers, kafka_cmd_partitions=PARTITIONS)
     provisioner = Provisioner(KafkaConnection.from_config(config), config)
-    await provisioner.ensure([ROLE, BARE_ROLE])
-    for role in (ROLE, BARE_ROLE):
+    await provisioner.ensure([*roles])
+    for role in roles:
         await provisioner.seed(role)
     for name in ("artifacts", "metrics_raw"):
         index = [("task_id", 1), ("node_id", 1), ("batch_uid", 1)]

@@ -1,250 +1,250 @@
-"""Floors: hand-written programs that promise what FlowKit promises, without any FlowKit code.
+"""Floors: hand-written programs that promise what FlowKit promises, beside those that promise less, and FlowKit.
 
-The baselines make the same writes, but promise less. A floor adds what the promises need: filters that fence late
-attempts, tasks that are closed or cancelled, and variables of another type; the fields of a lease; a record of each
-attempt; and, for a role, a thread of its own for Temporal, so that a handler that blocks does not stop heartbeats.
-The difference between a baseline and its floor is the price of the promises, and that between a floor and FlowKit is
-the price of FlowKit's code. `python -m benchmarks.floors workflows|activities|functions` runs one of the programs.
+The programs are in `benchmarks.floors_by_hand`. The difference between a baseline and its floor is the price of the
+promises, and that between a floor and FlowKit is the price of FlowKit's code. All three sides are measured in one row.
 """
 
+from __future__ import annotations
+
 import asyncio
-import os
-import sys
-from collections.abc import AsyncIterator, Mapping
+import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any
 
-import uvloop
-from motor.motor_asyncio import AsyncIOMotorClient
-from temporalio import activity
-from temporalio.worker import UnsandboxedWorkflowRunner, Worker
-
-from benchmarks import baseline, baseline_functions
-from benchmarks.baseline import Activities, connect, create_indexes, ended_at, insert_once, milliseconds, seen
-from benchmarks.baseline_functions import Functions
+from benchmarks import actions, baseline, batches, external, flows, flows_by_hand, nodes
 from benchmarks.cases import CASES, Case, by_workflow, sample
-from benchmarks.processes import by_hand
+from benchmarks.floors_by_hand import (
+    BATCHES_QUEUE,
+    BRIDGE_QUEUE,
+    BRIDGE_ROLE,
+    DATABASE,
+    PREFIX,
+    RETRY_QUEUE,
+    FencedRetried,
+    ManyBatches,
+)
+from benchmarks.processes import Program, by_hand
 from benchmarks.rows import Group, Row, Setting, Side, Sides, emptied
+from flowkit.gateway.client import GatewayClient
+from flowkit.local.ports import free_port
 
-PREFIX, SIDE = "floor-", "floor"
-FLUSH_SEC = 1.0
-"""How often the records of attempts are written, as a FlowKit worker does."""
-UNSET = ("finished_at", "skip_reason", "waits_for", "paused", "coordinator", "cancel_requested_at")
-"""What an earlier attempt may have left in a node."""
-OPEN = {"closed_run_id": {"$exists": False}, "coordinator.cancelled": {"$ne": True}}
-"""Matches a task that is neither closed nor cancelled."""
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from temporalio.client import Client
+
+    from benchmarks.rows import Opened
+
+SIDE = "floor"
 FLOORED = tuple(case for case in CASES if case.name in {"chain of 30", "20 functions in a row"})
+SIDES = ("baseline", "flowkit")
+"""The sides of a row that a floor stands beside."""
 
 
-class Records:
-    """Writes a record of each attempt, in groups and off its way."""
-
-    def __init__(self, db: Any) -> None:
-        self._db = db
-        self._rows: list[dict[str, Any]] = []
-        self._writing: asyncio.Future[None] | None = None
-
-    def add(self, key: Mapping[str, Any], now: datetime) -> None:
-        """Write the record of an attempt later."""
-        payload = {"kind": "TASK_DONE", "worker_id": "w-12345678", "artifacts_ref": {**key}}
-        row = {
-            **key,
-            "step_type": "bench",
-            "event_hash": uuid4().hex,
-            "payload": payload,
-            "ts_ms": milliseconds(now),
-        }
-        self._rows.append({**row, "attempt_epoch": 1, "created_at": now, "metrics_applied": False})
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.ensure_future(self._write())
-
-    async def _write(self) -> None:
-        await asyncio.sleep(FLUSH_SEC)
-        rows, self._rows = self._rows, []
-        await self._db.worker_events.insert_many(rows, ordered=False)
+def _program(name: str, *arguments: str, side: str = SIDE) -> Program:
+    return by_hand(name, "benchmarks.floors_by_hand", *arguments, side=side)
 
 
-class FencedNodes(Activities):
-    """The activities of a role, with FlowKit's promises. The node runs on the loop of the process's main thread."""
-
-    def __init__(self, db: Any) -> None:
-        super().__init__(db)
-        self._records = Records(self.db)
-        self._loop = asyncio.get_running_loop()
-
-    @activity.defn
-    async def node(self, task: str, index: int) -> None:
-        running = asyncio.run_coroutine_threadsafe(self.run_node(task, index, 1), self._loop)
-        await asyncio.wrap_future(running)
-
-    async def run_node(self, task: str, index: int, epoch: int) -> None:
-        """Make the five writes of an attempt, fenced as FlowKit's are."""
-        path, key = f"graph.nodes.{index}", {"task_id": task, "node_id": f"n{index}"}
-        own, now = {"id": task, f"{path}.node_id": key["node_id"]}, datetime.now(UTC)
-        begun = self.begun(path, now)
-        lease = begun[f"{path}.lease"]["lease_id"]
-        begun[f"{path}.lease"]["version"] = "e8aa8f981646"
-        mine = {f"{path}.attempt_epoch": epoch, f"{path}.lease.lease_id": lease}
-        free = {"$or": [{f"{path}.attempt_epoch": {"$lt": epoch}}, mine]}
-        unset = {f"{path}.{name}": "" for name in UNSET}
-        await self.db.tasks.update_one(
-            {**own, **OPEN, **free},
-            {"$set": {**begun, **seen(now)}, "$unset": unset},
-        )
-        await self.store_batch(key, epoch)
-        now = datetime.now(UTC)
-        held = {
-            f"{path}.attempt_epoch": epoch,
-            f"{path}.run_id": self.ids["run_id"],
-            f"{path}.status": "running",
-        }
-        ended = {f"{path}.status": "finished", **ended_at(path, now), **seen(now)}
-        await asyncio.gather(
-            insert_once(self.db.artifacts, {**self.marker(key, now), "attempt_epoch": epoch}),
-            self.db.tasks.update_one({**own, **held}, {"$set": ended}),
-        )
-        self._records.add(key, now)
+def _group(
+    rows: Sequence[Row], opened: Callable[[Setting], AbstractAsyncContextManager[Mapping[str, Sides]]]
+) -> Group:
+    """Return rows with a floor beside their sides, without targets."""
+    shown = (replace(row, name=_name(row.name), targets={}, always=False, rounds=5) for row in rows)
+    return Group(rows=tuple(shown), opened=opened)
 
 
-class FencedFunctions(Functions):
-    """The activities of functions, with FlowKit's promises: a variable of another type, or too many, change nothing."""
-
-    @activity.defn
-    async def increment(self, task: str, index: int) -> None:
-        path, now, run = f"graph.nodes.{index}", datetime.now(UTC), self.ids["run_id"]
-        begun = {**self.begun(path, now), f"{path}.applied_generation": 0}
-        ended = {**begun, f"{path}.status": "finished", **ended_at(path, now), **seen(now)}
-        live = {"$in": ["queued", "running", "deferred", "cancelling"]}
-        mine = {f"{path}.attempt_epoch": 1, f"{path}.run_id": run, f"{path}.status": live}
-        held = {"id": task, f"{path}.node_id": f"n{index}", **OPEN}
-        free = {"$or": [{f"{path}.attempt_epoch": {"$lt": 1}}, mine]}
-        once = {f"{path}.applied_generation": {"$not": {"$gte": 0}}}
-        await self.db.tasks.update_one(
-            {**held, **free, **once, "$and": [_is("coordinator.vars", "object"), *_FITS]},
-            {
-                "$set": ended,
-                "$inc": {"coordinator.vars.n": 1},
-                "$unset": {f"{path}.{name}": "" for name in UNSET[1:]},
-            },
-        )
-        key = {"task_id": task, "node_id": f"n{index}"}
-        await insert_once(self.db.artifacts, self.marker(key, datetime.now(UTC)))
+def _name(row: str) -> str:
+    return f"floor: {row}"
 
 
-def _is(field: str, kind: str) -> dict[str, Any]:
-    """Match documents in which a field is missing or has a type, and is not an array of that type."""
-    return {
-        "$or": [{field: {"$exists": False}}, {field: {"$type": kind}}],
-        field: {"$not": {"$type": "array"}},
-    }
+def _beside(
+    setting: Setting, opened: Mapping[str, Opened], floors: Mapping[str, Side]
+) -> Mapping[str, Sides]:
+    """Return how the rows take their samples, with those of floors."""
+
+    async def clean(before: Callable[[], Awaitable[None]]) -> None:
+        await before()
+        await emptied(setting.mongo, [DATABASE])
+
+    found = {}
+    for name, floor in floors.items():
+        row = opened[name]
+        assert isinstance(row, Sides)
+        sides = {side: row.sides[side] for side in SIDES}
+        found[_name(name)] = Sides(sides={**sides, SIDE: floor}, clean=partial(clean, row.clean))
+    return found
 
 
-_FITS: list[dict[str, Any]] = [
-    _is("coordinator.vars.n", "number"),
-    {
-        "$or": [
-            {"coordinator.vars.n": {"$exists": False}},
-            *({"coordinator.vars.n": {"$type": kind}} for kind in ("double", "decimal")),
-            {"coordinator.vars.n": {"$lte": 2**63 - 2}},
-        ]
-    },
-    {
-        "$or": [
-            {"coordinator.vars_bytes": {"$lte": 999_984}},
-            {"coordinator.vars_bytes": {"$exists": False}, "coordinator.vars": {"$exists": False}},
-        ]
-    },
-]
-"""Matches tasks whose variables can be incremented, and stay below their limit."""
+# --- nodes and functions
 
 
 @asynccontextmanager
-async def opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
-    """Start the programs of both sides, and yield how the rows take samples."""
-    client, names = await connect(), ["baseline", "baseline_functions", "floors"]
-    clean = partial(emptied, setting.mongo, names)
+async def nodes_opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
+    """Start the programs of all sides, and yield how the rows take samples."""
+    run_one = by_workflow(await baseline.connect(), PREFIX)
 
-    def side(case: Case, programs: str, prefix: str) -> Side:
-        run_one = by_workflow(client, prefix)
-
+    def side(case: Case) -> Side:
         async def run() -> float:
             return await sample(case, run_one) * 1000
 
         few = replace(case, repeats=1)
+        programs = f"{SIDE} of functions" if case.functions else SIDE
         return Side(run=run, programs=programs, warm_up=lambda: sample(few, run_one))
 
-    def sides(case: Case) -> Sides:
-        own = "functions" if case.functions else "baseline"
-        floor = f"{SIDE} of functions" if case.functions else SIDE
-        return Sides(sides={"baseline": side(case, own, ""), SIDE: side(case, floor, PREFIX)}, clean=clean)
-
-    with setting.processes.running(*_programs()):
-        yield {f"floor: {case.name}": sides(case) for case in FLOORED}
-
-
-def _programs() -> list[Any]:
-    return [
-        by_hand("engine", "benchmarks.baseline", "workflows"),
-        by_hand("worker", "benchmarks.baseline", "activities"),
-        by_hand("engine", "benchmarks.baseline_functions", side="functions"),
-        by_hand("engine", "benchmarks.floors", "workflows", side=SIDE),
-        by_hand("worker", "benchmarks.floors", "activities", side=SIDE),
-        by_hand("engine", "benchmarks.floors", "functions", side=f"{SIDE} of functions"),
-    ]
+    programs = (
+        _program("engine", "workflows"),
+        _program("worker", "activities"),
+        _program("engine", "functions", side=f"{SIDE} of functions"),
+    )
+    async with nodes.opened(setting) as opened:
+        with setting.processes.running(*programs):
+            yield _beside(setting, opened, {case.name: side(case) for case in FLOORED})
 
 
-GROUP = Group(
-    rows=tuple(
-        Row(
-            name=f"floor: {case.name}",
-            unit="ms/node",
-            items=case.nodes * case.repeats,
-            rounds=case.rounds,
-            always=False,
-        )
-        for case in FLOORED
-    ),
-    opened=opened,
+# --- batches
+
+
+@asynccontextmanager
+async def batches_opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
+    """Start the programs of all sides, and yield how the row takes samples."""
+    client, db = await baseline.connect(), setting.mongo[DATABASE]
+
+    async def run() -> float:
+        task = f"{PREFIX}batches-{time.monotonic_ns()}"
+        plan = {"batches": batches.BATCHES}
+        await client.execute_workflow(ManyBatches.run, plan, id=task, task_queue=BATCHES_QUEUE)
+        return batches.BATCHES / await batches.seconds_of(db, task)
+
+    programs = (_program("engine", "batch-workflows"), _program("worker", "batch-activities"))
+    async with batches.opened(setting) as opened:
+        with setting.processes.running(*programs):
+            yield _beside(setting, opened, {batches.ROW.name: Side(run=run, programs=SIDE)})
+
+
+# --- external nodes
+
+
+@asynccontextmanager
+async def external_opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
+    """Start the programs of all sides, and yield how the row takes samples."""
+    client = await baseline.connect()
+
+    async def run() -> float:
+        began = time.perf_counter()
+        for _ in range(external.CHAINS):
+            plan = {"nodes": external.NODES, "wide": False}
+            task = f"{PREFIX}external-{time.monotonic_ns()}"
+            await client.execute_workflow(baseline.Baseline.run, plan, id=task, task_queue=BRIDGE_QUEUE)
+        return (time.perf_counter() - began) / (external.NODES * external.CHAINS) * 1000
+
+    def bridge(brokers: str) -> list[Program]:
+        return [_program("engine and bridge", "bridge", external.DATABASE, brokers)]
+
+    async with external.opened(setting, (*external.ROLES, BRIDGE_ROLE), bridge) as opened:
+        yield _beside(setting, opened, {external.ROW.name: Side(run=run, programs=SIDE)})
+
+
+# --- flows
+
+
+class FloorFlows:
+    """Runs flows that FlowKit's gateway has created on the floor."""
+
+    def __init__(self, own: flows.Flows, gateway: GatewayClient, client: Client, mongo: Any) -> None:
+        self._flows = own
+        self._gateway = gateway
+        self._client = client
+        self._from, self._to = mongo[flows.DATABASE], mongo[DATABASE]
+        self._created: list[int] = []
+
+    async def create(self, levels: flows.Levels, count: int) -> None:
+        """Create flows for the next sample, and move them."""
+        for name in ("flow_contexts", "flow_jobs", "flow_runners"):
+            await self._to[name].delete_many({})
+            await self._to[name].insert_many(await self._from[name].find().to_list(None))
+        self._created = await self._flows.create(levels, count)
+        wanted = {"id": {"$in": self._created}}
+        await self._to.flows.insert_many(await self._from.flows.find(wanted).to_list(None))
+        await self._from.flows.delete_many(wanted)
+
+    async def warm_up(self) -> None:
+        """Run some flows at once."""
+        await self.create(flows.DIAMOND, flows.WARM_UP_FLOWS)
+        await self.at_once()
+
+    async def chains(self) -> float:
+        """Run the created flows one after another, and return the milliseconds per job."""
+        began = time.perf_counter()
+        for id in self._created:
+            await self._run(id)
+        return (time.perf_counter() - began) / flows.CHAINS / flows.CHAIN_JOBS * 1000
+
+    async def at_once(self) -> float:
+        """Run the created flows at once, and return the flows per second."""
+        began = time.perf_counter()
+        await asyncio.gather(*(self._run(id) for id in self._created))
+        return len(self._created) / (time.perf_counter() - began)
+
+    async def _run(self, id: int) -> None:
+        started = await self._gateway.call("flow.start", {"context_id": flows_by_hand.CONTEXT, "id": id})
+        await self._client.get_workflow_handle(started["run_id"]).result()
+
+
+@asynccontextmanager
+async def flows_opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
+    """Start the programs of all sides, and yield how the rows take samples."""
+    port, status_port = free_port(), free_port()
+    programs = (
+        _program("engine", "job-workflows"),
+        _program("worker", "job-activities"),
+        _program("gateway", "gateway", str(port), DATABASE),
+        _program("gateway", "gateway", str(status_port), flows.DATABASE, side=f"{SIDE} of the route"),
+    )
+    clean = partial(emptied, setting.mongo, [flows.DATABASE, flows_by_hand.DATABASE])
+    async with flows.running(setting) as own:
+        with setting.processes.running(*programs):
+            async with GatewayClient(f"http://127.0.0.1:{port}") as gateway:
+                floor = FloorFlows(own, gateway, await baseline.connect(), setting.mongo)
+                yield _beside(setting, flows.sides_of(own, clean), _flow_sides(own, floor, status_port))
+
+
+def _flow_sides(own: flows.Flows, floor: FloorFlows, status_port: int) -> dict[str, Side]:
+    side = partial(Side, programs=SIDE, warm_up=floor.warm_up)
+    at_once = partial(floor.create, flows.DIAMOND, flows.AT_ONCE.items)
+    return {
+        flows.CHAIN.name: side(
+            run=floor.chains, prepare=partial(floor.create, flows.CHAIN_LEVELS, flows.CHAINS)
+        ),
+        flows.AT_ONCE.name: side(run=floor.at_once, prepare=at_once),
+        flows.STATUS.name: Side(
+            run=partial(own.requests, status_port),
+            programs=f"{SIDE} of the route",
+            warm_up=own.show_another,
+        ),
+    }
+
+
+# --- actions
+
+
+@asynccontextmanager
+async def actions_opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
+    """Start the programs of all sides, and yield how the row takes samples."""
+    client, db = await baseline.connect(), setting.mongo[DATABASE]
+    written = actions.ByHand(client, db, FencedRetried.run, RETRY_QUEUE)
+    programs = (_program("engine", "retry-workflows"), _program("worker", "retry-activities"))
+    async with actions.opened(setting) as opened:
+        with setting.processes.running(*programs):
+            yield _beside(setting, opened, {actions.RETRY.name: Side(run=written.retries, programs=SIDE)})
+
+
+GROUPS = (
+    _group([nodes.row(case) for case in FLOORED], nodes_opened),
+    _group([batches.ROW], batches_opened),
+    _group([external.ROW], external_opened),
+    _group([flows.CHAIN, flows.AT_ONCE, flows.STATUS], flows_opened),
+    _group([actions.RETRY], actions_opened),
 )
-
-
-# --- the programs
-
-
-async def main(part: str) -> None:
-    """Run one of the programs until it receives a signal."""
-    mongo: Any = AsyncIOMotorClient(os.environ["MONGO_URL"])
-    db = mongo["floors"]
-    await create_indexes(db)
-    if part == "activities":
-        # The main thread keeps its loop for nodes, as a FlowKit worker does for handlers.
-        await asyncio.to_thread(uvloop.run, _serve_nodes(FencedNodes(db)))
-    elif part == "workflows":
-        nodes = FencedNodes(db)
-        await _serve(PREFIX + baseline.QUEUE, baseline.Baseline, [nodes.open_run, nodes.close_run])
-    else:
-        functions = FencedFunctions(db)
-        calls = [functions.open_run, functions.close_run, functions.increment]
-        await _serve(PREFIX + baseline_functions.QUEUE, baseline_functions.BaselineFunctions, calls)
-
-
-async def _serve(queue: str, workflow: type, calls: list[Any]) -> None:
-    runner = UnsandboxedWorkflowRunner()
-    await Worker(
-        await connect(), task_queue=queue, workflows=[workflow], activities=calls, workflow_runner=runner
-    ).run()
-
-
-async def _serve_nodes(own: Any) -> None:
-    queue = f"{PREFIX}{baseline.QUEUE}.node"
-    await Worker(
-        await connect(), task_queue=queue, activities=[own.node], max_concurrent_activities=baseline.SLOTS
-    ).run()
-
-
-if __name__ == "__main__":
-    uvloop.run(main(sys.argv[1]))

@@ -37,9 +37,9 @@ REQUESTS, CONNECTIONS = 1_500, 16
 PAYLOAD = "done"
 _TRIES = 1_200
 
-_CHAIN = [[job] for job in range(1, CHAIN_JOBS + 1)]
-_DIAMOND = [[1], [2, 3, 4], [5]]
-_DIAMOND_JOBS = 5
+CHAIN_LEVELS = [[job] for job in range(1, CHAIN_JOBS + 1)]
+DIAMOND = [[1], [2, 3, 4], [5]]
+DIAMOND_JOBS = 5
 
 CHAIN = Row(
     name=f"flows: chain of {CHAIN_JOBS} jobs",
@@ -52,7 +52,7 @@ CHAIN = Row(
 )
 AT_ONCE, MANY_AT_ONCE = (
     Row(
-        name=f"flows: {count} of {_DIAMOND_JOBS} jobs at once",
+        name=f"flows: {count} of {DIAMOND_JOBS} jobs at once",
         unit="flows/s",
         items=count,
         item="flow",
@@ -102,26 +102,34 @@ def programs(ports: Ports) -> list[Program]:
 @asynccontextmanager
 async def opened(setting: Setting) -> AsyncIterator[Mapping[str, Sides]]:
     """Start the programs of both sides, and yield how the rows take samples."""
+    async with running(setting) as flows:
+        yield sides_of(flows, partial(emptied, setting.mongo, [DATABASE, flows_by_hand.DATABASE]))
+
+
+@asynccontextmanager
+async def running(setting: Setting) -> AsyncIterator[Flows]:
+    """Start the programs of both sides, and yield what runs flows on them."""
     ports = Ports()
     with setting.processes.running(*programs(ports)):
         tasks = TaskClient(await connect(), TaskStore(setting.mongo[DATABASE]), queue=QUEUE)
         async with GatewayClient(f"http://127.0.0.1:{ports.gateway}") as gateway:
             flows = Flows(gateway, tasks, await baseline.connect(), ports)
             await flows.prepare()
-            yield _sides(flows, partial(emptied, setting.mongo, [DATABASE, flows_by_hand.DATABASE]))
+            yield flows
 
 
-def _sides(flows: Flows, clean: Callable[[], Awaitable[None]]) -> Mapping[str, Sides]:
-    written = partial(Side, programs="baseline", warm_up=partial(flows.by_hand, _DIAMOND, WARM_UP_FLOWS))
+def sides_of(flows: Flows, clean: Callable[[], Awaitable[None]]) -> Mapping[str, Sides]:
+    """Return how the rows take samples."""
+    written = partial(Side, programs="baseline", warm_up=partial(flows.by_hand, DIAMOND, WARM_UP_FLOWS))
     ours = partial(Side, programs="flowkit", warm_up=flows.warm_up)
     chain = {
         "baseline": written(run=flows.chains_by_hand),
-        "flowkit": ours(run=flows.chains_by_flowkit, prepare=partial(flows.create, _CHAIN, CHAINS)),
+        "flowkit": ours(run=flows.chains_by_flowkit, prepare=partial(flows.create, CHAIN_LEVELS, CHAINS)),
     }
     at_once = {
         row.name: {
             "baseline": written(run=partial(flows.at_once_by_hand, row.items)),
-            "flowkit": ours(run=flows.at_once_by_flowkit, prepare=partial(flows.create, _DIAMOND, row.items)),
+            "flowkit": ours(run=flows.at_once_by_flowkit, prepare=partial(flows.create, DIAMOND, row.items)),
         }
         for row in (AT_ONCE, MANY_AT_ONCE)
     }
@@ -177,12 +185,12 @@ class Flows:
 
     async def warm_up(self) -> None:
         """Run some flows at once, which takes less time than a whole sample."""
-        await self.create(_DIAMOND, WARM_UP_FLOWS)
+        await self.create(DIAMOND, WARM_UP_FLOWS)
         await self.at_once_by_flowkit()
 
     async def chains_by_hand(self) -> float:
         """Run chains one after another, and return the milliseconds per job."""
-        return sum([await self.by_hand(_CHAIN, 1) for _ in range(CHAINS)]) / CHAINS / CHAIN_JOBS * 1000
+        return sum([await self.by_hand(CHAIN_LEVELS, 1) for _ in range(CHAINS)]) / CHAINS / CHAIN_JOBS * 1000
 
     async def chains_by_flowkit(self) -> float:
         """Run the flows that `create` has made one after another, and return the milliseconds per job."""
@@ -193,7 +201,7 @@ class Flows:
 
     async def at_once_by_hand(self, count: int) -> float:
         """Run flows at once, and return the flows per second."""
-        return count / await self.by_hand(_DIAMOND, count)
+        return count / await self.by_hand(DIAMOND, count)
 
     async def at_once_by_flowkit(self) -> float:
         """Run the flows that `create` has made at once. Return the flows per second, from the first `flow.start`."""
@@ -240,18 +248,20 @@ class Flows:
 
     async def show_another(self) -> None:
         """Run a flow whose status is asked for from now on."""
-        (self._shown,) = await self.create(_CHAIN, 1)
+        (self._shown,) = await self.create(CHAIN_LEVELS, 1)
         await self._run(self._shown)
 
     async def bare_status(self) -> float:
         """Ask the bare route for the status of the flow, and return the requests per second."""
-        return await self._requests(f"http://127.0.0.1:{self._ports.bare}/")
+        return await self.requests(self._ports.bare)
 
     async def status(self) -> float:
         """Ask the gateway for the status of the flow, and return the requests per second."""
-        return await self._requests(f"http://127.0.0.1:{self._ports.gateway}/")
+        return await self.requests(self._ports.gateway)
 
-    async def _requests(self, url: str) -> float:
+    async def requests(self, port: int) -> float:
+        """Ask the server on a port for the status of the flow, and return the requests per second."""
+        url = f"http://127.0.0.1:{port}/"
         connector = aiohttp.TCPConnector(limit=CONNECTIONS)
         async with aiohttp.ClientSession(connector=connector) as session:
             await self._ask(session, url, REQUESTS // 10)

@@ -47,7 +47,8 @@ class FlowByHand:
         lease, longest = timedelta(seconds=45), timedelta(seconds=TIMEOUT_SEC + 60)
         times: Any = {"start_to_close_timeout": longest, "heartbeat_timeout": lease}
         given = [task, index, job, plan["payload"], plan["supervisor"]]
-        await workflow.execute_activity("job", args=given, task_queue=f"{QUEUE}.job", **times)
+        queue = f"{workflow.info().task_queue}.job"
+        await workflow.execute_activity("job", args=given, task_queue=queue, **times)
 
 
 class Activities(baseline.Activities):

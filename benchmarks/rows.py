@@ -134,7 +134,7 @@ class Measured:
 
 COLLECTIONS = (
     *("tasks", "artifacts", "metrics_raw", "stream_progress", "node_shards", "worker_events"),
-    *("dispatches", "bare_dispatches", "flows", "flow_messages", "flow_events"),
+    *("dispatches", "bare_dispatches", "floor_dispatches", "flows", "flow_messages", "flow_events"),
 )
 
 

@@ -136,6 +136,9 @@ class TaskNode:
     finished_at: float | None = None
 
 
+_NOT_IN_TASK: Final = TaskNode()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlowRun:
     """The latest run of a flow."""
@@ -192,9 +195,11 @@ def node_states(nodes: Iterable[FlowNode], run: FlowRun | None) -> dict[int, Job
     }
     return {
         node.id: _node_state(
-            run.nodes.get(node.id) or TaskNode(),
+            begun := run.nodes.get(node.id) or _NOT_IN_TASK,
             run.dispatches.get(node.id) or (),
-            is_open=completed.issuperset(node.depends) and not waiting_on(node, run),
+            is_open=begun.status is TaskNodeStatus.QUEUED
+            and completed.issuperset(node.depends)
+            and not waiting_on(node, run),
         )
         for node in nodes
     }
@@ -230,7 +235,9 @@ def _node_state(node: TaskNode, dispatches: Sequence[JobDispatch], *, is_open: b
 
 def _current(node: TaskNode, dispatches: Sequence[JobDispatch] | None) -> JobDispatch | None:
     """Return the dispatch of the latest attempt of a node; None until this attempt has opened it."""
-    own = [each for each in dispatches or () if each.generation == node.generation]
+    if not dispatches:
+        return None
+    own = [each for each in dispatches if each.generation == node.generation]
     latest = max(own, key=lambda each: each.retry, default=None)
     return None if latest is None or latest.retry < node.failures else latest
 
