@@ -128,9 +128,10 @@ def test_handlers_of_signals_await_nothing(name: str) -> None:
 def test_a_run_stays_open_while_an_action_is_in_progress() -> None:
     idle = ast.unparse(METHODS[TaskActions]["is_idle"])
     assert [each for each in ("_resets", "_changes_graph", "_settling") if f"self.{each}" not in idle] == []
-    for name in ("_run_task", "_is_idle", "_stop"):
+    assert "self._is_done" in ast.unparse(METHODS[Task]["_run_task"])
+    for name in ("_is_done", "_is_idle", "_stop"):
         assert "self._updates_waiting" in ast.unparse(METHODS[Task][name])
-    for name in ("_run_task", "_is_idle", "_prepare_continue_as_new"):
+    for name in ("_is_done", "_is_idle", "_prepare_continue_as_new"):
         assert "self._actions.is_idle" in ast.unparse(METHODS[Task][name])
 
 

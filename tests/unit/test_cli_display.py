@@ -43,6 +43,7 @@ from flowkit.reading.state import (
     add_workers,
     find_untaken,
     find_workers,
+    has_later_attempts,
     mark_waiting,
     read_waits,
 )
@@ -81,6 +82,15 @@ def test_only_a_running_node_waits_for_a_worker(status: str) -> None:
 def test_node_taken_by_a_worker_no_longer_waits() -> None:
     once = mark_waiting(task(node("a")), frozenset({"a.1"}))
     assert not mark_waiting(once, frozenset()).nodes[0].waiting
+
+
+def test_a_description_from_before_an_attempt_was_scheduled_is_noticed() -> None:
+    """Otherwise its node would be shown as if a worker ran it."""
+    pending = [PendingActivityInfo(activity_id="b.1")]
+    description: Any = SimpleNamespace(raw_description=SimpleNamespace(pending_activities=pending))
+    assert has_later_attempts(task(node("a"), node("b")), description)
+    assert has_later_attempts(task(node("b", attempt=2)), description)
+    assert not has_later_attempts(task(node("a", "finished"), node("b")), description)
 
 
 def test_an_attempt_that_no_worker_has_started_is_known_although_the_document_lacks_it() -> None:

@@ -242,13 +242,16 @@ class TaskReader:
     async def _with_waiting(self, view: TaskView) -> TaskView:
         """Return `view` with the nodes that wait for a worker.
 
-        If a node waits, check again: a worker may have started its attempt between the first check and `view`.
+        If a node waits, check again: a worker may have started its attempt between the first check and `view`. Check
+        again, too, if an attempt has been scheduled between them; who reads repeatedly sees it with the next view.
         """
         for refresh in (False, True):
             if refresh:
                 self._description = await self._describe()
             view = mark_waiting(add_pending(view, self._description), find_untaken(self._description))
-            if not any(node.waiting for node in view.nodes):
+            if any(node.waiting for node in view.nodes):
+                continue
+            if self._keep or not has_later_attempts(view, self._description):
                 break
         view = await self._with_pins(view)
         now = time.time()
@@ -403,6 +406,15 @@ def add_pending(view: TaskView, description: WorkflowExecutionDescription | None
         return replace(node, status=running, attempt=epoch, waits_for="", next_retry_at=None)
 
     return replace(view, nodes=tuple(map(scheduled, view.nodes))) if pending else view
+
+
+def has_later_attempts(view: TaskView, description: WorkflowExecutionDescription | None) -> bool:
+    """Return whether nodes run whose attempts the description does not have: an engine runs them, or it is older."""
+    pending = {key_of(each.activity_id) for each in _list_pending(description)}
+    return any(
+        node.status == NodeStatus.RUNNING and (node.node_id, node.attempt) not in pending
+        for node in view.nodes
+    )
 
 
 def add_batches(view: TaskView, batches: Mapping[str, int]) -> TaskView:
