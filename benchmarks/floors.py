@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SIDE = "floor"
 FLOORED = tuple(case for case in CASES if case.name in {"chain of 30", "20 functions in a row"})
 SIDES = ("baseline", "flowkit")
-"""The sides of a row that a floor stands beside."""
+"""The sides of a row with which a floor is compared."""
 
 
 def _program(name: str, *arguments: str, side: str = SIDE) -> Program:

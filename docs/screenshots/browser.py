@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from playwright.async_api import async_playwright, expect
+
+from flowkit.pictures.programs import find_browser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -21,7 +22,6 @@ _ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-_PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 _COLUMNS_OUT = ("Run ID", "Type")
 _COLUMNS_IN = ("FlowkitPipeline", "FlowkitStatus")
 
@@ -117,7 +117,7 @@ class WebUI:
 @asynccontextmanager
 async def open_page() -> AsyncIterator[Page]:
     """Open an empty page; raises NoChromium without a browser."""
-    program = next((found for name in _PROGRAMS if (found := shutil.which(name))), None)
+    program = find_browser()
     if program is None:
         raise NoChromium(NoChromium.__doc__)
     async with async_playwright() as driver:

@@ -10,8 +10,9 @@ from tests.examples.runs import run
 from tests.examples.test_code_index_page import HOSTILE, HOSTILE_TREE
 
 from code_index.page.attempts import build_attempts
-from code_index.page.browser import Viewport, find_browser, load_page, take_screenshot
+from code_index.page.browser import Viewport, load_page, take_screenshot
 from code_index.page.render import build_figures, write_page
+from flowkit.pictures.programs import find_browser
 
 if TYPE_CHECKING:
     from pathlib import Path

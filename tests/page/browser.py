@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import pytest
+
+from flowkit.pictures.programs import find_browser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from flowkit.page.process import PageProcess
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync")
 TIMEOUT_MS = 60_000
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
@@ -27,7 +27,7 @@ AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 async def open_browser() -> AsyncIterator[Browser]:
     """Start a headless Chromium. Skip the test, with a notice, where there is none."""
     playwright = pytest.importorskip("playwright.async_api", reason="Playwright is not installed")
-    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    program = find_browser()
     if program is None:
         pytest.skip("there is no Chromium on PATH; install one (Debian: apt-get install chromium)")
     playwright.expect.set_options(timeout=TIMEOUT_MS)

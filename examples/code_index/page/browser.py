@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -13,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from code_index.errors import DemoError
+from flowkit.pictures.programs import BROWSERS, find_browser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 TIMEOUT_SEC = 120.0
 _VIRTUAL_TIME_MS = 20_000
@@ -56,11 +54,6 @@ class PageLoad:
     """URLs that the page requested, without requests of the browser itself."""
 
 
-def find_browser() -> str | None:
-    """Return a Chromium-based browser on PATH; None if there is none."""
-    return next((found for name in PROGRAMS if (found := shutil.which(name))), None)
-
-
 def load_page(page: Path) -> PageLoad:
     """Load a page and wait until it is drawn."""
     with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +90,7 @@ def _run(
 ) -> subprocess.CompletedProcess[str]:
     browser = find_browser()
     if browser is None:
-        raise DemoError(f"there is no browser on PATH; install one of: {', '.join(PROGRAMS)}")
+        raise DemoError(f"there is no browser on PATH; install one of: {', '.join(BROWSERS)}")
     profile = f"--user-data-dir={Path(folder, 'profile')}"
     command = [browser, *_FLAGS, profile, *options, page.resolve().as_uri()]
     try:

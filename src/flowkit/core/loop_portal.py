@@ -92,7 +92,7 @@ class _RemoteTask(asyncio.Future[T]):
             self.get_loop().call_soon_threadsafe(self._settle, task)
 
     def _settle(self, task: asyncio.Task[T]) -> None:
-        """Take over the outcome of the task, unless nobody waits for it any more."""
+        """Take over the outcome of the task, unless a second cancel has ended the wait."""
         if self.done():
             cancel_until_done(task)  # Marks its error as read.
         elif task.cancelled():

@@ -34,7 +34,13 @@ from flowkit.page.shared import SharedReads
 from flowkit.reading.attempts import read_attempts
 from flowkit.reading.documents import reading
 from flowkit.reading.graphs import view_graph
-from flowkit.reading.results import debug_command, debug_node_command, read_result
+from flowkit.reading.results import (
+    debug_command,
+    debug_node_command,
+    make_view,
+    read_result,
+    require_node,
+)
 from flowkit.reading.state import LOOK_UP_TIMEOUT
 from flowkit.reading.timeline import explain_task, to_json
 from flowkit.server.errors import HttpError
@@ -309,8 +315,8 @@ class PageApi:
         self._web_ui = web_ui
         self._read_only = read_only
         self._version = version
-        self._attempts = SharedReads(self._read_attempts)
-        self._explanations = SharedReads(self._explain)
+        self._attempts = SharedReads(self._read_attempts, most_sec=_READ_SEC)
+        self._explanations = SharedReads(self._explain, most_sec=_READ_SEC)
         """Each read of attempts of a whole task, and of an explanation, fetches the whole history from Temporal."""
 
     async def session(self, given: Given) -> Session:
@@ -377,9 +383,12 @@ class PageApi:
     async def get_node(self, given: Given) -> NodeDetails:
         """Return the definition of a node, and what it has stored."""
         task_id, node_id = given.query.task_id, given.query.node
-        document = await self._document(task_id)
-        view, _ = await read_result(self._servers.catalog, task_id, node_id, 1, 0)
-        (result,) = view.nodes
+        document, catalog = await self._document(task_id), self._servers.catalog
+        with reading(task_id):
+            require_node(document, node_id)
+        stored, batches = await catalog.results(task_id), await catalog.batches(task_id)
+        with reading(task_id):
+            (result,) = make_view(document, stored, batches, node_id).nodes
         (entry,) = [each for each in document["graph"]["nodes"] if each["node_id"] == node_id]
         return NodeDetails(
             node_id=node_id,
@@ -418,8 +427,7 @@ class PageApi:
         return await self._read_attempts(task_id, node_id)
 
     async def _read_attempts(self, task_id: str, node_id: str | None = None) -> AttemptsFound:
-        async with asyncio.timeout(_READ_SEC):
-            found, complete = await read_attempts(self._servers, task_id, node_id)
+        found, complete = await read_attempts(self._servers, task_id, node_id)
         return AttemptsFound(attempts=[asdict(each) for each in found], complete=complete)
 
     async def explain(self, given: Given) -> Explained:
@@ -427,8 +435,7 @@ class PageApi:
         return await self._explanations.get(given.query.task_id)
 
     async def _explain(self, task_id: str) -> Explained:
-        async with asyncio.timeout(_READ_SEC):
-            return Explained(**to_json(await explain_task(self._servers, task_id)))
+        return Explained(**to_json(await explain_task(self._servers, task_id)))
 
     async def close(self) -> None:
         """End the reads that run."""

@@ -18,15 +18,18 @@ _SHORTEST_REUSE_SEC: Final = 1.0
 
 
 class SharedReads(Generic[T]):
-    """Results of a read, by what was read. One read at a time runs for each, whoever waits for it."""
+    """Results of a read, by what was read. At most one read of each runs at a time, for all callers."""
 
     def __init__(
         self,
         read: Callable[[str], Coroutine[Any, Any, T]],
         *,
+        most_sec: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Share the results of `read`. One that takes more than `most_sec` seconds ends with TimeoutError."""
         self._read = read
+        self._most_sec = most_sec
         self._clock = clock
         self._running: dict[str, asyncio.Task[T]] = {}
         self._results: dict[str, tuple[T, float]] = {}
@@ -49,7 +52,8 @@ class SharedReads(Generic[T]):
     async def _run(self, key: str) -> T:
         began = self._clock()
         try:
-            result = await self._read(key)
+            async with asyncio.timeout(self._most_sec):
+                result = await self._read(key)
             ended = self._clock()
             self._results[key] = result, ended + max(_SHORTEST_REUSE_SEC, _REUSE * (ended - began))
             return result
@@ -65,6 +69,6 @@ class SharedReads(Generic[T]):
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Take the error of a read for which nobody waits any more, which asyncio would log."""
+    """Take the error of a read that no caller awaits any more; asyncio would log it."""
     if not task.cancelled():
         task.exception()

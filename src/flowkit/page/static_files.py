@@ -20,7 +20,7 @@ POLICY: Final = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Scripts come only from this server, and none stands in a page. `wasm-unsafe-eval` allows the layout to run."""
+"""Scripts come only from this server, and no page contains one. `wasm-unsafe-eval` allows the layout to run."""
 
 _TYPES: Final[Mapping[str, str]] = {
     "html": "text/html; charset=utf-8",

@@ -27,9 +27,9 @@ def describe_waits(view: TaskView, hints: Sequence[str]) -> str:
     begun.sort(key=lambda node: (not node.awaits_decision, node.status in _ACTIVE and not node.waiting))
     sentences = [_describe_pause(paused) for paused in view.paused]
     sentences += [_describe_node(node) for node in begun[:_NAMED]]
-    if more := len(begun) - _NAMED:
+    if (more := len(begun) - _NAMED) > 0:
         verbs = "runs or waits" if more == 1 else "run or wait"
-        sentences += [f"{count_of(more, 'more node')} {verbs}."] if more > 0 else []
+        sentences.append(f"{count_of(more, 'more node')} {verbs}.")
     if not begun:
         sentences.append("No node runs, and none can start now.")
     return " ".join([*sentences, *(f"{hint[:1].upper()}{hint[1:]}." for hint in hints)])

@@ -396,7 +396,7 @@ def add_pending(view: TaskView, description: WorkflowExecutionDescription | None
 
     The task document has an attempt once a worker has started it.
     """
-    pending = dict(filter(None, (key_of(each.activity_id) for each in _list_pending(description))))
+    pending = dict(_list_pending_attempts(description))
 
     def scheduled(node: NodeRow) -> NodeRow:
         epoch = pending.get(node.node_id, 0)
@@ -410,7 +410,7 @@ def add_pending(view: TaskView, description: WorkflowExecutionDescription | None
 
 def has_later_attempts(view: TaskView, description: WorkflowExecutionDescription | None) -> bool:
     """Return whether nodes run whose attempts the description does not have: an engine runs them, or it is older."""
-    pending = {key_of(each.activity_id) for each in _list_pending(description)}
+    pending = {*_list_pending_attempts(description)}
     return any(
         node.status == NodeStatus.RUNNING and (node.node_id, node.attempt) not in pending
         for node in view.nodes
@@ -805,6 +805,11 @@ def _make_bare_view(task_id: str) -> TaskView:
 
 def _list_pending(description: WorkflowExecutionDescription | None) -> Sequence[PendingActivityInfo]:
     return description.raw_description.pending_activities if description else ()
+
+
+def _list_pending_attempts(description: WorkflowExecutionDescription | None) -> Iterator[tuple[str, int]]:
+    """Yield node id and epoch of each attempt that Temporal has scheduled and that has not ended."""
+    return filter(None, (key_of(each.activity_id) for each in _list_pending(description)))
 
 
 def find_untaken(description: WorkflowExecutionDescription | None) -> frozenset[str]:
