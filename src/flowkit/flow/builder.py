@@ -21,7 +21,7 @@ from flowkit.flow.values import present, to_json, to_seconds
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.routes import find_routers
 from flowkit.graph.submission import validate_input
-from flowkit.models import APPROVAL, COORDINATOR_FN, DELAY
+from flowkit.models import APPROVAL, COORDINATOR_FN, DELAY, ENGINE_TYPES
 from flowkit.text import kind_of
 
 if TYPE_CHECKING:
@@ -244,10 +244,20 @@ class Flow(Generic[P]):
             **({"name": self.name} if self.name else {}),
             **{key: self._settings[key] for key in SETTINGS if key in self._settings},
             **self._extra,
-            "nodes": [spec.to_dict() for spec in specs],
+            "nodes": [spec.to_dict(ignores_parents=self._ignores_parents(spec)) for spec in specs],
             **({"edges_ex": edges} if edges else {}),
         }
         return deepcopy(graph)
+
+    def _ignores_parents(self, spec: NodeSpec) -> bool:
+        """Return whether a node with parents that store batches has said that it does not read them.
+
+        The types of a handler say where its items come from, and others may read the batches themselves.
+        """
+        handler = self.handlers.get(spec.kind)
+        is_typed = handler is not None and (handler.is_source or handler.input_type is not None)
+        stores = any(self._nodes[parent].spec.kind not in ENGINE_TYPES for parent in spec.links)
+        return is_typed and stores and "map" not in spec.fields
 
     def dump_params(self, params: P | Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return params as JSON, with the default values of the type `P`. Unknown keys are kept.

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
+from flowkit.activities.hook_calls import RESERVED
 from flowkit.errors import BadCondition, GraphError
-from flowkit.flow.specs import ADAPTER, ADAPTER_ARGS, walk_places
+from flowkit.flow.specs import walk_places
 from flowkit.flow.types import differing_items
 from flowkit.graph import cel
 from flowkit.graph.expressions import MAP_OVER, find_expressions
 from flowkit.graph.submission import validate_input
 from flowkit.models.graphs import FAILED_NODES_KEY
-from flowkit.text import names, one_line, printable, printed, suggestion, truncate
+from flowkit.text import add_caret, names, one_line, printable, printed, suggestion, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,6 @@ HERE = "this-flow"
 
 _KNOWN_PARAMS = ("pipeline_name", "priority")
 """Params that FlowKit reads itself, whatever the type of the params is."""
-_RESERVED = (ADAPTER, ADAPTER_ARGS, FAILED_NODES_KEY)
 _ENOUGH = 11
 _PROBLEM_CHARS = 300
 
@@ -148,7 +148,7 @@ def _access_problems(text: str, schemas: Mapping[str, Schema]) -> Iterator[str]:
             owner = ".".join((access.root, *access.path[:place]))
             name = access.path[place]
             hint = suggestion(name, known) or f"; it has {names(sorted(known))}"
-            yield cel.add_caret(f"{owner} has no {printed(name)}{hint}", text, access.position)
+            yield add_caret(f"{owner} has no {printed(name)}{hint}", text, access.position)
 
 
 def _find_unknown(
@@ -168,14 +168,13 @@ def _find_unknown(
     if branches:
         found = [_find_unknown(each, path, root, place) for each in branches]
         return None if None in found else found[0]
-    properties, more = schema.get("properties"), schema.get("additionalProperties", False)
-    if not properties and more is False:
-        return None if schema.get("type") != "object" or properties is None else (place, [])
-    if path[place] in (properties or {}):
-        return _find_unknown((properties or {})[path[place]], path, root, place + 1)
-    if more is False:
-        return place, [*properties]
-    return _find_unknown(more, path, root, place + 1) if isinstance(more, dict) else None
+    more = schema.get("additionalProperties", "properties" not in schema)
+    properties: Schema = schema.get("properties", {})
+    if path[place] in properties:
+        return _find_unknown(properties[path[place]], path, root, place + 1)
+    if isinstance(more, dict):
+        return _find_unknown(more, path, root, place + 1)
+    return None if more else (place, list(properties))
 
 
 def _resolve(reference: str, root: Schema) -> Schema:
@@ -191,10 +190,10 @@ def _resolve(reference: str, root: Schema) -> Schema:
 
 def _input_problems(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[Found]:
     """Yield how the input of a node differs from what its handler reads from it."""
-    schemas = [*_list_input_schemas(node, handler)]
+    schemas = list(_list_input_schemas(node, handler))
     if not schemas:
         return
-    inline = {key: value for key, value in (node.io.input_inline or {}).items() if key not in _RESERVED}
+    inline = {key: value for key, value in (node.io.input_inline or {}).items() if key not in RESERVED}
     properties = {name: (sub, each) for each in schemas for name, sub in each.get("properties", {}).items()}
     reader = f"handler {type(handler).__name__}"
     is_open = any(each.get("additionalProperties") or "properties" not in each for each in schemas)
@@ -207,7 +206,8 @@ def _input_problems(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[Foun
         elif not is_open and not name.startswith("x-"):
             hint = suggestion(name, properties) or f"; it reads {names(sorted(properties)) or 'nothing'}"
             yield node.node_id, path, f"{reader} reads no input {printed(name)}{hint}"
-    for name in (name for each in schemas for name in each.get("required", ())):
+    required = [name for each in schemas for name in each.get("required", [])]
+    for name in required:
         if name not in inline and name != FAILED_NODES_KEY:
             yield (
                 node.node_id,
@@ -218,13 +218,12 @@ def _input_problems(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[Foun
 
 def _list_input_schemas(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[Schema]:
     """Yield the JSON Schemas that `input_inline` of a node must fit: that of the item, and that of the parameters."""
-    if not hasattr(handler, "is_source"):
-        return  # TEMPORARY
     own_item = not handler.is_source and not node.pulls and node.map is None
     if own_item and (schema := handler.input_schema()) is not None:
         yield schema
-    if (schema := handler.parameters_schema()) is not None:
-        yield schema
+    schema = handler.parameters_schema()
+    if schema is not None or handler.is_source:
+        yield schema or {"properties": {}}
 
 
 def _value_problems(name: str, value: Any, schema: Schema, root: Schema) -> Iterator[str]:

@@ -34,7 +34,6 @@ With True, on the first batch of each of them; with "first_batch", on the first 
 """
 
 Part = Literal["node", "io", "map", "retry_policy", "on_batch_failure", "routing"]
-_UNTYPED_ADAPTERS = (ADAPTER, ADAPTER_ARGS)
 
 
 class Ref(Generic[Out_co]):
@@ -188,7 +187,7 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
 
     def input(self, **values: Any) -> Self:
         """Give the node input in `io.input_inline`: values of JSON, models, or expressions (`cel`)."""
-        for key in _UNTYPED_ADAPTERS:
+        for key in (ADAPTER, ADAPTER_ARGS):
             if key in values:
                 raise self._error(f"input has {key!r}; call pulls, rechunks or own_input")
         self.spec.inline = {**(self.spec.inline or {}), **self._convert("input", values)}
@@ -221,8 +220,8 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
     ) -> Self:
         """Start after these nodes, without their results. With `streaming`, start earlier (`Streaming`).
 
-        `when` is the condition of the edges. `is_edge` lists the edges in `edges_ex` even if nothing else needs this;
-        they then take precedence over a route that leads from the parent to this node.
+        `when` is the condition of the edges. With `is_edge`, they take precedence over a route from a parent to this
+        node; otherwise the parent only repeats the route.
         """
         self._check_nodes("after", parents)
         for parent in parents:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flowkit.graph.input_adapters import NOOP
 from flowkit.graph.routes import ON_FAILURE, ON_SUCCESS
 from flowkit.graph.streams import ASYNC
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from flowkit.flow.places import Place
 
@@ -40,14 +41,14 @@ class Link:
     """Whether the first batch of the parent satisfies the edge."""
     when: str | None = None
     is_edge: bool = False
-    """Whether `edges_ex` lists the edge even if nothing else needs this: it then takes precedence over a route."""
+    """Whether the edge takes precedence over a route from the parent to the node. Then `edges_ex` lists it."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further keys of the edge, which FlowKit ignores."""
 
     @property
     def is_special(self) -> bool:
-        """Whether `depends_on` alone cannot express the edge."""
-        return bool(self.streams or self.when is not None or self.is_edge or self.extra)
+        """Whether the edge has a field of its own."""
+        return bool(self.streams or self.when is not None or self.extra)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -73,9 +74,14 @@ class NodeSpec:
     places: dict[str, Place] = field(default_factory=dict)
     """The lines of the program, by what they describe; that of the node itself by the empty text."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the node as JSON, with its keys in a fixed order."""
+    def to_dict(self, *, ignores_parents: bool = False) -> dict[str, Any]:
+        """Return the node as JSON, with its keys in a fixed order.
+
+        With `ignores_parents`, a node without an input adapter names `noop`, so that nobody misses the data of parents.
+        """
         inline = self._write_inline()
+        if ignores_parents and self.adapter is None and ADAPTER not in (inline or {}):
+            inline = {ADAPTER: NOOP, **(inline or {})}
         io = {**self.io, **({} if inline is None else {"input_inline": inline})}
         given = {**({"depends_on": [*self.links]} if self.links else {}), **self.fields, "io": io}
         own = {key: _sort(value, _INNER_ORDER.get(key, ())) for key, value in given.items()}
@@ -106,7 +112,7 @@ def _sort(given: Any, order: Iterable[str]) -> Any:
 
 
 def write_edges(specs: Iterable[NodeSpec]) -> list[dict[str, Any]]:
-    """Return the entries of `edges_ex`. If it has one edge to a node, it has all of them, so that both lists agree.
+    """Return the entries of `edges_ex`: of a node that needs one, those of all its parents, so that the lists agree.
 
     Only the repetition of a route stays out, because an edge would take precedence over the route.
     """
@@ -119,10 +125,16 @@ def write_edges(specs: Iterable[NodeSpec]) -> list[dict[str, Any]]:
     return [
         _write_edge(parent, spec.node_id, link)
         for spec in nodes
-        if any(link.is_special for link in spec.links.values())
+        if any(_needs_edge(spec, parent, routed) for parent in spec.links)
         for parent, link in spec.links.items()
-        if link.is_special or (parent, spec.node_id) not in routed
+        if _needs_edge(spec, parent, routed) or (parent, spec.node_id) not in routed
     ]
+
+
+def _needs_edge(spec: NodeSpec, parent: str, routed: Collection[tuple[str, str]]) -> bool:
+    """Return whether `depends_on` alone cannot express an edge."""
+    link = spec.links[parent]
+    return link.is_special or (link.is_edge and (parent, spec.node_id) in routed)
 
 
 def _write_edge(parent: str, child: str, link: Link) -> dict[str, Any]:
