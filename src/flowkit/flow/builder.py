@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypeVar
 
 from flowkit.errors import GraphError
-from flowkit.flow.checks import HERE, check_graph, params_problem
+from flowkit.flow.checks import HERE, check_graph, find_secret, params_problem
 from flowkit.flow.handlers import Handlers
 from flowkit.flow.nodes import FlowNode, make_error
 from flowkit.flow.places import calling_line
@@ -102,6 +102,9 @@ class Flow(Generic[P]):
         if schema.get("type", "object") != "object":
             problem = f"params is {params!r}, whose JSON is of type {schema['type']!r}; use a model"
             raise make_error(self._place, problem)
+        if (secret := find_secret(schema)) is not None:
+            remedy = "Temporal stores params in plain text; pass a reference instead"
+            raise make_error(self._place, f"params has the secret {secret!r}: {remedy}")
         self._settings[PARAMS_SCHEMA] = schema
 
     @classmethod

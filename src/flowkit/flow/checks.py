@@ -238,6 +238,16 @@ def _value_problems(name: str, value: Any, schema: Schema, root: Schema) -> Iter
         yield f"input {name!r} is {printed(value)}: {shown}"
 
 
+def find_secret(schema: Any) -> str | None:
+    """Return the name of a field in the JSON Schema of a type whose JSON hides the value, such as a SecretStr."""
+    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    if isinstance(schema, dict):
+        for name, field in (schema.get("properties") or {}).items():
+            if isinstance(field, dict) and field.get("writeOnly"):
+                return str(name)
+    return next((found for each in parts if (found := find_secret(each)) is not None), None)
+
+
 def params_problem(error: Mapping[str, Any]) -> str:
     """Return one error of pydantic about params as a problem that names the place, the value and what is expected."""
     place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in error["loc"])
