@@ -60,6 +60,7 @@ LOADED: dict[str, list[str]] = {
     "flowkit.workflows.scheduling.scheduler": ["motor", "pymongo", "temporalio"],
     "flowkit.graph.validation": ["motor", "pymongo", "temporalio"],
     "flowkit.graph.conditions": ["motor", "pymongo", "temporalio", "cel_expr_python"],
+    "flowkit.flow": ["motor", "pymongo", "temporalio", "cel_expr_python"],
     "flowkit.workflows.task": [
         *("motor", "pymongo", "cel_expr_python"),
         *("flowkit.adapters", "flowkit.activities"),
