@@ -155,7 +155,7 @@ class JsonType:
         wanted = re.sub(r"^Input should be ", "expected ", str(found["msg"]))
         wanted = re.sub(r"^(Value error|Assertion failed), ", "", wanted)
         hidden = self._secrets is None or _is_secret(self._secrets, found["loc"], found["input"])
-        value = _HIDDEN if hidden else _shown_value(found["input"], hide)
+        value = _HIDDEN if hidden else shown_value(found["input"], hide)
         return hide(f"{place} is ") + value + ", " + hide(printable(truncate(wanted, 200)))
 
     @cached_property
@@ -226,7 +226,7 @@ def _place(loc: Sequence[Any]) -> str:
     return printable(truncate(text, 200)) if text else "it"
 
 
-def _shown_value(value: Any, hide: Callable[[str], str]) -> str:
+def shown_value(value: Any, hide: Callable[[str], str]) -> str:
     """Return a value as JSON with its type, cut. Hidden values are replaced before the cut, which could split them."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
@@ -264,7 +264,24 @@ def _is_secret(schema: Mapping[str, Any], loc: Sequence[Any], value: Any) -> boo
         below = [*_below(found, part)]
         if below:
             found = [every for each in below for every in expanded(each, definitions)]
-    return any(each.get("format") == "password" or each.get("writeOnly") for each in found)
+    return any(_holds_secret(each, definitions, set()) for each in found)
+
+
+def _holds_secret(schema: Any, definitions: Mapping[str, Any], seen: set[str]) -> bool:
+    """Return whether a schema is that of a secret, or has one below it."""
+    if isinstance(schema, list):
+        return any(_holds_secret(each, definitions, seen) for each in schema)
+    if not isinstance(schema, dict):
+        return False
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        if name in seen:
+            return False
+        seen.add(name)
+        return _holds_secret(definitions.get(name), definitions, seen)
+    if schema.get("format") == "password" or schema.get("writeOnly") is True:
+        return True
+    return any(_holds_secret(each, definitions, seen) for key, each in schema.items() if key != "$defs")
 
 
 def _below(schemas: Sequence[Mapping[str, Any]], part: Any) -> Iterator[Mapping[str, Any]]:
