@@ -98,13 +98,13 @@ def load_yaml(text: str, places: Places | None = None) -> Any:
         raise YamlRefused(f"{problem}; write it as an escape in double quotes", found.start())
     if found := _TAG_DIRECTIVE.search(text):
         raise YamlRefused("FlowKit reads no directive %TAG; remove it", found.start())
-    reader = _Reader(places)
+    composer = _Composer(places)
     try:
         for event in yaml.parse(text, Loader=_PARSER):
-            reader.take(event)
+            composer.take(event)
     except yaml.MarkedYAMLError as error:
         raise _explain(error, text) from None
-    return reader.value
+    return composer.value
 
 
 def _explain(error: yaml.MarkedYAMLError, text: str) -> YamlRefused:
@@ -148,7 +148,7 @@ class _Frame:
         """The lines of the keys of an object."""
 
 
-class _Reader:
+class _Composer:
     """Makes the value of a document from its events."""
 
     def __init__(self, places: Places | None) -> None:
@@ -272,8 +272,12 @@ class _Reader:
 
     def _path(self) -> Path:
         """Return the path of the value that comes next, or that of the object whose key does."""
-        frames = self._frames[:-1] if self._frames and self._frames[-1].takes_key else self._frames
-        return tuple(len(each.value) if type(each.value) is list else each.key for each in frames)
+        steps = [len(each.value) - 1 if type(each.value) is list else each.key for each in self._frames]
+        if self._frames and self._frames[-1].takes_key:
+            steps.pop()
+        elif steps and isinstance(steps[-1], int):
+            steps[-1] += 1
+        return tuple(steps)
 
     # --- scalars ------------------------------------------------------------------------------------------------
 
