@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 from yaml import events
 
+from flowkit.errors import ConfigError
 from flowkit.limits import YAML_LEVELS, YAML_VALUES
 from flowkit.text import printed, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PARSER: Final[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-"""libyaml, or the slow parser of PyYAML where it was built without."""
+_PARSER: Final[Any] = getattr(yaml, "CBaseLoader", None)
+"""The parser of libyaml; None if PyYAML was built without it. PyYAML has a second one, which is slow and reads some texts
+otherwise."""
 
 Path = tuple[str | int, ...]
 """The keys and indexes that lead to a value."""
@@ -91,8 +93,13 @@ class YamlRefused(ValueError):
 def load_yaml(text: str, places: Places | None = None) -> Any:
     """Return the value of a YAML text with one document. Add the places of its outer values to `places`.
 
-    Raise YamlRefused if it is not valid, or has something that JSON lacks, a key twice, or too much of anything.
+    Raise YamlRefused if it is not valid, or has something that JSON lacks, a key twice, or too much of anything, and
+    ConfigError if PyYAML lacks libyaml.
     """
+    if _PARSER is None:
+        raise ConfigError(
+            "PyYAML was built without libyaml; install its wheel: pip install --only-binary :all: pyyaml"
+        )
     if found := _UNREADABLE.search(text):
         problem = f"a YAML text cannot contain the character {found[0]!a}"
         raise YamlRefused(f"{problem}; write it as an escape in double quotes", found.start())
