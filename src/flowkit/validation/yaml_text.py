@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PARSER: Final[Any] = getattr(yaml, "CBaseLoader", None)
-"""The parser of libyaml; None if PyYAML was built without it. PyYAML has a second one, which is slow and reads some texts
+"""The parser of libyaml; None if PyYAML was built without it. PyYAML's own parser is slow, and reads some texts
 otherwise."""
 
 Path = tuple[str | int, ...]
