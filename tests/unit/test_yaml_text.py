@@ -96,7 +96,10 @@ REFUSED: dict[str, tuple[int, str]] = {
         3,
         "the tag '!!python/object:os.system' is none of YAML's core schema",
     ),
-    "a: !local x": (3, "the tag '!local'"),
+    "a: !has(vars.x)": (
+        3,
+        "the tag '!has(vars.x)' is none of YAML's core schema; put a text that begins with !",
+    ),
     "a: !!timestamp 2026-01-31": (3, "the tag '!!timestamp'"),
     "a: !!set {x}": (3, "the tag '!!set'"),
     "a: !!bool yes": (3, "'yes' is no bool"),

@@ -226,7 +226,8 @@ class _Composer:
     def _alias(self, event: events.AliasEvent) -> None:
         """Add a copy of what an alias stands for, so that a change of one does not change the other."""
         if event.anchor not in self._anchors:
-            raise YamlRefused(f"nothing before it has the anchor &{event.anchor}", event.start_mark)
+            problem = f"nothing before it has the anchor &{event.anchor}; add it, or put the text in quotes"
+            raise YamlRefused(problem, event.start_mark)
         if (held := self._anchors[event.anchor]) is None:
             raise YamlRefused("the value contains itself by this alias; remove it", event.start_mark)
         value, values, levels = held
@@ -371,7 +372,8 @@ def _quoted(key: object, event: events.NodeEvent) -> str:
 
 
 def _foreign_tag(tag: str) -> str:
-    return f"the tag {printed(tag.replace(_TAG, '!!'))} is none of YAML's core schema; remove it"
+    remedy = "remove it" if tag.startswith(_TAG) else "put a text that begins with ! in quotes"
+    return f"the tag {printed(tag.replace(_TAG, '!!'))} is none of YAML's core schema; {remedy}"
 
 
 def _too_deep() -> str:
