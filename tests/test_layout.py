@@ -60,11 +60,11 @@ LOADED: dict[str, list[str]] = {
     "flowkit.workflows.scheduling.scheduler": ["motor", "pymongo", "temporalio"],
     "flowkit.graph.validation": ["motor", "pymongo", "temporalio"],
     "flowkit.graph.conditions": ["motor", "pymongo", "temporalio", "cel_expr_python"],
-    "flowkit.flow": ["motor", "pymongo", "temporalio", "cel_expr_python"],
     "flowkit.workflows.task": [
         *("motor", "pymongo", "cel_expr_python"),
         *("flowkit.adapters", "flowkit.activities"),
     ],
+    "flowkit.flow": ["motor", "pymongo", "cel_expr_python"],
     "flowkit.cli.app": ["flowkit.admission", "flowkit.gateway", "flowkit.server"],
     "flowkit.cli.up.processes": ["aiokafka"],
     "flowkit.cli.doctor.checks": ["aiokafka"],
