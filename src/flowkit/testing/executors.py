@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from flowkit.adapters.mongo import Database
-    from flowkit.models import AttemptInput, FirstBatch, Graph, Node, Settings
+    from flowkit.core.time import Clock
+    from flowkit.models import FirstBatch, Graph, Settings, ShardStarted
     from flowkit.worker import RoleHandler
 
 RUN = "test-run"
@@ -37,7 +38,8 @@ class LocalSignals:
     """Passes the signals of attempts to the task that runs in this process, in place of Temporal's client."""
 
     def __init__(self) -> None:
-        self.receive: Callable[[FirstBatch], None] = lambda batch: None
+        self.receive: Callable[[FirstBatch | ShardStarted], None] = lambda record: None
+        self.request_cancel: Callable[[str], None] = lambda reason: None
 
     def as_client(self) -> Any:
         """Return this object as the client of activities."""
@@ -47,45 +49,51 @@ class LocalSignals:
         """Return this object as the handle of the only task."""
         return self
 
-    async def signal(self, name: str, batch: FirstBatch, *, rpc_timeout: object = None) -> None:
+    async def signal(
+        self, name: str, record: FirstBatch | ShardStarted, *, rpc_timeout: object = None
+    ) -> None:
         """Pass on the signal."""
-        self.receive(batch)
+        self.receive(record)
 
-    async def cancel(self, **options: object) -> None:
-        """Raise RuntimeError, because tasks without Temporal cannot be cancelled."""
-        raise RuntimeError("a task of run_graph cannot be cancelled")
+    async def cancel(self, *, reason: str = "", **options: object) -> None:
+        """Request that the task stop."""
+        self.request_cancel(reason)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Executors:
-    """Runs nodes, and opens, records and closes tasks. Errors are the ones that activities raise to Temporal."""
+    """The activities of an engine and of a worker. Errors are the ones that activities raise to Temporal."""
 
     settings: Settings
     signals: LocalSignals
     _engine: Mapping[str | None, Callable[..., Any]]
     _role: Callable[[str], Callable[..., Any]]
 
-    async def attempt(self, node: Node, given: AttemptInput) -> None:
-        """Run one attempt. Raise ApplicationError, with the details of the failure, if it fails."""
-        called = self._engine[node.io.fn] if node.is_function else self._role(node.type)
-        await self._call(called, given, given.task_id)
+    def find(self, name: str, queue: str) -> Callable[..., Any]:
+        """Return the activity with this name on a task queue; `""` stands for the engine itself."""
+        own = {"", self.settings.queue, self.settings.function_queue}
+        return self._engine[name] if queue in own else self._role(name)
 
-    async def engine(self, name: str, record: Any) -> Any:
-        """Call one of the engine's own activities, and return its result."""
-        return await self._call(self._engine[name], record, record.task_id)
-
-    async def _call(self, activity: Callable[..., Any], record: object, task_id: str) -> Any:
-        environment = ActivityEnvironment(self.signals.as_client())
-        environment.info = replace(environment.info, workflow_id=task_id, workflow_run_id=RUN)
-        return await environment.run(activity, record)
+    def environment(self, task_id: str, run_id: str, *, is_local: bool) -> ActivityEnvironment:
+        """Return the environment in which an activity runs."""
+        made = ActivityEnvironment(self.signals.as_client())
+        made.info = replace(made.info, workflow_id=task_id, workflow_run_id=run_id, is_local=is_local)
+        return made
 
 
 @asynccontextmanager
 async def executors(
-    db: Database, graph: Graph, handlers: Sequence[RoleHandler], functions: Mapping[str, Any]
+    db: Database,
+    graph: Graph,
+    handlers: Sequence[RoleHandler],
+    functions: Mapping[str, Any],
+    clock: Clock,
 ) -> AsyncIterator[Executors]:
-    """Yield the executors for `graph` over one database. Raise ConfigError if a role has no handler or two."""
-    worker = Worker(db=db, roles=_create_roles(graph), handlers=_group_by_role(handlers))
+    """Yield the executors for `graph` over one database. Raise ConfigError if a role has no handler or two.
+
+    Handlers see `clock` as `ctx.clock`.
+    """
+    worker = Worker(db=db, roles=_create_roles(graph), handlers=_group_by_role(handlers), clock=clock)
     tasks, config = TaskStore(db), CoordinatorConfig()
     await tasks.prepare()
     settings = make_settings(
