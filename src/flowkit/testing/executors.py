@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +19,16 @@ from flowkit.engine.worker import (
     read_activity_name,
 )
 from flowkit.errors import ConfigError
-from flowkit.models import ENGINE_TYPES
+from flowkit.models import AttemptInput, CloseTask, NodeStatus, RecordTask
+from flowkit.reading.state import list_roles
 from flowkit.worker.runner import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from flowkit.adapters.mongo import Database
     from flowkit.core.time import Clock
-    from flowkit.models import FirstBatch, Graph, Settings, ShardStarted
+    from flowkit.models import FirstBatch, NodeRecord, Settings, ShardStarted
     from flowkit.worker import RoleHandler
 
 RUN = "test-run"
@@ -60,19 +61,55 @@ class LocalSignals:
         self.request_cancel(reason)
 
 
+class Trace:
+    """When nodes begin and end, oldest first: the id of a node, and `begins` or `ends`, which an attempt does."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+        self._ended: set[str] = set()
+
+    @contextmanager
+    def call(self, given: object) -> Iterator[None]:
+        """Note what the input of an activity says: that an attempt runs, or that nodes without attempts have ended."""
+        if isinstance(given, AttemptInput):
+            self.events.append((given.node_id, "begins"))
+            try:
+                yield
+            finally:
+                self.events.append((given.node_id, "ends"))
+            return
+        if isinstance(given, RecordTask | CloseTask):
+            self._note_ends(given.nodes)
+        yield
+
+    def _note_ends(self, records: Iterable[NodeRecord]) -> None:
+        for each in records:
+            if each.epoch == 0 and each.status is NodeStatus.FINISHED and each.node_id not in self._ended:
+                self._ended.add(each.node_id)
+                self.events += [(each.node_id, "begins"), (each.node_id, "ends")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Executors:
     """The activities of an engine and of a worker. Errors are the ones that activities raise to Temporal."""
 
     settings: Settings
     signals: LocalSignals
+    trace: Trace
     _engine: Mapping[str | None, Callable[..., Any]]
     _role: Callable[[str], Callable[..., Any]]
+    _roles: Collection[str]
 
     def find(self, name: str, queue: str) -> Callable[..., Any]:
         """Return the activity with this name on a task queue; `""` stands for the engine itself."""
         own = {"", self.settings.queue, self.settings.function_queue}
-        return self._engine[name] if queue in own else self._role(name)
+        if queue in own:
+            return self._engine[name]
+        if name not in self._roles:
+            raise ConfigError(
+                f"no handler for role {name!r}, which a change of the graph has added: pass one"
+            )
+        return self._role(name)
 
     def environment(self, task_id: str, run_id: str, *, is_local: bool) -> ActivityEnvironment:
         """Return the environment in which an activity runs."""
@@ -84,7 +121,7 @@ class Executors:
 @asynccontextmanager
 async def executors(
     db: Database,
-    graph: Graph,
+    graph: dict[str, Any],
     handlers: Sequence[RoleHandler],
     functions: Mapping[str, Any],
     clock: Clock,
@@ -93,7 +130,13 @@ async def executors(
 
     Handlers see `clock` as `ctx.clock`.
     """
-    worker = Worker(db=db, roles=_create_roles(graph), handlers=_group_by_role(handlers), clock=clock)
+    by_role = _group_by_role(handlers)
+    worker = Worker(
+        db=db, roles=[*{**dict.fromkeys(list_roles(graph)), **by_role}], handlers=by_role, clock=clock
+    )
+    worker.versions = dict.fromkeys(
+        worker.versions, ""
+    )  # Errors then name no worker, so that tests can compare them.
     tasks, config = TaskStore(db), CoordinatorConfig()
     await tasks.prepare()
     settings = make_settings(
@@ -112,15 +155,13 @@ async def executors(
         yield Executors(
             settings=settings,
             signals=LocalSignals(),
+            trace=Trace(),
             _engine=by_name,
             _role=(await worker.open()).activity_for,
+            _roles=worker.roles,
         )
     finally:
         await worker.stop()
-
-
-def _create_roles(graph: Graph) -> list[str]:
-    return list(dict.fromkeys(node.type for node in graph.nodes if node.type not in ENGINE_TYPES))
 
 
 def _group_by_role(handlers: Sequence[RoleHandler]) -> dict[str, RoleHandler]:

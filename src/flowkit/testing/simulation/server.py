@@ -17,7 +17,7 @@ from flowkit.testing.executors import RUN
 from flowkit.testing.simulation import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from temporalio.testing import ActivityEnvironment
 
@@ -66,9 +66,8 @@ class TaskServer:
         clock: VirtualClock,
         *,
         patience_sec: float,
-        observe: Callable[[], None] = lambda: None,
     ) -> None:
-        """`observe` is called whenever the workflow has run.
+        """Prepare the workflow.
 
         After `patience_sec` real seconds in which an attempt neither ends nor waits on the clock, time passes anyway.
         """
@@ -76,13 +75,15 @@ class TaskServer:
         self.clock = clock
         self._executors = executors
         self._patience_sec = patience_sec
-        self._observe = observe
+        self.observe: Callable[[], None] = lambda: None
+        """Called whenever the workflow has run."""
         self._jobs: list[Any] = []
         self._updates: dict[str, tuple[Any, asyncio.Future[Any]]] = {}
         """The actions without a result, by id: those not sent yet, or sent."""
         self._unsent: list[str] = []
         self._number = 0
-        self._ended = False
+        self.ended = False
+        self._view: dict[str, Any] = {"status": "queued", "nodes": []}
         self._error: BaseException | None = None
         self._pool = ThreadPoolExecutor(1, "flowkit-workflow")
         self._calls: Mapping[str, Callable[[Any], None]] = {
@@ -101,17 +102,17 @@ class TaskServer:
         executors.signals.receive = self.signal
         executors.signals.request_cancel = self.cancel
 
-    async def run(self, task: dict[str, Any], others: asyncio.Future[Any] | None = None) -> None:
+    async def run(self, task: dict[str, Any], others: Sequence[asyncio.Future[Any]] = ()) -> None:
         """Run the task with this input to its end. Raise the error of the engine or of `others` if there is one."""
         self._run = self._new_run("")
         self._jobs.append(messages.start(self.task_id, [messages.to_payload(task)], self.clock.now))
         try:
             while True:
                 self._activate_all()
-                if self._ended:
+                if self.ended:
                     return
                 await self._pass_time()
-                for error in (self._error, _error_of(others)):
+                for error in (self._error, *map(_error_of, others)):
                     if error is not None:
                         raise error
         finally:
@@ -151,7 +152,7 @@ class TaskServer:
 
     async def act(self, name: str, given: Mapping[str, Any]) -> Any:
         """Send an action, and return its result. Raise its error."""
-        if self._ended:
+        if self.ended:
             raise ApplicationError("the task has ended", type="rejected")
         job = messages.update(len(self._updates) + self._number, name, {**given})
         result = asyncio.get_running_loop().create_future()
@@ -163,10 +164,10 @@ class TaskServer:
 
     def view(self) -> dict[str, Any]:
         """Return the result of the query `status`."""
-        for command in self._send([messages.query("status")]):
-            found: dict[str, Any] = messages.from_payload(command.respond_to_query.succeeded.response)
-            return found
-        return {"status": "queued", "nodes": []}
+        if self._number and not self.ended:
+            (answer,) = self._send([messages.query("status")])
+            self._view = messages.from_payload(answer.respond_to_query.succeeded.response)
+        return self._view
 
     def _add(self, job: Any) -> None:
         self._jobs.append(job)
@@ -181,7 +182,7 @@ class TaskServer:
 
     def _activate_all(self) -> None:
         """Hand over what has happened, until nothing more happens at once. Updates come last, as with the engine."""
-        while (self._jobs or self._may_update) and not self._ended:
+        while (self._jobs or self._may_update) and not self.ended:
             jobs, self._jobs = self._jobs, []
             if not jobs:
                 jobs = [self._updates[each][0] for each in self._unsent]
@@ -190,7 +191,7 @@ class TaskServer:
                 kind = str(command.WhichOneof("variant"))
                 if (call := self._calls.get(kind)) is not None:
                     call(getattr(command, kind))
-            self._observe()
+            self.observe()
 
     @property
     def _may_update(self) -> bool:
@@ -209,7 +210,8 @@ class TaskServer:
         return list(completion.successful.commands)
 
     def _end(self, command: Any) -> None:
-        self._ended = True
+        self.view()
+        self.ended = True
 
     def _continue_as_new(self, command: Any) -> None:
         before = self._run.run_id
@@ -282,7 +284,8 @@ class TaskServer:
         function = self._executors.find(command.activity_type, "" if running.is_local else command.task_queue)
         given = messages.input_of(function, command.arguments)
         self._limit(running, given[0])
-        return await running.environment.run(function, *given)
+        with self._executors.trace.call(given[0]):
+            return await running.environment.run(function, *given)
 
     def _limit(self, running: _Running, given: object) -> None:
         """Let the clock end an attempt after its `timeout_sec`."""
@@ -306,8 +309,8 @@ class TaskServer:
             self._add(messages.cancelled(running.command, is_local=is_local))
 
 
-def _error_of(task: asyncio.Future[Any] | None) -> BaseException | None:
-    return task.exception() if task is not None and task.done() and not task.cancelled() else None
+def _error_of(task: asyncio.Future[Any]) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None
 
 
 def describe_waits(view: Mapping[str, Any]) -> str:
