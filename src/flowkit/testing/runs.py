@@ -111,6 +111,9 @@ class GraphRun:
     seconds: float = 0.0
     """How long the task took by its clock: of a simulated clock, the time that was skipped."""
 
+    web_ui: str = ""
+    """The address of the task in Temporal's Web UI, if it ran on a server."""
+
     def node(self, node: str | HasNodeId) -> NodeRun:
         """Return the outcome of a node, by its id or the node of a typed graph. Raise AssertionError for another."""
         node_id = node if isinstance(node, str) else node.node_id
@@ -170,7 +173,8 @@ class GraphRun:
         view = read_document(self.document, {name: len(node.batches) for name, node in self.nodes.items()})
         drawn = to_text(make_picture(view_graph(graph), {row.node_id: row for row in view.nodes}), _COLUMNS)
         errors = [f"{name}: {node.error}" for name, node in self.nodes.items() if node.error]
-        return "\n".join([drawn.plain.rstrip(), *(["", *errors] if errors else [])])
+        links = [f"Temporal's Web UI: {self.web_ui}"] if self.web_ui else []
+        return "\n".join([drawn.plain.rstrip(), *([""] if errors or links else []), *errors, *links])
 
     def _assert_status(self, wanted: TaskStatus) -> None:
         if self.status != wanted:
@@ -196,7 +200,12 @@ def _is_object(adapter: TypeAdapter[Any]) -> bool:
 
 
 async def read_run(
-    db: Database, task_id: str, *, events: Events | None = None, seconds: float | None = None
+    db: Database,
+    task_id: str,
+    *,
+    events: Events | None = None,
+    seconds: float | None = None,
+    web_ui: str = "",
 ) -> GraphRun:
     """Return the outcome of an ended task from its document. Without `events`, derive them from it, too."""
     document: dict[str, Any] = await db.tasks.find_one({"id": task_id})
@@ -211,6 +220,7 @@ async def read_run(
         document=document,
         events=_read_events(document["graph"]["nodes"]) if events is None else events,
         seconds=(read_document(document, {}).seconds or 0.0) if seconds is None else seconds,
+        web_ui=web_ui,
     )
     for node in document["graph"]["nodes"]:
         nodes[node["node_id"]] = await _read_node(db, task_id, node, run.picture)

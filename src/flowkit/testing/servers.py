@@ -80,16 +80,22 @@ class TestEngine:
         self._server = server
         self._namespace = namespace
 
-    async def submit(self, params: Mapping[str, Any] | None = None, *, task_id: str | None = None) -> str:
-        """Start a task with the graph of the engine, and return its id."""
+    async def submit(
+        self,
+        params: Mapping[str, Any] | None = None,
+        *,
+        graph: dict[str, Any] | None = None,
+        task_id: str | None = None,
+    ) -> str:
+        """Start a task with the graph of the engine, or another one with its roles, and return its id."""
         return await self.coordinator.create_task(
-            params={**(params or {})}, graph=self._graph, task_id=task_id
+            params={**(params or {})}, graph=graph or self._graph, task_id=task_id
         )
 
     async def wait(self, task_id: str, timeout_sec: float = 60.0) -> GraphRun:
         """Wait until a task has ended, and return its outcome. Raise TimeoutError after `timeout_sec` seconds."""
         await self.coordinator.wait(task_id, timeout=timeout_sec)
-        return await read_run(self.db, task_id)
+        return await read_run(self.db, task_id, web_ui=self.web_ui(task_id))
 
     async def status(self, task_id: str) -> str:
         """Return the status of a task."""
@@ -97,8 +103,9 @@ class TestEngine:
         return str(document["status"])
 
     def web_ui(self, task_id: str) -> str:
-        """Return the address of a task in Temporal's Web UI."""
-        return f"{self._server.ui_url}/namespaces/{self._namespace}/workflows/{task_id}"
+        """Return the address of a task in Temporal's Web UI; empty if that of the server is unknown."""
+        ui_url = self._server.ui_url
+        return ui_url and f"{ui_url}/namespaces/{self._namespace}/workflows/{task_id}"
 
 
 @asynccontextmanager
