@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from flowkit.testing.fixtures import FlowkitEnv, FlowkitRun, FlowkitTime
+    from flowkit.testing.env import FlowkitEnv
+    from flowkit.testing.fixtures import FlowkitRun, FlowkitTime
     from flowkit.testing.servers import LocalTemporal
 
 
@@ -59,6 +60,6 @@ def flowkit_env(flowkit_server: LocalTemporal) -> FlowkitEnv:
 
     Each test has its own task queue, and its own database in memory, or in the MongoDB of `MONGO_URL`.
     """
-    from flowkit.testing.fixtures import FlowkitEnv
+    from flowkit.testing.env import FlowkitEnv
 
     return FlowkitEnv(flowkit_server)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.testing import simulate, stub
-from flowkit.testing.fixtures import FlowkitEnv
+from flowkit.testing.env import FlowkitEnv
 from flowkit.testing.servers import LocalTemporal
 from flowkit.worker import BatchResult, RoleHandler
 

@@ -159,7 +159,12 @@ async def test_the_test_decides_approvals(decision: str, ends: str) -> None:
 
 async def test_a_function_decides_approvals() -> None:
     asked: list[str] = []
-    run = await simulate(ASK, stub("a"), decide=lambda node_id: asked.append(node_id) or "approve")
+
+    async def approve(node_id: str) -> str:
+        asked.append(node_id)
+        return "approve"
+
+    run = await simulate(ASK, stub("a"), decide=approve)
     assert (run.status, asked) == ("finished", ["ok"])
 
 

@@ -118,7 +118,7 @@ class GraphRun:
         """Return the outcome of a node, by its id or the node of a typed graph. Raise AssertionError for another."""
         node_id = node if isinstance(node, str) else node.node_id
         if node_id not in self.nodes:
-            raise AssertionError(f"the graph has no node {node_id!r}; its nodes are {names(self.nodes)}")
+            raise AssertionError(f"the graph has no node {node_id!r}; its nodes are {names([*self.nodes])}")
         return self.nodes[node_id]
 
     @overload

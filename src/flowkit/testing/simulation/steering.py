@@ -27,12 +27,12 @@ from flowkit.models import NodeStatus
 from flowkit.testing.simulation.server import TaskStuck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from datetime import datetime
 
     from flowkit.testing.simulation.server import TaskServer
 
-    Decisions = Mapping[str, str] | Callable[[str], str | None]
+    Decisions = Mapping[str, str] | Callable[[str], str | None | Awaitable[str | None]]
 
 
 class SimulatedTask:
@@ -155,11 +155,8 @@ async def decide_all(task: SimulatedTask, approvals: Sequence[str], decisions: D
 async def _decide(task: SimulatedTask, node_id: str, decisions: Decisions) -> None:
     while True:
         await task.until(node_id, NodeStatus.DEFERRED)
-        if isinstance(decisions, Mapping):
-            decision = decisions.get(node_id)
-        else:
-            decision = decisions(node_id)
-            decision = await decision if inspect.isawaitable(decision) else decision
+        made = decisions.get(node_id) if isinstance(decisions, Mapping) else decisions(node_id)
+        decision = await made if inspect.isawaitable(made) else made
         if decision is None:
             return
         await task.decide(node_id, decision)
