@@ -86,7 +86,7 @@ async def test_a_time_limit_ends_an_attempt_that_waits_on_the_clock() -> None:
 
 async def test_a_time_limit_ends_an_attempt_that_hangs() -> None:
     hanging = node("a", "hanging", timeout_sec=3600, **ONCE)
-    run = await simulate({"nodes": [hanging]}, Hanging(), patience_sec=0.05)
+    run = await simulate({"nodes": [hanging]}, Hanging(), hangs_after_sec=0.05)
     run.node("a").assert_failed(reason="timeout")
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphRun", "NodeRun", "Pipeline", "run_graph", "simulate"]
 
-_PATIENCE_SEC = 10.0
+_HANGS_AFTER_SEC = 10.0
 _HASTE_SEC = 0.2
 """How long `run_graph` lets working attempts delay the retries of others."""
 
@@ -129,7 +129,7 @@ async def run_graph(
         clock,
         _without_waits(job.given),
         seen=SystemClock(),
-        patience_sec=_HASTE_SEC,
+        hangs_after_sec=_HASTE_SEC,
         decide=lambda node_id: "approve",
         satisfied=(),
         script=None,
@@ -146,7 +146,7 @@ async def simulate(
     satisfied: Collection[str] = (),
     script: Script | None = None,
     start: datetime | None = None,
-    patience_sec: float = _PATIENCE_SEC,
+    hangs_after_sec: float = _HANGS_AFTER_SEC,
 ) -> GraphRun:
     """Run a task as `run_graph` does, with a clock that skips what the task waits for: backoffs, delays, deadlines.
 
@@ -158,9 +158,9 @@ async def simulate(
     An approval without one waits for its deadline. `satisfied` names the prerequisites that are satisfied. `script` is
     a coroutine function that gets the running task, a SimulatedTask, and steers it.
 
-    After `patience_sec` real seconds in which an attempt neither ends nor waits on the clock, time passes anyway: so
-    its `timeout_sec` and the deadlines end one that hangs. Raise TaskStuck if the task waits for something that does
-    not happen by itself.
+    An attempt that neither ends nor waits on the clock for `hangs_after_sec` real seconds counts as hanging. Time then
+    passes without it, so that its `timeout_sec` or a deadline ends it. Raise TaskStuck if the task waits for something
+    that does not happen by itself.
     """
     job = await _prepare(Pipeline.of(graph, handlers, functions), params, db)
     if script is None:  # A script may add nodes.
@@ -170,7 +170,7 @@ async def simulate(
         clock,
         job.given,
         seen=clock,
-        patience_sec=patience_sec,
+        hangs_after_sec=hangs_after_sec,
         decide=decide or {},
         satisfied=satisfied,
         script=script,
@@ -194,7 +194,7 @@ class _Job:
         given: dict[str, Any],
         *,
         seen: Clock,
-        patience_sec: float,
+        hangs_after_sec: float,
         decide: Decisions,
         satisfied: Collection[str],
         script: Script | None,
@@ -204,14 +204,14 @@ class _Job:
         async with executors(
             self.db, self.given["graph"], self.pipeline.handlers, self.functions, seen
         ) as ready:
-            server = TaskServer(self.task_id, ready, clock, patience_sec=patience_sec)
+            server = TaskServer(self.task_id, ready, clock, hangs_after_sec=hangs_after_sec)
             task = SimulatedTask(server)
             server.observe = task.observe
             approvals = [node.node_id for node in self.parsed.nodes if node.approval is not None]
             steering = _Steering(clock, task, approvals, decide, satisfied, script)
             async with steering.started():
                 await server.run(given, steering.tasks)
-                await steering.end(patience_sec)
+                await steering.end(hangs_after_sec)
         return await read_run(self.db, self.task_id, events=ready.trace.events, seconds=clock.now - begun)
 
 
@@ -255,13 +255,13 @@ class _Steering:
         with self._clock.party("the decisions"):
             await decide_all(self._task, self._approvals, self._decisions)
 
-    async def end(self, patience_sec: float) -> None:
+    async def end(self, hangs_after_sec: float) -> None:
         """Let the script continue to its end when the task has ended. Raise its error."""
         scripted = self.tasks[0]
         while not scripted.done():
-            await self._clock.settle(patience_sec)
+            await self._clock.settle(hangs_after_sec)
             if not scripted.done() and not self._clock.advance():
-                await asyncio.wait([scripted], timeout=patience_sec)
+                await asyncio.wait([scripted], timeout=hangs_after_sec)
         scripted.result()
 
 

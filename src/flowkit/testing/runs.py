@@ -122,17 +122,25 @@ class GraphRun:
         return self.nodes[node_id]
 
     @overload
-    def results(self, node: str | HasNodeId) -> list[dict[str, Any]]: ...
+    def results(self, node: str | HasNodeId) -> list[dict[str, Any]]:
+        """Return the results as objects."""
+
     @overload
-    def results(self, node: str | HasNodeId, kind: type[T]) -> list[T]: ...
+    def results(self, node: str | HasNodeId, kind: type[T]) -> list[T]:
+        """Return the results as values of a type."""
+
     def results(self, node: str | HasNodeId, kind: Any = None) -> list[Any]:
         """Return the results of the batches of a node, oldest first: as objects, or as values of the type `kind`."""
         return [_typed(each, kind) for each in self.node(node).batches]
 
     @overload
-    def final(self, node: str | HasNodeId) -> dict[str, Any]: ...
+    def final(self, node: str | HasNodeId) -> dict[str, Any]:
+        """Return the result as an object."""
+
     @overload
-    def final(self, node: str | HasNodeId, kind: type[T]) -> T: ...
+    def final(self, node: str | HasNodeId, kind: type[T]) -> T:
+        """Return the result as a value of a type."""
+
     def final(self, node: str | HasNodeId, kind: Any = None) -> Any:
         """Return what `finalize` of a node returned: as an object, or as a value of the type `kind`."""
         return _typed(self.node(node).final, kind)

@@ -11,7 +11,6 @@ from temporalio.activity import ActivityCancellationDetails
 from temporalio.exceptions import ApplicationError
 
 from flowkit.attempt.failures import failed_attempt, timed_out
-from flowkit.errors import FlowKitError
 from flowkit.models import AttemptInput, temporal_names
 from flowkit.testing.executors import RUN
 from flowkit.testing.simulation import messages
@@ -29,7 +28,7 @@ _TRY_CANCEL = 0
 """Temporal's value for: the workflow does not wait until the activity has stopped."""
 
 
-class TaskStuck(FlowKitError):
+class TaskStuck(Exception):
     """Raised if a simulated task waits for something that does not happen by itself."""
 
 
@@ -47,7 +46,7 @@ class _Running:
 
 
 @dataclass
-class _Run:
+class _WorkflowRun:
     """One run of the workflow: a task that continues as new has several."""
 
     run_id: str
@@ -65,16 +64,16 @@ class TaskServer:
         executors: Executors,
         clock: VirtualClock,
         *,
-        patience_sec: float,
+        hangs_after_sec: float,
     ) -> None:
         """Prepare the workflow.
 
-        After `patience_sec` real seconds in which an attempt neither ends nor waits on the clock, time passes anyway.
+        Time does not wait longer than `hangs_after_sec` real seconds for attempts that neither end nor wait for it.
         """
         self.task_id = task_id
         self.clock = clock
         self._executors = executors
-        self._patience_sec = patience_sec
+        self._hangs_after_sec = hangs_after_sec
         self.observe: Callable[[], None] = lambda: None
         """Called whenever the workflow has run."""
         self._jobs: list[Any] = []
@@ -120,7 +119,7 @@ class TaskServer:
 
     async def _pass_time(self) -> None:
         """Let everybody work until they wait, and then time pass, unless there is something for the workflow."""
-        settled = await self.clock.settle(self._patience_sec)
+        settled = await self.clock.settle(self._hangs_after_sec)
         if self._jobs or self._unsent or self._error or self.clock.advance():
             return
         if self._run.running or not settled:
@@ -173,10 +172,10 @@ class TaskServer:
         self._jobs.append(job)
         self.clock.note_change()
 
-    def _new_run(self, continued: str) -> _Run:
+    def _new_run(self, continued: str) -> _WorkflowRun:
         run_id = f"{RUN}-{self._number}" if continued else RUN
         queue, now = self._executors.settings.queue, self.clock.now_dt()
-        return _Run(run_id, messages.new_instance(self.task_id, run_id, queue, now, continued))
+        return _WorkflowRun(run_id, messages.new_instance(self.task_id, run_id, queue, now, continued))
 
     # --- the workflow -------------------------------------------------------------------------------------------
 
@@ -252,7 +251,7 @@ class TaskServer:
         running.task = asyncio.create_task(self._run_activity(self._run, running))
         self.clock.note_change()
 
-    async def _run_activity(self, run: _Run, running: _Running) -> None:
+    async def _run_activity(self, run: _WorkflowRun, running: _Running) -> None:
         with self.clock.party(running.command.activity_id or running.command.activity_type):
             job = await self._outcome(running)
             if run.running.pop((running.is_local, running.command.seq), None) is not None:
