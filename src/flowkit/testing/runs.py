@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from pydantic import TypeAdapter
-
+from flowkit.activities.json_types import JsonType
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.pictures.model import make_picture
@@ -194,17 +193,8 @@ class GraphRun:
 
 
 def _typed(stored: dict[str, Any], kind: Any) -> Any:
-    """Return a stored result as a value of a type. One that is no object is stored as `{"value": …}`."""
-    if kind is None:
-        return stored
-    adapter: TypeAdapter[Any] = TypeAdapter(kind)
-    is_value = stored.keys() == {"value"} and not _is_object(adapter)
-    return adapter.validate_python(stored["value"] if is_value else stored)
-
-
-def _is_object(adapter: TypeAdapter[Any]) -> bool:
-    schema = adapter.json_schema()
-    return schema.get("type") == "object" or "$ref" in schema
+    """Return a stored result as a value of a type."""
+    return stored if kind is None else JsonType(kind, "the type of results").from_meta(stored)
 
 
 async def read_run(
