@@ -297,3 +297,27 @@ async def test_functions_and_variables_work_as_on_servers() -> None:
     run.assert_finished()
     run.assert_order("set", "note")
     assert run.vars == {"n": 1}
+
+
+async def test_the_pauses_before_tries_of_a_batch_take_no_time() -> None:
+    batches = {"on_batch_failure": {"attempts": 6, "then": "quarantine"}}
+    flaky = stub("a", fails=ConnectionError("x"), times=5)
+    run = await simulate({"nodes": [node("a", "a", **batches)]}, flaky)
+    assert (run.status, run.nodes["a"].attempts, run.seconds) == ("finished", 1, 1 + 2 + 4 + 8 + 16)
+
+
+async def test_shards_and_maps_take_part() -> None:
+    class Shard(RoleHandler):
+        role = "shard"
+
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            await ctx.clock.sleep_ms(60_000)
+            return BatchResult(success=True, metrics={"items": batch.payload["items"]})
+
+    mapped = node("m", "shard", map={"over": "params.items", "parallel": 2})
+    run = await simulate({"nodes": [mapped]}, Shard(), params={"items": [1, 2, 3, 4]})
+    assert (run.status, sorted(each["items"] for each in run.results("m"))) == (
+        "finished",
+        [[1], [2], [3], [4]],
+    )
+    assert 60 <= run.seconds < 600
