@@ -260,11 +260,11 @@ async def test_a_script_extends_the_graph() -> None:
 
 async def test_the_error_of_a_script_ends_the_run() -> None:
     async def script(task: SimulatedTask) -> None:
-        await task.until("a", "running")
+        await task.until("ok", "deferred")
         raise LookupError("the script is wrong")
 
     with pytest.raises(LookupError, match="the script is wrong"):
-        await simulate({"nodes": [sleeper("a", sec=DAY)]}, Sleeper(), script=script)
+        await simulate(ASK, stub("a"), script=script)
 
 
 async def test_a_script_that_waits_for_what_never_happens_is_told_so() -> None:
@@ -321,3 +321,33 @@ async def test_shards_and_maps_take_part() -> None:
         [[1], [2], [3], [4]],
     )
     assert 60 <= run.seconds < 600
+
+
+async def test_actions_at_one_moment_are_all_applied() -> None:
+    async def script(task: SimulatedTask) -> None:
+        await task.until("a", "running")
+        await asyncio.gather(task.pause("node:b"), task.pause("node:c"))
+        await asyncio.gather(task.resume("node:b"), task.resume("node:c"))
+
+    nodes = [sleeper("a", sec=60), node("b", "b", "a"), node("c", "b", "a")]
+    run = await simulate({"nodes": nodes}, Sleeper(), stub("b"), script=script)
+    run.assert_finished()
+
+
+async def test_handlers_end_with_the_run() -> None:
+    ended: list[str] = []
+
+    class Stubborn(RoleHandler):
+        role = "stubborn"
+
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(ctx.node_id)
+            raise AssertionError("no code sets that event")
+
+    nodes = [node("s", "stubborn"), node("a", "a", **ONCE)]
+    run = await simulate({"nodes": nodes}, Stubborn(), stub("a", fails=ValueError("x")), hangs_after_sec=0.05)
+    assert statuses(run) == {"s": "cancelled", "a": "failed"}
+    assert (ended, run.seconds) == (["s"], 30)
