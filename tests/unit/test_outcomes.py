@@ -22,6 +22,12 @@ class Price(BaseModel):
     euros: int
 
 
+class Order(BaseModel):
+    """An item with a type."""
+
+    item: str
+
+
 def shop(**price: Any) -> dict[str, Any]:
     """Return a graph that prices orders."""
     return {"nodes": [node("orders", "orders"), {**node("price", "pricer", "orders"), "io": PULL, **price}]}
@@ -93,11 +99,11 @@ async def test_a_flow_brings_its_handlers_and_functions_and_stubs_replace_them()
     )
     handlers = {"orders": Real(), "pricer": stub("pricer", fails=ValueError)}
     flow = SimpleNamespace(to_dict=lambda: graph, handlers=handlers, functions={"close": close})
-    run = await run_graph(flow, stub("pricer", {"euros": 4}))
+    run = await run_graph(flow, stub("pricer", {"euros": 4}), params=Order(item="cup"))
     run.assert_finished()
     assert run.results("orders") == [{"item": "cup"}]
     assert run.results(SimpleNamespace(node_id="price"), Price) == [Price(euros=4)]
-    assert closed == [run.task_id]
+    assert (closed, run.document["params"]) == ([run.task_id], {"item": "cup"})
 
 
 async def test_a_failed_assertion_shows_the_graph_and_the_errors() -> None:
@@ -157,12 +163,6 @@ async def test_the_item_of_a_map_is_one_of_its_items() -> None:
     got = stub("a", lambda item: {"got": item})
     run = await run_graph({"nodes": [mapped]}, got, params={"items": [1, {"n": 2}]})
     assert run.results("a") == [{"got": 1}, {"got": {"n": 2}}]
-
-
-class Order(BaseModel):
-    """An item with a type."""
-
-    item: str
 
 
 @role("pricer")

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from pydantic import BaseModel
+
 from flowkit.activities.builtin_functions import default_adapters
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.core.time import SystemClock
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from flowkit.testing.simulation.steering import Decisions
     from flowkit.worker import RoleHandler
 
+    Params = Mapping[str, Any] | BaseModel
     Script = Callable[[SimulatedTask], Awaitable[object]]
 
 __all__ = ["GraphRun", "NodeRun", "Pipeline", "run_graph", "simulate"]
@@ -104,7 +107,7 @@ class Pipeline:
 async def run_graph(
     graph: dict[str, Any] | TypedGraph,
     *handlers: RoleHandler,
-    params: dict[str, Any] | None = None,
+    params: Params | None = None,
     functions: Mapping[str, Any] | None = None,
     db: Database | None = None,
 ) -> GraphRun:
@@ -139,7 +142,7 @@ async def run_graph(
 async def simulate(
     graph: dict[str, Any] | TypedGraph,
     *handlers: RoleHandler,
-    params: dict[str, Any] | None = None,
+    params: Params | None = None,
     functions: Mapping[str, Any] | None = None,
     db: Database | None = None,
     decide: Decisions | None = None,
@@ -201,9 +204,7 @@ class _Job:
     ) -> GraphRun:
         """Run the task with the input `given`, and return its outcome. Handlers see the clock `seen`."""
         begun = clock.now
-        async with executors(
-            self.db, self.given["graph"], self.pipeline.handlers, self.functions, seen
-        ) as ready:
+        async with executors(self.db, self.parsed, self.pipeline.handlers, self.functions, seen) as ready:
             server = TaskServer(self.task_id, ready, clock, hangs_after_sec=hangs_after_sec)
             task = SimulatedTask(server)
             server.observe = task.observe
@@ -265,10 +266,10 @@ class _Steering:
         scripted.result()
 
 
-async def _prepare(pipeline: Pipeline, params: dict[str, Any] | None, db: Database | None) -> _Job:
+async def _prepare(pipeline: Pipeline, params: Params | None, db: Database | None) -> _Job:
     task_id = str(uuid.uuid4())
     given = {
-        "params": convert_to_json("params", params or {}),
+        "params": convert_to_json("params", plain_params(params)),
         "graph": convert_to_json("graph", pipeline.graph),
     }
     parsed, new = validate_input(task_id, given), parse_input(task_id, given)
@@ -284,6 +285,11 @@ async def _prepare(pipeline: Pipeline, params: dict[str, Any] | None, db: Databa
         functions=known,
         db=database,
     )
+
+
+def plain_params(params: Params | None) -> dict[str, Any]:
+    """Return params as a dict; those of a typed graph may be a model."""
+    return params.model_dump(mode="json") if isinstance(params, BaseModel) else {**(params or {})}
 
 
 def _without_waits(given: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from flowkit.activities.json_types import JsonType
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.models import NodeStatus, TaskStatus
-from flowkit.pictures.model import make_picture
-from flowkit.pictures.text import to_text
-from flowkit.reading.graphs import view_graph
-from flowkit.reading.state import read_document
 from flowkit.text import names
 
 if TYPE_CHECKING:
@@ -58,10 +54,12 @@ class NodeRun:
 
     def assert_finished(self) -> None:
         """Raise AssertionError, which shows the graph, unless the node has finished."""
+        __tracebackhide__ = True
         self._assert_status(NodeStatus.FINISHED)
 
     def assert_failed(self, *, reason: str | None = None, error: str | None = None) -> None:
         """Raise AssertionError unless the node has failed, with this reason code and this text in its error."""
+        __tracebackhide__ = True
         self._assert_status(NodeStatus.FAILED)
         if reason is not None and self.reason_code != reason:
             self._fail(f"failed with {self.reason_code!r}, not with {reason!r}")
@@ -70,24 +68,29 @@ class NodeRun:
 
     def assert_skipped(self, reason: str | None = None) -> None:
         """Raise AssertionError unless the node was skipped, for this reason, such as `condition`."""
+        __tracebackhide__ = True
         self._assert_status(NodeStatus.SKIPPED)
         if reason is not None and self.skip_reason != reason:
             self._fail(f"was skipped because of {self.skip_reason!r}, not of {reason!r}")
 
     def assert_cancelled(self) -> None:
         """Raise AssertionError unless the node was cancelled."""
+        __tracebackhide__ = True
         self._assert_status(NodeStatus.CANCELLED)
 
     def assert_attempts(self, number: int) -> None:
         """Raise AssertionError unless the node has had so many attempts."""
+        __tracebackhide__ = True
         if self.attempts != number:
             self._fail(f"had {self.attempts} attempts, not {number}")
 
     def _assert_status(self, wanted: NodeStatus) -> None:
+        __tracebackhide__ = True
         if self.status != wanted:
             self._fail(f"is {self.status}, not {wanted.value}")
 
     def _fail(self, problem: str) -> None:
+        __tracebackhide__ = True
         raise AssertionError(f"node {self.node_id!r} {problem}\n\n{self.show()}")
 
 
@@ -146,25 +149,30 @@ class GraphRun:
 
     def assert_finished(self) -> None:
         """Raise AssertionError, which shows the graph and the errors of its nodes, unless the task has finished."""
+        __tracebackhide__ = True
         self._assert_status(TaskStatus.FINISHED)
 
     def assert_failed(self, reason: str | None = None) -> None:
         """Raise AssertionError unless the task has failed, with this text in its reason."""
+        __tracebackhide__ = True
         self._assert_status(TaskStatus.FAILED)
         if reason is not None and reason not in (self.reason or ""):
             self._fail(f"the task failed: {self.reason}; this does not contain {reason!r}")
 
     def assert_cancelled(self) -> None:
         """Raise AssertionError unless the task was cancelled."""
+        __tracebackhide__ = True
         self._assert_status(TaskStatus.CANCELLED)
 
     def assert_skipped(self, *nodes: str | HasNodeId) -> None:
         """Raise AssertionError unless all of these nodes were skipped."""
+        __tracebackhide__ = True
         for each in nodes:
             self.node(each).assert_skipped()
 
     def assert_order(self, *nodes: str | HasNodeId) -> None:
         """Raise AssertionError unless each of these nodes has ended before the next one began."""
+        __tracebackhide__ = True
         for earlier, later in pairwise(nodes):
             first, second = self.node(earlier).node_id, self.node(later).node_id
             ends = [place for place, event in enumerate(self.events) if event == (first, "ends")]
@@ -176,6 +184,11 @@ class GraphRun:
 
     def picture(self) -> str:
         """Return the graph with the state of each node, as text, and the errors of the nodes that have failed."""
+        from flowkit.pictures.model import make_picture
+        from flowkit.pictures.text import to_text
+        from flowkit.reading.graphs import view_graph
+        from flowkit.reading.state import read_document
+
         graph = self.document["graph"]
         view = read_document(self.document, {name: len(node.batches) for name, node in self.nodes.items()})
         drawn = to_text(make_picture(view_graph(graph), {row.node_id: row for row in view.nodes}), _COLUMNS)
@@ -184,11 +197,13 @@ class GraphRun:
         return "\n".join([drawn.plain.rstrip(), *([""] if errors or links else []), *errors, *links])
 
     def _assert_status(self, wanted: TaskStatus) -> None:
+        __tracebackhide__ = True
         if self.status != wanted:
             why = f": {self.reason}" if self.reason else ""
             self._fail(f"the task is {self.status}, not {wanted.value}{why}")
 
     def _fail(self, problem: str) -> None:
+        __tracebackhide__ = True
         raise AssertionError(f"{problem}\n\n{self.picture()}")
 
 
@@ -217,12 +232,18 @@ async def read_run(
         db=db,
         document=document,
         events=_read_events(document["graph"]["nodes"]) if events is None else events,
-        seconds=(read_document(document, {}).seconds or 0.0) if seconds is None else seconds,
+        seconds=_measure(document) if seconds is None else seconds,
         web_ui=web_ui,
     )
     for node in document["graph"]["nodes"]:
         nodes[node["node_id"]] = await _read_node(db, task_id, node, run.picture)
     return run
+
+
+def _measure(document: dict[str, Any]) -> float:
+    from flowkit.reading.state import read_document
+
+    return read_document(document, {}).seconds or 0.0
 
 
 async def _read_node(db: Database, task_id: str, node: dict[str, Any], show: Callable[[], str]) -> NodeRun:

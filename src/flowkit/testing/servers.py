@@ -17,7 +17,7 @@ from flowkit.coordinator import Coordinator
 from flowkit.local.temporal import TemporalServer
 from flowkit.payload_converter import configured_converter
 from flowkit.reading.state import list_roles
-from flowkit.testing.graphs import Pipeline
+from flowkit.testing.graphs import Pipeline, plain_params
 from flowkit.testing.memory import memory_database
 from flowkit.testing.runs import read_run
 from flowkit.worker import Worker
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flowkit.adapters.mongo import Database
-    from flowkit.testing.graphs import TypedGraph
+    from flowkit.testing.graphs import Params, TypedGraph
     from flowkit.testing.runs import GraphRun
     from flowkit.worker import RoleHandler
 
@@ -82,14 +82,14 @@ class TestEngine:
 
     async def submit(
         self,
-        params: Mapping[str, Any] | None = None,
+        params: Params | None = None,
         *,
         graph: dict[str, Any] | None = None,
         task_id: str | None = None,
     ) -> str:
         """Start a task with the graph of the engine, or another one with its roles, and return its id."""
         return await self.coordinator.create_task(
-            params={**(params or {})}, graph=graph or self._graph, task_id=task_id
+            params=plain_params(params), graph=graph or self._graph, task_id=task_id
         )
 
     async def wait(self, task_id: str, timeout_sec: float = 60.0) -> GraphRun:
