@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from flowkit.adapters.mongo import Database
-    from flowkit.testing.graphs import Params, TypedGraph
+    from flowkit.testing.graphs import TypedGraph
     from flowkit.testing.runs import GraphRun
     from flowkit.testing.servers import LocalTemporal, TestEngine
     from flowkit.worker import RoleHandler
@@ -29,7 +29,7 @@ class FlowkitEnv:
         self,
         graph: dict[str, Any] | TypedGraph,
         *handlers: RoleHandler,
-        params: Params | None = None,
+        params: Any = None,
         functions: Mapping[str, Any] | None = None,
         db: Database | None = None,
         timeout_sec: float = 60.0,
@@ -41,7 +41,7 @@ class FlowkitEnv:
         self,
         graph: dict[str, Any] | TypedGraph,
         handlers: tuple[RoleHandler, ...],
-        params: Params | None,
+        params: Any,
         functions: Mapping[str, Any] | None,
         db: Database | None,
         timeout_sec: float,

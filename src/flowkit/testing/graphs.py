@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from pydantic import BaseModel
-
 from flowkit.activities.builtin_functions import default_adapters
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.core.time import SystemClock
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from flowkit.testing.simulation.steering import Decisions
     from flowkit.worker import RoleHandler
 
-    Params = Mapping[str, Any] | BaseModel
     Script = Callable[[SimulatedTask], Awaitable[object]]
 
 __all__ = ["GraphRun", "NodeRun", "Pipeline", "run_graph", "simulate"]
@@ -65,6 +62,18 @@ class TypedGraph(Protocol):
         """Return the graph."""
 
 
+@runtime_checkable
+class TypedParams(Protocol):
+    """What knows the type of the params of its tasks, such as a Flow."""
+
+    def dump_params(self, params: Any = None) -> dict[str, Any]:
+        """Return params as JSON, with their default values."""
+
+
+def _dump_plain(params: Any = None) -> dict[str, Any]:
+    return dict(params or {})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """A graph with what runs it."""
@@ -72,6 +81,8 @@ class Pipeline:
     graph: dict[str, Any]
     handlers: list[RoleHandler]
     functions: dict[str, Any]
+    dump_params: Callable[[Any], dict[str, Any]] = _dump_plain
+    """Returns params with the default values that the type of a typed graph gives them."""
 
     @classmethod
     def of(
@@ -91,7 +102,12 @@ class Pipeline:
             plain, own, known = graph.to_dict(), graph.handlers, graph.functions
         replaced = {each.role for each in handlers}
         kept = [handler for role, handler in own.items() if role not in replaced]
-        return cls(graph=plain, handlers=[*kept, *handlers], functions={**known, **(functions or {})})
+        return cls(
+            graph=plain,
+            handlers=[*kept, *handlers],
+            functions={**known, **(functions or {})},
+            dump_params=graph.dump_params if isinstance(graph, TypedParams) else _dump_plain,
+        )
 
     def check_stubs(self, graph: dict[str, Any]) -> None:
         """Raise ConfigError for a stub whose role no node of the valid graph has."""
@@ -107,13 +123,15 @@ class Pipeline:
 async def run_graph(
     graph: dict[str, Any] | TypedGraph,
     *handlers: RoleHandler,
-    params: Params | None = None,
+    params: Any = None,
     functions: Mapping[str, Any] | None = None,
     db: Database | None = None,
 ) -> GraphRun:
     """Run a task to its end in this process, without any server, and return its outcome.
 
     `graph` is a graph, or a `Flow` with its handlers and functions; `handlers` replace those of a flow by role.
+    `params` is a dict, or for a flow also a value of the type of its params, whose defaults the flow adds.
+
     Handlers and coordinator functions run in the same activities as on a worker and an engine, and the workflow is that
     of an engine. `functions` adds to the built-in functions. To give handlers data to read, pass a database as `db`;
     the default is a new `memory_database()`.
@@ -142,7 +160,7 @@ async def run_graph(
 async def simulate(
     graph: dict[str, Any] | TypedGraph,
     *handlers: RoleHandler,
-    params: Params | None = None,
+    params: Any = None,
     functions: Mapping[str, Any] | None = None,
     db: Database | None = None,
     decide: Decisions | None = None,
@@ -266,10 +284,10 @@ class _Steering:
         scripted.result()
 
 
-async def _prepare(pipeline: Pipeline, params: Params | None, db: Database | None) -> _Job:
+async def _prepare(pipeline: Pipeline, params: Any, db: Database | None) -> _Job:
     task_id = str(uuid.uuid4())
     given = {
-        "params": convert_to_json("params", plain_params(params)),
+        "params": convert_to_json("params", pipeline.dump_params(params)),
         "graph": convert_to_json("graph", pipeline.graph),
     }
     parsed, new = validate_input(task_id, given), parse_input(task_id, given)
@@ -285,11 +303,6 @@ async def _prepare(pipeline: Pipeline, params: Params | None, db: Database | Non
         functions=known,
         db=database,
     )
-
-
-def plain_params(params: Params | None) -> dict[str, Any]:
-    """Return params as a dict; those of a typed graph may be a model."""
-    return params.model_dump(mode="json") if isinstance(params, BaseModel) else {**(params or {})}
 
 
 def _without_waits(given: dict[str, Any]) -> dict[str, Any]:
