@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from tests.unit.handler_runs import call, node
 
 from flowkit.errors import ActionRejected
 from flowkit.testing import TaskStuck, simulate, stub
+from flowkit.testing.simulation.messages import fill
 from flowkit.worker import BatchResult, RoleHandler
 
 if TYPE_CHECKING:
@@ -351,3 +353,16 @@ async def test_handlers_end_with_the_run() -> None:
     run = await simulate({"nodes": nodes}, Stubborn(), stub("a", fails=ValueError("x")), hangs_after_sec=0.05)
     assert statuses(run) == {"s": "cancelled", "a": "failed"}
     assert (ended, run.seconds) == (["s"], 30)
+
+
+@dataclass(frozen=True)
+class Details:
+    """A dataclass of another release of the SDK."""
+
+    known: int
+    new: object
+    with_default: int = 7
+
+
+def test_another_release_of_the_sdk_may_have_other_fields() -> None:
+    assert fill(Details, known=1, gone=2) == Details(1, None, 7)
