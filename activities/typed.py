@@ -336,7 +336,7 @@ def define(
     `is_complete` says that none will. `names` are the local names where the class is defined. Raise ConfigError if its
     hooks do not fit its types.
     """
-    arguments = vars(cls).get("_types") or type_arguments(cls, base)
+    arguments = vars(cls).get("_flowkit_kinds") or type_arguments(cls, base)
     if arguments is None or any(isinstance(each, _VARIABLES) for each in arguments):
         return None
     hook = _typed_hook(cls, base)
@@ -449,7 +449,7 @@ def _make_typed(cls: Any, kinds: Sequence[Any], name: str | None, names: Mapping
 
 
 def _read_method(cls: Any, name: str, kinds: Sequence[Any], names: Mapping[str, Any]) -> Hook:
-    is_function = "_types" in vars(cls)
+    is_function = "_flowkit_kinds" in vars(cls)
     hook = read_hook(
         getattr(cls, name),
         cls.__name__ if is_function else f"{cls.__name__}.{name}",

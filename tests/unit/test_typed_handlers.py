@@ -358,7 +358,7 @@ async def test_item_that_does_not_validate_is_bad_input_with_node_batch_field_va
     error = await failed(crawl, strange, nodes=[crawling(), pulling("strange", **SOON)])
     assert error == (
         "bad_input: batch 'a' of node 'strange' from node 'crawl' is no valid Strange: url is \"a\" (text), expected a "
-        'valid integer, unable to parse string as an integer; text is "one two" (text), expected a valid array; '
+        'valid integer, unable to parse string as an integer; text is "one two" (text), expected a valid list; '
         "size is missing; and 1 more problem"
     )
 
@@ -593,7 +593,7 @@ async def test_a_method_process_of_a_class_without_types_is_a_helper() -> None:
         def process(self, first: int, second: int) -> int:
             return first + second
 
-    assert Helper.types is None
+    assert Helper().input_type is None
     assert (await finished([Helper()], node("helper", "helper"))).nodes["helper"].batches == [{"n": 3}]
 
 
@@ -702,3 +702,27 @@ async def test_try_produce_returns_the_items_of_a_source() -> None:
         await RoleHandler.try_on(crawl, 3)
     with pytest.raises(ConfigError, match="Count is not a source: use try_on"):
         await Count().try_produce()
+
+
+async def test_members_of_a_class_without_types_may_have_the_names_of_those_of_typed_ones() -> None:
+    class Old(RoleHandler):
+        role = "old"
+        types = _types = ("a", "b")
+        is_source = input_type = output_type = True
+
+        async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+            for number in range(2):
+                yield Batch(batch_uid=self.key, payload={"number": number})
+
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            return BatchResult(success=True, metrics={"types": len(self.types)})
+
+        @property
+        def key(self) -> str:
+            return "same"
+
+    run = await run_graph({"nodes": [node("old", "old")]}, Old())
+    assert run.nodes["old"].batches == [{"types": 2}]
+    assert (await error_of(run)).startswith(
+        "duplicate_uid: Old.iter_batches yields two batches with the uid 'same'"
+    )
