@@ -33,6 +33,7 @@ from flowkit.attempt.failures import describe_raised, failure, from_error, lost,
 from flowkit.attempt.signals import AttemptSignal, first_batch_of, shard_started
 from flowkit.attempt.storage import AttemptStorage, complete_end, resolve
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
+from flowkit.core.time import SystemClock
 from flowkit.core.user_code import contained, is_missing_variable, original
 from flowkit.core.utils import stable_hash
 from flowkit.errors import EpochTaken, Fenced, FlowKitError
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from flowkit.activities.process_pool import ProcessPool
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.attempt.role_lease import RoleLease
+    from flowkit.core.time import Clock
 
 _logger = logging.getLogger("flowkit.worker")
 
@@ -125,7 +127,7 @@ class RoleContext:
     threads: Threads
     inputs: InputSettings = field(default_factory=InputSettings)
     processes: ProcessPool | None = None
-    clock: Any = None
+    clock: Clock = field(default_factory=SystemClock)
     events: AttemptEventLog | None = None
     leases: Mapping[str, RoleLease] = field(default_factory=dict)
     """The lease of each role whose task queue the process polls."""
@@ -509,7 +511,7 @@ class RoleExecutor:
         uid = uid_of(batch)
         check_uid(uid)
         if self._uids is not None and not self._uids.add(uid):
-            first = await self._find_stored(uid) if self._handler.is_source else None
+            first = await self._find_stored(uid) if self._handler._flowkit_types is not None else None
             raise AttemptFailed(self._uids.describe(batch, first, self._ctx))
         lost = await self._find_lost_tries(uid)
         if uid in self._skipped:
@@ -601,8 +603,9 @@ class RoleExecutor:
         text = "batch %s of node %s failed in try %d of %d: %s: %s"
         most = self._attempt.quarantine.attempts if self._attempt.quarantine is not None else tries
         _logger.info(text, uid, self._attempt.node_id, tries, most, shown.code, shown.message)
+        pause_sec = min(_LONGEST_PAUSE_SEC, FIRST_PAUSE_SEC * 2 ** (tries - 1))
         with self._wait.interruptible():
-            await asyncio.sleep(min(_LONGEST_PAUSE_SEC, FIRST_PAUSE_SEC * 2 ** (tries - 1)))
+            await self._roles.clock.sleep_ms(pause_sec * 1000)
         await self._ctx.raise_if_cancelled()
 
     async def _set_aside(self, uid: str, failure: AttemptFailure, tries: int) -> None:
@@ -716,10 +719,11 @@ def _check_final(given: Any, handler: RoleHandler) -> FinalizeResult:
         return FinalizeResult()
     if isinstance(given, FinalizeResult):
         return given
-    metrics = final_metrics(given) if handler.output_type is not None else None
+    is_typed = handler._flowkit_types is not None
+    metrics = final_metrics(given) if is_typed else None
     if metrics is not None:
         return FinalizeResult(metrics=metrics)
-    records = "a model, a dataclass, a dict, " if handler.output_type is not None else ""
+    records = "a model, a dataclass, a dict, " if is_typed else ""
     raise TypeError(
         f"finalize must return {records}FinalizeResult(metrics={{...}}) or None, not {type(given).__name__}"
     )

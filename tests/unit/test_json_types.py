@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, RootModel, SecretStr, ValidationError
+from pydantic_core import to_json
 from typing_extensions import TypedDict
 
 from flowkit.activities.json_types import JsonType, type_name
@@ -93,6 +95,76 @@ def test_value_is_stored_as_an_object_and_read_back(kind: Any, value: Any, store
 def test_value_of_any_type_but_an_object_is_the_same_after_a_round_trip(value: Any) -> None:
     found = JsonType(list[Any] | str | int | bool | None, "test")
     assert found.from_meta(found.to_meta(value)) == value
+
+
+class Wide(BaseModel):
+    default: bytes | None = None
+
+
+class Fields(BaseModel):
+    fields: int = 1
+    type: str = ""
+
+
+READ_AS_OBJECTS = (
+    Page,
+    Value,
+    Cat,
+    Point,
+    Row,
+    Tree,
+    Numbers,
+    Page | None,
+    Fields,
+    int,
+    float,
+    bool,
+    str,
+    Decimal,
+)
+READ_AS_OBJECTS += (
+    date,
+    datetime,
+    time,
+    UUID,
+    dict[int, float],
+    set[int],
+    frozenset[str],
+    list[Any],
+    Literal["a", 1],
+)
+READ_AS_TEXT = (Coded, Wide, bytes, timedelta, date | str, tuple[int, str], SecretStr)
+
+
+def test_types_that_need_json_text_are_read_from_it() -> None:
+    assert [each for each in READ_AS_OBJECTS if not JsonType(each, "test")._reads_objects] == []
+    assert [each for each in READ_AS_TEXT if JsonType(each, "test")._reads_objects] == []
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.text()
+TEXTS = (
+    st.dates().map(str) | st.datetimes().map(str) | st.times().map(str) | st.uuids().map(str) | st.just("a")
+)
+VALUES = st.recursive(
+    SCALARS | TEXTS,
+    lambda below: (
+        st.lists(below, max_size=3)
+        | st.dictionaries(st.sampled_from(["url", "tags", "value", "x", "a", "1", "2"]), below, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(VALUES, st.sampled_from(READ_AS_OBJECTS))
+def test_objects_are_read_like_their_json_text(value: Any, kind: Any) -> None:
+    adapter = JsonType(kind, "test").adapter
+    found = []
+    for read in (adapter.validate_python, lambda given: adapter.validate_json(to_json(given))):
+        try:
+            found.append(repr(read(value)))
+        except ValidationError as error:
+            found.append(str([(each["loc"], each["type"]) for each in error.errors()]))
+    assert found[0] == found[1]
 
 
 def test_any_is_stored_by_its_value_and_read_as_it_is_stored() -> None:
