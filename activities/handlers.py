@@ -143,6 +143,14 @@ class RoleHandler:
             `finalize` follows once, in an attempt of its own, when all shards have ended.
             """
 
+    def input_schema(self) -> dict[str, Any] | None:
+        """Return the JSON Schema of what the handler takes; None if it has no type."""
+        return None
+
+    def output_schema(self) -> dict[str, Any] | None:
+        """Return the JSON Schema of what the handler returns for a batch; None if it has no type."""
+        return None
+
     def classify_error(self, exc: BaseException) -> tuple[str, bool]:
         """Return `(reason_code, permanent)` for an exception that another method raised."""
         if isinstance(exc, PERMANENT_ERRORS):

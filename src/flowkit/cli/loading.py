@@ -12,7 +12,14 @@ from flowkit import limits
 from flowkit.activities.handlers import RoleHandler, misspelled_hook, unfit_hook
 from flowkit.cli.errors import add_remedy
 from flowkit.config import CoordinatorConfig, WorkerConfig
-from flowkit.core.user_code import contained, error_text, is_missing_variable, original, place_of
+from flowkit.core.user_code import (
+    contained,
+    error_text,
+    is_missing_variable,
+    original,
+    place_of,
+    shorten_path,
+)
 from flowkit.errors import ConfigError
 from flowkit.text import did_you_mean, one_line, truncate
 from flowkit.validation.arguments import require
@@ -179,12 +186,6 @@ def _suggest_correction(error: BaseException) -> str:
     if is_missing_variable(error):
         return "set this environment variable"
     return "correct the module; --verbose shows the traceback"
-
-
-def shorten_path(path: str) -> str:
-    """Return a path relative to the current folder, if it is in it."""
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def _explain_missing(name: str, error: ModuleNotFoundError) -> ConfigError:
