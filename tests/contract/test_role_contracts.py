@@ -19,7 +19,7 @@ from flowkit.connection import Namespace
 from flowkit.errors import StoreUnavailable
 from flowkit.graph.contracts import DataEdge
 from flowkit.testing import memory_database
-
+from flowkit.worker import RoleHandler, Worker
 
 URL = {"title": "Page", "type": "object", "properties": {"url": {"type": "string"}}, "required": ["url"]}
 WORDS = {
@@ -90,6 +90,24 @@ async def test_schemas_are_stored_once_and_not_with_each_heartbeat(db: Any) -> N
     ]
     assert [each.get("contract") for each in row["handlers"]] == [contract.digest, contract.digest, None]
     assert "contracts" not in str(recorded.updates[-1])
+
+
+async def test_worker_announces_its_typed_handlers() -> None:
+    db = memory_database()
+    worker = Worker(db=db, handlers={"counter": Counter(), "plain": RoleHandler()})
+    await worker.open()
+    await worker.stop()
+    [row] = await documents_of(db.worker_registry)
+    assert [json.loads(each["input"]) for each in row["contracts"]] == [WORDS]
+    assert [each.get("contract") for each in row["handlers"]] == [row["contracts"][0]["digest"], None]
+
+
+class Counter(RoleHandler):
+    """A typed handler."""
+
+    def input_schema(self) -> dict[str, Any]:
+        """Return the schema of the input."""
+        return WORDS
 
 
 async def test_lists_of_workers_have_the_digests_without_the_schemas() -> None:
