@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowkit import reason_codes
 from flowkit.activities.batches.puller import ITEMS, Puller, SharedPuller, SourcesIdle, StoredItems
 from flowkit.activities.calls import context_for, is_async_generator_function, is_coroutine_function
-from flowkit.activities.handlers import Batch, RoleHandler
+from flowkit.activities.handlers import RoleHandler
+from flowkit.activities.results import Batch
+from flowkit.activities.typed import ItemBatch
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.attempt.failures import cut, failure
 from flowkit.attempt.supervision import AttemptFailed
@@ -210,6 +212,7 @@ class Input:
     async def _pull(self, args: PullArgs) -> AsyncGenerator[Batch, None]:
         attempt = await self._with_first_epochs(args)
         items = await self._find_items() if attempt.maps else None
+        kind = ItemBatch if items is not None and items.batch_size == 1 else Batch
         puller = self._make_puller(attempt, args, items)
         self._pullers.append(puller)
         try:
@@ -217,7 +220,7 @@ class Input:
                 async for uid, payload in deliveries:
                     with puller.budget_released() if self.ahead is not None else nullcontext():
                         await self._wait_until_allowed()
-                    yield Batch(batch_uid=uid, payload=payload)
+                    yield kind(batch_uid=uid, payload=payload)
                     del payload
         except SourcesIdle:
             text = "no node that it pulls from is running; it continues when one runs"
