@@ -8,21 +8,17 @@ import inspect
 import json
 import logging
 import textwrap
-from typing import TYPE_CHECKING
-
-from pydantic.json_schema import GenerateJsonSchema
+import typing
+from typing import TYPE_CHECKING, Any, cast
 
 from flowkit.adapters.worker_registry import AnnouncedContract
 from flowkit.core.user_code import contained, error_text, shorten_path
 from flowkit.errors import ConfigError
-from flowkit.graph.contracts import CONVERTS, Contract, data_edges, find_unfit
+from flowkit.graph.contracts import Contract, data_edges, find_unfit
 from flowkit.text import one_line, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pydantic.json_schema import JsonSchemaValue
-    from pydantic_core import core_schema
+    from collections.abc import Callable, Iterator, Mapping
 
     from flowkit.activities.handlers import RoleHandler
     from flowkit.graph.contracts import Schema, Unfit
@@ -38,64 +34,11 @@ _HASH_CHARS = 12
 _REASON_CHARS = 300
 
 
-class ContractSchema(GenerateJsonSchema):
-    """Generates the JSON Schema of a type as pydantic does, and says where values may have another form.
-
-    Otherwise a schema would require what the type does not: a validator that runs first may convert any value, a field
-    with an alias may be given by its name, and decimal numbers look like any text.
-    """
-
-    def field_is_required(
-        self,
-        field: core_schema.ModelField | core_schema.DataclassField | core_schema.TypedDictField,
-        total: bool,
-    ) -> bool:
-        """Return whether a field is required by the name that the schema has for it."""
-        alias = field.get("validation_alias")
-        config = self._config.config_dict
-        by_name = config.get("populate_by_name") or config.get("validate_by_name")
-        if self.mode == "validation" and alias is not None and (by_name or not isinstance(alias, str)):
-            return False
-        return super().field_is_required(field, total)
-
-    def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """Return the schema of a decimal number, with the format of its text."""
-        found = super().decimal_schema(schema)
-        return {**found, "format": "decimal"} if found.get("type") == "string" else found
-
-    def str_schema(self, schema: core_schema.StringSchema) -> JsonSchemaValue:
-        """Return the schema of a text. Its model may allow numbers."""
-        found = super().str_schema(schema)
-        allows = schema.get("coerce_numbers_to_str") or self._config.config_dict.get("coerce_numbers_to_str")
-        return self._converted(found) if allows else found
-
-    def ser_schema(
-        self, schema: core_schema.SerSchema | core_schema.IncExSeqSerSchema | core_schema.IncExDictSerSchema
-    ) -> JsonSchemaValue | None:
-        """Return the schema of what a serializer returns; any value if its function does not say."""
-        if schema["type"] in ("function-plain", "function-wrap") and not schema.get("return_schema"):
-            return {}
-        found = super().ser_schema(schema)
-        return found and ({**found, CONVERTS: True} if schema["type"] in ("format", "to-string") else found)
-
-    def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> JsonSchemaValue:
-        """Return the schema after a validator that converts first, marked unless it declares its input."""
-        found = super().function_before_schema(schema)
-        return found if schema.get("json_schema_input_schema") else self._converted(found)
-
-    def function_wrap_schema(self, schema: core_schema.WrapValidatorFunctionSchema) -> JsonSchemaValue:
-        """Return the schema around which a validator runs, marked unless it declares its input."""
-        found = super().function_wrap_schema(schema)
-        return found if schema.get("json_schema_input_schema") else self._converted(found)
-
-    def _converted(self, found: JsonSchemaValue) -> JsonSchemaValue:
-        return {**found, CONVERTS: True} if self.mode == "validation" else found
-
-
 def contract_of(handler: RoleHandler) -> Contract:
     """Return the schemas of a handler. Raise what its methods raise."""
     with contained:
-        return Contract(input=handler.input_schema(), output=handler.output_schema())
+        taken, returned = handler.input_schema(), handler.output_schema()
+        return Contract(input=taken, output=returned, is_source=handler.is_source)
 
 
 def announce(handlers: Mapping[str, RoleHandler]) -> dict[str, AnnouncedContract]:
@@ -113,9 +56,14 @@ def announce(handlers: Mapping[str, RoleHandler]) -> dict[str, AnnouncedContract
             )
         elif size:
             room -= size
-            digest = hashlib.sha256("\n".join(given).encode()).hexdigest()[:_HASH_CHARS]
-            announced[role] = AnnouncedContract(input=given[0], output=given[1], digest=digest)
+            announced[role] = _announcement(*given, is_source=handler.is_source)
     return announced
+
+
+def _announcement(taken: str, returned: str, *, is_source: bool) -> AnnouncedContract:
+    known = f"{is_source}\n{taken}\n{returned}".encode()
+    digest = hashlib.sha256(known).hexdigest()[:_HASH_CHARS]
+    return AnnouncedContract(input=taken, output=returned, digest=digest, is_source=is_source)
 
 
 def _encode(role: str, what: str, read: Callable[[], Schema | None]) -> str:
@@ -160,20 +108,35 @@ def check_contracts(graph: Graph, handlers: Mapping[str, RoleHandler]) -> list[s
 
 
 def _describe(unfit: Unfit, handlers: Mapping[str, RoleHandler]) -> str:
-    field = unfit.mismatches[0].path.partition(".")[0].partition("[")[0]
+    field = unfit.mismatches[0].path.replace("[]", "").lstrip(".").partition(".")[0]
     source, target = handlers[unfit.edge.source_role], handlers[unfit.edge.role]
     return unfit.describe(
-        _place(getattr(source, "output_type", None), field) or _place(type(source)),
-        _place(getattr(target, "input_type", None), field) or _place(type(target)),
+        _find_place(source, source.output_type, field), _find_place(target, target.input_type, field)
     )
 
 
-def _place(kind: object, field: str = "") -> str:
-    """Return where a class is defined, or the given field of it: `pipeline.py:12`. Empty if it is not known."""
-    if not isinstance(kind, type) or kind.__module__.partition(".")[0] == "flowkit":
+def _find_place(handler: RoleHandler, kind: object, field: str) -> str:
+    """Return where the type of a handler is defined, or else the handler: `pipeline.py:12`. Empty if unknown."""
+    function = inspect.unwrap(cast("Callable[..., Any]", handler))
+    owner = function if inspect.isfunction(function) else type(handler)
+    return next(filter(None, (_place(each, field) for each in (*_classes(kind), owner))), "")
+
+
+def _classes(kind: Any) -> Iterator[type]:
+    """Yield the classes in a type: `Page` of `list[Page]`."""
+    members = typing.get_args(kind)
+    if isinstance(kind, type) and not members:
+        yield kind
+    for each in members:
+        yield from _classes(each)
+
+
+def _place(found: Any, field: str) -> str:
+    """Return the file and the line of a class, of the given field of it, or of a function. Empty if unknown."""
+    if found.__module__.partition(".")[0] == "flowkit":
         return ""
     try:
-        path, (lines, first) = inspect.getsourcefile(kind), inspect.getsourcelines(kind)
+        path, (lines, first) = inspect.getsourcefile(found), inspect.getsourcelines(found)
         [body] = ast.parse(textwrap.dedent("".join(lines))).body
     except (OSError, TypeError, ValueError, SyntaxError):
         return ""

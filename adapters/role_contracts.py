@@ -88,7 +88,8 @@ async def read_contracts(
 
 
 def _parse(announced: AnnouncedContract) -> Contract:
-    return Contract(input=_parse_schema(announced.input), output=_parse_schema(announced.output))
+    taken, returned = _parse_schema(announced.input), _parse_schema(announced.output)
+    return Contract(input=taken, output=returned, is_source=announced.is_source)
 
 
 def _parse_schema(text: str) -> Schema | None:

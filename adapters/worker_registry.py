@@ -64,7 +64,9 @@ class AnnouncedContract:
     input: str
     output: str
     digest: str
-    """Identifies both."""
+    """Identifies the contract."""
+    is_source: bool = False
+    """Whether the input is that of the node itself, and not the batches of others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,7 +228,7 @@ class WorkerRegistry:
         asked = {"worker_id": {"$in": sorted(worker_ids)}, "session": {"$gt": ""}}
         rows = self._workers.find(asked, {"_id": 0, "contracts": 1}).limit(_MOST_SCHEMA_ROWS)
         found = [
-            AnnouncedContract(input=each["input"], output=each["output"], digest=each["digest"])
+            AnnouncedContract(**{key: each[key] for key in ("input", "output", "digest", "is_source")})
             async for row in rows
             for each in row.get("contracts") or ()
         ]

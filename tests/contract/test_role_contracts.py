@@ -86,7 +86,12 @@ async def test_schemas_are_stored_once_and_not_with_each_heartbeat(db: Any) -> N
     await registry.refresh("w", AT + 1, session="s")
     [row] = await documents_of(db.worker_registry)
     assert row["contracts"] == [
-        {"input": json.dumps(WORDS), "output": json.dumps(URL), "digest": contract.digest}
+        {
+            "input": json.dumps(WORDS),
+            "output": json.dumps(URL),
+            "digest": contract.digest,
+            "is_source": False,
+        }
     ]
     assert [each.get("contract") for each in row["handlers"]] == [contract.digest, contract.digest, None]
     assert "contracts" not in str(recorded.updates[-1])
@@ -123,7 +128,7 @@ async def test_submission_compares_what_online_workers_of_its_queue_announce(db:
     [warning] = await RoleContracts(db, "q").warnings((EDGE,))
     assert warning == (
         "node 'count' pulls from 'crawl', but the output of role 'crawler', Page, does not fit the input of role "
-        "'counter', Words: 'words' (integer) is missing; change Page or Words"
+        "'counter', Words: 'words' (integer) is missing; change the output or the input"
     )
     assert await RoleContracts(db, "other").warnings((EDGE,)) == []
     await WorkerRegistry(db).mark_offline("w-1", AT, session="s")

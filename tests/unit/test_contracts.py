@@ -7,7 +7,7 @@ import enum
 import ipaddress
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from decimal import Decimal
 from pathlib import Path
 from types import GenericAlias
@@ -30,7 +30,8 @@ from pydantic import (
 from tests.unit.graphs import PULL, RECHUNK, pulling
 
 from flowkit.activities import contracts
-from flowkit.activities.contracts import ContractSchema, announce, check_contracts
+from flowkit.activities.contracts import announce, check_contracts
+from flowkit.activities.json_schemas import ContractSchema
 from flowkit.core.user_code import shorten_path
 from flowkit.graph.contracts import (
     Contract,
@@ -42,7 +43,7 @@ from flowkit.graph.contracts import (
     type_name,
 )
 from flowkit.graph.validation import parse_graph
-from flowkit.worker import RoleHandler
+from flowkit.worker import RoleHandler, RunContext, role
 
 
 def taken(kind: Any) -> dict[str, Any]:
@@ -343,6 +344,15 @@ def _deliveries(stored: Any) -> list[Any]:
 # --- graphs -------------------------------------------------------------------------------------------------
 
 
+class Crawl(RoleHandler[Words, Page]):
+    role = "crawler"
+    key = "url"
+
+    async def produce(self, given: Words, ctx: RunContext) -> AsyncIterator[Page]:
+        """Yield one page."""
+        yield Page(url="u", text="x")
+
+
 def handler(input_type: Any, output_type: Any) -> RoleHandler:
     """Return a handler with these types; None for no type."""
 
@@ -353,9 +363,15 @@ def handler(input_type: Any, output_type: Any) -> RoleHandler:
         def output_schema(self) -> dict[str, Any] | None:
             return None if output_type is None else returned(output_type)
 
-    made = Made()
-    made.input_type, made.output_type = input_type, output_type  # type: ignore[attr-defined]
-    return made
+        @property
+        def input_type(self) -> Any:
+            return input_type
+
+        @property
+        def output_type(self) -> Any:
+            return output_type
+
+    return Made()
 
 
 def pull(node_id: str, role: str, *sources: str, **args: Any) -> dict[str, Any]:
@@ -394,8 +410,8 @@ def test_problem_names_the_edge_the_fields_both_types_and_the_lines_to_change() 
     text, words = line_of("class Text(BaseModel):", 2), line_of("class Words(BaseModel):", 2)
     assert problem == (
         "node 'count' pulls from 'crawl' (and 1 more edge of these roles), but the output of role 'crawler', Text, "
-        f"does not fit the input of role 'counter', Words: 'words' is string, not integer; change Text ({text}) or "
-        f"Words ({words})"
+        "does not fit the input of role 'counter', Words: 'words' is string, not integer; change the output "
+        f"({text}) or the input ({words})"
     )
 
 
@@ -411,6 +427,7 @@ def line_of(text: str, below: int) -> str:
         {"crawler": handler(None, Words), "counter": handler(Words, None)},
         {"crawler": handler(None, None), "counter": handler(Words, None)},
         {"crawler": handler(None, Page)},
+        {"crawler": handler(None, Page), "counter": Crawl()},
         {"counter": handler(Words, None)},
         {},
     ],
@@ -488,3 +505,32 @@ def test_schemas_of_a_process_have_a_limit_together(
     monkeypatch.setattr(contracts, "PROCESS_BYTES", len(json.dumps(taken(Page))) + 100)
     assert [*announce({"a": handler(Page, None), "b": handler(Words, None)})] == ["a"]
     assert "role b announces no schemas" in caplog.text
+
+
+# --- typed handlers -----------------------------------------------------------------------------------------
+
+
+@role("counter")
+def count(pages: list[Words]) -> int:
+    """Return the number of pages."""
+    return len(pages)
+
+
+@role("counter")
+def count_text(text: str) -> int:
+    """Return the number of characters."""
+    return len(text)
+
+
+def test_place_is_that_of_the_field_of_a_model_or_else_of_the_function() -> None:
+    chunks = parse_graph(
+        {"nodes": [{"node_id": "crawl", "type": "crawler"}, pull("count", "counter", "crawl", size=3)]}
+    )
+    url, words = line_of("class Page(BaseModel):", 0), line_of("class Words(BaseModel):", 2)
+    [problem] = check_contracts(chunks, {"crawler": Crawl(), "counter": count})
+    assert problem.endswith(
+        f"'[].words' (integer) is missing; change the output ({url}) or the input ({words})"
+    )
+    [problem] = check_contracts(chain(), {"crawler": Crawl(), "counter": count_text})
+    place = line_of("def count_text(text: str) -> int:", -1)
+    assert problem.endswith(f"it is object, not string; change the output ({url}) or the input ({place})")

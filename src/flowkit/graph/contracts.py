@@ -44,6 +44,8 @@ class Contract:
 
     input: Schema | None = None
     output: Schema | None = None
+    is_source: bool = False
+    """Whether the input is that of the node itself, and not the batches of others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,12 +111,12 @@ class Unfit:
         return (
             f"node {edge.node!r} pulls from {edge.source!r}{others}, but the output of role {edge.source_role!r}, "
             f"{given}{part}, does not fit the input of role {edge.role!r}, {taken}: {problems}; "
-            f"change {_at(given, output_place)} or {_at(taken, input_place)}"
+            f"change the output{_at(output_place)} or the input{_at(input_place)}"
         )
 
 
-def _at(name: str, place: str) -> str:
-    return f"{name} ({place})" if place else name
+def _at(place: str) -> str:
+    return place and f" ({place})"
 
 
 def data_edges(graph: Graph) -> tuple[DataEdge, ...]:
@@ -157,7 +159,7 @@ def find_unfit(edges: Iterable[DataEdge], contracts: Mapping[str, Sequence[Contr
 def _find_unfit(group: Sequence[DataEdge], contracts: Mapping[str, Sequence[Contract]]) -> Unfit | None:
     edge = group[0]
     outputs = [each.output for each in contracts.get(edge.source_role, ())]
-    inputs = [each.input for each in contracts.get(edge.role, ())]
+    inputs = [None if each.is_source else each.input for each in contracts.get(edge.role, ())]
     first: Unfit | None = None
     for given, taken in itertools.product(outputs, inputs):
         problems = [] if given is None or taken is None else edge_mismatches(edge, given, taken)
